@@ -1,0 +1,129 @@
+"""Argument checks: one sentence shape for every refusal.
+
+Each check returns the value in its canonical type, so that a constructor can write
+``rate = _check.probability(rate=rate)``. NaN passes no check, and a ``bool`` is never taken for a number.
+
+    >>> positive_int(steps=3)
+    3
+    >>> positive(noise_multiplier=-1.0)
+    Traceback (most recent call last):
+    ...
+    hushgrad.errors.ArgumentError: Expected noise_multiplier=-1.0 to be greater than 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from numbers import Integral, Real
+from typing import Any, NoReturn, TypeVar
+
+from hushgrad.errors import ArgumentError
+
+T = TypeVar("T")
+
+
+def fail(name: str, value: object, constraint: str, remedy: str = "") -> NoReturn:
+    """Raise the house's one refusal: ``Expected {name}={value!r} {constraint}. {remedy}``."""
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    raise ArgumentError(f"Expected {name}={shown} {constraint}.{' ' + remedy if remedy else ''}")
+
+
+def _only(argument: dict[str, Any]) -> tuple[str, Any]:
+    ((name, value),) = argument.items()
+    return name, value
+
+
+def _real(name: str, value: object, constraint: str, remedy: str = "") -> float:
+    # numpy scalars register as Real/Integral, so they pass; bools do too and are turned away first.
+    if isinstance(value, bool) or not isinstance(value, Real):
+        fail(name, value, "to be a number", remedy)
+    number = float(value)
+    if math.isnan(number):
+        fail(name, value, constraint, remedy)
+    return number
+
+
+def number(remedy: str = "", **argument: Any) -> float:
+    """A finite real number."""
+    name, value = _only(argument)
+    x = _real(name, value, "to be finite", remedy)
+    return x if math.isfinite(x) else fail(name, value, "to be finite", remedy)
+
+
+def positive(remedy: str = "", **argument: Any) -> float:
+    """A finite real number greater than 0."""
+    name, value = _only(argument)
+    x = _real(name, value, "to be greater than 0", remedy)
+    return x if 0 < x < math.inf else fail(name, value, "to be greater than 0", remedy)
+
+
+def non_negative(remedy: str = "", **argument: Any) -> float:
+    """A finite real number of at least 0."""
+    name, value = _only(argument)
+    x = _real(name, value, "to be at least 0 and finite", remedy)
+    return x if 0 <= x < math.inf else fail(name, value, "to be at least 0 and finite", remedy)
+
+
+def between(low: float, high: float, *, closed: str = "neither", remedy: str = "", **argument: Any) -> float:
+    """A number in an interval; ``closed`` is one of "neither", "left", "right", "both"."""
+    name, value = _only(argument)
+    left, right = closed in ("left", "both"), closed in ("right", "both")
+    constraint = f"to lie in {'[' if left else '('}{low:g}, {high:g}{']' if right else ')'}"
+    x = _real(name, value, constraint, remedy)
+    inside = (low <= x if left else low < x) and (x <= high if right else x < high)
+    return x if inside else fail(name, value, constraint, remedy)
+
+
+def probability(remedy: str = "", **argument: Any) -> float:
+    """A number in [0, 1]."""
+    return between(0, 1, closed="both", remedy=remedy, **argument)
+
+
+def rate(remedy: str = "", **argument: Any) -> float:
+    """A sampling rate: a number in (0, 1]."""
+    return between(0, 1, closed="right", remedy=remedy, **argument)
+
+
+def delta(remedy: str = "", **argument: Any) -> float:
+    """A privacy delta: a number in (0, 1)."""
+    return between(0, 1, closed="neither", remedy=remedy, **argument)
+
+
+def integer(low: int | None = None, *, remedy: str = "", **argument: Any) -> int:
+    """An integer, of at least ``low`` if given. Floats are refused even when they are whole."""
+    name, value = _only(argument)
+    constraint = "to be an integer" if low is None else f"to be an integer of at least {low}"
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        fail(name, value, constraint, remedy)
+    whole = int(value)
+    return whole if low is None or whole >= low else fail(name, value, constraint, remedy)
+
+
+def positive_int(remedy: str = "", **argument: Any) -> int:
+    """An integer of at least 1."""
+    return integer(1, remedy=remedy, **argument)
+
+
+def one_of(choices: Collection[T], remedy: str = "", **argument: Any) -> T:
+    """One of a few allowed values; a misspelt string is answered with the closest allowed one."""
+    name, value = _only(argument)
+    if value in choices:
+        return value  # type: ignore[no-any-return]
+    if not remedy and isinstance(value, str):
+        import difflib
+
+        close = difflib.get_close_matches(value, [str(c) for c in choices], n=1)
+        remedy = f"Did you mean {close[0]!r}?" if close else ""
+    return fail(name, value, f"to be one of {', '.join(repr(c) for c in choices)}", remedy)
+
+
+def instance(kind: type[T] | tuple[type, ...], remedy: str = "", **argument: Any) -> T:
+    """An instance of a class."""
+    name, value = _only(argument)
+    if isinstance(value, kind):
+        return value  # type: ignore[return-value]
+    names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+    return fail(name, value, f"to be of type {names}", remedy)

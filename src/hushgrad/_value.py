@@ -1,0 +1,112 @@
+"""Values: frozen dataclasses with one JSON form.
+
+Every public description in the house (an event, a sampler, a clipper, a noise mechanism, a plan) is a ``Value``: frozen,
+compared by content, and written as a JSON object whose first key names its family and whose value names its class:
+
+    {"event": "Gaussian", "noise_multiplier": 1.1}
+
+A family is an abstract subclass that is declared with ``family="..."``; its concrete subclasses register themselves. An
+unknown family, class or field is refused, never skipped: a reader that does not understand a description must not guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+from typing import Any, ClassVar, TypeVar
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+
+V = TypeVar("V", bound="Value")
+
+_DEPTH = 200  # nested deeper than any real description: a crafted file, refused before it exhausts the stack
+
+
+class Value:
+    """Base of all frozen values; gives ``to_json`` and ``from_json``."""
+
+    _families: ClassVar[dict[str, type[Value]]] = {}
+    _family: ClassVar[str] = ""
+    _classes: ClassVar[dict[str, type[Value]]] = {}
+
+    def __init_subclass__(cls, *, family: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if family is not None:
+            cls._family, cls._classes = family, {}
+            Value._families[family] = cls
+        elif cls._family and not cls.__name__.startswith("_"):
+            cls._classes[cls.__name__] = cls
+
+    def to_json(self) -> dict[str, Any]:
+        """This value as a JSON object (built-in types only, ready for ``json.dumps``)."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        content = {f.name: _encode(getattr(self, f.name)) for f in fields if f.init}
+        return {self._family: type(self).__name__, **content}
+
+    @classmethod
+    def from_json(cls: type[V], data: object) -> V:
+        """The value described by ``data``: a JSON object, or the text of one. Anything unknown is refused."""
+        if isinstance(data, (str, bytes)):
+            try:
+                data = json.loads(data)
+            except (ValueError, RecursionError) as error:
+                raise ArgumentError(f"Expected JSON text, got something else: {error}.") from None
+        value = _decode(data, depth=0)
+        if not isinstance(value, cls):
+            _check.fail("data", data, f"to describe a {cls.__name__}")
+        return value
+
+
+def _encode(x: Any) -> Any:
+    if isinstance(x, Value):
+        return x.to_json()
+    if isinstance(x, enum.Enum):
+        return x.value  # the owner's __post_init__ turns the word into the member again
+    if isinstance(x, (tuple, list)):
+        return [_encode(item) for item in x]
+    if isinstance(x, float) and not math.isfinite(x):
+        return {"float": str(x)}  # JSON has no infinity
+    if x is None or isinstance(x, (bool, int, float, str)):
+        return x
+    raise TypeError(f"a Value field of type {type(x).__name__} has no JSON form")
+
+
+def _decode(x: Any, depth: int) -> Any:
+    if depth > _DEPTH:
+        raise ArgumentError(f"Expected a description nested at most {_DEPTH} deep.")
+    if isinstance(x, list):
+        return tuple(_decode(item, depth + 1) for item in x)
+    if not isinstance(x, dict):
+        return x
+    if set(x) == {"float"} and x["float"] in ("inf", "-inf"):
+        return float(x["float"])
+    return _decode_value(x, depth)
+
+
+def _known(table: Any, **argument: Any) -> str:
+    ((name, value),) = argument.items()
+    if not isinstance(value, str):
+        _check.fail(name, value, "to be a string")
+    return str(_check.one_of(sorted(table), **argument))
+
+
+def _decode_value(x: dict[str, Any], depth: int) -> Value:
+    # A field may bear a family's name too (an entry's "event"): its content is an object, the class name is a string.
+    families = [key for key in x if key in Value._families and isinstance(x[key], str)]
+    if len(families) != 1:
+        _check.fail("data", x, f"to name one of {', '.join(sorted(Value._families))}")
+    family = families[0]
+    classes = Value._families[family]._classes
+    kind = classes[_known(classes, **{family: x[family]})]
+    known = {f.name for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
+    fields = {name: _decode(item, depth + 1) for name, item in x.items() if name != family}
+    for name in fields:
+        if name not in known:
+            _check.fail("field", name, f"to be a field of {kind.__name__}")
+    try:
+        return kind(**fields)
+    except TypeError as error:  # a missing field
+        raise ArgumentError(f"Expected a complete {kind.__name__}: {error}.") from None

@@ -1,0 +1,143 @@
+"""Accountants: from an event to a privacy loss, and from there to epsilon.
+
+The recursion over compositions is written once, here, in :meth:`Accountant.loss`. An accountant adds only *leaf* analyses,
+one small function per event type, so no branch can forget a count:
+
+    @MyAccountant.analyses(Gaussian)
+    def _(event, relation): return MyLoss(...)
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from hushgrad.errors import NoTheorem
+from hushgrad.events import Compose, Event, NonPrivate, Relation, Repeat, Unanalysed
+
+__all__ = ["Accountant", "Loss", "Nothing", "Unbounded"]
+
+
+class Loss(Protocol):
+    """An additive privacy loss: an RDP curve, a privacy-loss distribution, a rho, a list of (epsilon, delta)."""
+
+    def __add__(self, other: Any) -> Loss: ...
+
+    def __mul__(self, times: int) -> Loss: ...
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon known to hold at this delta; rounded up, never below the truth."""
+
+    def delta(self, epsilon: float) -> float:
+        """The smallest delta known to hold at this epsilon; rounded up, never below the truth."""
+
+
+class Nothing:
+    """The loss of doing nothing: the neutral element of composition."""
+
+    def __add__(self, other: Loss) -> Loss:
+        return other
+
+    def __mul__(self, times: int) -> Loss:
+        return self
+
+    def epsilon(self, delta: float) -> float:
+        """Zero."""
+        return 0.0
+
+    def delta(self, epsilon: float) -> float:
+        """Zero."""
+        return 0.0
+
+
+class Unbounded:
+    """The loss of a computation without (known) privacy: the absorbing element of composition."""
+
+    def __add__(self, other: Loss) -> Loss:
+        return self
+
+    def __mul__(self, times: int) -> Loss:
+        return self if times else Nothing()
+
+    def epsilon(self, delta: float) -> float:
+        """Infinite."""
+        return math.inf
+
+    def delta(self, epsilon: float) -> float:
+        """One."""
+        return 1.0
+
+
+Leaf = Callable[[Any, Relation], Loss]
+L = TypeVar("L", bound=Leaf)
+
+
+class Accountant(ABC):
+    """Turns events into losses. Subclasses are final: they set ``name`` and register leaf analyses."""
+
+    name: ClassVar[str]
+    _leaves: ClassVar[dict[type[Event], Leaf]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._leaves = {}
+
+    @classmethod
+    def analyses(cls, *kinds: type[Event]) -> Callable[[L], L]:
+        """Decorator: registers ``leaf(event, relation) -> Loss`` for some event types."""
+
+        def register(leaf: L) -> L:
+            for kind in kinds:
+                cls._leaves[kind] = leaf
+            return leaf
+
+        return register
+
+    @abstractmethod
+    def total(self, parts: list[tuple[Loss, int]]) -> Loss:
+        """The loss of composing ``(loss, times)`` parts; all are this accountant's own, none is trivial."""
+
+    def loss(self, event: Event, relation: Relation = Relation.ADD_REMOVE) -> Loss:
+        """The loss of ``event``. The one place where compositions are unfolded.
+
+        Raises:
+            NoTheorem: where this accountant has no analysis for a part of the event.
+        """
+        counts: dict[Event, int] = {}
+        _collect(event, 1, counts)
+        parts: list[tuple[Loss, int]] = []
+        for leaf_event, times in counts.items():
+            loss = self._leaf(leaf_event, relation)
+            if isinstance(loss, Unbounded):
+                return loss
+            if not isinstance(loss, Nothing):
+                parts.append((loss, times))
+        return self.total(parts) if parts else Nothing()
+
+    def _leaf(self, event: Event, relation: Relation) -> Loss:
+        if isinstance(event, (NonPrivate, Unanalysed)):
+            return Unbounded()
+        leaf = self._leaves.get(type(event))
+        if leaf is None:
+            raise NoTheorem(
+                f"The {self.name} accountant has no analysis of {type(event).__name__}. "
+                "Ask another accountant (pld knows the most), or describe the step by a known event."
+            )
+        return leaf(event, relation)
+
+
+def _collect(event: Event, times: int, counts: dict[Event, int]) -> None:
+    """Count the leaves of a tree of compositions; equal leaves are counted together, so each is analysed once."""
+    pending = [(event, times)]
+    while pending:
+        event, times = pending.pop()
+        if times == 0:
+            continue
+        if isinstance(event, Compose):
+            pending.extend((part, times) for part in reversed(event.events))
+        elif isinstance(event, Repeat):
+            pending.append((event.of, times * event.times))
+        else:
+            counts[event] = counts.get(event, 0) + times

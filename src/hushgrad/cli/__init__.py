@@ -1,0 +1,1 @@
+"""The command line: `hushgrad epsilon | calibrate | train | ...`, each with --json."""

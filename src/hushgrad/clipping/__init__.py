@@ -1,0 +1,1 @@
+"""Clipping: per-example gradient clipping at almost the price of ordinary training."""

@@ -1,0 +1,1 @@
+"""Denoise: post-processing of privatised gradients; it costs no budget."""

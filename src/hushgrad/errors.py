@@ -1,0 +1,33 @@
+"""The few exceptions of the house.
+
+Every message is one sentence in the shape ``Expected {name}={value!r} {constraint}. {remedy}`` or says, as plainly,
+what happened and what to do next. When in doubt the library raises: a privacy guarantee fails closed.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ArgumentError", "BudgetExceeded", "CaptureError", "HushgradError", "NoTheorem", "NotIsolated"]
+
+
+class HushgradError(Exception):
+    """Base of all errors raised on purpose by hushgrad; catch it to catch them all."""
+
+
+class ArgumentError(HushgradError, ValueError):
+    """An argument has a value that it cannot have; the message names the argument and the remedy."""
+
+
+class NoTheorem(HushgradError, NotImplementedError):
+    """No published analysis covers this combination, so no epsilon is given for it."""
+
+
+class NotIsolated(HushgradError, RuntimeError):
+    """An example influences another example's output, so per-example clipping bounds nothing."""
+
+
+class CaptureError(HushgradError, RuntimeError):
+    """A parameter or a pass was not seen completely, so its gradient could not be clipped."""
+
+
+class BudgetExceeded(HushgradError, RuntimeError):
+    """The next step would spend more than the budget; it was not taken."""

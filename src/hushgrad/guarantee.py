@@ -1,0 +1,205 @@
+"""The guarantee that a person can sign, and the ledger that it is computed from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hushgrad import _check
+from hushgrad._value import Value
+from hushgrad.events import Compose, Event, Relation
+
+__all__ = ["Entry", "Guarantee", "Ledger"]
+
+
+class _Statement(Value, family="statement"):
+    """Family of the values in this file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee(_Statement):
+    r"""An (epsilon, delta) differential-privacy guarantee with everything that it depends on.
+
+    **Formal guarantee.** For every pair of data sets that are neighbours under ``relation`` with respect to one ``unit``, and
+    every set S of outputs, P[M(D) in S] <= e^epsilon P[M(D') in S] + delta, where M is the computation described by ``event``.
+
+        >>> from hushgrad.events import Gaussian
+        >>> print(Guarantee(epsilon=4.3772, delta=1e-5, accountant="pld", event=Gaussian(1.0)))
+        (4.378, 1e-05)-DP per example (add/remove one; pld accountant) for Gaussian(1).
+    """
+
+    epsilon: float
+    delta: float
+    event: Event
+    accountant: str
+    relation: Relation = Relation.ADD_REMOVE
+    unit: str = "example"
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, (int, float)) or not self.epsilon >= 0:
+            _check.fail("epsilon", self.epsilon, "to be at least 0")
+        object.__setattr__(self, "epsilon", float(self.epsilon))
+        object.__setattr__(self, "delta", _check.probability(delta=self.delta))
+        object.__setattr__(self, "relation", Relation.of(self.relation))
+        object.__setattr__(self, "notes", tuple(self.notes))
+        _check.instance(Event, event=self.event)
+
+    def __str__(self) -> str:
+        if math.isinf(self.epsilon):
+            claim = f"No privacy guarantee (epsilon is infinite) per {self.unit}"
+        else:
+            claim = f"({_round_up(self.epsilon)}, {self.delta:g})-DP per {self.unit}"
+        notes = "".join(f" {note.rstrip('.')}." for note in self.notes)
+        return f"{claim} ({self.relation}; {self.accountant} accountant) for {self.event}.{notes}"
+
+    def for_group(self, size: int) -> Guarantee:
+        r"""The guarantee for a group of ``size`` units that act together (a family, all records of one person).
+
+        (k epsilon, delta (e^{k epsilon} - 1)/(e^epsilon - 1)): apply the definition k times along a chain of neighbours
+        (Vadhan 2017, lemma 2.2). It holds for every mechanism; for Gaussians, calibrating with sensitivity k is tighter.
+
+            >>> from hushgrad.events import PureDP
+            >>> Guarantee(epsilon=0.5, delta=0.0, accountant="basic", event=PureDP(0.5)).for_group(3).epsilon
+            1.5
+        """
+        k = _check.positive_int(size=size)
+        if k == 1:
+            return self
+        return replace(
+            self,
+            epsilon=k * self.epsilon,
+            delta=_group_delta(self.epsilon, self.delta, k),
+            unit=f"group of {k} {self.unit}s",
+        )
+
+
+def _group_delta(epsilon: float, delta: float, k: int) -> float:
+    if delta == 0 or math.isinf(epsilon):
+        return delta
+    if epsilon == 0:
+        return min(1.0, k * delta)
+    # expm1(k e)/expm1(e) = e^{(k-1) e} (1 - e^{-k e})/(1 - e^{-e}), which does not overflow before the minimum is taken
+    log_ratio = (k - 1) * epsilon + math.log(-math.expm1(-k * epsilon)) - math.log(-math.expm1(-epsilon))
+    return math.exp(min(0.0, math.log(delta) + log_ratio))
+
+
+def _round_up(epsilon: float, digits: int = 4) -> str:
+    """Epsilon to a few significant digits, never rounded down: a printed guarantee must not promise more than holds."""
+    if epsilon == 0:
+        return "0"
+    places = digits - 1 - math.floor(math.log10(epsilon))
+    scale = 10.0**places
+    rounded = math.ceil(epsilon * scale - 1e-9) / scale
+    return f"{rounded:.{digits}g}" if rounded < 10**digits else f"{math.ceil(epsilon)}"
+
+
+@dataclass(frozen=True)
+class Entry(_Statement):
+    """One line of a ledger: ``event`` happened ``times`` times.
+
+    ``stream`` is empty for independent steps: they compose. The steps of one correlated-noise run are not independent; they
+    carry the run's name as ``stream``, ``event`` is then the cost of the *whole* run, charged once, and ``times`` counts the
+    steps taken, which can only make the charge an upper bound (a prefix of a run is post-processing of the run).
+    """
+
+    event: Event
+    times: int = 1
+    stream: str = ""
+
+    def __post_init__(self) -> None:
+        _check.instance(Event, event=self.event)
+        _check.positive_int(times=self.times)
+        _check.instance(str, stream=self.stream)
+
+    @property
+    def cost(self) -> Event:
+        """What this entry adds to the composition."""
+        return self.event if self.stream else self.event * self.times
+
+
+class Ledger:
+    """What really happened, in order: append-only, and the only source of ``spent()``.
+
+    Runs of equal steps are stored as one entry with a count, so that a million steps take one line. Two ledgers on the same
+    data add up: ``pretraining + finetuning``.
+
+        >>> from hushgrad.events import Gaussian
+        >>> ledger = Ledger()
+        >>> for _ in range(1000):
+        ...     ledger.record(Gaussian(5.0))
+        >>> len(ledger), str(ledger.event())
+        (1, '1000 x Gaussian(5)')
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+
+    def record(self, event: Event, *, times: int = 1, stream: str = "") -> None:
+        """Append: ``event`` happened ``times`` more times."""
+        entry = Entry(event, times, stream)
+        last = self._entries[-1] if self._entries else None
+        if last is not None and last.stream == stream and last.event == event:
+            self._entries[-1] = Entry(event, last.times + times, stream)
+        else:
+            self._entries.append(entry)
+
+    def event(self) -> Event:
+        """Everything in this ledger as one event; each stream is charged once."""
+        charged: set[tuple[str, Event]] = set()
+        costs: list[Event] = []
+        for entry in self._entries:
+            if entry.stream:
+                if (entry.stream, entry.event) in charged:
+                    continue
+                charged.add((entry.stream, entry.event))
+            costs.append(entry.cost)
+        return costs[0] if len(costs) == 1 else Compose(costs)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were recorded."""
+        return sum(entry.times for entry in self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(tuple(self._entries))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and self._entries == other._entries
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __add__(self, other: Ledger) -> Ledger:
+        total = Ledger()
+        for entry in (*self, *other):
+            total.record(entry.event, times=entry.times, stream=entry.stream)
+        return total
+
+    def __str__(self) -> str:
+        return f"Ledger of {self.steps} steps: {self.event()}"
+
+    def to_json(self) -> dict[str, Any]:
+        """This ledger as a JSON object."""
+        return {"ledger": 1, "entries": [entry.to_json() for entry in self]}
+
+    @classmethod
+    def from_json(cls, data: object) -> Ledger:
+        """The ledger described by a JSON object or text; anything that is not understood is refused."""
+        if isinstance(data, (str, bytes)):
+            try:
+                data = json.loads(data)
+            except (ValueError, RecursionError) as error:
+                _check.fail("data", data, f"to be JSON ({error})")
+        if not isinstance(data, dict) or data.get("ledger") != 1 or not isinstance(data.get("entries"), list):
+            _check.fail("data", data, 'to be a ledger: {"ledger": 1, "entries": [...]}')
+        ledger = cls()
+        for item in data["entries"]:
+            entry = Entry.from_json(item)
+            ledger.record(entry.event, times=entry.times, stream=entry.stream)
+        return ledger

@@ -1,0 +1,1 @@
+"""Noise: a keyed random-access source and every correlated mechanism, each with its theorem."""

@@ -1,0 +1,1 @@
+"""Train: the hall where the workshops meet: plan, make_private, fit, checkpoint."""
