@@ -1,5 +1,72 @@
-"""hushgrad: train PyTorch models on sensitive data with a differential-privacy guarantee that can be believed."""
+"""hushgrad: train PyTorch models on sensitive data with a differential-privacy guarantee that can be believed.
+
+    import hushgrad
+    plan = hushgrad.Plan.dpsgd(epsilon=3, delta=1e-5, max_grad_norm=1.0, batch_size=256, dataset_size=60_000, epochs=10)
+    private = hushgrad.make_private(model, optimizer, plan)
+    for x, y in private.loader(train_set):
+        optimizer.zero_grad(); loss_fn(model(x), y).backward(); optimizer.step()
+    print(private.spent())
+
+Names are imported on first use, so that asking for an epsilon does not wait for torch.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hushgrad import accounting, clipping, denoise, errors, events, noise, sampling, testing, train
+    from hushgrad.accounting import calibrate, delta, epsilon
+    from hushgrad.clipping import replace_batchnorm
+    from hushgrad.guarantee import Guarantee, Ledger
+    from hushgrad.train import Plan, fit, make_private
+
 __version__ = "0.1.0"
+
+# The public names and the modules where they live.
+_HOMES = {
+    "Guarantee": "hushgrad.guarantee",
+    "Ledger": "hushgrad.guarantee",
+    "Plan": "hushgrad.train",
+    "calibrate": "hushgrad.accounting",
+    "delta": "hushgrad.accounting",
+    "epsilon": "hushgrad.accounting",
+    "fit": "hushgrad.train",
+    "make_private": "hushgrad.train",
+    "replace_batchnorm": "hushgrad.clipping",
+}
+_ROOMS = ("accounting", "clipping", "denoise", "errors", "events", "noise", "sampling", "testing", "train")
+
+__all__ = [
+    "Guarantee",
+    "Ledger",
+    "Plan",
+    "accounting",
+    "calibrate",
+    "clipping",
+    "delta",
+    "denoise",
+    "epsilon",
+    "errors",
+    "events",
+    "fit",
+    "make_private",
+    "noise",
+    "replace_batchnorm",
+    "sampling",
+    "testing",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"hushgrad.{name}")
+    if name in _HOMES:
+        return vars(importlib.import_module(_HOMES[name]))[name]
+    raise AttributeError(f"module 'hushgrad' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,50 @@
+# Two commands are enough on a fresh machine with python3 and make:  make demo  and  make test
+VENV ?= .venv
+BIN  := $(VENV)/bin
+# uv does not read pip's settings: hand it the folder of local wheels if pip was told of one.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+# One thread per test process: the tests run in as many processes as there are cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check format bench docs clean
+
+help:            ## show this list
+	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
+
+# venv, then uv inside it (3 x faster than pip), plain pip where uv cannot resolve.
+$(VENV)/.ready: pyproject.toml constraints.txt $(wildcard setup.py src/hushgrad/noise/*.c)
+	python3 -m venv $(VENV)
+	@echo "Installing hushgrad and its tools into $(VENV) ..."
+	@$(BIN)/python -m pip install -q uv \
+	  && $(BIN)/uv pip install -q -p $(BIN)/python -c constraints.txt -e '.[dev]' \
+	  || { echo "uv did not manage; trying pip ..."; $(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'; }
+	@touch $@
+
+demo: $(VENV)/.ready  ## train a private model on embedded data, print the guarantee, write a report
+	@$(BIN)/hushgrad train --out runs/demo
+
+test: $(VENV)/.ready  ## run the tests (slow ones excepted)
+	$(PYTEST)
+
+test-all: $(VENV)/.ready  ## run all tests, the slow statistical and end-to-end ones too
+	$(PYTEST) -m "slow or not slow"
+
+check: $(VENV)/.ready  ## format, lint, types, arrows between the rooms
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.ready  ## format the code and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.ready  ## run the benchmarks beside the peers (minutes)
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+docs: $(VENV)/.ready  ## build the documentation strictly into site/
+	$(BIN)/mkdocs build --strict -q && echo "Documentation: site/index.html"
+
+clean:           ## remove the environment and everything built
+	rm -rf $(VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

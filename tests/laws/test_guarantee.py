@@ -1,0 +1,127 @@
+"""Guarantees and ledgers: honest sentences, group privacy, nothing lost and nothing counted twice."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hushgrad.errors import ArgumentError
+from hushgrad.events import Compose, Gaussian, Laplace, PureDP, Relation, Unanalysed
+from hushgrad.guarantee import Guarantee, Ledger
+
+
+def guarantee(epsilon=1.0, delta=1e-5, **fields):
+    return Guarantee(epsilon=epsilon, delta=delta, accountant="pld", event=Gaussian(1.0), **fields)
+
+
+@given(st.floats(1e-6, 1e6))
+def test_the_printed_epsilon_is_never_below_the_true_one(epsilon):
+    printed = float(re.match(r"\(([^,]+),", str(guarantee(epsilon))).group(1))
+    assert printed >= epsilon * (1 - 1e-9)
+    assert printed <= epsilon * 1.0011 + 1
+
+
+def test_one_honest_sentence():
+    text = str(guarantee(3.00001, relation=Relation.REPLACE_ONE, unit="user", notes=("Reproducible: not private.",)))
+    assert text == "(3.001, 1e-05)-DP per user (replace one; pld accountant) for Gaussian(1). Reproducible: not private."
+    assert str(guarantee(math.inf)).startswith("No privacy guarantee")
+
+
+@given(st.floats(0, 50), st.floats(0, 1), st.integers(1, 1000))
+def test_group_privacy_is_the_theorem_and_never_overflows(epsilon, delta, k):
+    group = guarantee(epsilon, delta).for_group(k)
+    assert group.epsilon == pytest.approx(k * epsilon)
+    assert delta <= group.delta <= 1 or group.delta == pytest.approx(delta)
+    if k * epsilon < 500 and epsilon > 1e-3:
+        expected = min(1.0, delta * math.expm1(k * epsilon) / math.expm1(epsilon))
+        assert group.delta == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_group_of_one_changes_nothing():
+    g = guarantee(2.0)
+    assert g.for_group(1) == g
+    with pytest.raises(ArgumentError, match="size"):
+        g.for_group(0)
+
+
+@given(st.floats(0, 1e9) | st.just(math.inf), st.floats(0, 1), st.sampled_from(list(Relation)))
+def test_guarantee_json_round_trip(epsilon, delta, relation):
+    g = guarantee(epsilon, delta, relation=relation, unit="user", notes=("a", "b"))
+    assert Guarantee.from_json(json.dumps(g.to_json(), allow_nan=False)) == g
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("epsilon", {"epsilon": -1.0}),
+        ("epsilon", {"epsilon": float("nan")}),
+        ("epsilon", {"epsilon": True}),
+        ("delta", {"delta": 1.5}),
+        ("delta", {"delta": float("nan")}),
+        ("relation", {"relation": "swap"}),
+    ],
+)
+def test_a_guarantee_that_makes_no_sense_is_refused(name, fields):
+    with pytest.raises(ArgumentError, match=f"Expected {name}="):
+        guarantee(**fields)
+
+
+steps = st.sampled_from([Gaussian(1.0), Gaussian(2.0), Laplace(3.0)])
+
+
+@given(st.lists(st.tuples(steps, st.integers(1, 5), st.sampled_from(["", "", "run-a", "run-b"])), max_size=12))
+def test_a_ledger_keeps_every_step_and_survives_json(lines):
+    ledger = Ledger()
+    for event, times, stream in lines:
+        ledger.record(event, times=times, stream=stream)
+    assert ledger.steps == sum(times for _, times, _ in lines)
+    again = Ledger.from_json(json.dumps(ledger.to_json()))
+    assert again == ledger
+    assert again.event() == ledger.event()
+
+
+def test_equal_steps_share_one_line_and_streams_are_charged_once():
+    ledger = Ledger()
+    for _ in range(100):
+        ledger.record(Gaussian(5.0))
+    for _ in range(10):
+        ledger.record(Gaussian(0.7), stream="run-a")
+    ledger.record(Gaussian(5.0))
+    ledger.record(Gaussian(0.7), stream="run-a")  # the same run goes on
+    ledger.record(Gaussian(0.7), stream="run-b")  # another run of the same mechanism is another charge
+    assert len(ledger) == 5
+    assert ledger.event() == Compose([Gaussian(5.0) * 100, Gaussian(0.7), Gaussian(5.0), Gaussian(0.7)])
+
+
+def test_ledgers_add_up():
+    a, b = Ledger(), Ledger()
+    a.record(Gaussian(1.0), times=3)
+    b.record(Gaussian(1.0), times=4)
+    b.record(Unanalysed("a foreign batch"))
+    total = a + b
+    assert total.steps == 8
+    assert len(total) == 2
+    assert (a.steps, b.steps) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["", "[]", {"ledger": 2, "entries": []}, {"entries": []}, {"ledger": 1, "entries": [{"statement": "Entry"}]}, None],
+)
+def test_a_damaged_ledger_is_refused(data):
+    with pytest.raises(ArgumentError):
+        Ledger.from_json(data)
+
+
+def test_a_ledger_entry_is_checked():
+    ledger = Ledger()
+    with pytest.raises(ArgumentError, match="times"):
+        ledger.record(PureDP(1.0), times=0)
+    with pytest.raises(ArgumentError, match="event"):
+        ledger.record("PureDP")
+    assert len(ledger) == 0
