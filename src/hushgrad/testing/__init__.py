@@ -1,0 +1,46 @@
+"""Testing: the conformance checks of every room, public, for your own mechanisms, rules, samplers and accountants too.
+
+Each ``check_*`` function raises ``AssertionError`` with one sentence that says what does not hold. hushgrad's own tests run
+them over everything in each room's ``__all__``, so a new part is tested the moment it has its import line:
+
+    for name in testing.members(hushgrad.noise, hushgrad.noise.Mechanism): ...
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from types import ModuleType
+from typing import Any
+
+# Checks and the modules where they live; imported on first use, so that checking an accountant does not import torch.
+_HOMES = {
+    "check_accountant": "hushgrad.testing.accountants",
+    "check_denoiser": "hushgrad.testing.denoisers",
+    "check_mechanism": "hushgrad.testing.mechanisms",
+    "check_rule": "hushgrad.testing.rules",
+    "check_sampler": "hushgrad.testing.samplers",
+}
+
+__all__ = ["check_accountant", "check_denoiser", "check_mechanism", "check_rule", "check_sampler", "members"]
+
+
+def members(room: ModuleType, family: type) -> dict[str, type]:
+    """The concrete classes of ``family`` that ``room`` makes public, by name.
+
+        >>> from hushgrad import events
+        >>> sorted(members(events, events.Participation))[:2]
+        ['BallsInBins', 'CyclicPoisson']
+    """
+    public = {name: vars(room)[name] for name in room.__all__ if name in vars(room)}
+    return {
+        name: kind
+        for name, kind in public.items()
+        if inspect.isclass(kind) and issubclass(kind, family) and kind is not family and not inspect.isabstract(kind)
+    }
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return vars(importlib.import_module(_HOMES[name]))[name]
+    raise AttributeError(f"module 'hushgrad.testing' has no attribute {name!r}")
