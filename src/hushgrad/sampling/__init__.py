@@ -1,1 +1,31 @@
 """Sampling: who takes part in which step, and the loader that deals the batches."""
+
+from __future__ import annotations
+
+from hushgrad.sampling.balls_in_bins import BallsInBins
+from hushgrad.sampling.base import Sampler
+from hushgrad.sampling.batch import Batch
+from hushgrad.sampling.cyclic import CyclicPoisson
+from hushgrad.sampling.dealing import BatchLoader, loader
+from hushgrad.sampling.draws import Draws
+from hushgrad.sampling.fixed_size import FixedSize
+from hushgrad.sampling.full_batch import FullBatch
+from hushgrad.sampling.poisson import Poisson, TruncatedPoisson
+from hushgrad.sampling.round_robin import RoundRobin
+from hushgrad.sampling.units import Units
+
+__all__ = [
+    "BallsInBins",
+    "Batch",
+    "BatchLoader",
+    "CyclicPoisson",
+    "Draws",
+    "FixedSize",
+    "FullBatch",
+    "Poisson",
+    "RoundRobin",
+    "Sampler",
+    "TruncatedPoisson",
+    "Units",
+    "loader",
+]

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from hushgrad._value import Value
 from hushgrad.events import Participation
+from hushgrad.sampling.draws import Draws
 
-__all__ = ["Sampler"]
+__all__ = ["Deal", "Sampler"]
+
+Deal = Callable[[int], np.ndarray]
+"""From a step to the record numbers of its batch: sorted, no number twice."""
 
 
 class Sampler(Value, family="sampler"):
     """A frozen, public description of how batches are drawn.
 
-    Every *field* is public. The *arguments* of :meth:`batches` are sensitive: ``n`` is the true number of records (secret
-    under add/remove) and ``rng`` decides who takes part.
+    Every *field* is public. The *arguments* of :meth:`dealer` and :meth:`batches` are sensitive: ``n`` is the true number of
+    records (secret under add/remove), and the draws decide who takes part.
+
+    A subclass is a frozen dataclass with a field ``steps`` and two methods: what it promises (:meth:`participation`) and how
+    it deals (:meth:`dealer`). ``hushgrad.testing.check_sampler`` tests the second against the first.
     """
+
+    steps: int
+    """For how many steps it deals; public."""
 
     @abstractmethod
     def participation(self) -> Participation:
         """What this sampler promises about any one record; the mechanism's theorem is chosen by it."""
 
     @abstractmethod
+    def dealer(self, n: int, draws: Draws) -> Deal:
+        """The batches of a run over ``n`` records: a pure function of the key of ``draws`` and the step.
+
+        No state passes from one step to the next, so a resumed run deals step t again without the steps before it.
+        """
+
     def batches(self, n: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
         """The record numbers of each step's batch, one array per step; empty batches are steps too."""
+        deal = self.dealer(n, Draws(rng.bytes(32)))
+        return (deal(step) for step in range(self.steps))

@@ -1,0 +1,130 @@
+"""Batches that carry a stamp: which step they belong to, and that the loader issued them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hushgrad import _check
+
+__all__ = ["Batch", "empty_like", "stamp"]
+
+T = TypeVar("T")
+
+
+class Batch:
+    """What a collate function returned (a tuple, list, dict or tensor, and still one), with the loader's stamp.
+
+    ``step``: the step that it was drawn for. ``examples``: how many examples it holds; 0 is a batch too, and its step must be
+    taken. ``units``: with user-level privacy a (examples,) tensor of unit numbers, else None.
+
+        >>> batch = stamp([torch.arange(5), torch.ones(5, 2)], step=3, examples=5)
+        >>> x, y = batch
+        >>> batch.step, batch.examples, [part.examples for part in batch.split(2)]
+        (3, 5, [2, 2, 1])
+    """
+
+    step: int
+    examples: int
+    units: Tensor | None
+    part: int | None  # None: the whole batch of its step; else the number of this micro-batch
+    _issue: Callable[[Batch], None] | None
+
+    def split(self, size: int) -> Iterator[Batch]:
+        """Micro-batches of at most ``size`` examples, each with this batch's stamp; an empty batch is one empty part.
+
+        Run forward and backward on each, then one ``optimizer.step()``. With units, a part is cut only between units, because
+        a unit's gradients are summed before its norm is taken: a unit larger than ``size`` is a part of its own.
+        """
+        size = _check.positive_int(size=size)
+        for number, (first, last) in enumerate(self._cuts(size)):
+            data = _slice(_plain(self), slice(first, last), self.examples)
+            units = None if self.units is None else self.units[first:last]
+            part = stamp(data, step=self.step, examples=last - first, units=units, part=number, issue=self._issue)
+            if self._issue is not None:
+                self._issue(part)
+            yield part
+
+    def _cuts(self, size: int) -> list[tuple[int, int]]:
+        if self.examples <= size:
+            return [(0, self.examples)]
+        if self.units is None:
+            return [(first, min(first + size, self.examples)) for first in range(0, self.examples, size)]
+        _, counts = torch.unique_consecutive(self.units, return_counts=True)
+        cuts, first, last = [], 0, 0
+        for count in counts.tolist():
+            if last > first and last + count - first > size:
+                cuts.append((first, last))
+                first = last
+            last += count
+        return [*cuts, (first, last)]
+
+
+class _TensorBatch(Batch, Tensor):  # type: ignore[misc]  # split() is the batch's, not the tensor's
+    # As nn.Parameter does: operations on it return plain tensors, so the stamp never spreads to results.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+_kinds: dict[type, type] = {}
+
+
+def stamp(
+    data: Any,
+    *,
+    step: int,
+    examples: int,
+    units: Tensor | None = None,
+    part: int | None = None,
+    issue: Callable[[Batch], None] | None = None,
+) -> Batch:
+    """``data`` as a stamped batch: an instance of its own type that is a :class:`Batch` as well."""
+    batch: Any
+    if isinstance(data, Tensor):
+        batch = data.as_subclass(_TensorBatch)
+    elif isinstance(data, tuple):
+        kind = _kind(type(data))
+        # A named tuple takes its fields one by one, a plain tuple takes them as one iterable.
+        batch = kind(data) if type(data) is tuple else kind(*data)
+    elif isinstance(data, list):
+        batch = _kind(list)(data)
+    elif isinstance(data, Mapping):
+        batch = _kind(dict)(data)
+    else:
+        _check.fail("batch", type(data).__name__, "to be a tensor, tuple, list or dict", "Let collate_fn return one of these.")
+    batch.step, batch.examples, batch.units, batch.part, batch._issue = step, examples, units, part, issue
+    return batch  # type: ignore[no-any-return]
+
+
+def _kind(base: type) -> type:
+    if base not in _kinds:
+        _kinds[base] = type(f"{base.__name__.capitalize()}Batch", (Batch, base), {"__doc__": Batch.__doc__})
+    return _kinds[base]
+
+
+def _plain(batch: Batch) -> Any:
+    if isinstance(batch, _TensorBatch):
+        return batch.as_subclass(Tensor)
+    base: Any = type(batch).__mro__[2]  # (the kind, Batch, the data's own type, ...)
+    return base(*batch) if issubclass(base, tuple) and base is not tuple else base(batch)  # type: ignore[misc]
+
+
+def empty_like(data: Any) -> Any:
+    """A batch of one example, cut to none: every tensor keeps its trailing shape and dtype."""
+    return _slice(data, slice(0, 0), 1)
+
+
+def _slice(data: Any, window: slice, examples: int) -> Any:
+    """Cut what has one entry per example; keep the rest (a broadcast mask, a scalar) whole."""
+    if isinstance(data, Tensor):
+        return data[window] if data.dim() and data.shape[0] == examples else data
+    if isinstance(data, Mapping):
+        return {key: _slice(item, window, examples) for key, item in data.items()}
+    if isinstance(data, (list, tuple)):
+        if len(data) == examples and not any(isinstance(item, (Tensor, Mapping, list, tuple)) for item in data):
+            return data[window]  # one string or number per example
+        items = [_slice(item, window, examples) for item in data]
+        return items if isinstance(data, list) else type(data)(*items) if type(data) is not tuple else tuple(items)
+    return data

@@ -1,0 +1,59 @@
+"""Cyclic Poisson sampling: what amplifies banded noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hushgrad import _check, events
+from hushgrad.sampling.base import Deal, Sampler
+from hushgrad.sampling.draws import Draws
+from hushgrad.sampling.poisson import poisson_subset
+
+__all__ = ["CyclicPoisson", "parts"]
+
+
+def parts(n: int, count: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """0..n-1 thrown independently and uniformly into ``count`` parts; each part is sorted.
+
+    Independent throws, not an even split: under add/remove, removing a record must not move any other one. In an even split
+    (a shuffle cut into pieces) it does, and the theorems about the groups do not hold.
+    """
+    part = rng.integers(count, size=n, dtype=np.int64)
+    order = np.argsort(part, kind="stable")
+    return np.split(order, np.searchsorted(part[order], np.arange(1, count)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicPoisson(Sampler):
+    """Records are thrown once into ``period`` groups; step t takes a Poisson sample at ``rate`` of group t mod ``period``.
+
+    **Formal guarantee.** A record can take part only in the steps t = g, g + period, g + 2 period, ... of its own group g, in
+    each independently with probability ``rate``. The expected batch is rate x n / period records.
+
+    Reference: Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization", algorithm 2 and theorem 4.
+    """
+
+    period: int
+    rate: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
+        promise = self.participation()  # checks the rest
+        object.__setattr__(self, "rate", promise.rate)
+
+    def participation(self) -> events.CyclicPoisson:
+        """CyclicPoisson(period, rate)."""
+        return events.CyclicPoisson(period=self.period, rate=self.rate)
+
+    def dealer(self, n: int, draws: Draws) -> Deal:
+        """The groups are thrown once; step t draws from its group, from its own generator."""
+        groups = parts(n, self.period, draws.once())
+
+        def deal(step: int) -> np.ndarray:
+            group = groups[step % self.period]
+            return group.take(poisson_subset(len(group), self.rate, draws.at(step)))
+
+        return deal

@@ -1,0 +1,221 @@
+"""The loader: it deals the sampler's batches from a data set, each stamped with its step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError, BudgetExceeded
+from hushgrad.sampling.base import Deal, Sampler
+from hushgrad.sampling.batch import Batch, empty_like, stamp
+from hushgrad.sampling.draws import Draws
+from hushgrad.sampling.units import Grouping, Units
+
+__all__ = ["BatchLoader", "loader"]
+
+_OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order")
+_REDEALT = (
+    "A private run's batches are dealt by its own loader: whoever shards or re-samples them changes the privacy of the run. "
+    "Keep the loader out of prepare() and of automatic samplers, and give it rank= and world_size= instead."
+)
+
+
+class _Hand(NamedTuple):
+    """What is fetched for one step, before it is stamped."""
+
+    step: int
+    examples: int
+    units: torch.Tensor | None
+    data: Any
+
+
+class _Steps:
+    """The sampler of the inner DataLoader: (step, the records that take part) from ``first`` on."""
+
+    def __init__(self, deal: Deal, first: int, stop: int, rank: int, world_size: int) -> None:
+        self._deal, self._first, self._stop, self._rank, self._world_size = deal, first, stop, rank, world_size
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        for step in range(self._first, self._stop):
+            yield step, self._deal(step)[self._rank :: self._world_size]
+
+    def __len__(self) -> int:
+        return self._stop - self._first
+
+
+class _Hands(Dataset[_Hand]):
+    """Map-style view of the data, asked for whole steps: runs in the workers, fetches and collates."""
+
+    def __init__(self, dataset: Any, units: Units | None, collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._units, self._collate = dataset, units, collate
+        self._empty: Any = None
+
+    def __getitem__(self, asked: tuple[int, np.ndarray]) -> _Hand:
+        step, chosen = asked
+        indices, unit = (chosen, None) if self._units is None else self._units.expand(chosen)
+        return _Hand(step, len(indices), None if unit is None else torch.from_numpy(unit), self._fetch(indices))
+
+    def _fetch(self, indices: np.ndarray) -> Any:
+        if not len(indices):
+            return self._nothing()
+        if type(self._dataset) is TensorDataset and self._collate is default_collate:
+            # The same result as collating example by example, without the loop: one gather per tensor.
+            where = torch.from_numpy(indices)
+            return [tensor.index_select(0, where) for tensor in self._dataset.tensors]
+        return self._collate([self._dataset[i] for i in indices.tolist()])
+
+    def _nothing(self) -> Any:
+        # Built from an example only for its shapes and types; no content is kept.
+        if self._empty is None:
+            self._empty = empty_like(self._collate([self._dataset[0]]))
+        return self._empty
+
+
+def _as_dealt(hand: Any) -> Any:
+    return hand
+
+
+class BatchLoader:
+    """Deals each step's batch once, in order; one loop over it is the whole run.
+
+    It is not a ``DataLoader``, and nothing in it can be re-dealt: ``.sampler`` and ``.batch_sampler`` raise, so frameworks
+    that shard batches or swap samplers stop instead of changing what the privacy accounting relies on. A loop that was left
+    early goes on where it stopped. After the last step a further loop raises :class:`~hushgrad.errors.BudgetExceeded`.
+    """
+
+    def __init__(
+        self,
+        hands: _Hands,
+        steps: Callable[[int], _Steps],
+        *,
+        start: int,
+        stop: int,
+        on_issue: Callable[[Batch], None] | None,
+        options: dict[str, Any],
+    ) -> None:
+        self._hands, self._steps, self._options, self._on_issue = hands, steps, options, on_issue
+        self._next, self._stop = start, stop
+
+    def __len__(self) -> int:
+        """How many steps are still to be dealt."""
+        return self._stop - self._next
+
+    @property
+    def next_step(self) -> int:
+        """The step of the batch that comes next."""
+        return self._next
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._next >= self._stop:
+            raise BudgetExceeded(
+                f"All {self._stop} steps of this run have been dealt. One loop over the loader is the whole run, all epochs "
+                "included: remove the loop over epochs around it, or plan more steps."
+            )
+        return self._deal()
+
+    def _deal(self) -> Iterator[Batch]:
+        inner = DataLoader(
+            self._hands,
+            sampler=self._steps(self._next),
+            batch_size=None,
+            collate_fn=_as_dealt,
+            **self._options,
+        )
+        for hand in inner:
+            if hand.step != self._next:
+                raise ArgumentError(f"Expected step={hand.step} to be step {self._next}. Do not run two loops over one loader.")
+            self._next += 1
+            batch = stamp(hand.data, step=hand.step, examples=hand.examples, units=hand.units, issue=self._on_issue)
+            if self._on_issue is not None:
+                self._on_issue(batch)
+            yield batch
+
+    @property
+    def sampler(self) -> NoReturn:
+        """Refused: the batches must not be dealt by anybody else."""
+        raise ArgumentError(_REDEALT)
+
+    @property
+    def batch_sampler(self) -> NoReturn:
+        """Refused: the batches must not be dealt by anybody else."""
+        raise ArgumentError(_REDEALT)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise ArgumentError(_REDEALT)
+
+
+def loader(
+    dataset: Any,
+    sampler: Sampler,
+    *,
+    rng_key: bytes,
+    start: int = 0,
+    stop: int | None = None,
+    groups: Grouping | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    on_issue: Callable[[Batch], None] | None = None,
+    collate_fn: Callable[[list[Any]], Any] = default_collate,
+    **dataloader_options: Any,
+) -> BatchLoader:
+    """Stamped batches of a map-style ``dataset``, drawn by ``sampler`` from the secret ``rng_key``.
+
+    Args:
+        dataset: anything with ``len()`` and ``[i]``.
+        sampler: who takes part in which step.
+        rng_key: 16 to 64 secret bytes; batch t is a pure function of (key, t, the data's size).
+        start: first step to deal; a resumed run deals the same batches that the interrupted one would have.
+        stop: step before which to stop; all of the sampler's steps by default.
+        groups: unit id of each example (array, or function of the example's number) for user-level privacy: units are
+            sampled, and a batch holds all examples of its units, with their numbers in ``batch.units``.
+        rank: this process's number; of each step's records it gets every ``world_size``-th.
+        world_size: how many processes share each batch. All must have the same key.
+        on_issue: called with each batch, and each micro-batch of ``split``, just before it is handed out.
+        collate_fn: list of examples -> batch, as in torch; never called with an empty list.
+        dataloader_options: ``num_workers``, ``pin_memory`` and so on of ``torch.utils.data.DataLoader``.
+
+        >>> from hushgrad.sampling import Poisson
+        >>> data = torch.utils.data.TensorDataset(torch.randn(8, 2), torch.arange(8))
+        >>> for x, y in loader(data, Poisson(rate=0.5, steps=3), rng_key=bytes(32)):
+        ...     print(tuple(x.shape), y.tolist())
+        (3, 2) [0, 5, 7]
+        (4, 2) [0, 1, 6, 7]
+        (2, 2) [6, 7]
+    """
+    _check.instance(Sampler, sampler=sampler)
+    _refuse_options(dataloader_options)
+    if isinstance(dataset, (DataLoader, BatchLoader)):
+        _check.fail("dataset", dataset, "to be a data set, not a loader", "Pass loader.dataset, the data itself.")
+    size = len(dataset)
+    if size < 1:
+        _check.fail("len(dataset)", size, "to be at least 1")
+    units = None if groups is None else Units(groups, examples=size)
+    deal = sampler.dealer(size if units is None else units.count, Draws(rng_key))
+    stop = sampler.steps if stop is None else _check.integer(0, stop=stop)
+    if stop > sampler.steps:
+        _check.fail("stop", stop, f"to be at most the sampler's steps={sampler.steps}")
+    world_size = _check.positive_int(world_size=world_size)
+    if _check.integer(0, rank=rank) >= world_size:
+        _check.fail("rank", rank, f"to be below world_size={world_size}")
+    return BatchLoader(
+        _Hands(dataset, units, collate_fn),
+        lambda first: _Steps(deal, first, stop, rank, world_size),
+        start=_check.integer(0, start=start),
+        stop=stop,
+        on_issue=on_issue,
+        options=dataloader_options,
+    )
+
+
+def _refuse_options(options: dict[str, Any]) -> None:
+    for name in _OURS:
+        if name in options:
+            remedy = (
+                "The sampler decides who is in a batch. Give the plan another sampler or batch_size, or use batch.split(size)."
+            )
+            _check.fail(name, options[name], "not to be given", remedy)

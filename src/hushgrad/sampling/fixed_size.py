@@ -1,0 +1,43 @@
+"""Batches of one fixed size, drawn without replacement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hushgrad import _check, events
+from hushgrad.sampling.base import Deal, Sampler
+from hushgrad.sampling.draws import Draws
+from hushgrad.sampling.poisson import _check_size, uniform_subset
+
+__all__ = ["FixedSize"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSize(Sampler):
+    """In each step a uniformly random subset of exactly ``size`` of the ``dataset_size`` records, anew for each step.
+
+    **Formal guarantee.** The subsets of different steps are independent and uniform. ``dataset_size`` is public, so the
+    natural relation is replace-one. This is *not* shuffling: a record may be drawn in two steps that follow each other.
+
+        >>> next(FixedSize(size=3, dataset_size=10, steps=1).batches(10, __import__("numpy").random.default_rng(0))).size
+        3
+
+    Reference: Balle, Barthe and Gaboardi 2018, "Privacy amplification by subsampling", theorem 9.
+    """
+
+    size: int
+    dataset_size: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
+        self.participation()  # checks the rest
+
+    def participation(self) -> events.FixedSize:
+        """FixedSize(dataset_size, size)."""
+        return events.FixedSize(dataset_size=self.dataset_size, size=self.size)
+
+    def dealer(self, n: int, draws: Draws) -> Deal:
+        """Step t draws its own subset, from its own generator."""
+        _check_size(n, self.dataset_size)
+        return lambda step: uniform_subset(n, self.size, draws.at(step))

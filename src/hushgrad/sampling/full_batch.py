@@ -1,0 +1,32 @@
+"""Full batches: everybody in every step (DP-GD)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hushgrad import _check, events
+from hushgrad.sampling.base import Deal, Sampler
+from hushgrad.sampling.draws import Draws
+
+__all__ = ["FullBatch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullBatch(Sampler):
+    """Every record takes part in every step; no randomness, no amplification."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
+
+    def participation(self) -> events.Everyone:
+        """Everyone()."""
+        return events.Everyone()
+
+    def dealer(self, n: int, draws: Draws) -> Deal:
+        """All records, in each step."""
+        everyone = np.arange(n)
+        return lambda step: everyone

@@ -1,0 +1,97 @@
+"""Poisson sampling, plain and with a bounded batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hushgrad import _check, events
+from hushgrad.sampling.base import Deal, Sampler
+from hushgrad.sampling.draws import Draws
+
+__all__ = ["Poisson", "TruncatedPoisson", "poisson_subset"]
+
+
+def poisson_subset(n: int, rate: float, rng: np.random.Generator) -> np.ndarray:
+    """Each of 0..n-1 with probability ``rate``, independently; sorted.
+
+    The size of such a set is Binomial(n, rate), and given its size the set is uniform: drawing it in this order costs time
+    and memory of the order of the batch, not of the data (n = 10⁷ at rate 10⁻⁴: a thousand numbers, not ten million).
+    """
+    return uniform_subset(n, int(rng.binomial(n, rate)), rng)
+
+
+def uniform_subset(n: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """A uniformly random subset of ``size`` of 0..n-1; sorted."""
+    return np.sort(rng.choice(n, size=size, replace=False, shuffle=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisson(Sampler):
+    """In each step every record takes part independently with probability ``rate``.
+
+    **Formal guarantee.** The indicators {record i takes part in step t} are independent Bernoulli(``rate``) over all i and t.
+    Batch sizes vary (Binomial), empty batches included; the divisor of a step must be the public expected size.
+
+        >>> sampler = Poisson(rate=0.5, steps=3)
+        >>> [batch.tolist() for batch in sampler.batches(6, np.random.default_rng(1))]
+        [[0, 1], [1, 2, 4], [0, 1, 3, 5]]
+
+    Reference: Abadi et al. 2016, "Deep learning with differential privacy", section 3.1.
+    """
+
+    rate: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", _check.rate(rate=self.rate))
+        object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
+
+    def participation(self) -> events.Poisson:
+        """Poisson(rate)."""
+        return events.Poisson(self.rate)
+
+    def dealer(self, n: int, draws: Draws) -> Deal:
+        """Step t draws its own subset, from its own generator."""
+        return lambda step: poisson_subset(n, self.rate, draws.at(step))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruncatedPoisson(Sampler):
+    """As :class:`Poisson`, but a batch of more than ``size`` records is cut, uniformly at random, to ``size`` of them.
+
+    The physical batch then never exceeds ``size``. Records compete for places, so another record's presence matters, and the
+    accountant has to pay for it: ``dataset_size`` is public here, and another number of records is refused.
+    """
+
+    rate: float
+    size: int
+    dataset_size: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
+        promise = self.participation()  # checks the rest
+        object.__setattr__(self, "rate", promise.rate)
+
+    def participation(self) -> events.TruncatedPoisson:
+        """TruncatedPoisson(rate, dataset_size, size)."""
+        return events.TruncatedPoisson(rate=self.rate, dataset_size=self.dataset_size, size=self.size)
+
+    def dealer(self, n: int, draws: Draws) -> Deal:
+        """Step t draws min(Binomial(n, rate), size) records: a cut uniform subset is a smaller uniform subset."""
+        _check_size(n, self.dataset_size)
+
+        def deal(step: int) -> np.ndarray:
+            rng = draws.at(step)
+            return uniform_subset(n, min(int(rng.binomial(n, self.rate)), self.size), rng)
+
+        return deal
+
+
+def _check_size(n: int, dataset_size: int) -> None:
+    if n != dataset_size:
+        _check.fail(
+            "n", n, f"to be the public dataset_size={dataset_size}", "Describe the data that you train on, or use Poisson."
+        )
