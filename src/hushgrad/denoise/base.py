@@ -1,4 +1,13 @@
-"""Denoisers: post-processing of privatised gradients. It costs no privacy budget."""
+"""Denoisers: post-processing of privatised gradients. It costs no privacy budget.
+
+| symbol | name | meaning |
+|---|---|---|
+| g_t | ``grads`` | the privatised gradient of step t, after division by the public batch size |
+| s_t | ``info.std`` | the standard deviation of its noise, per coordinate |
+| x_t | ``params`` | the parameters at step t, which are private releases already |
+| κ, γ | ``kappa``, ``gamma`` | gain and probe distance of :class:`Kalman` |
+| σ, A_σ | ``sigma`` | strength and matrix I - σ L of :class:`Laplacian` |
+"""
 
 from __future__ import annotations
 
@@ -6,8 +15,10 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from hushgrad import _check
 from hushgrad._value import Value
 
 __all__ = ["Denoiser", "NoiseInfo", "Probe"]
@@ -37,9 +48,33 @@ class NoiseInfo:
     max_grad_norm: float
     learning_rate: float | None = None
 
+    def __post_init__(self) -> None:
+        _check.non_negative(std=self.std)
+
 
 class Denoiser(Value, family="denoiser"):
-    """A frozen, public description of a filter; its live state is a plain dict that the caller keeps and saves."""
+    """A frozen, public description of a filter; its live state is a plain dict that the caller keeps and saves.
+
+    **Formal guarantee.** A denoiser sees privatised gradients, the parameters (functions of earlier privatised gradients) and
+    public facts, so whatever it computes is post-processing: every (epsilon, delta) of the run stays as it was. A denoiser that
+    probes chooses *where* the next query is asked, from the same private material, and the query is clipped after its probes are
+    combined: its sensitivity is still one clip norm, which is adaptive composition as in plain DP-SGD.
+    """
+
+    @property
+    def needs_closure(self) -> bool:
+        """Whether ``probes`` may leave the parameters, so that gradients are asked through ``optimizer.step(closure)``."""
+        return False
+
+    @property
+    def needs_whole_tensor(self) -> bool:
+        """Whether a shard of a parameter is not enough: the caller then gathers the tensor, denoises it and keeps its shard."""
+        return False
+
+    @property
+    def needs_noise_std(self) -> bool:
+        """Whether ``info.std`` is used, so that no other denoiser may change the noise before this one."""
+        return False
 
     def probes(self, params: dict[str, Tensor], state: dict[str, Any]) -> list[Probe]:
         """Where to ask for gradients in this step; the default is once, at the parameters."""
@@ -52,3 +87,11 @@ class Denoiser(Value, family="denoiser"):
         ``grads`` are privatised, by parameter name. ``state`` starts empty and belongs to this denoiser alone; it holds tensors
         and numbers only (under flat string keys), so that it can be written to a checkpoint.
         """
+
+
+def working_dtype(tensor: Tensor) -> torch.dtype:
+    """The precision to compute and to keep state in: float64 stays, everything narrower works in float32.
+
+    A running mean kept in bfloat16 loses every update smaller than 1/256 of itself, so state is never narrower than float32.
+    """
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

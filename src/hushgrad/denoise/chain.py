@@ -1,0 +1,95 @@
+"""Denoisers one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hushgrad import _check
+from hushgrad.denoise.base import Denoiser, NoiseInfo, Probe
+
+__all__ = ["Chain"]
+
+
+@dataclass(frozen=True)
+class Chain(Denoiser):
+    """Several denoisers, applied from left to right; ``Chain(())`` is the identity.
+
+    | refused | why |
+    |---|---|
+    | two members that probe | a step has one query |
+    | a member that uses the noise's std, other than first | the one before it has changed the noise |
+
+    **Formal guarantee.** Post-processing of post-processing: no privacy is spent.
+
+    >>> from hushgrad.denoise import Kalman, Laplacian
+    >>> Chain([Kalman(0.7), Laplacian(1.0)]).needs_closure
+    True
+
+    Reference: Dwork and Roth, "The algorithmic foundations of differential privacy", 2014, Proposition 2.1.
+    """
+
+    members: tuple[Denoiser, ...] = ()
+
+    def __post_init__(self) -> None:
+        members: tuple[Denoiser, ...] = tuple(
+            _check.instance((tuple, list), members=self.members, remedy="Write Chain([first, second]).")
+        )
+        object.__setattr__(self, "members", members)
+        for member in members:
+            _check.instance(Denoiser, members=member)
+        if sum(member.needs_closure for member in members) > 1:
+            _check.fail("members", members, "to hold at most one that probes", "A step has one query: keep one Kalman.")
+        if any(member.needs_noise_std for member in members[1:]):
+            remedy = "Put it first: the noise that the others leave is not the noise that it is told of."
+            _check.fail("members", members, "to use the noise's standard deviation in the first place only", remedy)
+
+    @property
+    def needs_closure(self) -> bool:
+        """As soon as one member does."""
+        return any(member.needs_closure for member in self.members)
+
+    @property
+    def needs_whole_tensor(self) -> bool:
+        """As soon as one member does."""
+        return any(member.needs_whole_tensor for member in self.members)
+
+    @property
+    def needs_noise_std(self) -> bool:
+        """As soon as the first member does."""
+        return any(member.needs_noise_std for member in self.members)
+
+    def probes(self, params: dict[str, Tensor], state: dict[str, Any]) -> list[Probe]:
+        """The probes of the one member that probes, else the parameters themselves."""
+        for place, member in enumerate(self.members):
+            if member.needs_closure:
+                own = _own(state, place)
+                asked = member.probes(params, own)
+                _keep(state, place, own)
+                return asked
+        return [Probe()]
+
+    def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
+        """The gradients after the last member."""
+        if not self.members:
+            return {name: grad.clone() for name, grad in grads.items()}
+        for place, member in enumerate(self.members):
+            own = _own(state, place)
+            grads = member(grads, info, own)
+            _keep(state, place, own)
+        return grads
+
+
+def _own(state: dict[str, Any], place: int) -> dict[str, Any]:
+    """What belongs to member ``place``: the keys that start with "place/", so that the whole stays one flat dict."""
+    prefix = f"{place}/"
+    return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+
+
+def _keep(state: dict[str, Any], place: int, own: dict[str, Any]) -> None:
+    prefix = f"{place}/"
+    for key in [key for key in state if key.startswith(prefix) and key[len(prefix) :] not in own]:
+        del state[key]
+    state.update({prefix + key: value for key, value in own.items()})
