@@ -1,0 +1,34 @@
+"""Independent noise: row t is z_t."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import numpy as np
+
+from hushgrad.noise.source import Source
+from hushgrad.noise.streams.ordered import Lane, OrderedStream
+
+__all__ = ["IndependentStream"]
+
+
+@final
+class IndependentStream(OrderedStream):
+    """Row t = z_t (C = identity): no state but the step.
+
+    >>> import torch
+    >>> source = Source(seed=1)
+    >>> stream = IndependentStream(source)
+    >>> torch.equal(stream.row(0, 0, torch.empty(3)), source.z(0, 0, torch.empty(3)))
+    True
+    """
+
+    def __init__(self, source: Source, *, steps: int | None = None) -> None:
+        super().__init__(source, steps=steps)
+
+    def _sizes(self) -> Mapping[str, int]:
+        return {}
+
+    def _advance(self, lane: Lane, low: int, high: int, out: np.ndarray, scale: float, fresh: bool) -> None:
+        self._source.write(lane.next, lane.index, lane.offset + low, out, scale, fresh)

@@ -1,0 +1,91 @@
+"""Rows given as combinations of the z's themselves: nothing need be kept, the past is drawn again."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import final
+
+import numpy as np
+
+from hushgrad import _check
+from hushgrad.noise import _kernel
+from hushgrad.noise.source import Source
+from hushgrad.noise.streams.blocks import BlockStream
+from hushgrad.noise.streams.ordered import Lane
+
+__all__ = ["DenseStream", "FilterStream"]
+
+_MEMORY = 8  # numbers per parameter that a stream may keep unless told otherwise
+_BATCH = 8  # draws that are held in the cache at a time
+
+
+class _LinearStream(BlockStream):
+    """Row t = sum_s w_t[s] z_s, from regenerated z. ``memory`` numbers per parameter buy ``memory`` rows for one regeneration."""
+
+    def __init__(self, source: Source, *, steps: int, memory: int | None, longest: int) -> None:
+        memory = _MEMORY if memory is None else _check.integer(0, memory=memory)
+        # Rows ahead of one another share their draws; more of them than the history is long would share nothing.
+        block = max(1, min(memory, longest - 1))
+        super().__init__(source, steps=steps, block=block, slots=block if block > 1 else 0)
+
+    @abstractmethod
+    def _weights(self, t: int) -> tuple[int, np.ndarray]:
+        """(first step, weights of z from that step to t)."""
+
+    @final
+    def _rows(self, lane: Lane, first: int, last: int, low: int, high: int) -> np.ndarray:
+        weights = [self._weights(t) for t in range(first, last)]
+        oldest = min(start for start, _ in weights)
+        table = np.zeros((last - first, last - oldest))
+        for k, (start, w) in enumerate(weights):
+            table[k, start - oldest : start - oldest + len(w)] = w
+        rows = np.zeros((last - first, high - low), lane.rows("rows").dtype)
+        for begin in range(oldest, last, _BATCH):
+            steps = range(begin, min(begin + _BATCH, last))
+            columns = table[:, steps.start - oldest : steps.stop - oldest].astype(rows.dtype)
+            if columns.any():
+                _kernel.KERNEL.combine(columns, list(self._draws(lane, steps, low, high)), rows)
+        return rows
+
+
+@final
+class FilterStream(_LinearStream):
+    """Row t = sum_j coefficients[j] z_{t-j}: Toeplitz noise given by C⁻¹ (banded inverse, nu-DP-FTRL, anti-PGD).
+
+    ``memory`` = numbers per parameter the stream may keep (8 by default). With m of them, m rows are computed together and
+    a row costs 1 + (bands - 1)/m draws; with 0 nothing is kept and a row costs as many draws as there are coefficients.
+    """
+
+    def __init__(self, source: Source, coefficients: Sequence[float], *, steps: int, memory: int | None = None) -> None:
+        steps = _check.positive_int(steps=steps)
+        beta = np.array([_check.number(coefficient=c) for c in coefficients])[:steps]
+        if len(beta) == 0:
+            _check.fail("coefficients", coefficients, "to have at least one entry")
+        super().__init__(source, steps=steps, memory=memory, longest=len(beta))
+        self._beta = beta
+
+    def _weights(self, t: int) -> tuple[int, np.ndarray]:
+        used = self._beta[: t + 1]
+        return t + 1 - len(used), used[::-1]
+
+
+@final
+class DenseStream(_LinearStream):
+    """Row t = sum_{s<=t} row(t)[s] z_s, where ``row(t)`` gives C⁻¹[t, :t+1].
+
+    ``memory`` = numbers per parameter the stream may keep (8 by default). With m of them, m rows are computed together and
+    row t costs about 1 + t/m draws; with 0 it costs t + 1 draws.
+    """
+
+    def __init__(self, source: Source, row: Callable[[int], Sequence[float]], *, steps: int, memory: int | None = None) -> None:
+        steps = _check.positive_int(steps=steps)
+        super().__init__(source, steps=steps, memory=memory, longest=steps)
+        self._row = row
+
+    def _weights(self, t: int) -> tuple[int, np.ndarray]:
+        weights = np.asarray(self._row(t), dtype=np.float64)
+        if weights.shape != (t + 1,) or not np.all(np.isfinite(weights)):
+            _check.fail(f"row({t})", weights.shape, f"to be {t + 1} finite numbers")
+        leading = int(np.argmax(weights != 0))
+        return leading, weights[leading:]

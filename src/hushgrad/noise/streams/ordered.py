@@ -1,0 +1,152 @@
+"""What all live streams share: rows in order, one lane of state for each shard, exact resume."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.noise._threads import over_chunks
+from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.source import Source, deliver, destination
+
+__all__ = ["Lane", "OrderedStream"]
+
+
+@dataclass
+class Lane:
+    """The elements [offset, offset + count) of tensor ``index``: their next step and what the stream keeps for them."""
+
+    index: int
+    offset: int
+    count: int
+    dtype: torch.dtype
+    next: int = 0
+    state: dict[str, Tensor] = field(default_factory=dict)  # each of shape (rows, count)
+    interrupted: bool = False
+
+    @property
+    def end(self) -> int:
+        """One past the last element."""
+        return self.offset + self.count
+
+    def rows(self, name: str) -> np.ndarray:
+        """A numpy view of one part of the state."""
+        return self.state[name].numpy()
+
+
+class OrderedStream(NoiseStream):
+    """A stream whose rows are asked once each, in order, separately for every lane.
+
+    State is kept in float32 (float64 for float64 tensors) in main memory. It is as secret as the key: with it the noise of
+    later rows can be removed.
+    """
+
+    def __init__(self, source: Source, *, steps: int | None) -> None:
+        self._source = _check.instance(Source, source=source)
+        self._steps = None if steps is None else _check.positive_int(steps=steps)
+        self._lanes: dict[tuple[int, int], Lane] = {}
+        self._loaded: list[Lane] = []  # from a checkpoint, not yet asked for; may be sharded in another way
+
+    @abstractmethod
+    def _sizes(self) -> Mapping[str, int]:
+        """The state of a lane: name and number of rows."""
+
+    @abstractmethod
+    def _advance(self, lane: Lane, low: int, high: int, out: np.ndarray, scale: float, fresh: bool) -> None:
+        """Write (or, if not ``fresh``, add) row ``lane.next`` of the lane's elements [low, high) and update their state."""
+
+    @final
+    def row(
+        self, step: int, index: int, like: Tensor, *, offset: int = 0, out: Tensor | None = None, scale: float = 1.0
+    ) -> Tensor:
+        """``scale`` times row ``step`` of C⁻¹ Z for tensor number ``index``; added to ``out`` if that is given."""
+        target, flat, fresh = destination(like, out)
+        lane = self._lane(_check.integer(0, index=index), _check.integer(0, offset=offset), target)
+        self._check_step(_check.integer(0, step=step), lane)
+        scale = _check.number(scale=scale)
+        lane.interrupted = True  # until every chunk is done: a half-updated state must not be used
+        over_chunks(flat.size, lambda low, high: self._advance(lane, low, high, flat[low:high], scale, fresh))
+        lane.interrupted, lane.next = False, step + 1
+        return deliver(target, flat, like, out)
+
+    def _check_step(self, step: int, lane: Lane) -> None:
+        where = f"tensor {lane.index} at offset {lane.offset}"
+        if lane.interrupted:
+            raise ArgumentError(f"Expected a whole state for {where}, but a row was interrupted. Resume from a checkpoint.")
+        if step != lane.next:
+            _check.fail("step", step, f"to be {lane.next}, the next row of {where}", "Rows are drawn once each, in order.")
+        if self._steps is not None and step >= self._steps:
+            _check.fail("step", step, f"to be less than steps={self._steps}", "Make a stream with more steps.")
+
+    def _lane(self, index: int, offset: int, target: Tensor) -> Lane:
+        lane = self._lanes.get((index, offset))
+        if lane is None:
+            lane = Lane(index, offset, target.numel(), target.dtype)
+            for other in self._lanes.values():
+                if other.index == index and other.offset < lane.end and offset < other.end:
+                    _check.fail("offset", offset, f"to lie outside the shard at {other.offset}", "Shards must not overlap.")
+            self._start(lane)
+            self._lanes[index, offset] = lane
+        if (lane.count, lane.dtype) != (target.numel(), target.dtype):
+            _check.fail("like", (target.numel(), target.dtype), f"to keep its {lane.count} elements of {lane.dtype}")
+        return lane
+
+    def _start(self, lane: Lane) -> None:
+        """Give a new lane its first state: zeros, or the pieces of a checkpoint that cover it."""
+        lane.state = {name: torch.zeros(rows, lane.count, dtype=lane.dtype) for name, rows in self._sizes().items()}
+        pieces = [p for p in self._loaded if p.index == lane.index and p.offset < lane.end and lane.offset < p.end]
+        if not pieces:
+            return
+        covered = sum(min(p.end, lane.end) - max(p.offset, lane.offset) for p in pieces)
+        if covered != lane.count or len({p.next for p in pieces}) != 1 or any(p.dtype != lane.dtype for p in pieces):
+            where = f"[{lane.offset}, {lane.end}) of tensor {lane.index}"
+            raise ArgumentError(
+                f"Expected the checkpoint to cover {where} once, at one step and dtype. Load every shard's state."
+            )
+        lane.next = pieces[0].next
+        for piece in pieces:
+            low, high = max(piece.offset, lane.offset), min(piece.end, lane.end)
+            for name, rows in lane.state.items():
+                rows[:, low - lane.offset : high - lane.offset] = piece.state[name][:, low - piece.offset : high - piece.offset]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all lanes; the lists of several ranks may be concatenated and loaded under any other sharding."""
+        if any(lane.interrupted for lane in self._lanes.values()):
+            raise ArgumentError("Expected whole rows, but one was interrupted. Resume from an earlier checkpoint.")
+        waiting = [p for p in self._loaded if not any(_overlap(p, lane) for lane in self._lanes.values())]
+        return {"stream": type(self).__name__, "lanes": [_pack(lane) for lane in [*self._lanes.values(), *waiting]]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue bit for bit where ``state_dict`` was taken, under the same or another sharding."""
+        if state.get("stream") != type(self).__name__:
+            _check.fail("state", state.get("stream"), f"to come from a {type(self).__name__}")
+        loaded = [Lane(**{**lane, "state": {k: v.clone() for k, v in lane["state"].items()}}) for lane in state["lanes"]]
+        sizes = dict(self._sizes())
+        for lane in loaded:
+            if {name: tuple(rows.shape) for name, rows in lane.state.items()} != {n: (r, lane.count) for n, r in sizes.items()}:
+                _check.fail("state", sorted(lane.state), f"to hold {sizes} rows of {lane.count} numbers", "Same mechanism?")
+        self._lanes, self._loaded = {}, loaded
+
+
+def _overlap(a: Lane, b: Lane) -> bool:
+    return a.index == b.index and a.offset < b.end and b.offset < a.end
+
+
+def _pack(lane: Lane) -> dict[str, Any]:
+    state = {name: rows.clone() for name, rows in lane.state.items()}
+    return {
+        "index": lane.index,
+        "offset": lane.offset,
+        "count": lane.count,
+        "dtype": lane.dtype,
+        "next": lane.next,
+        "state": state,
+    }

@@ -1,0 +1,95 @@
+"""Tree aggregation, as increments: row t is the noise of prefix t minus the noise of prefix t - 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import numpy as np
+
+from hushgrad import _check
+from hushgrad.noise import _kernel
+from hushgrad.noise.source import Source
+from hushgrad.noise.streams.ordered import Lane, OrderedStream
+
+__all__ = ["TreeStream", "node"]
+
+_LEVELS = 64
+
+
+def node(step: int, level: int) -> int:
+    """The number under which the source keeps the tree node of this level whose last leaf is ``step``."""
+    return step * _LEVELS + level
+
+
+@final
+class TreeStream(OrderedStream):
+    """Noise of binary-tree prefix sums: prefix t sums one node for every binary digit 1 of t + 1.
+
+    The node of level l that ends at leaf t has its own z. Plain: its estimate is this z. With ``honaker`` (online) it is the
+    average, weighted by inverse variances, of its own z and the sum e of its two children's estimates:
+
+        e_l = a z_l + (1 - a)(e_left + e_right),   v_l = v / (1 + v),  a = v / (1 + v),  v = v_left + v_right,  v_0 = 1.
+
+    ``restart``: a new tree begins every ``restart`` steps, on top of the last one's total. With ``completion`` a tree that
+    ends is filled up with empty leaves to the next power of two, so that its total is the root's estimate alone; the
+    sums of empty subtrees are known to be 0 and have variance 0. State: one number per level and parameter.
+
+    Reference: Honaker (2015); Kairouz et al. (2021), arXiv:2103.00039, section B.1 (efficient and restarted tree aggregation).
+    """
+
+    def __init__(
+        self, source: Source, *, steps: int, honaker: bool = False, restart: int | None = None, completion: bool = False
+    ) -> None:
+        super().__init__(source, steps=steps)
+        self._honaker, self._completion = honaker, completion
+        self._size = min(steps, steps if restart is None else _check.positive_int(restart=restart))
+
+    def _sizes(self) -> Mapping[str, int]:
+        return {"nodes": self._size.bit_length()}  # the estimates of the open prefix, by level
+
+    def _advance(self, lane: Lane, low: int, high: int, out: np.ndarray, scale: float, fresh: bool) -> None:
+        leaf = lane.next % self._size
+        nodes = lane.rows("nodes")[:, low:high]
+        open_levels = [level for level in range(leaf.bit_length()) if leaf >> level & 1]
+        ends = self._completion and leaf == self._size - 1
+        top = (self._size - 1).bit_length() if ends else ((leaf + 1) & -(leaf + 1)).bit_length() - 1
+        estimate = self._estimate(lane, leaf, top, low, high)
+        row = estimate.copy()
+        term = -np.ones((1, 1), row.dtype)
+        for level in open_levels:
+            if level < top:
+                _kernel.KERNEL.combine(term, [nodes[level]], row[None])
+        if top < len(nodes):
+            nodes[top] = estimate
+        _kernel.KERNEL.emit(row, scale, out, fresh)
+
+    def _estimate(self, lane: Lane, leaf: int, top: int, low: int, high: int) -> np.ndarray:
+        """The estimate of the node of level ``top`` that the leaf completes."""
+        nodes = lane.rows("nodes")[:, low:high]
+        estimate = np.empty(high - low, nodes.dtype)
+        start = lane.offset + low
+        if not self._honaker:
+            self._source.fill(node(lane.next, top), lane.index, start, estimate)
+            return estimate
+        own = np.empty_like(estimate)
+        self._source.fill(node(lane.next, 0), lane.index, start, estimate)
+        variance = 1.0
+        for level in range(top):
+            if leaf >> level & 1:  # a right child: its left sibling is kept and full; otherwise its right sibling is empty
+                estimate += nodes[level]
+                variance += _full_variance(level)
+            self._source.fill(node(lane.next, level + 1), lane.index, start, own)
+            share = variance / (1.0 + variance)
+            estimate *= estimate.dtype.type(1.0 - share)
+            estimate += own * estimate.dtype.type(share)
+            variance = share
+        return estimate
+
+
+def _full_variance(level: int) -> float:
+    """Variance of the estimate of a full subtree: v_0 = 1, v_l = 2 v / (1 + 2 v)."""
+    variance = 1.0
+    for _ in range(level):
+        variance = 2 * variance / (1 + 2 * variance)
+    return variance
