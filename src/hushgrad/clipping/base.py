@@ -1,23 +1,40 @@
-"""Clippers: how much of each example's gradient is kept."""
+"""The frame of the room: what a rule must know about its layer, and what a clipper does with norms.
+
+| symbol | name | meaning |
+|---|---|---|
+| B | examples | examples in one physical batch; always the first dimension |
+| T | positions | tokens, pixels: all dimensions between the first and the features |
+| x | ``record.x`` | the input of one call of a layer |
+| g | ``record.g`` | the gradient of the loss with respect to the output of that call |
+| G_i | per-example gradient | the gradient of example i's own loss with respect to one parameter |
+| w_i | weight | what the clipper multiplies G_i by |
+
+A :class:`Rule` answers three questions about a :class:`Record`: what is G_i, what is its squared norm, and what is
+sum_i w_i G_i. Only the first has to be written; the other two follow, and a rule overrides them where there is a cheaper
+exact way. A rule is stateless, is registered with ``@rule(TheLayerClass)``, and never sees clip norms, reductions or
+probes: the capture multiplies those in.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from hushgrad._value import Value
 from hushgrad.events import Relation
 
-__all__ = ["ClippedSum", "Clipper"]
+__all__ = ["ClippedSum", "Clipper", "Factors", "Record", "Rule", "rule", "rule_for"]
 
 
 class ClippedSum(NamedTuple):
     """The sum of the clipped per-example gradients, before any noise: sensitive, as the prefix ``raw_`` says."""
 
-    raw_sums: dict[str, Tensor]  # by parameter name, fresh tensors in the parameter's shape
-    raw_norms: Tensor  # (B,) norms of the examples' whole gradients before clipping
+    raw_sums: dict[str, Tensor]  # by parameter name, in the parameter's shape
+    raw_norms: Tensor  # (B,) norms of the examples' (or units') whole gradients before clipping
     raw_weights: Tensor  # (B,) or (B, groups): what each example's gradient was multiplied by
     rejected: int  # examples with a NaN or infinite gradient: weight 0
 
@@ -25,10 +42,177 @@ class ClippedSum(NamedTuple):
 class Clipper(Value, family="clipper"):
     """A frozen, public rule that turns per-example squared norms into weights."""
 
+    def groups(self, names: Sequence[str]) -> list[int] | None:
+        """The clipping group (0, 1, ...) of each parameter, or None if all are clipped together (the default)."""
+        return None
+
     @abstractmethod
     def weights(self, sq_norms: Tensor) -> Tensor:
-        """The factor for each example's gradient, from its squared norm. NaN and infinite norms get weight 0."""
+        """The factor for each example's gradient, from its squared norm: (B,), or (B, groups) if there are groups.
+
+        NaN and infinite squared norms get weight 0.
+        """
 
     @abstractmethod
     def sensitivity(self, relation: Relation) -> float:
         """How far the L2 norm can move between the clipped sums of neighbours: C, or 2 C for replace-one."""
+
+
+class Factors(NamedTuple):
+    """A per-example gradient as a sum of outer products: G_i = sum_t left[i, t] right[i, t]^T, viewed in the parameter's shape.
+
+    ``left`` is (B, T, m), or a (B, T) integer tensor that stands for one-hot rows of length m (an embedding's ids; a negative
+    id is a row of zeros). ``right`` is (B, T, n).
+    """
+
+    left: Tensor
+    right: Tensor
+
+
+class Record:
+    """One call of one captured module: its inputs and the gradient that came back to its output.
+
+    ``names`` are the module's *trainable* parameters under their local names ("weight"); a rule must not spend work on others.
+    ``kept`` is the rule's own: per-example gradients by local name that ``sq_norms`` has made and ``add_weighted`` will use
+    (the inputs and gradients are then no longer needed and may be released with :meth:`release`).
+    """
+
+    __slots__ = ("args", "grads", "kept", "kwargs", "module", "names")
+
+    def __init__(
+        self,
+        module: nn.Module,
+        names: tuple[str, ...],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        grads: tuple[Tensor | None, ...],
+    ) -> None:
+        self.module, self.names, self.args, self.kwargs, self.grads = module, names, args, kwargs, grads
+        self.kept: dict[str, Tensor] = {}
+
+    @property
+    def x(self) -> Tensor:
+        """The first input, wherever the caller put it."""
+        return self.args[0] if self.args else next(iter(self.kwargs.values()))  # type: ignore[no-any-return]
+
+    @property
+    def g(self) -> Tensor:
+        """The gradient of the first output."""
+        g = self.grads[0]
+        assert g is not None
+        return g
+
+    def release(self) -> None:
+        """Forget inputs and gradients; what is ``kept`` stays."""
+        self.args, self.kwargs, self.grads = (), {}, ()
+
+
+class Rule(ABC):
+    """What per-example clipping must know about one kind of layer. Stateless: one instance serves all layers.
+
+    ``parameters`` are the local names the formulas cover; a layer that owns other trainable parameters is not this rule's.
+    ``subtree`` = True: the rule also owns the parameters of the layer's children (their local names are dotted), which are
+    then not captured by themselves (``nn.MultiheadAttention`` uses its ``out_proj`` without calling it).
+    ``hot`` = False: norms are taken at collect time instead of inside backward, right after the gradient was computed.
+
+    A layer with one output tensor has one entry in ``record.grads``; one that returns a tuple, list or dict has one for each
+    floating-point tensor in it, in order, None where the loss does not depend on it.
+    """
+
+    parameters: ClassVar[frozenset[str] | None] = None  # None: whatever there is
+    subtree: ClassVar[bool] = False
+    hot: ClassVar[bool] = True
+
+    @abstractmethod
+    def per_example(self, record: Record) -> dict[str, Tensor]:
+        """The per-example gradients G_i of every name in ``record.names``: (B, *parameter shape) each."""
+
+    def sq_norms(self, record: Record) -> dict[str, Tensor]:
+        """Their squared norms, (B,) each. May put what is worth keeping into ``record.kept``."""
+        record.kept = self.per_example(record)
+        return {name: sq_norm(G) for name, G in record.kept.items()}
+
+    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+        """``out[name] += sum_i weights[name][i] G_i``, in place, for every name in ``record.names``."""
+        kept = record.kept or self.per_example(record)
+        for name in record.names:
+            add_kept(out[name], kept[name], weights[name])
+
+    def factors(self, record: Record) -> dict[str, Factors]:
+        """G_i as outer products, for the names that have this form (default: none). Makes cross terms of tied weights cheap."""
+        return {}
+
+    def examples(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+        """How many examples this call's inputs hold (None: it cannot be told). Default: the first tensor's first dimension."""
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor):
+                return value.shape[0] if value.dim() else None
+        return None
+
+    def broadcast(self, output: Tensor, examples: int) -> Tensor | None:
+        """The output of a call on one shared row (position ids [1, T]) spread over the examples; None if this is no such call."""
+        return output.expand(examples, *output.shape[1:]) if output.shape[0] == 1 else None
+
+    def spread(self, value: Tensor, examples: int) -> Tensor:
+        """An input of such a call, spread in the same way."""
+        return value.expand(examples, *value.shape[1:]) if value.dim() and value.shape[0] == 1 else value
+
+    def select(self, record: Record, index: Tensor, examples: int) -> Record:
+        """The same record for the examples in ``index`` alone. Default: every tensor whose first dimension is ``examples``."""
+
+        def pick(value: Any) -> Any:
+            batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == examples
+            return value.index_select(0, index) if batched else value
+
+        args, grads = tuple(map(pick, record.args)), tuple(map(pick, record.grads))
+        chosen = Record(record.module, record.names, args, {k: pick(v) for k, v in record.kwargs.items()}, grads)
+        chosen.kept = {name: pick(G) for name, G in record.kept.items()}
+        return chosen
+
+
+def sq_norm(G: Tensor) -> Tensor:
+    """The squared norm of each example's part: (B, ...) -> (B,)."""
+    if G.numel() == 0:  # vector_norm cannot flatten a batch of no examples
+        return G.new_zeros(G.shape[0])
+    return torch.linalg.vector_norm(G.reshape(G.shape[0], -1), dim=1).square_()  # type: ignore[no-any-return]
+
+
+def add_kept(out: Tensor, G: Tensor, weights: Tensor) -> None:
+    """``out += sum_i weights[i] G[i]`` in one pass over G."""
+    if out.is_contiguous():
+        out.view(-1).addmv_(G.reshape(G.shape[0], out.numel()).t(), weights.to(out.dtype))
+    else:
+        out.add_(torch.tensordot(weights.to(out.dtype), G, dims=1))
+
+
+# The registry --------------------------------------------------------------------------------------------------------
+
+_RULES: dict[type[nn.Module], Rule] = {}
+R = TypeVar("R", bound=type[Rule])
+
+
+def rule(*kinds: type[nn.Module]) -> Callable[[R], R]:
+    """Class decorator: this rule serves these layer classes (and subclasses that keep their ``forward``)."""
+
+    def register(cls: R) -> R:
+        instance = cls()
+        for kind in kinds:
+            _RULES[kind] = instance
+        return cls
+
+    return register
+
+
+def rule_for(module: nn.Module, trainable: Sequence[str]) -> Rule | None:
+    """The rule that covers this module's trainable parameters, or None: then the fallback serves.
+
+    A subclass that overrides ``forward`` computes something else, and one with further parameters has gradients that the
+    rule does not know, so neither inherits its parent's rule.
+    """
+    for kind in type(module).__mro__:
+        found = _RULES.get(kind)
+        if found is not None:
+            same = type(module).forward is kind.forward  # type: ignore[attr-defined]
+            covered = found.parameters is None or found.parameters.issuperset(trainable)
+            return found if same and covered else None
+    return None

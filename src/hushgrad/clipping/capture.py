@@ -1,0 +1,281 @@
+"""Capture: per-example clipped gradient sums from an ordinary training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from hushgrad import _check
+from hushgrad.clipping.base import ClippedSum, Clipper, Rule, rule_for
+from hushgrad.clipping.reduce import Group, Part, Use, add_clipped
+from hushgrad.clipping.rules.vmap import Vmap, VmapTree
+from hushgrad.clipping.site import Site
+from hushgrad.clipping.tape import Batch, Tape
+from hushgrad.errors import CaptureError
+
+__all__ = ["Capture"]
+
+
+class Capture:
+    """Watches a model's forward and backward passes and gives the sum of clipped per-example gradients.
+
+    sum_i w_i G_i, where G_i is the gradient of example i's own loss and w_i = ``clipper.weights(‖G_i‖²)``. The model, its
+    parameters and the loop stay as they are; ``p.grad`` stays None after ``backward``.
+
+    Args:
+        model: its trainable parameters at the time of :meth:`attach` are captured, under their names in ``named_parameters()``.
+        loss_reduction: "mean" if the loss is the mean of the examples' losses, "sum" if it is their sum. A mean over something
+            else than examples (all tokens that are not ``ignore_index``) mixes the examples; use the sum, or a mean per example.
+        unused: "raise" refuses a step in which a trainable parameter got no gradient; "zero" counts its gradient as zero.
+
+    **Formal guarantee.** Example i enters the result only through w_i G_i, provided the model keeps examples apart (see
+    :func:`~hushgrad.clipping.isolation`). Whatever cannot be attributed to single examples raises
+    :class:`~hushgrad.errors.CaptureError`; nothing is skipped.
+
+        >>> from hushgrad.clipping import Flat
+        >>> model = nn.Linear(3, 1)
+        >>> capture = Capture(model)
+        >>> capture.attach()
+        >>> model(torch.randn(8, 3)).mean().backward()
+        >>> clipped = capture.collect(Flat(1.0))
+        >>> clipped.raw_sums["weight"].shape, clipped.raw_norms.shape
+        (torch.Size([1, 3]), torch.Size([8]))
+
+    Reference: Bu et al., "Differentially private optimization on large models at small cost" (ICML 2023), algorithm 1.
+    """
+
+    def __init__(self, model: nn.Module, *, loss_reduction: str = "mean", unused: str = "raise") -> None:
+        self.model = _check.instance(nn.Module, model=model)
+        self.loss_reduction = _check.one_of(("mean", "sum"), loss_reduction=loss_reduction)
+        self.unused = _check.one_of(("raise", "zero"), unused=unused)
+        self.fold_with: Clipper | None = None
+        self._tape = Tape()
+        self._handles: list[Any] = []
+        self._sites: list[Site] = []
+        self._params: dict[str, nn.Parameter] = {}
+        self._names: dict[int, dict[str, str]] = {}  # by site: local name -> name in the model
+        self._frozen: list[tuple[str, nn.Parameter]] = []
+        self._folded: tuple[dict[str, Tensor], list[Part]] | None = None
+
+    # Attach and detach -----------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Put hooks on every module that owns a trainable parameter."""
+        if self._handles:
+            return
+        named = dict(self.model.named_parameters())
+        self._params = {name: p for name, p in named.items() if p.requires_grad}
+        self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
+        if not self._params:
+            _check.fail("model", type(self.model).__name__, "to have a parameter that requires gradients")
+        self._sites = list(_sites(self._tape, self.model))
+        by_id = {id(p): name for name, p in self._params.items()}
+        self._names = {id(s): {n: by_id[id(p)] for n, p in zip(s.names, s.params, strict=True)} for s in self._sites}
+        for site in self._sites:
+            self._handles += site.hooks()
+        for name, p in self._params.items():
+            self._handles.append(p.register_post_accumulate_grad_hook(self._leak(name)))  # type: ignore[no-untyped-call]
+
+    def detach(self) -> None:
+        """Remove all hooks; the model is as it was."""
+        for handle in self._handles:
+            handle.remove()
+        for p in self._params.values():
+            p.requires_grad = True  # in case a forward was interrupted between the hooks
+        self._handles, self._sites = [], []
+        self.discard()
+
+    def _leak(self, name: str) -> Any:
+        def hook(p: Tensor) -> None:
+            self._tape.leaks.add(name)
+            p.grad = None  # a raw gradient must not reach the optimizer
+
+        return hook
+
+    # What hooks cannot know --------------------------------------------------------------------------------------------
+
+    def examples(self, count: int) -> None:
+        """The next physical batch has ``count`` examples."""
+        self._tape.announce(examples=_check.integer(0, count=count))
+
+    def units(self, ids: Tensor) -> None:
+        """Examples of the next physical batch with equal ``ids`` belong to one unit, whose whole gradient is clipped as one."""
+        ids = torch.as_tensor(ids)
+        if ids.dim() != 1 or ids.is_floating_point():
+            _check.fail("ids", ids, "to be a one-dimensional integer tensor, one id for each example")
+        self._tape.announce(units=ids)
+
+    @contextmanager
+    def probe(self, coefficient: float) -> Iterator[None]:
+        """Passes inside are one more probe over the *same* examples as the other probes since the last collect.
+
+        The per-example gradients of all probes are added with their coefficients, then clipped as one.
+        """
+        with self._tape.probing(_check.number(coefficient=coefficient)):
+            yield
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Passes inside are not part of the step (an attack on the inputs, say). They must not reach ``p.grad``."""
+        self._tape.silent += 1
+        try:
+            yield
+        finally:
+            self._tape.silent -= 1
+
+    def discard(self) -> None:
+        """Forget everything since the last collect."""
+        self._tape.clear()
+        self._folded = None
+
+    # Collect -----------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def collect(self, clipper: Clipper, *, out: dict[str, Tensor] | None = None, scale: float = 1.0) -> ClippedSum:
+        """Clip, add up and clear: ``raw_sums[name]`` = (``out[name]``, in place, or zeros) + scale * sum_i w_i G_i.
+
+        Without a backward since the last collect the sum is empty: zeros (or ``out`` as it was), and no norms.
+        """
+        self._reconcile()
+        sums = self._zeros() if out is None else {name: out[name] for name in self._params}
+        folded, parts = self._folded or (None, [])
+        if folded is not None:
+            for name, total in folded.items():
+                sums[name].add_(total, alpha=scale)
+        parts = parts + self._reduce(clipper, sums, scale)
+        self.discard()
+        if not parts:
+            empty = next(iter(sums.values())).new_zeros(0)
+            return ClippedSum(sums, empty, clipper.weights(empty), 0)
+        norms, weights = torch.cat([p.norms for p in parts]), torch.cat([p.weights for p in parts])
+        return ClippedSum(sums, norms, weights, sum(p.rejected for p in parts))
+
+    @torch.no_grad()
+    def fold(self, clipper: Clipper) -> None:
+        """Clip and add up the micro-batches so far, so that their activations can be released before the next forward.
+
+        Set ``capture.fold_with = clipper`` to have it done by itself. Probes and units span micro-batches: they are not folded.
+        """
+        if any(batch.units is not None or batch.probe is not None for batch in self._tape.batches):
+            return
+        self._reconcile()
+        sums, parts = self._folded or (self._zeros(), [])
+        self._folded = sums, parts + self._reduce(clipper, sums, 1.0)
+        self._tape.clear()
+
+    def _zeros(self) -> dict[str, Tensor]:
+        dtypes = {self._names[id(s)][n]: s.dtype for s in self._sites for n in s.names}
+        return {name: torch.zeros_like(p, dtype=dtypes[name]) for name, p in self._params.items()}
+
+    def _reduce(self, clipper: Clipper, sums: dict[str, Tensor], scale: float) -> list[Part]:
+        with self._tape.quiet():
+            return [add_clipped(group, self._names, clipper, sums, scale) for group in self._groups()]
+
+    def _groups(self) -> list[Group]:
+        """The calls, by privacy unit."""
+        batches = [batch for batch in self._tape.batches if batch.calls]
+        if any(batch.units is not None for batch in batches):
+            return [self._by_unit(batches)] if batches else []
+        lanes: dict[int | None, list[Batch]] = {}
+        for batch in batches:
+            lanes.setdefault(batch.probe, []).append(batch)
+        if len(lanes) > 1 and len({tuple(b.examples for b in lane) for lane in lanes.values()}) > 1:
+            raise CaptureError("Every probe must pass over the same batches, in the same order.")
+        return [Group(same[0].examples, [u for b in same for u in self._uses(b)]) for same in zip(*lanes.values(), strict=True)]
+
+    def _by_unit(self, batches: list[Batch]) -> Group:
+        if any(b.units is None or len(b.units) != b.examples for b in batches):
+            raise CaptureError(
+                "Expected one unit id for every example of every batch. Call capture.units(ids) before each forward."
+            )
+        ids, index = torch.cat([b.units for b in batches if b.units is not None]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        uses, start = [], 0
+        for batch in batches:
+            uses += self._uses(batch, index[start : start + batch.examples])
+            start += batch.examples
+        return Group(len(ids), uses)
+
+    def _uses(self, batch: Batch, units: Tensor | None = None) -> list[Use]:
+        factor = batch.coefficient * (batch.examples if self.loss_reduction == "mean" else 1)
+        return [Use(call, factor, units) for call in batch.calls]
+
+    # Reconcile -----------------------------------------------------------------------------------------------------------
+
+    def _reconcile(self) -> None:
+        """Every trainable parameter seen, and seen completely; else raise, and forget the passes."""
+        problem = self._tape.failure or self._leaked() or self._changed() or self._unseen() or self._ambiguous()
+        if problem:
+            self.discard()
+            raise CaptureError(problem)
+
+    def _leaked(self) -> str | None:
+        if not self._tape.leaks:
+            return None
+        return (
+            f"{_list(self._tape.leaks)} got a gradient outside of the module that owns it, so it cannot be clipped. Call the "
+            "owning module instead of using its parameter directly, or register a subtree rule for the module that uses it."
+        )
+
+    def _changed(self) -> str | None:
+        changed = [name for name, p in self._params.items() if not p.requires_grad]
+        changed += [name for name, p in self._frozen if p.requires_grad]
+        if not changed:
+            return None
+        return f"requires_grad of {_list(changed)} has changed since the capture was attached. Detach and attach it again."
+
+    def _unseen(self) -> str | None:
+        if self.unused == "zero":
+            return None
+        for batch in self._tape.batches:
+            if batch.calls:
+                seen = {name for call in batch.calls for name in self._names[id(call.site)].values()}
+                missing = self._params.keys() - seen
+                if missing:
+                    return (
+                        f"{_list(missing)} got no gradient in this pass. Freeze what the loss does not use "
+                        '(requires_grad_(False)), or say Capture(..., unused="zero").'
+                    )
+        return None
+
+    def _ambiguous(self) -> str | None:
+        """Two calls of a module that were reached by different backward passes may hold different examples."""
+        for batch in self._tape.batches:
+            if len(batch.tasks) < 2:
+                continue
+            first: dict[str, set[int]] = {}
+            for call in batch.calls:
+                for name in self._names[id(call.site)].values():
+                    if not first.setdefault(name, set(call.tasks)) & set(call.tasks):
+                        return (
+                            f"{name} was used in two forwards that were differentiated by separate backward passes. Run backward "
+                            "after each forward (micro-batches), or add the losses and run one backward (the same examples)."
+                        )
+        return None
+
+
+def _sites(tape: Tape, model: nn.Module) -> Iterator[Site]:
+    """One site for every module that owns trainable parameters, with the rule that fits it best."""
+    inside_subtree: set[int] = set()
+    for path, module in model.named_modules():
+        if id(module) in inside_subtree:
+            continue
+        own = {name: p for name, p in module.named_parameters(recurse=False) if p.requires_grad}
+        tree = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        rule: Rule | None = rule_for(module, list(own))
+        if rule is None or is_parametrized(module):
+            rule = VmapTree() if is_parametrized(module) else Vmap()
+        if rule.subtree:
+            inside_subtree.update(id(child) for child in module.modules() if child is not module)
+        params = tree if rule.subtree else own
+        if params:
+            yield Site(tape, path, module, rule, params)
+
+
+def _list(names: Any) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")

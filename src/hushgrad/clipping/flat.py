@@ -1,0 +1,47 @@
+"""Flat clipping: each example's whole gradient is scaled into one ball."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hushgrad import _check
+from hushgrad.clipping.base import Clipper
+from hushgrad.events import Relation
+
+__all__ = ["Flat"]
+
+
+@dataclass(frozen=True)
+class Flat(Clipper):
+    """Scale each example's gradient to norm at most ``max_grad_norm``: w_i = min(1, C / ‖G_i‖).
+
+    **Formal guarantee.** ‖w_i G_i‖ <= C for every example, so the clipped sums of neighbours differ by at most C (add/remove,
+    zero-out) or 2 C (replace-one).
+
+    | squared norm | weight |
+    |---|---|
+    | 0 | 1 |
+    | NaN or infinite | 0 |
+
+        >>> Flat(1.0).weights(torch.tensor([0.25, 4.0, float("nan")]))
+        tensor([1.0000, 0.5000, 0.0000])
+
+    Reference: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1.
+    """
+
+    max_grad_norm: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_grad_norm", _check.positive(max_grad_norm=self.max_grad_norm))
+
+    def weights(self, sq_norms: Tensor) -> Tensor:
+        """min(1, C / norm); 0 where the norm is no number."""
+        # C / inf = 0 by itself, and NaN survives the clamp, so one nan_to_num covers both.
+        return torch.rsqrt(sq_norms).mul_(self.max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+
+    def sensitivity(self, relation: Relation) -> float:
+        """C times the number of contributions that neighbours differ by."""
+        return self.max_grad_norm * relation.contributions

@@ -1,0 +1,113 @@
+"""From records to the clipped sum: norms, weights, one weighted pass.
+
+A *group* is a set of calls over the same privacy units. Ordinarily the units are the examples of one physical batch, each
+parameter was used once, and its squared norms were taken while the gradient was hot. Where a parameter was used more than once
+(tied weights, a module called twice, probes, all examples of one user) the norm of the *sum* of its parts is needed:
+‖sum_k G_k‖² is not sum_k ‖G_k‖².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hushgrad.clipping.base import Clipper, Record, Rule
+from hushgrad.clipping.cross import joint_sq_norms
+from hushgrad.clipping.site import Call
+
+__all__ = ["Group", "Part", "Use", "add_clipped"]
+
+
+class Use(NamedTuple):
+    """One call, times ``factor`` (the reduction's batch size, a probe's coefficient); ``units[i]``: example i's unit."""
+
+    call: Call
+    factor: float
+    units: Tensor | None
+
+
+class Group(NamedTuple):
+    """All uses over the same ``size`` units; ``names`` gives each site's parameters their names in the model."""
+
+    size: int
+    uses: list[Use]
+
+
+class Part(NamedTuple):
+    """What one group contributed beside its sums."""
+
+    norms: Tensor
+    weights: Tensor
+    rejected: int
+
+
+def add_clipped(group: Group, names: dict[int, dict[str, str]], clipper: Clipper, sums: dict[str, Tensor], scale: float) -> Part:
+    """``sums[name] += scale * sum_i w_i G_i``; the calls are released one by one."""
+    order = list(sums)
+    sq_norms = _sq_norms(group, names, order)  # (parameters, units)
+    grouping = clipper.groups(order)
+    if grouping is None:
+        clipped_by = sq_norms.sum(0)
+        total = clipped_by
+    else:
+        index = torch.tensor(grouping, device=sq_norms.device)
+        clipped_by = sq_norms.new_zeros(max(grouping, default=0) + 1, group.size).index_add_(0, index, sq_norms).t()
+        total = clipped_by.sum(1)
+    weights = clipper.weights(clipped_by)
+    finite = total.isfinite()
+    rejected = 0 if bool(finite.all()) else int((~finite).sum())
+    if rejected:
+        weights = torch.where(finite if weights.dim() == 1 else finite.unsqueeze(1), weights, weights.new_zeros(()))
+    columns = None if grouping is None else dict(zip(order, grouping, strict=True))
+    for use in group.uses:
+        _add_use(use, names[id(use.call.site)], weights, columns, finite if rejected else None, sums, scale)
+    return Part(total.sqrt(), weights, rejected)
+
+
+def _sq_norms(group: Group, names: dict[int, dict[str, str]], order: Sequence[str]) -> Tensor:
+    """The squared norm of each parameter's gradient (rows) for each unit (columns)."""
+    by_name: dict[str, list[tuple[Use, str]]] = {}
+    for use in group.uses:
+        for local, name in names[id(use.call.site)].items():
+            by_name.setdefault(name, []).append((use, local))
+    shared = {name: uses for name, uses in by_name.items() if len(uses) > 1 or uses[0][0].units is not None}
+    rows = joint_sq_norms(group, names, shared)
+    factors = {uses[0][0].factor for name, uses in by_name.items() if name not in shared}
+    common = factors.pop() if len(factors) == 1 and not shared else None
+    for name, uses in by_name.items():
+        if name not in shared:
+            use, local = uses[0]
+            row = use.call.measure()[local]
+            rows[name] = row if common is not None else row * use.factor**2
+    some = next(iter(rows.values()))
+    stacked = torch.stack([rows[name] if name in rows else torch.zeros_like(some) for name in order])
+    return stacked if common is None else stacked.mul_(common**2)
+
+
+def _add_use(
+    use: Use,
+    names: dict[str, str],
+    weights: Tensor,
+    columns: dict[str, int] | None,
+    finite: Tensor | None,
+    sums: dict[str, Tensor],
+    scale: float,
+) -> None:
+    record, rule = use.call.record, use.call.site.rule
+    assert record is not None
+    own = weights if use.units is None else weights[use.units]
+    if finite is not None:  # 0 * NaN is NaN, so examples without a finite norm must leave the sum altogether
+        record, own = _without(record, rule, finite if use.units is None else finite[use.units], own)
+    own = own * (use.factor * scale)
+    by_name = {local: own if columns is None else own[:, columns[name]] for local, name in names.items()}
+    rule.add_weighted(record, by_name, {local: sums[name] for local, name in names.items()})
+    record.release()
+    record.kept = {}
+
+
+def _without(record: Record, rule: Rule, finite: Tensor, weights: Tensor) -> tuple[Record, Tensor]:
+    index = finite.nonzero().squeeze(1)
+    return rule.select(record, index, len(finite)), weights.index_select(0, index)

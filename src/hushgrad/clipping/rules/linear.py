@@ -1,0 +1,103 @@
+"""Linear: y = x W^T + b on (B, ..., d) -> (B, ..., p).
+
+G_i = sum_t g[i,t] x[i,t]^T, and three exact ways to its squared norm:
+
+| positions | formula | cost per example |
+|---|---|---|
+| T = 1 | ‖x‖² ‖g‖² | d + p |
+| few | ghost: sum_{t,s} <x_t, x_s> <g_t, g_s> | T² (d + p), and G is formed once more in the weighted sum |
+| many | make G, take its norm, keep it: the weighted sum is then a matrix-vector product | T d p, the weighted sum's own work |
+
+Reference: Goodfellow, "Efficient per-example gradient computations" (2015); Bu et al., "Differentially private optimization on
+large models at small cost" (2023), section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hushgrad.clipping.base import Factors, Record, Rule, add_kept, rule, sq_norm
+
+__all__ = ["Linear"]
+
+# Reading one stored float of G costs about as much as this many multiply-adds.
+_READ_COST = 12
+# Kept per-example gradients of one layer may take this many floats at the most (256 MB in single precision).
+_KEEP_AT_MOST = 1 << 26
+
+
+@rule(nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
+class Linear(Rule):
+    """Closed form for one position, else Gram matrices or kept gradients, whichever is cheaper."""
+
+    parameters = frozenset({"weight", "bias"})
+
+    def per_example(self, record: Record) -> dict[str, Tensor]:
+        """G_i = sum_t g[i,t] x[i,t]^T and sum_t g[i,t]."""
+        x, g = _positions(record.x), _positions(record.g)
+        made = {"weight": lambda: torch.bmm(g.transpose(1, 2), x), "bias": lambda: g.sum(1)}
+        return {name: made[name]() for name in record.names}
+
+    def sq_norms(self, record: Record) -> dict[str, Tensor]:
+        """See the table of this module."""
+        x, g = record.x, record.g
+        if x.dim() == 2:
+            sq_g = torch.linalg.vector_norm(g, dim=1).square_()
+            weight = torch.linalg.vector_norm(x, dim=1).square_().mul_(sq_g) if "weight" in record.names else sq_g
+            return {name: weight if name == "weight" else sq_g for name in record.names}
+        x, g = _positions(x), _positions(g)
+        norms = {}
+        if "weight" in record.names:
+            norms["weight"] = self._sq_norm_of_weight(record, x, g)
+        if "bias" in record.names:
+            norms["bias"] = sq_norm(g.sum(1))
+        return norms
+
+    def _sq_norm_of_weight(self, record: Record, x: Tensor, g: Tensor) -> Tensor:
+        B, T, d = x.shape
+        p = g.shape[2]
+        if T * T * (d + p) < _READ_COST * d * p or B * d * p > _KEEP_AT_MOST:
+            return gram_sq_norm(x, g)
+        record.kept["weight"] = torch.bmm(g.transpose(1, 2), x)
+        return sq_norm(record.kept["weight"])
+
+    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+        """(w g)^T x in one matrix product straight into ``out``; or w^T G where G was kept."""
+        for name in record.names:
+            if name in record.kept:
+                add_kept(out[name], record.kept[name], weights[name])
+            elif name == "weight":
+                g = record.g * _column(weights[name], record.g)
+                out[name].addmm_(g.flatten(0, -2).t(), record.x.reshape(-1, record.x.shape[-1]))
+            else:
+                _add_bias(out[name], _positions(record.g), weights[name])
+
+    def factors(self, record: Record) -> dict[str, Factors]:
+        """The weight's gradient is the outer product of g and x."""
+        return {"weight": Factors(_positions(record.g), _positions(record.x))} if "weight" in record.names else {}
+
+
+def gram_sq_norm(x: Tensor, g: Tensor) -> Tensor:
+    """‖sum_t g_t x_t^T‖² = sum_{t,s} <x_t, x_s> <g_t, g_s> per example, without forming the sum."""
+    return torch.bmm(x, x.transpose(1, 2)).mul_(torch.bmm(g, g.transpose(1, 2))).sum((1, 2))
+
+
+def _positions(x: Tensor) -> Tensor:
+    """(B, ..., d) as (B, T, d)."""
+    if x.dim() == 3:
+        return x
+    return x.unsqueeze(1) if x.dim() == 2 else x.flatten(1, -2)
+
+
+def _column(weights: Tensor, like: Tensor) -> Tensor:
+    return weights.view(-1, *(1 for _ in like.shape[1:]))
+
+
+def _add_bias(out: Tensor, g: Tensor, weights: Tensor) -> None:
+    if g.shape[1] == 1:
+        out.addmv_(g[:, 0].t(), weights)
+    else:
+        out.addmv_(g.sum(1).t(), weights)

@@ -1,0 +1,191 @@
+"""The hooks on one captured module, and one call of it.
+
+Between its forward pre-hook and its forward hook a captured module runs on parameters that do not require gradients. Autograd
+therefore records only the way back to the *activations*, and ``backward`` computes no weight gradient that would be thrown away:
+the weighted sums of ``collect`` are the only ones. A parameter that is used anywhere else (``F.linear(x, other.weight)``) still
+requires its gradient there; that gradient arrives in ``p.grad``, where the capture notices it and refuses the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from hushgrad.clipping.base import Record, Rule
+from hushgrad.clipping.rules.vmap import tensors_of
+
+if TYPE_CHECKING:
+    from hushgrad.clipping.tape import Batch, Tape
+
+__all__ = ["Call", "Site"]
+
+
+class _Root(torch.autograd.Function):
+    """Marks the output of a first layer as part of the graph, in place.
+
+    ``output.requires_grad_()`` would do so as well, but makes it a leaf, which an in-place activation behind it may not change.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+class Call:
+    """One call of a captured module; it becomes part of its batch when a gradient comes back to it."""
+
+    __slots__ = ("args", "batch", "kwargs", "record", "site", "sq_norms", "tasks", "versions")
+
+    def __init__(self, site: Site, batch: Batch, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.site, self.batch, self.args, self.kwargs = site, batch, args, kwargs
+        self.versions = [a._version for a in args if isinstance(a, Tensor)]
+        self.record: Record | None = None
+        self.sq_norms: dict[str, Tensor] | None = None
+        self.tasks: list[int] = []
+
+    def arrive(self, g: Tensor) -> None:
+        """Tensor hook of a layer with one output."""
+        self.arrive_all((g,))
+
+    def arrive_all(self, grads: Any) -> None:
+        """Hook of a layer with several outputs: a gradient, or None, for each."""
+        tape = self.site.tape
+        task = tape.arrived(self)
+        self.tasks.append(task)
+        dtype = self.site.dtype
+        grads = tuple(g if g is None or g.dtype == dtype else g.to(dtype) for g in grads)
+        if self.record is None:
+            self._open(grads)
+            if self.site.rule.hot:
+                with tape.quiet():
+                    self.measure()
+        else:  # a second loss over the same pass: per-example gradients are linear in g
+            self.record.grads = tuple(_plus(a, b) for a, b in zip(self.record.grads, grads, strict=True))
+            self.record.kept, self.sq_norms = {}, None
+
+    def _open(self, grads: tuple[Tensor | None, ...]) -> None:
+        site = self.site
+        if self.versions != [a._version for a in self.args if isinstance(a, Tensor)]:
+            site.tape.fail(
+                f"The input of {site.path or 'the model'} was changed in place after the module had used it. "
+                "Write the operation out of place."
+            )
+        args = tuple(site.ready(a) for a in self.args)
+        kwargs = {key: site.ready(value) for key, value in self.kwargs.items()} if self.kwargs else self.kwargs
+        self.record = Record(site.module, site.names, args, kwargs, grads)
+        self.args, self.kwargs = (), {}
+        self.batch.calls.append(self)
+
+    def measure(self) -> dict[str, Tensor]:
+        """The squared norms by local name; the first time they are computed, and what is no longer needed is released."""
+        if self.sq_norms is None:
+            assert self.record is not None
+            self.sq_norms = self.site.rule.sq_norms(self.record)
+        return self.sq_norms
+
+
+class Site:
+    """A captured module, its rule, and the trainable parameters that it answers for."""
+
+    __slots__ = ("_off", "dtype", "module", "names", "params", "path", "rule", "tape")
+
+    def __init__(self, tape: Tape, path: str, module: nn.Module, rule: Rule, params: dict[str, nn.Parameter]) -> None:
+        self.tape, self.path, self.module, self.rule = tape, path, module, rule
+        self.names, self.params = tuple(params), list(params.values())
+        dtype = self.params[0].dtype
+        self.dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype  # norms and sums need the bits
+        self._off: list[list[nn.Parameter] | None] = []  # a stack: a module may call itself
+
+    def hooks(self) -> list[Any]:
+        """Attach; the handles to detach with."""
+        return [
+            self.module.register_forward_pre_hook(self._before, with_kwargs=True),
+            self.module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
+        ]
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.tape.silent or not torch.is_grad_enabled():
+            self._off.append(None)
+            return
+        off = [p for p in self.params if p.requires_grad]  # those that an outer call has not already turned off
+        for p in off:
+            p.requires_grad = False
+        self._off.append(off)
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        off = self._off.pop() if self._off else None  # empty: somebody's pre-hook raised before ours was called
+        if off is None:
+            return None
+        for p in off:
+            p.requires_grad = True
+        return None if output is None else self._watch(args, kwargs, output)  # None: the forward raised
+
+    def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Wait for the gradient of this call's output."""
+        count = self.rule.examples(args, kwargs)
+        batch = self.tape.batch_of(count)
+        call = Call(self, batch, args, kwargs)
+        if isinstance(output, Tensor):
+            return self._watch_one(call, output, count)
+        if count is not None and count != batch.examples:
+            self.tape.wrong_count(self.path, count)
+        outputs = tensors_of(output)
+        for y in outputs:
+            if not y.requires_grad:
+                _Root.apply(y, self.tape.anchor)  # type: ignore[no-untyped-call]  # in place, so the structure around the tensors stays
+        if outputs:
+            register_multi_grad_hook(outputs, call.arrive_all)
+        return output
+
+    def _watch_one(self, call: Call, y: Tensor, count: int | None) -> Tensor:
+        if not y.requires_grad:
+            # An in-place operation on a view would move the hooks' node out of the graph; a detached tensor is no view.
+            y = _Root.apply(y.detach() if y._is_view() else y, self.tape.anchor)  # type: ignore[no-untyped-call]
+        if count is not None and count != call.batch.examples:
+            y = self._spread(call, y)
+        base = y._base if y._is_view() else None
+        if base is not None and _is_reshape(y, base) and not any(_shares(a, base) for a in call.args):
+            shape = y.shape  # the same reason: the base's node stays whatever happens to its view
+            base.register_hook(lambda g: call.arrive(g.reshape(shape)))  # type: ignore[no-untyped-call]
+        else:
+            y.register_hook(call.arrive)  # type: ignore[no-untyped-call]
+        return y
+
+    def _spread(self, call: Call, output: Tensor) -> Tensor:
+        """A shared row (position ids) is used by every example: give each example its own, so that gradients stay apart."""
+        B = call.batch.examples
+        spread = self.rule.broadcast(output, B)
+        if spread is None:
+            self.tape.wrong_count(self.path, output.shape[0])
+        call.args = tuple(self.rule.spread(a, B) if isinstance(a, Tensor) else a for a in call.args)
+        call.kwargs = {k: self.rule.spread(a, B) if isinstance(a, Tensor) else a for k, a in call.kwargs.items()}
+        return spread
+
+    def ready(self, value: Any) -> Any:
+        """An input as the rule gets it: in the precision of norms and sums."""
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != self.dtype:
+            return value.to(self.dtype)
+        return value
+
+
+def _is_reshape(y: Tensor, base: Tensor) -> bool:
+    return base.numel() == y.numel() and base.is_contiguous() and y.is_contiguous()
+
+
+def _shares(value: Any, base: Tensor) -> bool:
+    return isinstance(value, Tensor) and (value is base or value._base is base)
+
+
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
