@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ class Chain(Denoiser):
     Reference: Dwork and Roth, "The algorithmic foundations of differential privacy", 2014, Proposition 2.1.
     """
 
-    members: tuple[Denoiser, ...] = ()
+    members: Sequence[Denoiser] = ()
 
     def __post_init__(self) -> None:
         members: tuple[Denoiser, ...] = tuple(
