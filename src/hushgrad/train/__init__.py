@@ -1,1 +1,27 @@
-"""Train: the hall where the workshops meet: plan, make_private, fit, checkpoint."""
+"""Train: the hall where the workshops meet. A plan is the run's description; make_private attaches it to an ordinary loop."""
+
+from __future__ import annotations
+
+from hushgrad.train.averaging import EMA, Average, Polyak, Tail
+from hushgrad.train.books import guarantee_of
+from hushgrad.train.checkpoint import Checkpoint
+from hushgrad.train.plan import Plan
+from hushgrad.train.private import Private, make_private
+from hushgrad.train.projection import Ball, Box, Projection
+from hushgrad.train.svrg import SVRG
+
+__all__ = [
+    "EMA",
+    "SVRG",
+    "Average",
+    "Ball",
+    "Box",
+    "Checkpoint",
+    "Plan",
+    "Polyak",
+    "Private",
+    "Projection",
+    "Tail",
+    "guarantee_of",
+    "make_private",
+]

@@ -1,0 +1,129 @@
+"""Averages of the iterates: post-processing, so they cost no privacy."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hushgrad import _check
+from hushgrad._value import Value
+
+__all__ = ["EMA", "Average", "Averaged", "Polyak", "Tail"]
+
+
+class Average(Value, family="average"):
+    """A frozen, public rule for averaging the parameters of successive steps."""
+
+    @abstractmethod
+    def weight(self, step: int, steps: int) -> float:
+        """How much of the average becomes the parameters after step ``step`` (0-based) of ``steps``: in [0, 1]; 1 restarts."""
+
+    @classmethod
+    def of(cls, average: Average | str | None) -> Average | None:
+        """The rule itself, or the one that ``"tail"``, ``"ema"`` or ``"polyak"`` names."""
+        if average is None or isinstance(average, Average):
+            return average
+        named: dict[str, type[Average]] = {"tail": Tail, "ema": EMA, "polyak": Polyak}
+        return named[_check.one_of(named, average=average)]()
+
+
+@dataclass(frozen=True)
+class Polyak(Average):
+    r"""The mean of all iterates, (1/t) sum_{s <= t} w_s.
+
+        >>> [round(Polyak().weight(t, 4), 3) for t in range(4)]
+        [1.0, 0.5, 0.333, 0.25]
+
+    Reference: Polyak and Juditsky 1992; Bassily, Smith and Thakurta 2014, theorem 2.4, analyse private SGD at this point.
+    """
+
+    def weight(self, step: int, steps: int) -> float:
+        """1/(t+1): the running mean."""
+        return 1.0 / (step + 1)
+
+
+@dataclass(frozen=True)
+class Tail(Average):
+    r"""The mean of the last ``fraction`` of the iterates; before they begin, the current one.
+
+        >>> [round(Tail(0.5).weight(t, 4), 3) for t in range(4)]
+        [1.0, 1.0, 1.0, 0.5]
+
+    Reference: Rakhlin, Shamir and Sridharan 2012, section 3 (suffix averaging).
+    """
+
+    fraction: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fraction", _check.rate(fraction=self.fraction))
+
+    def weight(self, step: int, steps: int) -> float:
+        """1/(number of tail iterates so far), 1 before the tail."""
+        first = steps - max(1, round(self.fraction * steps))
+        return 1.0 / max(1, step - first + 1)
+
+
+@dataclass(frozen=True)
+class EMA(Average):
+    r"""m_t = decay_t m_{t-1} + (1 - decay_t) w_t with decay_t = min(``decay``, (1+t)/(10+t)): short memory at first.
+
+    Reference: De et al. 2022, "Unlocking high-accuracy differentially private image classification through scale", section 3.
+    """
+
+    decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "decay", _check.between(0, 1, closed="left", decay=self.decay))
+
+    def weight(self, step: int, steps: int) -> float:
+        """1 - decay_t; the first iterate starts the average."""
+        return 1.0 if step == 0 else 1.0 - min(self.decay, (1 + step) / (10 + step))
+
+
+class Averaged:
+    """The live average of a model's trainable parameters, fed after every step."""
+
+    def __init__(self, rule: Average, params: dict[str, Tensor], steps: int) -> None:
+        self._rule, self._params, self._steps = rule, params, steps
+        self._means: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the parameters after ``step``."""
+        weight = self._rule.weight(step, self._steps)
+        for name, p in self._params.items():
+            if weight == 1.0 or name not in self._means:
+                self._means[name] = p.detach().clone()
+            else:
+                self._means[name].lerp_(p.detach(), weight)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Inside, the model has the averaged parameters; afterwards exactly those that it had before."""
+        kept = {name: p.detach().clone() for name, p in self._params.items()}
+        self._write(self._means)
+        try:
+            yield
+        finally:
+            self._write(kept)
+
+    @torch.no_grad()
+    def _write(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            self._params[name].copy_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The means by parameter name."""
+        return {name: mean.clone() for name, mean in self._means.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken."""
+        if not set(state) <= set(self._params):
+            _check.fail("state", sorted(state), "to hold averages of this model's parameters")
+        self._means = {name: mean.detach().clone() for name, mean in state.items()}

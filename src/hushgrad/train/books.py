@@ -1,0 +1,156 @@
+"""The books of a run: which steps were taken, what they cost, and how many more the budget allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError, BudgetExceeded
+from hushgrad.events import Compose, Event, Participation, Unanalysed
+from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.train.plan import Plan
+
+__all__ = ["Books", "guarantee_of"]
+
+_FOREIGN = Unanalysed("a step was taken on a batch that the run's loader did not issue")
+_SEEDED = "Reproducible: not private against whoever knows the seed"
+
+
+class Books:
+    """Counts the steps of one run of a plan and writes its ledger.
+
+    A step is charged *before* its gradient is released. Steps that compose (``plan.event(t) == plan.event(1) * t``) are
+    recorded one by one; the steps of correlated noise do not, and are recorded as one stream that costs ``plan.event(t)``.
+    """
+
+    def __init__(self, plan: Plan, run: str, *, prior: Ledger | None = None, max_epsilon: float | None = None) -> None:
+        self.plan, self.run, self.prior = plan, run, prior if prior is not None else Ledger()
+        self.issued = 0
+        self.foreign = 0
+        self.declared: Participation | None = None
+        self._step = plan.event(1)
+        self._composes = plan.event() == self._step * plan.steps
+        if any(entry.stream == run for entry in self.prior):
+            raise ArgumentError("Expected key to be a fresh one: the prior ledger holds a run with it. One key serves one run.")
+        self.max_epsilon = None if max_epsilon is None else _check.positive(max_epsilon=max_epsilon)
+        self._limit = plan.steps if self.max_epsilon is None else self._affordable(self.max_epsilon)
+
+    @property
+    def taken(self) -> int:
+        """All steps charged so far: the number of the next one."""
+        return self.issued + self.foreign
+
+    @property
+    def limit(self) -> int:
+        """How many steps the plan and the budget allow in all."""
+        return self._limit
+
+    def require_room(self, *, issued: bool) -> None:
+        """Raise if the next step may not be taken; nothing has been touched yet.
+
+        Raises:
+            BudgetExceeded: after the last step of the plan, or where the next one would cost more than ``max_epsilon``.
+        """
+        if self.taken >= self.plan.steps:
+            raise BudgetExceeded(f"All {self.plan.steps} steps of the plan are taken. Make a longer plan to train on.")
+        if self.taken >= self._limit:
+            raise BudgetExceeded(f"Step {self.taken + 1} would exceed max_epsilon={self.max_epsilon:g}; it was not taken.")
+        if self.max_epsilon is not None and not issued and self.declared is None:
+            raise BudgetExceeded(
+                "A step on a batch that the run's loader did not issue costs an unknown epsilon; it was not taken."
+            )
+
+    def charge(self, *, issued: bool) -> None:
+        """One more step."""
+        if issued:
+            self.issued += 1
+        else:
+            self.foreign += 1
+
+    def declare(self, participation: Participation) -> None:
+        """State who takes part in batches that come from elsewhere; see :meth:`Private.declare`."""
+        _check.instance(Participation, participation=participation)
+        if self.issued:
+            raise ArgumentError("Expected declare() before any batch of the run's own loader: its batches are accounted already.")
+        self.plan.noise.event(1.0, participation, self.plan.steps)  # its theorem, or NoTheorem now rather than in spent()
+        self.declared = participation
+        if self.max_epsilon is not None:
+            self._limit = self._affordable(self.max_epsilon)
+
+    def ledger(self) -> Ledger:
+        """What happened: the prior phases, then this run."""
+        ledger = self.prior + Ledger()
+        if self.declared is not None:
+            self._record(ledger, self.foreign)
+            return ledger
+        self._record(ledger, self.issued)
+        if self.foreign:
+            ledger.record(_FOREIGN, times=self.foreign)
+        return ledger
+
+    def _record(self, ledger: Ledger, steps: int) -> None:
+        if not steps:
+            return
+        if self.declared is not None:
+            cost: Event = self.plan.noise.event(self.plan.noise_multiplier or 0.0, self.declared, steps)
+            ledger.record(cost, times=steps, stream=self.run)
+        elif self._composes:
+            ledger.record(self._step, times=steps)
+        else:
+            ledger.record(self.plan.event(steps), times=steps, stream=self.run)
+
+    def _affordable(self, max_epsilon: float) -> int:
+        """The largest number of steps within the budget; asked once, so that no accountant runs in the step path."""
+
+        def fits(steps: int) -> bool:
+            total = self.prior + Ledger()
+            self._record(total, steps)
+            return _epsilon(total.event(), self.plan) <= max_epsilon
+
+        if fits(self.plan.steps):
+            return self.plan.steps
+        low, high = 0, self.plan.steps  # fits(high) is false; fits(0) is not asked: no step needs no room
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts and declarations; with the plan they give the ledger again."""
+        declared = None if self.declared is None else self.declared.to_json()
+        return {"issued": self.issued, "foreign": self.foreign, "declared": declared, "prior": self.prior.to_json()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the books of an interrupted run."""
+        self.issued = _check.integer(0, issued=state["issued"])
+        self.foreign = _check.integer(0, foreign=state["foreign"])
+        self.declared = None if state["declared"] is None else Participation.from_json(state["declared"])
+        self.prior = Ledger.from_json(state["prior"])
+        if self.max_epsilon is not None:
+            self._limit = self._affordable(self.max_epsilon)
+
+
+def guarantee_of(ledger: Ledger, plan: Plan, *, reproducible: bool = False, accountant: str = "pld") -> Guarantee:
+    """The guarantee for everything in ``ledger``, asked with the delta, relation and unit of ``plan``.
+
+    Ledgers of several phases on the same data add up: ``guarantee_of(first.ledger + second.ledger, plan)``.
+    """
+    event = ledger.event()
+    notes = (_SEEDED,) if reproducible else ()
+    return Guarantee(
+        epsilon=_epsilon(event, plan, accountant),
+        delta=plan.delta,
+        event=event,
+        accountant=accountant,
+        relation=plan.relation,
+        unit=plan.unit,
+        notes=notes,
+    )
+
+
+def _epsilon(event: Event, plan: Plan, accountant: str = "pld") -> float:
+    from hushgrad import accounting  # not needed to train, and takes a while to import
+
+    if event == Compose(()):
+        return 0.0
+    return accounting.epsilon(event, delta=plan.delta, accountant=accountant, relation=plan.relation)

@@ -1,0 +1,181 @@
+"""Checkpoints: a run that is killed at any instant goes on, bit for bit, ledger included.
+
+**Why no step is ever released twice with different noise.** The noise and the batch of step t are functions of (key, t). The
+key is on disk before the first step. A resumed run starts from a complete checkpoint of some step s and repeats the steps
+after s that the killed run may have taken: from the same parameters, on the same batch, with the same noise, hence with the
+same result. What is released a second time is the very same value, which tells nobody anything, and is charged once. This
+needs arithmetic that repeats itself: the same data, code, hardware and number of threads.
+
+**Why it is never half a checkpoint.** Everything is one file; it is written beside the old one, flushed to the disk, and
+renamed over it, which the file system does at once or not at all; then the directory is flushed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.train.distributed import World
+from hushgrad.train.keys import RunKey
+from hushgrad.train.private import Private
+from hushgrad.train.tree import read_tree, rng_state, set_rng_state, write_tree
+
+__all__ = ["Checkpoint", "Stateful"]
+
+_STATE, _KEY = "state.safetensors", "key.json"
+
+
+class Stateful(Protocol):
+    """A scheduler, an average, a metric: anything with torch's two methods."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it needs to continue."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Continue."""
+
+
+class Checkpoint:
+    """The checkpoint of one run in a directory of its own.
+
+    Make it after :func:`make_private` and before the first step. If the directory holds a run, that run's key and state are
+    taken up (``resumed`` is then True, ``notes`` is what was saved); otherwise the key is written now. Then call :meth:`save`
+    whenever a later restart should be able to begin there.
+
+        >>> import tempfile, torch
+        >>> from hushgrad.train import Plan, make_private
+        >>> model = torch.nn.Linear(3, 1)
+        >>> plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=2)
+        >>> private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan)
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     checkpoint = Checkpoint(directory, private)
+        ...     checkpoint.save(notes={"epoch": 0})
+        ...     checkpoint.resumed, sorted(path.name for path in checkpoint.directory.iterdir())
+        (False, ['key.json', 'state.safetensors'])
+
+    | file | content | mode |
+    |---|---|---|
+    | ``state.safetensors`` | model, optimizer, ledger, filter, random states, ``extras``, buffers of correlated noise | 0600 |
+    | ``key.json`` | the run's key | 0600 |
+
+    Both are as secret as the data: key and buffers give the noise away. What is released is ``model.state_dict()``.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], private: Private, *, extras: Mapping[str, Stateful] | None = None
+    ) -> None:
+        self.directory = Path(directory)
+        self._private, self._extras = private, dict(extras or {})
+        self._writes = World.here().rank == 0
+        self.resumed = False
+        self.notes: dict[str, Any] = {}
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._take_or_leave_key()
+        if (self.directory / _STATE).exists():
+            self._resume()
+
+    def save(self, notes: Mapping[str, Any] | None = None) -> None:
+        """Replace the checkpoint by the run as it is now. ``notes``: plain values to find again (an epoch, metrics)."""
+        self.notes = dict(notes or {})
+        if not self._writes:
+            return
+        private = self._private
+        tree = {
+            "version": 1,
+            "model": dict(private.model.state_dict()),
+            "optimizer": private.optimizer.state_dict(),
+            "private": private.state_dict(),
+            "noise": private.noise_state(),
+            "extras": {name: extra.state_dict() for name, extra in self._extras.items()},
+            "rng": rng_state(),
+            "notes": self.notes,
+        }
+        temporary = self.directory / f".{_STATE}.{os.getpid()}"
+        os.close(_create_private(temporary))
+        write_tree(temporary, tree)
+        _replace(temporary, self.directory / _STATE)
+
+    def _resume(self) -> None:
+        tree = read_tree(self.directory / _STATE)
+        if tree.get("version") != 1:
+            _check.fail("version", tree.get("version"), "to be 1", "This checkpoint was written by another version.")
+        if set(tree["extras"]) != set(self._extras):
+            _check.fail("extras", sorted(self._extras), f"to be those of the interrupted run: {sorted(tree['extras'])}")
+        private = self._private
+        private.model.load_state_dict(tree["model"])
+        private.optimizer.load_state_dict(tree["optimizer"])
+        private.load_state_dict({**tree["private"], "noise": tree["noise"]})
+        for name, extra in self._extras.items():
+            extra.load_state_dict(tree["extras"][name])
+        set_rng_state(tree["rng"])
+        self.notes, self.resumed = tree["notes"], True
+
+    # The key ---------------------------------------------------------------------------------------------------------
+
+    def _take_or_leave_key(self) -> None:
+        path = self.directory / _KEY
+        if path.exists():
+            self._private.adopt_key(_read_key(path, self._private))
+        elif (self.directory / _STATE).exists():
+            raise ArgumentError(
+                f"Expected {_KEY} beside {_STATE}: without its key an interrupted run cannot go on. Start a new run."
+            )
+        elif self._private.steps:
+            raise ArgumentError(
+                "Expected a Checkpoint before the first step, so that the key is on disk before anything is released."
+            )
+        elif self._writes:
+            _write_key(path, self._private)
+
+
+def _write_key(path: Path, private: Private) -> None:
+    key = private.key
+    content = {"key": key.secret.hex(), "reproducible": key.reproducible, "plan": private.plan.digest}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(_create_private(temporary), "w") as file:
+        json.dump(content, file)
+    _replace(temporary, path)
+
+
+def _create_private(path: Path) -> int:
+    """A new empty file of mode 0600, open for writing; a leftover of that name is removed, whatever its mode."""
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def _read_key(path: Path, private: Private) -> RunKey:
+    if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        _check.fail("mode", oct(stat.S_IMODE(path.stat().st_mode)), f"of {path.name} to be 0600", "Others may have read the key.")
+    content = json.loads(path.read_text())
+    if content["plan"] != private.plan.digest:
+        remedy = "A key serves one plan. Use a new directory for a new run."
+        _check.fail("plan", private.plan.digest[:12], f"to be the one of this directory, {content['plan'][:12]}", remedy)
+    key = RunKey(bytes.fromhex(content["key"]), reproducible=bool(content["reproducible"]))
+    if not private.key.fresh and private.key.fingerprint != key.fingerprint:
+        raise ArgumentError("Expected key to be that of the run in this directory, or to be left out.")
+    return key
+
+
+# Atomic replacement --------------------------------------------------------------------------------------------------
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Flush ``temporary`` to the disk, rename it to ``path``, flush the directory."""
+    _flush(temporary)
+    os.replace(temporary, path)
+    if os.name == "posix":  # elsewhere a directory cannot be opened, and the rename is journalled
+        _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

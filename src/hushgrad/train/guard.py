@@ -1,0 +1,106 @@
+"""The guard: refuses, at attach and before every step, what would let a raw gradient through."""
+
+from __future__ import annotations
+
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import LBFGS, Optimizer, SparseAdam
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError, CaptureError
+
+__all__ = ["Guard"]
+
+_private: WeakSet[Optimizer] = WeakSet()
+_captured: WeakSet[nn.Module] = WeakSet()
+
+_ONE_GRADIENT = "Use an optimizer that takes one gradient per step: SGD, Adam, AdamW, RMSprop, Adafactor and so on."
+
+
+class Guard:
+    """Remembers what was attached, and says when it is no longer that."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        _check.instance(nn.Module, model=model)
+        _check.instance(Optimizer, optimizer=optimizer)
+        if isinstance(model, (DistributedDataParallel, DataParallel)):
+            remedy = "Pass the bare module: a private run shares the work itself, under the same torchrun."
+            _check.fail("model", type(model).__name__, "not to be wrapped for parallel training", remedy)
+        if isinstance(optimizer, (LBFGS, SparseAdam)):
+            _check.fail("optimizer", type(optimizer).__name__, "to need one dense gradient per step", _ONE_GRADIENT)
+        self._model, self._optimizer = model, optimizer
+        self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._require_same_parameters()
+        self._seen = self._signature()
+        self.renew()
+
+    def attach(self) -> None:
+        """Claim the model and the optimizer; each can be private once at a time."""
+        if self._optimizer in _private or self._model in _captured:
+            raise ArgumentError(
+                "Expected a model and an optimizer that are not private yet. Call detach() on the earlier run first."
+            )
+        _private.add(self._optimizer)
+        _captured.add(self._model)
+
+    def detach(self) -> None:
+        """Let them go."""
+        _private.discard(self._optimizer)
+        _captured.discard(self._model)
+
+    def renew(self) -> None:
+        """Take the model's buffers as they are now for granted (after loading a checkpoint)."""
+        params = set(map(id, self._model.parameters()))
+        state = self._model.state_dict(keep_vars=True)
+        self._buffers = [(name, b, b._version) for name, b in state.items() if isinstance(b, Tensor) and id(b) not in params]
+
+    def check(self) -> None:
+        """Before a step: is everything still as attached, and did no raw gradient come in?
+
+        Raises:
+            CaptureError: if not; nothing has been released.
+        """
+        if "grad_scale" in vars(self._optimizer):
+            raise CaptureError(
+                "A GradScaler scaled this step's loss, and with it every norm. Train in bfloat16, which needs no scaler."
+            )
+        if self._signature() != self._seen:
+            raise CaptureError(
+                "The model's parameters, or the optimizer's, are not those that were made private: one was added, removed, "
+                "frozen or unfrozen. Detach, change the model, and call make_private again."
+            )
+        for name, p in self.params.items():
+            if p.grad is not None:
+                raise CaptureError(
+                    f"Parameter {name} has a gradient that did not pass the clipping, from a use outside the model's layers or "
+                    "a backward pass before make_private. Clear it with optimizer.zero_grad(); for a penalty use weight_decay."
+                )
+        for name, buffer, version in self._buffers:
+            if buffer._version != version:
+                raise CaptureError(
+                    f"Buffer {name} was changed by the forward pass: it holds statistics of the data without any noise. "
+                    "Use a layer that keeps none (GroupNorm, or track_running_stats=False)."
+                )
+
+    def _signature(self) -> tuple[object, ...]:
+        model = tuple((id(p), p.requires_grad) for p in self._model.parameters())
+        return model, tuple(id(p) for group in self._optimizer.param_groups for p in group["params"])
+
+    def _require_same_parameters(self) -> None:
+        if not self.params:
+            _check.fail("model", type(self._model).__name__, "to have a trainable parameter")
+        owned = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        strangers = owned - {id(p) for p in self._model.parameters()}
+        if strangers:
+            remedy = "Build the optimizer from model.parameters(), after every change of the model."
+            _check.fail("optimizer", type(self._optimizer).__name__, "to hold parameters of this model only", remedy)
+        missing = [name for name, p in self.params.items() if id(p) not in owned]
+        if missing:
+            remedy = "Add them to the optimizer, or freeze them with requires_grad_(False): clipping would pay for them in vain."
+            _check.fail("optimizer", missing, "to hold every trainable parameter", remedy)
+        sparse = [name for name, p in self.params.items() if p.layout is not torch.strided]
+        if sparse:
+            _check.fail("model", sparse, "to have dense parameters")

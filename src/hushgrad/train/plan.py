@@ -1,0 +1,317 @@
+"""Plan: a frozen, public description of a private run. From it come both the run and its event."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hushgrad import _check
+from hushgrad._value import Value
+from hushgrad.clipping.base import Clipper
+from hushgrad.denoise.base import Denoiser
+from hushgrad.errors import ArgumentError, NoTheorem
+from hushgrad.events import Compose, Event, Participation, Relation
+from hushgrad.guarantee import Guarantee
+from hushgrad.noise.base import Mechanism
+from hushgrad.sampling.base import Sampler
+from hushgrad.train.averaging import Average
+from hushgrad.train.projection import Projection
+
+if TYPE_CHECKING:
+    from hushgrad.accounting.base import Accountant
+
+__all__ = ["Plan", "require_comparable"]
+
+
+class _Description(Value, family="plan"):
+    """Family of the plans."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(_Description):
+    r"""A private run as data: who takes part, how gradients are clipped, what noise is added, for how many steps.
+
+    Step t releases (sum_i clip(g_i) + ``noise_multiplier`` C (C⁻¹Z)_t) / ``batch_size``: C is the clip norm, C⁻¹Z the rows of
+    the ``noise`` mechanism, the sum runs over the records that ``sampler`` deals. Every field is public. ``batch_size`` is the
+    only divisor there is: a constant, whatever the real batch. Denoising, averaging and projection are post-processing.
+
+    **Formal guarantee.** A run of this plan satisfies ``plan.guarantee()``: (epsilon, ``delta``)-DP per ``unit`` under
+    ``relation``, for the event that the mechanism's theorem gives for the sampler's participation. Where there is no such
+    theorem the plan cannot be constructed (:class:`~hushgrad.errors.NoTheorem`).
+
+        >>> plan = Plan.dpsgd(noise_multiplier=1.1, delta=1e-5, max_grad_norm=1.0, batch_size=100, dataset_size=10_000, steps=500)
+        >>> print(plan.event())
+        500 x Poisson(0.01) Gaussian(1.1)
+        >>> Plan.from_json(plan.to_json()) == plan
+        True
+
+    Reference: Abadi et al. 2016, algorithm 1 (DP-SGD); Kairouz et al. 2021, algorithm 1 (DP-FTRL); Denisov et al. 2022,
+    theorem 2.1 (matrix mechanisms under adaptive inputs).
+    """
+
+    steps: int
+    batch_size: float
+    sampler: Sampler
+    clip: Clipper
+    noise: Mechanism
+    delta: float
+    noise_multiplier: float | None = None
+    denoise: Denoiser | None = None
+    relation: Relation = Relation.ADD_REMOVE
+    unit: str = "example"
+    average: Average | None = None
+    projection: Projection | None = None
+
+    def __post_init__(self) -> None:
+        size = _check.positive(batch_size=self.batch_size)
+        fields = {
+            "steps": _check.positive_int(steps=self.steps),
+            "batch_size": int(size) if size.is_integer() else size,  # one form of each number, so equal plans have one hash
+            "delta": _check.delta(delta=self.delta),
+            "relation": Relation.of(self.relation),
+        }
+        for name, kind in (("sampler", Sampler), ("clip", Clipper), ("noise", Mechanism)):
+            _check.instance(kind, **{name: getattr(self, name)})
+        for name, kind in (("denoise", Denoiser), ("average", Average), ("projection", Projection)):
+            if getattr(self, name) is not None:
+                _check.instance(kind, **{name: getattr(self, name)})
+        if self.noise_multiplier is not None:
+            fields["noise_multiplier"] = _check.non_negative(noise_multiplier=self.noise_multiplier)
+        if not _check.instance(str, unit=self.unit):
+            _check.fail("unit", self.unit, 'to name what is protected, such as "example" or "user"')
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        if self.sampler.steps != self.steps:
+            _check.fail("steps", self.steps, f"to be the sampler's steps={self.sampler.steps}")
+        require_comparable(self.sampler, self.relation)
+        object.__setattr__(self, "noise", self.noise.resolved(steps=self.steps, participation=self.participation))
+        # The theorem is asked for now: a plan that nobody can account for is refused before any data is touched.
+        self.noise.event(1.0 if self.noise_multiplier is None else self.noise_multiplier, self.participation, self.steps)
+
+    @property
+    def participation(self) -> Participation:
+        """What the sampler promises about any one record."""
+        return self.sampler.participation()
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The L2 norm of one record's clipped gradient, at most: the unit of the noise multiplier."""
+        return self.clip.sensitivity(Relation.ADD_REMOVE)
+
+    @property
+    def noise_std(self) -> float:
+        """What a row of C⁻¹Z is multiplied by before it is added to the *sum*: noise_multiplier x clip norm."""
+        return self._multiplier() * self.max_grad_norm
+
+    def event(self, steps: int | None = None) -> Event:
+        """What the run costs, or what its first ``steps`` steps cost (early stopping).
+
+        Strategies are lower triangular, so the first t rows of a run are a mechanism of their own, with the leading t x t block
+        as its strategy. The cost of t steps is a guarantee for a t that was fixed beforehand or chosen without looking at the
+        data; if t was chosen after looking at the (private) results, quote the whole plan's.
+        """
+        taken = self.steps if steps is None else _check.integer(0, steps=steps)
+        if taken > self.steps:
+            _check.fail("steps", taken, f"to be at most the plan's {self.steps}", "Make a longer plan.")
+        if taken == 0:
+            return Compose(())
+        try:
+            return self.noise.event(self._multiplier(), self.participation, taken)
+        except NoTheorem:
+            if taken == self.steps:
+                raise
+            return self.event()  # a prefix is post-processing of the whole run
+
+    def guarantee(self, accountant: str | Accountant = "pld", *, steps: int | None = None) -> Guarantee:
+        """The (epsilon, delta) of the whole run, or of its first ``steps`` steps."""
+        from hushgrad import accounting  # scipy is not needed to train, and takes a while to import
+
+        event = self.event(steps)
+        epsilon = accounting.epsilon(event, delta=self.delta, accountant=accountant, relation=self.relation)
+        name = accountant if isinstance(accountant, str) else accountant.name
+        return Guarantee(epsilon=epsilon, delta=self.delta, event=event, accountant=name, relation=self.relation, unit=self.unit)
+
+    def calibrated(self, *, epsilon: float, accountant: str | Accountant = "pld") -> Plan:
+        """This plan with the smallest noise multiplier whose guarantee is at most (``epsilon``, delta)."""
+        from hushgrad import accounting
+
+        multiplier = accounting.calibrate(
+            lambda noise_multiplier: self.noise.event(noise_multiplier, self.participation, self.steps),
+            epsilon=_check.positive(epsilon=epsilon),
+            delta=self.delta,
+            accountant=accountant,
+            relation=self.relation,
+        )
+        return replace(self, noise_multiplier=multiplier)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of this plan's canonical JSON: equal plans have equal digests, in every process and version."""
+        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def _multiplier(self) -> float:
+        if self.noise_multiplier is None:
+            raise ArgumentError("Expected noise_multiplier=None to be a number. Call plan.calibrated(epsilon=...) first.")
+        return self.noise_multiplier
+
+    def __str__(self) -> str:
+        noise = "not calibrated" if self.noise_multiplier is None else f"{self.noise_multiplier:.6g} x clip norm"
+        rows = [
+            ("steps", f"{self.steps}"),
+            ("batches", f"{self.participation}; the sum is divided by {self.batch_size:g}, always"),
+            ("clipping", f"{self.clip!r}"),
+            ("noise", f"{noise}, {_brief(self.noise)}"),
+            ("neighbours", f"{self.relation} {self.unit}, delta = {self.delta:g}"),
+        ]
+        options = (("denoising", self.denoise), ("averaging", self.average), ("projection", self.projection))
+        rows += [(name, _brief(value)) for name, value in options if value is not None]
+        return "\n".join([f"Plan {self.digest[:12]}", *(f"  {name:<11}{text}" for name, text in rows)])
+
+    # The recipes: the common plans by their common names -------------------------------------------------------------
+
+    @classmethod
+    def dpsgd(
+        cls,
+        *,
+        delta: float,
+        batch_size: int,
+        dataset_size: int,
+        max_grad_norm: float = 1.0,
+        epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        epochs: float | None = None,
+        steps: int | None = None,
+        sampling: str | Sampler = "poisson",
+        clip: Clipper | None = None,
+        noise: Mechanism | None = None,
+        denoise: Denoiser | None = None,
+        relation: Relation | str = Relation.ADD_REMOVE,
+        unit: str = "example",
+        average: str | Average | None = None,
+        projection: Projection | None = None,
+        accountant: str = "pld",
+    ) -> Plan:
+        r"""DP-SGD: random batches, independent noise in each step, privacy amplified by the secrecy of the sampling.
+
+        Each record takes part in a step with probability q = ``batch_size / dataset_size``. Give ``epsilon`` (the noise is
+        calibrated) or ``noise_multiplier``; ``epochs`` or ``steps``. ``dataset_size`` must be a number that may be known;
+        under add/remove it only sets the rate, and the real size stays private.
+
+        | ``sampling`` | batches |
+        |---|---|
+        | ``"poisson"`` | each record independently with probability q |
+        | ``"truncated_poisson"`` | the same, cut to at most batch_size + 4 sqrt(batch_size) records |
+        | ``"fixed_size"`` | exactly batch_size records, without replacement (replace-one only) |
+        | ``"balls_in_bins"`` | each record in one random batch per epoch, the same in all epochs |
+        | a :class:`~hushgrad.sampling.Sampler` | as it says |
+
+            >>> Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=256, dataset_size=60_000, epochs=10).steps
+            2344
+
+        Reference: Abadi et al. 2016, algorithm 1.
+        """
+        from hushgrad.train import recipes
+
+        return recipes.dpsgd(**_arguments(locals()))
+
+    @classmethod
+    def dpftrl(
+        cls,
+        *,
+        delta: float,
+        batch_size: int,
+        dataset_size: int,
+        max_grad_norm: float = 1.0,
+        epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        sampling: str | Sampler = "round_robin",
+        clip: Clipper | None = None,
+        noise: Mechanism | None = None,
+        denoise: Denoiser | None = None,
+        relation: Relation | str = Relation.ZERO_OUT,
+        unit: str = "example",
+        average: str | Average | None = None,
+        projection: Projection | None = None,
+        accountant: str = "pld",
+    ) -> Plan:
+        r"""DP-FTRL: correlated noise over a fixed order of the data; no sampling assumption.
+
+        The data are passed ``epochs`` times in one order, so that a record's participations are an epoch apart. ``noise`` is
+        BLT with four buffers if not given; a mechanism that can be optimised is, for this plan's steps and participation.
+
+        **Relation.** The theorem compares two data sets whose *other* records take part in the same steps. With the data in
+        their own order, removing a record would move every later one to another step; so the honest default is ``ZERO_OUT``
+        (the record is replaced by one that contributes nothing, and the size is public), and add/remove is refused unless
+        records get random places (``RoundRobin(shuffle=True)``, the default sampler here) or batches are random.
+
+        | ``sampling`` | batches |
+        |---|---|
+        | ``"round_robin"`` | one fixed order, drawn once; participations one epoch apart |
+        | ``"cyclic_poisson"`` | Poisson samples of a fixed partition: amplifies banded noise |
+        | ``"balls_in_bins"`` | each record in one random batch, the same in all epochs |
+        | a :class:`~hushgrad.sampling.Sampler` | as it says |
+
+        Reference: Kairouz et al. 2021; Denisov et al. 2022, theorem 2.1; Choquette-Choo et al. 2023 (several epochs).
+        """
+        from hushgrad.train import recipes
+
+        return recipes.dpftrl(**_arguments(locals()))
+
+    @classmethod
+    def dpgd(
+        cls,
+        *,
+        delta: float,
+        dataset_size: int,
+        steps: int,
+        max_grad_norm: float = 1.0,
+        epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        clip: Clipper | None = None,
+        noise: Mechanism | None = None,
+        denoise: Denoiser | None = None,
+        relation: Relation | str = Relation.ADD_REMOVE,
+        unit: str = "example",
+        average: str | Average | None = None,
+        projection: Projection | None = None,
+        accountant: str = "pld",
+    ) -> Plan:
+        r"""DP-GD: the full data in every step. The sum is divided by the public ``dataset_size``.
+
+            >>> str(Plan.dpgd(noise_multiplier=20.0, delta=1e-6, dataset_size=1000, steps=60).participation)
+            'Everyone()'
+
+        Reference: Bassily, Smith and Thakurta 2014, with the noise of a tight accountant.
+        """
+        from hushgrad.train import recipes
+
+        return recipes.dpgd(**_arguments(locals()))
+
+
+def require_comparable(sampler: Sampler, relation: Relation) -> None:
+    """Refuse a relation under which a neighbour's *other* records would be dealt to other steps.
+
+    Raises:
+        NoTheorem: for add/remove over a fixed order, where removing a record moves all later ones.
+    """
+    from hushgrad.sampling import RoundRobin
+
+    if relation is Relation.ADD_REMOVE and isinstance(sampler, RoundRobin) and not sampler.shuffle:
+        raise NoTheorem(
+            "Adding or removing a record of a fixed order moves all later records to other steps, and no theorem covers that. "
+            'Use relation="zero_out" (its place stays empty) or "replace_one", or RoundRobin(shuffle=True).'
+        )
+
+
+def _arguments(scope: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in scope.items() if name not in ("cls", "recipes")}
+
+
+def _brief(value: Value) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."

@@ -1,0 +1,330 @@
+"""make_private: attach a plan to a model and its optimizer, by torch's public hooks; nothing is wrapped or replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hushgrad import _check, sampling
+from hushgrad.clipping import Capture
+from hushgrad.errors import ArgumentError, CaptureError
+from hushgrad.events import Participation
+from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.sampling.batch import Batch
+from hushgrad.sampling.units import Grouping
+from hushgrad.train.averaging import Averaged
+from hushgrad.train.books import Books, guarantee_of
+from hushgrad.train.distributed import World
+from hushgrad.train.guard import Guard
+from hushgrad.train.keys import RunKey
+from hushgrad.train.plan import Plan
+from hushgrad.train.release import Closure, Release
+
+__all__ = ["Private", "make_private"]
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: Optimizer,
+    plan: Plan,
+    *,
+    key: bytes | None = None,
+    seed: int | None = None,
+    max_epsilon: float | None = None,
+    prior: Ledger | None = None,
+    loss_reduction: str = "mean",
+) -> Private:
+    """Attach ``plan`` to a model and its optimizer: from now on ``optimizer.step()`` sees privatised gradients only.
+
+    **Formal guarantee.** The sequence of all parameter values after attaching is differentially private as ``spent()`` says,
+    for training on batches of ``Private.loader``. Whatever leads around that is refused or makes ``spent()`` infinite.
+
+    Args:
+        model: the bare module; every trainable parameter must be in ``optimizer``.
+        optimizer: any ``torch.optim`` optimizer that needs one gradient per step. It keeps its type, state and schedulers.
+        plan: what to run; calibrated.
+        key: 32 secret bytes for noise and batches; fresh from the operating system by default. One key, one run.
+        seed: instead of a key, for experiments: the guarantee then says that it does not hold against who knows the seed.
+        max_epsilon: a budget, ``prior`` included: the step that would exceed it raises BudgetExceeded and does nothing.
+        prior: ledger of earlier phases on the same data; ``spent()`` and the budget include it.
+        loss_reduction: whether the loss is the "mean" or the "sum" over the examples of a pass.
+
+        >>> model = nn.Linear(3, 1)
+        >>> plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=2)
+        >>> private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, seed=0)
+        >>> data = torch.utils.data.TensorDataset(torch.randn(16, 3), torch.randn(16, 1))
+        >>> for x, y in private.loader(data):
+        ...     private.optimizer.zero_grad(); (model(x) - y).square().mean().backward(); private.optimizer.step()
+        >>> private.steps, str(private.ledger.event())
+        (2, '2 x Poisson(0.25) Gaussian(1)')
+    """
+    return Private(
+        model,
+        optimizer,
+        plan,
+        key=RunKey.make(key, seed),
+        max_epsilon=max_epsilon,
+        prior=prior,
+        loss_reduction=loss_reduction,
+    )
+
+
+class _Issued(NamedTuple):
+    """The batch that the next step must be taken on."""
+
+    examples: int
+    units: Tensor | None
+
+    @property
+    def contributions(self) -> int:
+        """How many gradients will be clipped: one for each example, or for each unit."""
+        return self.examples if self.units is None else len(torch.unique(self.units))
+
+
+class Private:
+    """A running plan: hooks on a model and an optimizer, the noise, and the books. Made by :func:`make_private`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        plan: Plan,
+        *,
+        key: RunKey,
+        max_epsilon: float | None = None,
+        prior: Ledger | None = None,
+        loss_reduction: str = "mean",
+    ) -> None:
+        plan = _check.instance(Plan, plan=plan)
+        self.plan, self.model, self.optimizer = plan, model, optimizer
+        self._guard = Guard(model, optimizer)
+        self._params: dict[str, Tensor] = self._guard.params
+        self._world = World.here()
+        self._key = self._world.share_key(key)
+        self._books = Books(plan, self._key.run_name(plan.digest), prior=prior, max_epsilon=max_epsilon)
+        self._capture = Capture(model, loss_reduction=loss_reduction)
+        self._release = Release(plan, self._capture, self._params, self._key, self._world)
+        self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
+        self._issued: _Issued | None = None
+        self._raw_norms: Tensor = torch.empty(0)
+        self._raw_loss: Any = None
+        self._rejected = 0
+        self._guard.attach()
+        self._world.share_parameters([*model.parameters(), *model.buffers()])
+        self._guard.renew()
+        self._capture.attach()
+        self._handles = (
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        )
+
+    # What a user does with it ----------------------------------------------------------------------------------------
+
+    def loader(self, dataset: Any, *, groups: Grouping | None = None, **dataloader_options: Any) -> sampling.BatchLoader:
+        """The run's batches of ``dataset``, all epochs in one loop, from the next step on.
+
+        ``groups`` gives each example's user for a plan with ``unit="user"``. Other options go to torch's ``DataLoader``.
+        """
+        if self._books.declared is not None:
+            raise ArgumentError("Expected no loader: declare() stated that this run's batches come from elsewhere.")
+        if (groups is None) == (self.plan.unit == "user"):
+            _check.fail(
+                "groups", groups, f"to fit the plan's unit={self.plan.unit!r}", 'Give groups= with unit="user", and only then.'
+            )
+        # Workers are seeded from here: torch's own generator, which a dropout layer uses, stays as a resumed run finds it.
+        dataloader_options.setdefault("generator", self._key.torch_generator(self.steps))
+        return sampling.loader(
+            dataset,
+            self.plan.sampler,
+            rng_key=self._key.sampling,
+            start=self.steps,
+            groups=groups,
+            rank=self._world.rank,
+            world_size=self._world.size,
+            on_issue=self._on_issue,
+            **dataloader_options,
+        )
+
+    def spent(self, accountant: str = "pld") -> Guarantee:
+        """What the steps taken so far cost, earlier phases included: from the ledger, not from the plan."""
+        return guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant)
+
+    def declare(self, participation: Participation) -> None:
+        """State who takes part in batches that do not come from :meth:`loader`; the promise is then yours, not the library's.
+
+        It applies to all batches of the run, earlier ones included, and the run's own loader cannot be used any more.
+        """
+        self._books.declare(participation)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the model has the averaged parameters (``average=`` of the plan), to evaluate or save; afterwards its own."""
+        if self._averaged is None:
+            raise ArgumentError('Expected plan.average=None to be a rule. Make the plan with average="tail", "ema" or "polyak".')
+        with self._averaged.swapped_in():
+            yield
+
+    def detach(self) -> None:
+        """Remove all hooks; model and optimizer are ordinary again, and what they do then is not private."""
+        for handle in self._handles:
+            handle.remove()
+        self._capture.detach()
+        self._guard.detach()
+
+    @property
+    def steps(self) -> int:
+        """Steps taken (charged) so far."""
+        return self._books.taken
+
+    @property
+    def steps_allowed(self) -> int:
+        """Steps that the plan and the budget allow in all."""
+        return self._books.limit
+
+    @property
+    def ledger(self) -> Ledger:
+        """What happened, earlier phases included. Ledgers of runs on the same data add up."""
+        return self._books.ledger()
+
+    @property
+    def raw_norms(self) -> Tensor:
+        """Norms of the last step's per-example gradients before clipping. Sensitive: not covered by the guarantee."""
+        return self._raw_norms
+
+    @property
+    def raw_loss(self) -> Any:
+        """What the last step's closure returned. Sensitive."""
+        return self._raw_loss
+
+    @property
+    def rejected(self) -> int:
+        """Examples so far whose gradient was NaN or infinite; they took part with weight 0. Sensitive if not 0."""
+        return self._rejected
+
+    def __repr__(self) -> str:
+        return (
+            f"Private({type(self.model).__name__}, {type(self.optimizer).__name__}, plan {self.plan.digest[:12]}, "
+            f"step {self.steps} of {self.plan.steps}, {self.plan.participation}, noise {type(self.plan.noise).__name__})"
+        )
+
+    # The path of one step --------------------------------------------------------------------------------------------
+
+    def _on_issue(self, batch: Batch) -> None:
+        """The loader is about to hand out a batch, or one micro-batch of it."""
+        if batch.part is None:
+            if batch.step != self.steps:
+                raise CaptureError(
+                    f"The loader is at step {batch.step}, but {self.steps} steps have been taken. Call optimizer.step() once for "
+                    "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
+                )
+            self._issued = _Issued(batch.examples, batch.units)
+            self._capture.discard()
+        self._announce(batch.examples, batch.units)
+
+    def _announce(self, examples: int, units: Tensor | None) -> None:
+        self._capture.examples(examples)
+        if units is not None:
+            self._capture.units(units)
+
+    def _announce_whole(self) -> None:
+        if self._issued is not None:
+            self._announce(*self._issued)
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        closure: Closure | None = args[1] if len(args) > 1 else kwargs.get("closure")
+        try:
+            self._books.require_room(issued=self._issued is not None)
+            self._raw_loss = self._release.run(closure, self._announce_whole)
+            self._guard.check()
+            self._release_gradient()
+        finally:
+            self._capture.discard()
+        # A closure that stayed in the arguments would run after this hook, and its raw gradients would be stepped on.
+        return args[:1], {}
+
+    def _release_gradient(self) -> None:
+        issued, step = self._issued, self.steps
+        rate = self.optimizer.param_groups[0].get("lr")
+        contributions = None if issued is None else issued.contributions
+        grads, clipped = self._release.privatise(step, None if rate is None else float(rate), contributions)
+        self._raw_norms, self._rejected = clipped.raw_norms, self._rejected + clipped.rejected
+        # Charged before it is released: if the optimizer fails from here on, this noise is spent and is never used again.
+        self._books.charge(issued=issued is not None)
+        self._issued = None
+        for name, p in self._params.items():
+            p.grad = grads[name]
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for p in self._params.values():
+            p.grad = None
+        if self.plan.projection is not None:
+            self.plan.projection.project_(self._params.values())
+        if self._averaged is not None:
+            self._averaged.update(self.steps - 1)
+
+    # Saving ----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self, *, with_key: bool = False) -> dict[str, Any]:
+        """Everything that a resumed run needs beside the model's and the optimizer's own state.
+
+        Secrets are left out unless asked for: the key, and the buffers of correlated noise (which are drawn again from the key
+        at loading). With them in hand the noise can be subtracted; keep them apart (mode 0600), as a ``Checkpoint`` does.
+        """
+        state = {
+            "plan": self.plan.to_json(),
+            "key_fingerprint": self._key.fingerprint,
+            "reproducible": self._key.reproducible,
+            "books": self._books.state_dict(),
+            "filter": dict(self._release.filter_state),
+            "average": {} if self._averaged is None else self._averaged.state_dict(),
+        }
+        return {**state, "key": self._key.secret, "noise": self.noise_state()} if with_key else state
+
+    def noise_state(self) -> dict[str, Any]:
+        """The buffers of correlated noise (counts only, for independent noise): as secret as the key."""
+        return self._release.stream.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], *, key: bytes | None = None) -> None:
+        """Continue an interrupted run, bit for bit. It must be the same plan, under the same key.
+
+        ``key`` is needed unless this object was made with it, or ``state`` was saved ``with_key``. A run cannot go on under
+        another key: steps after the last checkpoint may have been released, and would be taken again with fresh noise.
+        """
+        if Plan.from_json(state["plan"]) != self.plan:
+            _check.fail("plan", self.plan.digest[:12], "to be the plan of the interrupted run", "Make a new run for a new plan.")
+        secret = key if key is not None else state.get("key", self._key.secret)
+        self.adopt_key(RunKey(secret, reproducible=bool(state["reproducible"])))
+        if self._key.fingerprint != state["key_fingerprint"]:
+            raise ArgumentError("Expected key to be the interrupted run's. Load it from its own file, or start a new run.")
+        self._books.load_state_dict(state["books"])
+        self._release.use_key(self._key)
+        if "noise" in state:
+            self._release.stream.load_state_dict(state["noise"])
+        else:
+            self._release.replay(self.steps)
+        self._release.filter_state = dict(state["filter"])
+        if self._averaged is not None:
+            self._averaged.load_state_dict(state["average"])
+        self._issued = None
+        self._capture.discard()
+        self._guard.renew()
+
+    def adopt_key(self, key: RunKey) -> None:
+        """Continue under the key of an interrupted run; refused once a step has been taken with another one."""
+        if key.fingerprint == self._key.fingerprint:
+            return
+        if self.steps:
+            raise ArgumentError(f"Expected a run without steps to adopt a key, got one at step {self.steps}.")
+        self._key = key
+        self._books.run = key.run_name(self.plan.digest)
+        self._release.use_key(key)
+
+    @property
+    def key(self) -> RunKey:
+        """The run's key: as secret as the data."""
+        return self._key

@@ -1,0 +1,74 @@
+"""Projections: keep the parameters in a convex set W after every step (the Proj_W of projected DP-GD). Post-processing."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hushgrad import _check
+from hushgrad._value import Value
+
+__all__ = ["Ball", "Box", "Projection"]
+
+
+class Projection(Value, family="projection"):
+    """A frozen, public convex set and the Euclidean projection onto it, over all trainable parameters together."""
+
+    @abstractmethod
+    def project_(self, params: Iterable[Tensor]) -> None:
+        """Move the parameters, in place, to the nearest point of the set."""
+
+
+@dataclass(frozen=True)
+class Ball(Projection):
+    r"""{w : ||w||_2 <= ``radius``}, the norm taken over all trainable parameters: w <- w min(1, radius/||w||).
+
+    >>> w = torch.tensor([3.0, 4.0])
+    >>> Ball(1.0).project_([w]); w
+    tensor([0.6000, 0.8000])
+    """
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", _check.positive(radius=self.radius))
+
+    @torch.no_grad()
+    def project_(self, params: Iterable[Tensor]) -> None:
+        """Scale everything by one factor."""
+        params = list(params)
+        norm = math.sqrt(sum(float(p.detach().double().square().sum()) for p in params))
+        if norm > self.radius:
+            for p in params:
+                p.mul_(self.radius / norm)
+
+
+@dataclass(frozen=True)
+class Box(Projection):
+    r"""{w : ``low`` <= w_j <= ``high`` for every j}.
+
+    >>> w = torch.tensor([-3.0, 0.5])
+    >>> Box(-1.0, 1.0).project_([w]); w
+    tensor([-1.0000,  0.5000])
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        low, high = _check.number(low=self.low), _check.number(high=self.high)
+        if low >= high:
+            _check.fail("high", high, f"to be greater than low={low}")
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+
+    @torch.no_grad()
+    def project_(self, params: Iterable[Tensor]) -> None:
+        """Clamp every coordinate."""
+        for p in params:
+            p.clamp_(self.low, self.high)

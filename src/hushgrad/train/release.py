@@ -1,0 +1,146 @@
+"""The release of one step: from captured passes to a privatised gradient. The only place where the noise is added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hushgrad.clipping import Capture, ClippedSum
+from hushgrad.denoise.base import NoiseInfo, Probe
+from hushgrad.errors import ArgumentError, CaptureError
+from hushgrad.noise.source import Source
+from hushgrad.train.distributed import World
+from hushgrad.train.keys import RunKey
+from hushgrad.train.plan import Plan
+
+__all__ = ["Release"]
+
+Closure = Callable[[], Any]
+
+
+class Release:
+    """Turns what the capture saw into (sum_i w_i g_i + noise_multiplier C row(t)) / batch_size, denoised.
+
+    The buffers are filled with the noise first and the clipped sum is added into them, so that noise, scaling and
+    accumulation cost no pass over the parameters of their own.
+    """
+
+    def __init__(self, plan: Plan, capture: Capture, params: dict[str, Tensor], key: RunKey, world: World) -> None:
+        self._plan, self._capture, self._params, self._world = plan, capture, params, world
+        self.filter_state: dict[str, Any] = {}
+        self.use_key(key)
+
+    def use_key(self, key: RunKey) -> None:
+        """Start the noise of another key, from its first row."""
+        self._key = key
+        self.stream = self._plan.noise.stream(Source(key=key.secret), steps=self._plan.steps)
+        self.stateless = self._plan.noise.state_size(steps=self._plan.steps) == 0
+        self._broken = False
+
+    def run(self, closure: Closure | None, announce: Callable[[], None]) -> Any:
+        """Let ``closure`` do this step's passes, once for each point that the denoiser asks for; return its first result.
+
+        The parameters are moved to each point and restored bit for bit. ``announce`` tells the capture what a pass is over.
+        """
+        probes = self._probes()
+        if closure is None:
+            if probes != [Probe()]:
+                raise ArgumentError(
+                    f"{type(self._plan.denoise).__name__} asks for gradients at {len(probes)} points. Put zero_grad, forward and "
+                    "backward into a function and call optimizer.step(closure)."
+                )
+            return None
+        self._capture.discard()  # a closure does all of the step's passes; what was run before it is not part of them
+        if probes == [Probe()]:
+            announce()
+            with torch.enable_grad():
+                return closure()
+        first, *_ = [self._run_probe(probe, closure, announce) for probe in probes]
+        return first
+
+    def privatise(
+        self, step: int, learning_rate: float | None, contributions: int | None
+    ) -> tuple[dict[str, Tensor], ClippedSum]:
+        """The gradient of ``step``, free to be released, and the clipped sum's norms and weights.
+
+        ``contributions`` is how many examples or units the issued batch has; None for a batch from elsewhere.
+        """
+        if self._broken:
+            raise CaptureError(
+                "An earlier step was refused after its noise was drawn. Resume from a checkpoint, or start a new run."
+            )
+        drawn = self.stream.state_dict() if self.stateless else None
+        try:
+            buffers = self._noise(step)
+            clipped = self._capture.collect(self._plan.clip, out=buffers, scale=1.0 / self._plan.batch_size)
+            _require_complete(step, clipped, buffers, contributions)
+        except BaseException:
+            self._undraw(drawn)
+            raise
+        self._world.add_up(buffers.values())
+        return self._denoised(buffers, step, learning_rate), clipped._replace(raw_sums={})
+
+    def _noise(self, step: int) -> dict[str, Tensor]:
+        plan = self._plan
+        scale = plan.noise_std / plan.batch_size / self._world.size  # every process draws the same row: W parts make one
+        return {name: self.stream.row(step, i, p.detach(), scale=scale) for i, (name, p) in enumerate(self._params.items())}
+
+    def replay(self, steps: int) -> None:
+        """Draw the first ``steps`` rows once more and drop them: what a stream keeps follows from its key."""
+        for step in range(steps):
+            self._noise(step)
+
+    def _undraw(self, drawn: dict[str, Any] | None) -> None:
+        """A refused step released nothing, so its row may be drawn again; a stream with buffers cannot go back."""
+        if drawn is None:
+            self._broken = True
+        else:
+            self.use_key(self._key)
+            self.stream.load_state_dict(drawn)
+
+    def _denoised(self, grads: dict[str, Tensor], step: int, learning_rate: float | None) -> dict[str, Tensor]:
+        plan = self._plan
+        if plan.denoise is None:
+            return grads
+        info = NoiseInfo(
+            std=plan.noise_std * plan.noise.row_std(step, steps=plan.steps) / plan.batch_size,
+            step=step,
+            max_grad_norm=plan.max_grad_norm,
+            learning_rate=learning_rate,
+        )
+        with torch.no_grad():
+            return plan.denoise(grads, info, self.filter_state)
+
+    def _probes(self) -> list[Probe]:
+        if self._plan.denoise is None:
+            return [Probe()]
+        with torch.no_grad():
+            return self._plan.denoise.probes({name: p.detach() for name, p in self._params.items()}, self.filter_state)
+
+    def _run_probe(self, probe: Probe, closure: Closure, announce: Callable[[], None]) -> Any:
+        kept: dict[str, Tensor] = {}
+        try:
+            with torch.no_grad():
+                for name, shift in (probe.shift or {}).items():
+                    kept[name] = self._params[name].detach().clone()
+                    self._params[name].add_(shift)
+            with self._capture.probe(probe.coefficient), torch.enable_grad():
+                announce()
+                return closure()
+        finally:
+            with torch.no_grad():
+                for name, value in kept.items():  # copied back: w + s - s is not w in floating point
+                    self._params[name].copy_(value)
+
+
+def _require_complete(step: int, clipped: ClippedSum, buffers: dict[str, Tensor], contributions: int | None) -> None:
+    if any(clipped.raw_sums[name] is not buffer for name, buffer in buffers.items()):
+        raise CaptureError("The clipped sum was not added to the noise. This is a defect of the capture; nothing was released.")
+    if contributions is not None and len(clipped.raw_norms) != contributions:
+        raise CaptureError(
+            f"The batch of step {step} has {contributions} contributions, but {len(clipped.raw_norms)} were captured. Run each "
+            "example forward and backward exactly once per step; cut a batch with batch.split(size)."
+        )

@@ -1,0 +1,126 @@
+"""Trees of plain values and tensors as one safetensors file with JSON in its header: a checkpoint without pickle."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+
+__all__ = ["read_tree", "write_tree"]
+
+_HEADER = "hushgrad"
+_DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+
+
+def write_tree(path: Path, tree: Any) -> None:
+    """Write ``tree`` (nested dicts, lists, tuples; tensors, numbers, strings, dtypes, None) to ``path``.
+
+    What :func:`read_tree` gives back is equal bit for bit, with integer keys, tuples and dtypes as they were.
+    """
+    tensors: dict[str, Tensor] = {}
+    header = json.dumps(_encode(tree, tensors), separators=(",", ":"), allow_nan=False)
+    safetensors.torch.save_file(tensors, path, metadata={_HEADER: header})
+
+
+def read_tree(path: Path) -> Any:
+    """The tree in a file of :func:`write_tree`; anything that is not understood is refused."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if _HEADER not in metadata:
+                _check.fail("path", str(path), "to be a checkpoint of a private run")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+    except SafetensorError as error:
+        raise ArgumentError(f"Expected path={str(path)!r} to be a safetensors file: {error}.") from None
+    return _decode(json.loads(metadata[_HEADER]), tensors)
+
+
+def _encode(x: Any, tensors: dict[str, Tensor]) -> Any:
+    """Plain JSON for plain values; a one-key object with a tag for everything that JSON would change."""
+    if isinstance(x, Tensor):
+        name = str(len(tensors))
+        tensors[name] = x.detach().cpu().contiguous().clone()  # a copy: tied tensors share storage, which the format refuses
+        return {"tensor": name}
+    if isinstance(x, dict):
+        return {"dict": [[_encode_key(key), _encode(value, tensors)] for key, value in x.items()]}
+    if isinstance(x, tuple):
+        return {"tuple": [_encode(item, tensors) for item in x]}
+    if isinstance(x, list):
+        return [_encode(item, tensors) for item in x]
+    if isinstance(x, float) and not math.isfinite(x):
+        return {"float": repr(x)}
+    if isinstance(x, torch.dtype):
+        return {"dtype": str(x).removeprefix("torch.")}
+    if x is None or isinstance(x, (bool, int, float, str)):
+        return x
+    remedy = "A checkpoint holds tensors, numbers, strings and containers of them; it never pickles."
+    return _check.fail("state", type(x).__name__, "to have a form in a checkpoint", remedy)
+
+
+def _encode_key(key: Any) -> str | int:
+    if isinstance(key, bool) or not isinstance(key, (str, int)):
+        _check.fail("key", key, "to be a string or an integer")
+    return key
+
+
+def _decode(x: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(x, list):
+        return [_decode(item, tensors) for item in x]
+    if not isinstance(x, dict):
+        return x
+    ((tag, content),) = x.items()
+    if tag == "tensor":
+        return tensors[content]
+    if tag == "dict":
+        return {key: _decode(value, tensors) for key, value in content}
+    if tag == "tuple":
+        return tuple(_decode(item, tensors) for item in content)
+    if tag == "float":
+        return float(content)
+    if tag == "dtype":
+        return _DTYPES[content]
+    return _check.fail("tag", tag, "to be known to this version")
+
+
+def rng_state() -> dict[str, Any]:
+    """The global random states that layers and augmentations use (never the noise, which has none)."""
+    import random
+
+    import numpy as np
+
+    _, words, position, has_gauss, gauss = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else [],
+        "numpy": (torch.from_numpy(words.astype(np.int64)), int(position), int(has_gauss), float(gauss)),
+        "python": _python_state(random.getstate()),
+    }
+
+
+def _python_state(state: tuple[Any, ...]) -> tuple[int, Tensor, float | None]:
+    version, words, gauss = state
+    return version, torch.tensor(words), gauss
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Put the global random states back."""
+    import random
+
+    import numpy as np
+
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    words, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state(("MT19937", words.numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, python_words, python_gauss = state["python"]
+    random.setstate((version, tuple(python_words.tolist()), python_gauss))
