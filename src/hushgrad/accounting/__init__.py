@@ -1,1 +1,90 @@
-"""Accounting: from an event to an epsilon. numpy and scipy only; importing it never imports torch."""
+"""Accounting: from an event to an epsilon. numpy and scipy only; importing it never imports torch.
+
+    >>> from hushgrad.accounting import epsilon
+    >>> from hushgrad.events import Gaussian
+    >>> round(epsilon(Gaussian(1.0) * 100, delta=1e-5, accountant="gdp"), 3)
+    91.817
+
+| file | what is in it |
+|---|---|
+| ``base`` | the recursion over compositions; ``Accountant``, ``Loss`` |
+| ``basic``, ``advanced``, ``optimal``, ``zcdp``, ``gdp``, ``rdp``, ``pld/`` | one accountant each |
+| ``gaussian``, ``renyi``, ``renyi_sampled``, ``dominance``, ``conversion`` | the analyses that they share |
+| ``api``, ``tradeoff``, ``group``, ``calibration``, ``filters`` | the questions |
+| ``contour`` | an estimate, labelled as such |
+| ``classical`` | printed theorems with their conditions |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hushgrad.accounting import classical
+from hushgrad.accounting.advanced import Advanced
+from hushgrad.accounting.api import accountant_of, delta, delta_curve, epsilon, epsilon_interval
+from hushgrad.accounting.base import Accountant, Loss
+from hushgrad.accounting.basic import Basic
+from hushgrad.accounting.calibration import (
+    calibrate,
+    calibrate_batch_size,
+    calibrate_noise,
+    calibrate_rate,
+    calibrate_steps,
+)
+from hushgrad.accounting.contour import Estimate, estimate
+from hushgrad.accounting.filters import Filter, Odometer
+from hushgrad.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from hushgrad.accounting.gdp import GDP
+from hushgrad.accounting.group import epsilon_for_group, for_group
+from hushgrad.accounting.optimal import Optimal
+from hushgrad.accounting.rdp import RDP
+from hushgrad.accounting.tradeoff import Attack, advantage, attack, trade_off
+from hushgrad.accounting.zcdp import ZCDP
+
+if TYPE_CHECKING:
+    from hushgrad.accounting.pld import PLD
+
+__all__ = [
+    "GDP",
+    "PLD",
+    "RDP",
+    "ZCDP",
+    "Accountant",
+    "Advanced",
+    "Attack",
+    "Basic",
+    "Estimate",
+    "Filter",
+    "Loss",
+    "Odometer",
+    "Optimal",
+    "accountant_of",
+    "advantage",
+    "attack",
+    "calibrate",
+    "calibrate_batch_size",
+    "calibrate_noise",
+    "calibrate_rate",
+    "calibrate_steps",
+    "classical",
+    "delta",
+    "delta_curve",
+    "epsilon",
+    "epsilon_for_group",
+    "epsilon_interval",
+    "estimate",
+    "for_group",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "gaussian_mu",
+    "trade_off",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The largest accountant is loaded when it is first asked for.
+    if name == "PLD":
+        from hushgrad.accounting.pld import PLD
+
+        return PLD
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

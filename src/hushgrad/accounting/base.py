@@ -15,9 +15,23 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from hushgrad.errors import NoTheorem
-from hushgrad.events import Compose, Event, NonPrivate, Relation, Repeat, Unanalysed
+from hushgrad.events import (
+    Compose,
+    CyclicPoisson,
+    Event,
+    Everyone,
+    MinSep,
+    NonPrivate,
+    Once,
+    Poisson,
+    Relation,
+    Repeat,
+    RepeatAndSelect,
+    Sampled,
+    Unanalysed,
+)
 
-__all__ = ["Accountant", "Loss", "Nothing", "Unbounded"]
+__all__ = ["Accountant", "Loss", "Nothing", "Unbounded", "count_leaves", "trivial_loss"]
 
 
 class Loss(Protocol):
@@ -106,7 +120,7 @@ class Accountant(ABC):
             NoTheorem: where this accountant has no analysis for a part of the event.
         """
         counts: dict[Event, int] = {}
-        _collect(event, 1, counts)
+        count_leaves(event, 1, counts)
         parts: list[tuple[Loss, int]] = []
         for leaf_event, times in counts.items():
             loss = self._leaf(leaf_event, relation)
@@ -117,8 +131,9 @@ class Accountant(ABC):
         return self.total(parts) if parts else Nothing()
 
     def _leaf(self, event: Event, relation: Relation) -> Loss:
-        if isinstance(event, (NonPrivate, Unanalysed)):
-            return Unbounded()
+        trivial = trivial_loss(event)
+        if trivial is not None:
+            return trivial
         leaf = self._leaves.get(type(event))
         if leaf is None:
             raise NoTheorem(
@@ -128,7 +143,40 @@ class Accountant(ABC):
         return leaf(event, relation)
 
 
-def _collect(event: Event, times: int, counts: dict[Event, int]) -> None:
+def trivial_loss(event: Event) -> Loss | None:
+    """The loss of a leaf that needs no theorem: nothing inside, or something without privacy (sampled or not)."""
+    if isinstance(event, (NonPrivate, Unanalysed)):
+        return Unbounded()
+    if not isinstance(event, (Sampled, RepeatAndSelect)):
+        return None
+    inner: dict[Event, int] = {}
+    count_leaves(event.of, 1, inner)
+    losses = [trivial_loss(part) for part in inner]
+    if any(isinstance(loss, Unbounded) for loss in losses):
+        return Unbounded()
+    return Nothing() if all(isinstance(loss, Nothing) for loss in losses) else None
+
+
+def _unsampled(event: Sampled) -> Event | None:
+    """What a sampled event costs where the participation is simple enough to say so without an accountant, else None.
+
+    * ``Everyone``, and Poisson at rate 1: the mechanism itself.
+    * ``Once``: each record meets one step only, so a whole pass costs what one step costs (parallel composition,
+      McSherry 2009, theorem 4; it holds for adaptively chosen steps, since the other steps do not depend on the record).
+    * ``MinSep``: a record meets at most ``times`` steps, for the same reason.
+    * ``CyclicPoisson``: a record belongs to one group, so a whole cycle costs one Poisson-sampled step.
+    """
+    how = event.how
+    if isinstance(how, (Everyone, Once)) or (isinstance(how, Poisson) and how.rate == 1.0):
+        return event.of
+    if isinstance(how, MinSep):
+        return event.of * how.times
+    if isinstance(how, CyclicPoisson):
+        return Sampled(Poisson(how.rate), event.of)
+    return None
+
+
+def count_leaves(event: Event, times: int, counts: dict[Event, int]) -> None:
     """Count the leaves of a tree of compositions; equal leaves are counted together, so each is analysed once."""
     pending = [(event, times)]
     while pending:
@@ -139,5 +187,7 @@ def _collect(event: Event, times: int, counts: dict[Event, int]) -> None:
             pending.extend((part, times) for part in reversed(event.events))
         elif isinstance(event, Repeat):
             pending.append((event.of, times * event.times))
+        elif isinstance(event, Sampled) and (simpler := _unsampled(event)) is not None:
+            pending.append((simpler, times))
         else:
             counts[event] = counts.get(event, 0) + times

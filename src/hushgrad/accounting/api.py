@@ -1,0 +1,143 @@
+"""The questions: epsilon, delta, intervals and curves, each a pure function of an event and an accountant."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+from hushgrad import _check
+from hushgrad.accounting.base import Accountant, Loss
+from hushgrad.errors import NoTheorem
+from hushgrad.events import Event, Relation
+
+__all__ = ["ACCOUNTANTS", "accountant_of", "delta", "delta_curve", "epsilon", "epsilon_interval"]
+
+# Imported on first use: asking one accountant does not load the others.
+ACCOUNTANTS = {
+    "advanced": "hushgrad.accounting.advanced:Advanced",
+    "basic": "hushgrad.accounting.basic:Basic",
+    "gdp": "hushgrad.accounting.gdp:GDP",
+    "optimal": "hushgrad.accounting.optimal:Optimal",
+    "pld": "hushgrad.accounting.pld:PLD",
+    "rdp": "hushgrad.accounting.rdp:RDP",
+    "zcdp": "hushgrad.accounting.zcdp:ZCDP",
+}
+
+
+@runtime_checkable
+class TwoSided(Protocol):
+    """A loss that also bounds epsilon from below."""
+
+    def epsilon_interval(self, delta: float, width: float) -> tuple[float, float]:
+        """(lower, upper), certified; the upper end is at most a factor 1 + ``width`` above the lower where it can be."""
+
+
+def accountant_of(accountant: str | Accountant) -> Accountant:
+    """The accountant itself, or the one that a word such as ``"rdp"`` names.
+
+    >>> accountant_of("rdp").name
+    'rdp'
+    """
+    if isinstance(accountant, Accountant):
+        return accountant
+    module, name = ACCOUNTANTS[_check.one_of(tuple(ACCOUNTANTS), accountant=accountant)].split(":")
+    kind: type[Accountant] = vars(importlib.import_module(module))[name]
+    return kind()
+
+
+def loss_of(event: Event, accountant: str | Accountant, relation: Relation | str) -> Loss:
+    """The loss of ``event``, after all arguments were checked."""
+    _check.instance(Event, event=event)
+    return accountant_of(accountant).loss(event, Relation.of(relation))
+
+
+def _delta(delta: float) -> float:
+    return _check.between(0, 1, closed="left", delta=delta)
+
+
+def epsilon(
+    event: Event,
+    *,
+    delta: float,
+    accountant: str | Accountant = "pld",
+    relation: Relation | str = Relation.ADD_REMOVE,
+) -> float:
+    r"""The smallest epsilon that is known to hold for ``event`` at ``delta``; never below the truth, possibly infinite.
+
+    **Formal guarantee.** For all neighbours D, D' under ``relation`` and all sets S of outputs of the computation that
+    ``event`` describes, P[M(D) in S] <= e^epsilon P[M(D') in S] + delta.
+
+        >>> from hushgrad.events import Gaussian
+        >>> round(epsilon(Gaussian(1.0), delta=1e-5, accountant="gdp"), 4)
+        4.3772
+
+    Raises:
+        NoTheorem: where the accountant has no analysis of a part of the event.
+    """
+    return _sane(loss_of(event, accountant, relation).epsilon(_delta(delta)))
+
+
+def delta(
+    event: Event,
+    *,
+    epsilon: float,
+    accountant: str | Accountant = "pld",
+    relation: Relation | str = Relation.ADD_REMOVE,
+) -> float:
+    """The smallest delta that is known to hold for ``event`` at ``epsilon``; never below the truth.
+
+    >>> from hushgrad.events import Gaussian
+    >>> round(delta(Gaussian(1.0), epsilon=1.0, accountant="gdp"), 6)
+    0.126937
+    """
+    return _sane(loss_of(event, accountant, relation).delta(_check.non_negative(epsilon=epsilon)), most=1.0)
+
+
+def epsilon_interval(
+    event: Event,
+    *,
+    delta: float,
+    accountant: str | Accountant = "pld",
+    relation: Relation | str = Relation.ADD_REMOVE,
+    width: float = 1e-4,
+) -> tuple[float, float]:
+    """(lower, upper): the tight epsilon of the event's dominating pairs lies between, both ends certified.
+
+    ``width`` is the wanted relative width. The lower end refutes; only the upper end may be claimed.
+
+    Raises:
+        NoTheorem: where the accountant bounds epsilon from above only (all but pld and gdp).
+    """
+    width = _check.positive(width=width)
+    loss = loss_of(event, accountant, relation)
+    if isinstance(loss, TwoSided):
+        lower, upper = loss.epsilon_interval(_delta(delta), width)
+        return lower, upper
+    upper = _sane(loss.epsilon(_delta(delta)))
+    if upper in (0.0, math.inf):
+        return (upper, upper)  # nothing was done, or nothing is known to hold
+    raise NoTheorem(f"The {accountant_of(accountant).name} accountant bounds epsilon from above only. Ask pld for an interval.")
+
+
+def delta_curve(
+    event: Event,
+    epsilons: Iterable[float],
+    *,
+    accountant: str | Accountant = "pld",
+    relation: Relation | str = Relation.ADD_REMOVE,
+) -> list[float]:
+    """Delta at each of ``epsilons``; the event is analysed once.
+
+    >>> from hushgrad.events import Gaussian
+    >>> [round(d, 4) for d in delta_curve(Gaussian(1.0), [0, 1, 2], accountant="gdp")]
+    [0.3829, 0.1269, 0.0209]
+    """
+    loss = loss_of(event, accountant, relation)
+    return [_sane(loss.delta(_check.non_negative(epsilons=e)), most=1.0) for e in epsilons]
+
+
+def _sane(x: float, most: float = math.inf) -> float:
+    """Fail closed: what is not a number is the worst answer; nothing is below 0."""
+    return most if math.isnan(x) else min(max(0.0, float(x)), most)

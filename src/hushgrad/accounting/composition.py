@@ -1,0 +1,65 @@
+"""What basic and advanced composition share: a list of statements, and the search for delta."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from hushgrad.accounting._numeric import smallest_true
+from hushgrad.accounting.base import Loss
+from hushgrad.accounting.dominance import Statement
+
+__all__ = ["Terms", "least_delta", "share_of_delta"]
+
+T = TypeVar("T", bound="Terms")
+
+
+def least_delta(epsilon_at: Callable[[float], float], epsilon: float) -> float:
+    """The smallest delta with ``epsilon_at(delta) <= epsilon``, rounded up; 1 where there is none."""
+    if epsilon_at(0.0) <= epsilon:
+        return 0.0
+    if epsilon_at(1.0 - 1e-9) > epsilon:
+        return 1.0
+    # log10(delta) is searched: delta may be 1e-300
+    exponent = smallest_true(lambda x: epsilon_at(min(10.0**x, 1.0 - 1e-9)) <= epsilon, -300.0, 0.0, tolerance=1e-13)
+    return float(min(1.0, 10.0**exponent))
+
+
+@dataclass(frozen=True)
+class Terms(ABC):
+    """Statements with their counts; composing is listing."""
+
+    terms: tuple[tuple[Statement, int], ...]
+
+    def __add__(self: T, other: T) -> T:
+        return replace(self, terms=self.terms + other.terms)
+
+    def __mul__(self: T, times: int) -> T:
+        return replace(self, terms=tuple((s, n * times) for s, n in self.terms))
+
+    @abstractmethod
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon that this composition theorem gives at ``delta``."""
+
+    def delta(self, epsilon: float) -> float:
+        """The smallest delta that this composition theorem gives at ``epsilon``."""
+        return least_delta(self.epsilon, epsilon)
+
+    @classmethod
+    def joined(cls: type[T], parts: list[tuple[Loss, int]]) -> T:
+        """All terms of ``(loss, times)`` parts of this kind."""
+        return cls(tuple((s, n * times) for loss, times in parts if isinstance(loss, cls) for s, n in loss.terms))
+
+
+def share_of_delta(terms: tuple[tuple[Statement, int], ...], delta: float, shares: float) -> float | None:
+    """The delta that each of ``shares`` flexible terms may take so that the total is ``delta``; None if fixed ones need more.
+
+    Deltas compose as 1 - (1 - d_1)(1 - d_2)..., slightly less than their sum (Kairouz, Oh and Viswanath 2015).
+    """
+    room = math.log1p(-delta) - sum(n * math.log1p(-s.fixed) for s, n in terms)
+    if room > 0.0:
+        return None
+    return -math.expm1(room / shares) if shares else 0.0

@@ -1,0 +1,70 @@
+"""Argument parsing for all commands: the standard library's, with one clear sentence for a mistake."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+__all__ = ["Parser", "UsageError", "print_json", "suggestion", "table"]
+
+
+class UsageError(Exception):
+    """The words on the command line make no question; the message is one sentence for the user."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`` Did you mean X?`` for the closest known word, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+class Parser(argparse.ArgumentParser):
+    """``argparse`` that raises :class:`UsageError`, never guesses abbreviations, and suggests the option that was meant."""
+
+    def __init__(self, command: str, about: str, *, example: str) -> None:
+        super().__init__(
+            prog=f"hushgrad {command}",
+            description=about,
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+    def parse(self, words: list[str]) -> argparse.Namespace:
+        """The parsed words; ``--help`` prints and exits with 0."""
+        known = [option for action in self._actions for option in action.option_strings]
+        for word in (word.split("=")[0] for word in words if word.startswith("--")):
+            if word not in known:  # said first: a misspelt option is the likelier mistake than a missing one
+                raise UsageError(f"{self.prog} has no option {word}.{suggestion(word, known)} Try {self.prog} --help.")
+        return self.parse_args(words)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing a usage block and exiting."""
+        sentence = message[0].upper() + message[1:]
+        raise UsageError(f"{sentence}{'' if sentence.endswith('.') else '.'} Try {self.prog} --help.")
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """One JSON object; infinity, which JSON lacks, as the string "inf"."""
+    print(json.dumps(_jsonable(content), indent=2))
+
+
+def _jsonable(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {key: _jsonable(item) for key, item in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_jsonable(item) for item in x]
+    if isinstance(x, float) and not math.isfinite(x):
+        return str(x)
+    return x
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows of words, the columns aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows)

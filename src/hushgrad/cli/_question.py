@@ -1,0 +1,72 @@
+"""What ``epsilon`` and ``calibrate`` share: the options that describe an event, and a few formats."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hushgrad.cli._parser import Parser, UsageError
+
+if TYPE_CHECKING:
+    from hushgrad.events import Event
+
+__all__ = ["accountant_names", "add_question", "event_from", "rounded_up"]
+
+
+def add_question(parser: Parser) -> None:
+    """The options common to all privacy questions."""
+    parser.add_argument("--delta", type=float, required=True, metavar="D", help="the delta of the guarantee, e.g. 1e-5")
+    parser.add_argument("--noise-multiplier", type=float, metavar="S", help="noise standard deviation / clip norm")
+    parser.add_argument("--rate", type=float, metavar="Q", help="Poisson sampling rate (default 1: full batches)")
+    parser.add_argument("--steps", type=int, metavar="T", help="number of steps (default 1)")
+    parser.add_argument(
+        "--accountant", default="pld", metavar="A,B", help="pld (default), rdp, zcdp, gdp, optimal, advanced, basic; or several"
+    )
+    parser.add_argument(
+        "--relation", default="add_remove", metavar="R", help="add_remove (default), replace_one or zero_out: who is a neighbour"
+    )
+
+
+def event_from(options: argparse.Namespace) -> Event:
+    """The event that the options describe: ``--event`` (JSON text, or @FILE), or a sampled Gaussian repeated."""
+    from hushgrad.events import Event, Gaussian
+
+    if options.event is not None:
+        if any(x is not None for x in (options.noise_multiplier, options.rate, options.steps)):
+            raise UsageError("Give either --event, or --noise-multiplier with --rate and --steps, not both.")
+        return Event.from_json(_text(options.event))
+    if options.noise_multiplier is None:
+        raise UsageError("Give --noise-multiplier (with --rate and --steps), or --event. Try hushgrad epsilon --help.")
+    step: Event = Gaussian(options.noise_multiplier)
+    if options.rate is not None and options.rate != 1.0:
+        step = step.sampled(rate=options.rate)
+    return step * (1 if options.steps is None else options.steps)
+
+
+def _text(word: str) -> str:
+    if not word.startswith("@"):
+        return word
+    try:
+        return Path(word[1:]).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"Cannot read the event from {word[1:]}: {error.strerror}.") from None
+
+
+def accountant_names(words: str) -> list[str]:
+    """``a,b,c`` as a list of known accountants; ``all`` is all of them."""
+    from hushgrad import _check
+    from hushgrad.accounting.api import ACCOUNTANTS
+
+    if words == "all":
+        return sorted(ACCOUNTANTS)
+    return [str(_check.one_of(tuple(ACCOUNTANTS), accountant=word.strip())) for word in words.split(",")]
+
+
+def rounded_up(x: float, digits: int = 6) -> str:
+    """A number to some significant digits, never rounded down: what is printed may be claimed."""
+    if x == 0.0 or not math.isfinite(x):
+        return f"{x:g}"
+    unit = 10.0 ** (math.floor(math.log10(abs(x))) - digits + 1)
+    return f"{math.ceil(x / unit - 1e-7) * unit:.{digits}g}"

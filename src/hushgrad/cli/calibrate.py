@@ -1,0 +1,94 @@
+"""``hushgrad calibrate``: which noise, number of steps, rate or batch size meets a budget."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from hushgrad.cli._parser import Parser, UsageError, print_json, table
+from hushgrad.cli._question import accountant_names, add_question, rounded_up
+
+__all__ = ["run"]
+
+_UNKNOWNS = ("noise", "steps", "rate", "batch")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "calibrate",
+        "Which noise, steps, rate or batch size meets a budget. The answer's certified epsilon is at most the target.",
+        example="hushgrad calibrate --epsilon 1 --delta 1e-5 --rate 0.004267 --steps 14040",
+    )
+    parser.add_argument("--epsilon", type=float, required=True, metavar="E", help="the epsilon that must not be exceeded")
+    add_question(parser)
+    parser.add_argument("--for", dest="unknown", choices=_UNKNOWNS, default="noise", help="what is looked for (default: noise)")
+    parser.add_argument("--dataset-size", type=int, metavar="N", help="number of records; needed for --for batch")
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Answer the question; see ``hushgrad calibrate --help``."""
+    options = _parser().parse(words)
+    names = accountant_names(options.accountant)
+    answers = [_ask(name, options) for name in names]
+    if options.json:
+        print_json({k: v for k, v in vars(options).items() if k not in ("json", "accountant")} | {"answers": answers})
+    else:
+        _print(answers, options)
+    return 2 if all("refused" in answer for answer in answers) else 0
+
+
+def _print(answers: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    print(f"{options.unknown} for epsilon = {options.epsilon:g}, delta = {options.delta:g}, {options.relation}")
+    rows = [("accountant", options.unknown, "")]
+    for answer in answers:
+        rows.append((answer["accountant"], _shown(answer.get("value"), options.unknown), answer.get("refused", "")))
+    print(table(rows))
+
+
+def _shown(value: float | int | None, unknown: str) -> str:
+    """Nine digits, rounded to the private side, so that what is printed meets the budget too."""
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return str(value)
+    return rounded_up(value, 9) if unknown == "noise" else f"-{rounded_up(-value, 9)}".replace("--", "")
+
+
+def _ask(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    from hushgrad.errors import NoTheorem
+
+    try:
+        return {"accountant": name, "value": _solve(name, options)}
+    except NoTheorem as error:
+        return {"accountant": name, "refused": str(error)}
+
+
+def _solve(name: str, options: argparse.Namespace) -> float | int:
+    from hushgrad import accounting
+    from hushgrad.events import Event, Gaussian
+
+    budget: dict[str, Any] = {"epsilon": options.epsilon, "delta": options.delta}
+    budget |= {"accountant": name, "relation": options.relation}
+    steps = 1 if options.steps is None else options.steps
+    rate = 1.0 if options.rate is None else options.rate
+    if options.unknown == "noise":
+        _unused(options, "noise_multiplier")
+        return accounting.calibrate_noise(steps=steps, rate=rate, **budget)
+    if options.noise_multiplier is None:
+        raise UsageError(f"Give --noise-multiplier to look for the {options.unknown}.")
+    step: Event = Gaussian(options.noise_multiplier)
+    if options.unknown == "steps":
+        _unused(options, "steps")
+        return accounting.calibrate_steps(step.sampled(rate=rate), **budget)
+    _unused(options, "rate")
+    if options.unknown == "rate":
+        return accounting.calibrate_rate(step, steps=steps, **budget)
+    if options.dataset_size is None:
+        raise UsageError("Give --dataset-size to look for the batch size.")
+    return accounting.calibrate_batch_size(step, steps=steps, dataset_size=options.dataset_size, **budget)
+
+
+def _unused(options: argparse.Namespace, name: str) -> None:
+    if vars(options)[name] is not None:
+        raise UsageError(f"--{name.replace('_', '-')} is what is looked for with --for {options.unknown}. Leave it out.")

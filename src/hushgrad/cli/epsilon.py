@@ -1,0 +1,116 @@
+"""``hushgrad epsilon``: how much privacy a run spends, by one or several accountants side by side."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from hushgrad.cli._parser import Parser, UsageError, print_json, table
+from hushgrad.cli._question import accountant_names, add_question, event_from, rounded_up
+
+if TYPE_CHECKING:
+    from hushgrad.events import Event
+
+__all__ = ["run"]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "epsilon",
+        "How much privacy a run spends: the smallest epsilon that is proved for it, never below the truth.",
+        example="hushgrad epsilon --noise-multiplier 1.1 --rate 0.004267 --steps 14040 --delta 1e-5 --accountant pld,rdp",
+    )
+    add_question(parser)
+    parser.add_argument("--event", metavar="JSON", help="any event tree as JSON, or @FILE; instead of the three options above")
+    parser.add_argument("--interval", action="store_true", help="also a certified lower bound (pld)")
+    parser.add_argument("--attack", action="store_true", help="also say what the best attacker can do, in plain words")
+    parser.add_argument("--plot", metavar="PATH", help="save a plot of delta over epsilon (needs matplotlib)")
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Answer the question; see ``hushgrad epsilon --help``."""
+    options = _parser().parse(words)
+    event = event_from(options)
+    names = accountant_names(options.accountant)
+    answers = [_ask(event, name, options) for name in names]
+    if options.plot:
+        _plot(event, names, options)
+    if options.json:
+        print_json(_as_json(event, answers, options))
+    else:
+        _print(event, answers, options)
+    return 2 if all("refused" in answer for answer in answers) else 0
+
+
+def _ask(event: Event, name: str, options: argparse.Namespace) -> dict[str, Any]:
+    from hushgrad.accounting import attack, epsilon, epsilon_interval
+    from hushgrad.errors import NoTheorem
+
+    question = {"accountant": name, "relation": options.relation}
+    answer: dict[str, Any] = {"accountant": name}
+    try:
+        if options.interval and name == "pld":
+            answer["lower"], answer["epsilon"] = epsilon_interval(event, delta=options.delta, **question)
+        else:
+            answer["epsilon"] = epsilon(event, delta=options.delta, **question)
+        if options.attack:
+            answer["attack"] = attack(event, **question)
+    except NoTheorem as error:
+        return {"accountant": name, "refused": str(error)}
+    return answer
+
+
+def _as_json(event: Event, answers: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    shown = [{k: v if k != "attack" else vars(v) for k, v in answer.items()} for answer in answers]
+    return {
+        "event": event.to_json(),
+        "delta": options.delta,
+        "relation": options.relation,
+        "answers": shown,
+    }
+
+
+def _print(event: Event, answers: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    print(f"{event}, delta = {options.delta:g}, {options.relation}")
+    rows = [("accountant", "epsilon", "")]
+    for answer in answers:
+        if "refused" in answer:
+            rows.append((answer["accountant"], "-", answer["refused"]))
+            continue
+        note = f"at least {answer['lower']:.6g}" if "lower" in answer else ""
+        rows.append((answer["accountant"], rounded_up(answer["epsilon"]), note))
+    print(table(rows))
+    for answer in answers:
+        if "attack" in answer:
+            print(f"{answer['accountant']}: {answer['attack']}")
+
+
+def _plot(event: Event, names: list[str], options: argparse.Namespace) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError("--plot needs matplotlib. Install hushgrad[report].") from None
+    from hushgrad.accounting import delta_curve, epsilon
+    from hushgrad.errors import NoTheorem
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for name in names:
+        question = {"accountant": name, "relation": options.relation}
+        try:
+            top = epsilon(event, delta=min(options.delta, 0.1) / 10.0, **question)
+        except NoTheorem:
+            continue
+        if not 0.0 < top < float("inf"):
+            continue
+        epsilons = [top * k / 60 for k in range(61)]
+        deltas = delta_curve(event, epsilons, **question)
+        axes.plot(epsilons, [max(d, 1e-300) for d in deltas], label=name)
+    axes.axhline(options.delta, color="grey", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="epsilon", ylabel="delta", yscale="log", ylim=(options.delta / 100, 1.5), title=str(event)[:70])
+    axes.legend()
+    try:
+        figure.savefig(options.plot)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Cannot save the plot to {options.plot}: {error}.") from None

@@ -1,0 +1,102 @@
+"""The ``hushgrad`` command: a lazy table of commands.
+
+``hushgrad NAME ...`` imports the one module that NAME names and calls its function with the remaining words. So a command's
+``--help`` costs the standard library only. A command is one file and one line in ``COMMANDS``; its function takes the list
+of words, prints its answer, returns the exit code, and raises the house's errors for a user's mistakes.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | an answer that says no (a refuted claim, a failed check) |
+| 2 | the question was wrong: one sentence on stderr, no traceback |
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+
+from hushgrad.cli._parser import UsageError, suggestion
+from hushgrad.errors import HushgradError
+
+__all__ = ["COMMANDS", "main"]
+
+# name -> (module:function, one line for the overview)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "epsilon": ("hushgrad.cli.epsilon:run", "how much privacy a run spends"),
+    "calibrate": ("hushgrad.cli.calibrate:run", "which noise, steps, rate or batch meets a budget"),
+    "plan": ("hushgrad.cli.plan:run", "which plan is best for a budget"),
+    "train": ("hushgrad.cli.train:run", "train a model by a recipe"),
+    "audit": ("hushgrad.cli.audit:run", "attack a run and bound its epsilon from below"),
+    "report": ("hushgrad.cli.report:run", "the privacy card of a run"),
+    "reproduce": ("hushgrad.cli.reproduce:run", "repeat a published result"),
+    "ledger": ("hushgrad.cli.ledger:run", "show and add up ledgers"),
+    "serve": ("hushgrad.cli.serve:run", "answer privacy questions over HTTP"),
+}
+
+
+def overview() -> str:
+    """What ``hushgrad --help`` prints."""
+    lines = [f"  {name:10} {about}" for name, (_, about) in COMMANDS.items() if _exists(name)]
+    return "\n".join(
+        [
+            "usage: hushgrad COMMAND [options]",
+            "",
+            "Differentially private training for PyTorch, and the accounting behind it.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "options:",
+            "  --help     this text; hushgrad COMMAND --help explains a command",
+            "  --version  the version",
+            "",
+            "example:",
+            "  hushgrad epsilon --noise-multiplier 1.1 --rate 0.01 --steps 10000 --delta 1e-5",
+        ]
+    )
+
+
+def _exists(name: str) -> bool:
+    module = COMMANDS[name][0].split(":")[0]
+    return importlib.util.find_spec(module) is not None
+
+
+def command(name: str) -> Callable[[list[str]], int]:
+    """The function of a command.
+
+    Raises:
+        UsageError: for an unknown name, with the closest known one.
+    """
+    if name not in COMMANDS or not _exists(name):
+        known = [known for known in COMMANDS if _exists(known)]
+        raise UsageError(f"No such command: {name}.{suggestion(name, known)} Try hushgrad --help.")
+    module, function = COMMANDS[name][0].split(":")
+    run: Callable[[list[str]], int] = vars(importlib.import_module(module))[function]
+    return run
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command; a user's mistake is one sentence on stderr and exit code 2."""
+    arguments = list(sys.argv[1:] if words is None else words)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        from hushgrad import __version__
+
+        print(f"hushgrad {__version__}")
+        return 0
+    try:
+        return command(arguments[0])(arguments[1:])
+    except (UsageError, HushgradError) as error:
+        print(f"hushgrad: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader (head, less) has gone: no more to say
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
