@@ -1,42 +1,85 @@
-"""The arithmetic on cache-sized blocks, in numpy; every operation is a single IEEE rounding in a fixed order."""
+"""The arithmetic on cache-sized blocks: in C where the library was built, else in numpy, with the same bits.
+
+Every operation is one IEEE rounding in a fixed order. Set HUSHGRAD_KERNEL=numpy to do without the C library.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, final
 
 import numpy as np
 
-from hushgrad.noise._transform import gaussians
+from hushgrad.noise import _transform
 
-__all__ = ["NumpyKernel"]
+__all__ = ["KERNEL", "CKernel", "Kernel", "NumpyKernel"]
 
 
-class NumpyKernel:
-    """Plain numpy; the reference whose bits any faster kernel must reproduce."""
+class Kernel(ABC):
+    """Operations on contiguous float32 or float64 arrays; of a two-dimensional array each row is contiguous."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
+        """Whole groups of Gaussians from their random words."""
+
+    @abstractmethod
+    def emit(self, x: np.ndarray, scale: float, out: np.ndarray, fresh: bool) -> None:
+        """``out = scale * x`` if fresh, else ``out += scale * x``: a product and a sum, never fused."""
+
+    @abstractmethod
+    def combine(self, weights: np.ndarray, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
+        """``out[k] += sum_h weights[k, h] * parts[h]``, added in the order of h; a zero weight adds nothing."""
+
+    @abstractmethod
+    def solve(self, inner: np.ndarray, diagonal: np.ndarray, x: np.ndarray) -> None:
+        """Forward substitution in place: ``x[k] = (x[k] + sum_{j<k} inner[k, j] * x[j]) / diagonal[k]``."""
+
+    @abstractmethod
+    def buffers(self, x: np.ndarray, state: np.ndarray, decay: np.ndarray, weight: np.ndarray) -> None:
+        """One step of a buffered Toeplitz recursion in place: ``x -= sum weight_j s_j``, then ``s_j = decay_j s_j + x``."""
+
+
+@final
+class NumpyKernel(Kernel):
+    """Plain numpy: the reference whose bits the C library must reproduce."""
 
     name = "numpy"
 
     def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
-        """Whole groups of Gaussians from their random words."""
-        gaussians(words, out)
+        """See Kernel."""
+        _transform.gaussians(words, out)
 
     def emit(self, x: np.ndarray, scale: float, out: np.ndarray, fresh: bool) -> None:
-        """``out = scale * x`` if fresh, else ``out += scale * x``: a product and a sum, each rounded, never fused."""
+        """See Kernel."""
         if fresh:
             np.multiply(x, x.dtype.type(scale), out=out)
         else:
             out += x * x.dtype.type(scale)
 
     def combine(self, weights: np.ndarray, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
-        """``out[k] += sum_h weights[k, h] * parts[h]``, added in the order of h; a zero weight adds nothing."""
+        """See Kernel."""
         term = np.empty_like(out[0])
         for h, part in enumerate(parts):
             for k, weight in enumerate(weights[:, h]):
                 if weight != 0:
                     out[k] += np.multiply(part, weight, out=term)
 
+    def solve(self, inner: np.ndarray, diagonal: np.ndarray, x: np.ndarray) -> None:
+        """See Kernel."""
+        for k in range(len(x)):
+            self.combine(inner[k : k + 1, :k], list(x[:k]), x[k : k + 1])
+            x[k] /= diagonal[k]
+
     def buffers(self, x: np.ndarray, state: np.ndarray, decay: np.ndarray, weight: np.ndarray) -> None:
-        """One step of a buffered Toeplitz recursion in place: ``x -= sum weight_j s_j``, then ``s_j = decay_j s_j + x``."""
+        """See Kernel."""
         term = np.empty_like(x)
         for w, s in zip(weight, state, strict=True):
             x -= np.multiply(s, w, out=term)
@@ -45,4 +88,91 @@ class NumpyKernel:
             s += x
 
 
-KERNEL = NumpyKernel()
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
+_SUFFIXES = ((np.dtype(np.float32), "f32", ctypes.c_float), (np.dtype(np.float64), "f64", ctypes.c_double))
+
+
+def _at(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+@final
+class CKernel(Kernel):
+    """The functions of _gauss.c; ctypes releases the interpreter lock while one runs."""
+
+    name = "c"
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self._functions = {}
+        for dtype, suffix, real in _SUFFIXES:
+            signatures = {
+                "gaussians": (_POINTER, _POINTER, _SIZE),
+                "write": (_POINTER, real, _POINTER, _SIZE),
+                "add": (_POINTER, real, _POINTER, _SIZE),
+                "buffers": (_POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE),
+                "solve": (_POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE),
+                "combine": (_POINTER, _SIZE, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE),
+            }
+            for name, arguments in signatures.items():
+                function = library[f"hushgrad_{name}_{suffix}"]
+                function.argtypes, function.restype = arguments, None
+                self._functions[name, dtype] = function
+
+    def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
+        """See Kernel."""
+        self._functions["gaussians", out.dtype](_at(words), _at(out), out.size // _transform.GROUP)
+
+    def emit(self, x: np.ndarray, scale: float, out: np.ndarray, fresh: bool) -> None:
+        """See Kernel."""
+        self._functions["write" if fresh else "add", x.dtype](_at(x), scale, _at(out), x.size)
+
+    def combine(self, weights: np.ndarray, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
+        """See Kernel."""
+        weights = np.ascontiguousarray(weights, out.dtype)
+        places = np.array([_at(part) for part in parts], dtype=np.uintp)
+        rows, n = out.shape
+        stride = out.strides[0] // out.itemsize
+        self._functions["combine", out.dtype](_at(weights), rows, _at(places), len(places), _at(out), stride, n)
+
+    def solve(self, inner: np.ndarray, diagonal: np.ndarray, x: np.ndarray) -> None:
+        """See Kernel."""
+        inner = np.ascontiguousarray(inner)
+        rows, n = x.shape
+        self._functions["solve", x.dtype](_at(inner), _at(diagonal), rows, _at(x), x.strides[0] // x.itemsize, n)
+
+    def buffers(self, x: np.ndarray, state: np.ndarray, decay: np.ndarray, weight: np.ndarray) -> None:
+        """See Kernel."""
+        stride = state.strides[0] // state.itemsize
+        arguments = (_at(x), _at(state), stride, _at(decay), _at(weight), len(state), x.size)
+        self._functions["buffers", x.dtype](*arguments)
+
+
+def _agrees(kernel: Kernel) -> bool:
+    """Whether a kernel gives numpy's bits on 2048 numbers: a compiler that broke a rule must not pass unnoticed."""
+    words = np.random.Generator(np.random.PCG64(0)).integers(0, 1 << 32, 8 * 3 * _transform.PAIRS, dtype=np.uint32)
+    for dtype, _, _ in _SUFFIXES:
+        ours, theirs = np.empty((2, 8 * _transform.GROUP), dtype)
+        NumpyKernel().gaussians(words, ours)
+        kernel.gaussians(words, theirs)
+        if ours.tobytes() != theirs.tobytes():
+            return False
+    return True
+
+
+def _choose() -> Kernel:
+    libraries = sorted(Path(__file__).parent.glob("_gauss.*.so"))
+    if os.environ.get("HUSHGRAD_KERNEL") == "numpy" or not libraries or sys.byteorder != "little":
+        return NumpyKernel()
+    try:
+        kernel = CKernel(libraries[0])
+    except (OSError, AttributeError) as error:  # another machine's library
+        warnings.warn(f"The C noise kernel could not be loaded ({error}); numpy gives the same bits, slower.", stacklevel=2)
+        return NumpyKernel()
+    if not _agrees(kernel):
+        warnings.warn("The C noise kernel was compiled with other arithmetic and is not used; numpy is slower.", stacklevel=2)
+        return NumpyKernel()
+    return kernel
+
+
+KERNEL = _choose()

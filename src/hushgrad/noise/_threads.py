@@ -23,14 +23,14 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return _pools[place]
 
 
-def over_chunks(count: int, work: Callable[[int, int], None]) -> None:
+def over_chunks(count: int, work: Callable[[int, int], None], chunk: int = CHUNK) -> None:
     """Call ``work(low, high)`` for consecutive chunks of ``range(count)``; the result must not depend on the order."""
-    threads = min(torch.get_num_threads(), -(-count // CHUNK)) if count >= _PARALLEL else 1
-    chunks = iter(range(0, count, CHUNK))
+    threads = min(torch.get_num_threads(), -(-count // chunk)) if count >= _PARALLEL else 1
+    chunks = iter(range(0, count, chunk))
 
     def run() -> None:
         for low in chunks:  # a range iterator hands each chunk to exactly one thread
-            work(low, min(low + CHUNK, count))
+            work(low, min(low + chunk, count))
 
     helpers = [_pool(threads).submit(run) for _ in range(threads - 1)] if threads > 1 else []
     try:

@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
 from hushgrad import _check
@@ -59,6 +59,7 @@ class Source:
         master = _master(key, seed)
         # Whoever else derives streams from the same key (the loader) must not meet this one.
         self._cipher = algorithms.AES(hashlib.blake2b(master, digest_size=32, person=b"hushgrad noise").digest())
+        self._threads = threading.local()  # a cipher context for each thread; only its counter changes
 
     def __repr__(self) -> str:
         return f"Source({'seed=…' if self.reproducible else 'key=…'})"
@@ -109,10 +110,15 @@ class Source:
         """The random words of ``groups`` groups from group ``first`` on."""
         size = groups * GROUP_BYTES
         counter = (step << (_INDEX_BITS + _BLOCK_BITS)) | (index << _BLOCK_BITS) | (first * _BLOCKS)
-        encryptor = Cipher(self._cipher, modes.CTR(counter.to_bytes(16, "big"))).encryptor()
         zeros, words = _buffers(size)
-        encryptor.update_into(zeros[:size].data, words.data)
+        self._encryptor(counter.to_bytes(16, "big")).update_into(zeros[:size].data, words.data)
         return words[:size].view("<u4")
+
+    def _encryptor(self, counter: bytes) -> CipherContext:
+        if "encryptor" not in self._threads.__dict__:
+            self._threads.encryptor = Cipher(self._cipher, modes.CTR(counter)).encryptor()
+        self._threads.encryptor.reset_nonce(counter)
+        return self._threads.encryptor  # type: ignore[no-any-return]
 
     def _check_place(self, step: int, index: int, end: int) -> None:
         if _check.integer(0, step=step) >> _STEP_BITS:

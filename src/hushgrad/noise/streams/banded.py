@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -18,8 +18,16 @@ __all__ = ["BandedStream"]
 _AHEAD = 16  # rows solved in one pass over the history
 
 
+class _Plan(NamedTuple):
+    """Minus the band's entries for a block of rows: those left of the block, those inside it, and the diagonal itself."""
+
+    history: np.ndarray
+    block: np.ndarray
+    diagonal: np.ndarray
+
+
 @final
-class BandedStream(BlockStream):
+class BandedStream(BlockStream[_Plan]):
     """Solves C X = Z for lower-triangular banded C: x_t = (z_t - sum_{j>=1} C[t, t-j] x_{t-j}) / C[t, t].
 
     ``band(t)`` gives [C[t,t], C[t,t-1], ...], the same number of entries for every row but the first ones, where entries left
@@ -41,18 +49,19 @@ class BandedStream(BlockStream):
             _check.fail(f"band({t})", band.tolist(), f"to be at most {self._slots + 1} finite numbers, the first not 0")
         return band
 
-    def _rows(self, lane: Lane, first: int, last: int, low: int, high: int) -> np.ndarray:
+    def _plan(self, first: int, last: int) -> _Plan:
+        oldest = max(0, first - self._slots)
+        table, diagonal = np.zeros((last - first, last - oldest)), np.ones(last - first)
+        for t in range(first, last):
+            band = self._coefficients(t)
+            diagonal[t - first] = band[0]
+            table[t - first, t + 1 - len(band) - oldest : t - oldest] = -band[:0:-1]
+        return _Plan(table[:, : first - oldest], table[:, first - oldest :], diagonal)
+
+    def _rows(self, lane: Lane, plan: _Plan, first: int, last: int, low: int, high: int) -> np.ndarray:
         x = self._draws(lane, range(first, last), low, high)
         ring = lane.rows("rows")[:, low:high]
-        bands = [self._coefficients(t) for t in range(first, last)]
-        oldest = max(0, first - self._slots)
-        weights = np.zeros((last - first, first - oldest), x.dtype)
-        for k, band in enumerate(bands):
-            for j in range(k + 1, len(band)):
-                weights[k, first + k - j - oldest] = -band[j]
-        _kernel.KERNEL.combine(weights, [ring[s % self._slots] for s in range(oldest, first)], x)
-        for k, band in enumerate(bands):
-            inner = -band[min(k, len(band) - 1) : 0 : -1]  # oldest row of this block first
-            _kernel.KERNEL.combine(inner[None].astype(x.dtype), list(x[k - len(inner) : k]), x[k : k + 1])
-            x[k] /= x.dtype.type(band[0])
+        history = [ring[s % self._slots] for s in range(max(0, first - self._slots), first)]
+        _kernel.KERNEL.combine(plan.history.astype(x.dtype), history, x)
+        _kernel.KERNEL.solve(plan.block.astype(x.dtype), plan.diagonal.astype(x.dtype), x)
         return x

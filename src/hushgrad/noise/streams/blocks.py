@@ -8,26 +8,37 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import final
+from typing import Generic, TypeVar, final
 
 import numpy as np
 
 from hushgrad.noise import _kernel
+from hushgrad.noise._threads import CHUNK
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.ordered import Lane, OrderedStream
 
 __all__ = ["BlockStream"]
 
 
-class BlockStream(OrderedStream):
+Plan = TypeVar("Plan")
+
+
+class BlockStream(OrderedStream, Generic[Plan]):
     """Rows in blocks of ``block`` steps; finished rows wait in the state's ring ``rows``, row t in slot t mod ``slots``."""
+
+    _chunk = CHUNK // 4  # some 16 rows of it fit the second-level cache
 
     def __init__(self, source: Source, *, steps: int, block: int, slots: int) -> None:
         super().__init__(source, steps=steps)
         self._block, self._slots = block, slots
+        self._planned: tuple[int, Plan] | None = None  # of the latest block: every chunk of every tensor needs it again
 
     @abstractmethod
-    def _rows(self, lane: Lane, first: int, last: int, low: int, high: int) -> np.ndarray:
+    def _plan(self, first: int, last: int) -> Plan:
+        """What the rows [first, last) need that does not depend on the elements."""
+
+    @abstractmethod
+    def _rows(self, lane: Lane, plan: Plan, first: int, last: int, low: int, high: int) -> np.ndarray:
         """The rows [first, last) for the lane's elements [low, high); earlier rows may still be read from the ring."""
 
     @final
@@ -40,13 +51,19 @@ class BlockStream(OrderedStream):
         ring = lane.rows("rows")[:, low:high]
         if step % self._block == 0:
             last = min(step + self._block, self._end())
-            rows = self._rows(lane, step, last, low, high)
+            rows = self._rows(lane, self._plan_of(step, last), step, last, low, high)
             for t in range(step, last) if self._slots else ():
                 ring[t % self._slots] = rows[t - step]
             current = rows[0]
         else:
             current = ring[step % self._slots]
         _kernel.KERNEL.emit(current, scale, out, fresh)
+
+    def _plan_of(self, first: int, last: int) -> Plan:
+        planned = self._planned
+        if planned is None or planned[0] != first:
+            planned = self._planned = (first, self._plan(first, last))
+        return planned[1]
 
     def _end(self) -> int:
         assert self._steps is not None

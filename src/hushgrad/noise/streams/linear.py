@@ -20,7 +20,7 @@ _MEMORY = 8  # numbers per parameter that a stream may keep unless told otherwis
 _BATCH = 8  # draws that are held in the cache at a time
 
 
-class _LinearStream(BlockStream):
+class _LinearStream(BlockStream[tuple[int, np.ndarray]]):
     """Row t = sum_s w_t[s] z_s, from regenerated z. ``memory`` numbers per parameter buy ``memory`` rows for one regeneration."""
 
     def __init__(self, source: Source, *, steps: int, memory: int | None, longest: int) -> None:
@@ -34,12 +34,18 @@ class _LinearStream(BlockStream):
         """(first step, weights of z from that step to t)."""
 
     @final
-    def _rows(self, lane: Lane, first: int, last: int, low: int, high: int) -> np.ndarray:
+    def _plan(self, first: int, last: int) -> tuple[int, np.ndarray]:
+        """(oldest step, weights of z from that step on for each row of the block)."""
         weights = [self._weights(t) for t in range(first, last)]
         oldest = min(start for start, _ in weights)
         table = np.zeros((last - first, last - oldest))
         for k, (start, w) in enumerate(weights):
             table[k, start - oldest : start - oldest + len(w)] = w
+        return oldest, table
+
+    @final
+    def _rows(self, lane: Lane, plan: tuple[int, np.ndarray], first: int, last: int, low: int, high: int) -> np.ndarray:
+        oldest, table = plan
         rows = np.zeros((last - first, high - low), lane.rows("rows").dtype)
         for begin in range(oldest, last, _BATCH):
             steps = range(begin, min(begin + _BATCH, last))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.noise._threads import over_chunks
+from hushgrad.noise._threads import CHUNK, over_chunks
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.source import Source, deliver, destination
 
@@ -49,6 +49,8 @@ class OrderedStream(NoiseStream):
     later rows can be removed.
     """
 
+    _chunk = CHUNK  # numbers that are worked on together, in the cache
+
     def __init__(self, source: Source, *, steps: int | None) -> None:
         self._source = _check.instance(Source, source=source)
         self._steps = None if steps is None else _check.positive_int(steps=steps)
@@ -73,7 +75,7 @@ class OrderedStream(NoiseStream):
         self._check_step(_check.integer(0, step=step), lane)
         scale = _check.number(scale=scale)
         lane.interrupted = True  # until every chunk is done: a half-updated state must not be used
-        over_chunks(flat.size, lambda low, high: self._advance(lane, low, high, flat[low:high], scale, fresh))
+        over_chunks(flat.size, lambda low, high: self._advance(lane, low, high, flat[low:high], scale, fresh), self._chunk)
         lane.interrupted, lane.next = False, step + 1
         return deliver(target, flat, like, out)
 

@@ -1,0 +1,23 @@
+"""The optional C kernel of the noise; everything else is in pyproject.toml.
+
+The kernel is a plain shared library without any Python API, loaded by ctypes, so one build serves every Python version. A
+machine without a compiler installs all the same and computes the same bits with numpy.
+"""
+
+from setuptools import Extension, setup
+
+# Each operation is rounded by itself, as in numpy: no contraction to fused multiply-add, no fast-math, whatever CFLAGS say.
+FLAGS = ["-O3", "-std=gnu11", "-fno-fast-math", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+
+setup(
+    ext_modules=[
+        Extension(
+            "hushgrad.noise._gauss",
+            ["src/hushgrad/noise/_gauss.c"],
+            extra_compile_args=FLAGS,
+            py_limited_api=True,
+            optional=True,
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)
