@@ -142,6 +142,10 @@ class Rule(ABC):
         """G_i as outer products, for the names that have this form (default: none). Makes cross terms of tied weights cheap."""
         return {}
 
+    def check(self, module: nn.Module) -> str | None:
+        """Why this module cannot be clipped per example, with the remedy; None if it can (the default)."""
+        return None
+
     def examples(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """How many examples this call's inputs hold (None: it cannot be told). Default: the first tensor's first dimension."""
         for value in (*args, *kwargs.values()):

@@ -273,6 +273,9 @@ def _sites(tape: Tape, model: nn.Module) -> Iterator[Site]:
             inside_subtree.update(id(child) for child in module.modules() if child is not module)
         params = tree if rule.subtree else own
         if params:
+            problem = rule.check(module)
+            if problem:
+                raise CaptureError(f"{path or type(module).__name__} cannot be clipped per example: {problem}.")
             yield Site(tape, path, module, rule, params)
 
 

@@ -68,6 +68,11 @@ class Call:
             if self.site.rule.hot:
                 with tape.quiet():
                     self.measure()
+        elif not self.record.grads:
+            tape.fail(
+                f"A second backward came back to {self.site.path or 'the model'}, whose input is already released. Add the "
+                "losses and run one backward."
+            )
         else:  # a second loss over the same pass: per-example gradients are linear in g
             self.record.grads = tuple(_plus(a, b) for a, b in zip(self.record.grads, grads, strict=True))
             self.record.kept, self.sq_norms = {}, None
@@ -88,8 +93,11 @@ class Call:
     def measure(self) -> dict[str, Tensor]:
         """The squared norms by local name; the first time they are computed, and what is no longer needed is released."""
         if self.sq_norms is None:
-            assert self.record is not None
-            self.sq_norms = self.site.rule.sq_norms(self.record)
+            record = self.record
+            assert record is not None
+            self.sq_norms = self.site.rule.sq_norms(record)
+            if len(record.kept) == len(record.names):
+                record.release()
         return self.sq_norms
 
 

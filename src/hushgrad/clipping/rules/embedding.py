@@ -1,0 +1,115 @@
+"""Embedding: y[i,t] = W[id[i,t]].
+
+G_i has one row for each distinct id of the example: the sum of g over the positions that hold it. So
+
+    ‖G_i‖² = sum_t ‖g_t‖² + sum over ids met more than once of (‖sum of their g‖² - sum of their ‖g‖²),
+
+by sorting the keys (example, id): O(B T d), no one-hot, no T x T mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hushgrad.clipping.base import Factors, Record, Rule, rule
+from hushgrad.errors import CaptureError
+
+__all__ = ["Embedding", "Rows", "rows_sq_norm"]
+
+
+class Rows(NamedTuple):
+    """Scattered rows of a table's gradient: ``values[k]`` is added to row ``ids[k]`` for example ``example[k]``."""
+
+    ids: Tensor
+    example: Tensor
+    values: Tensor
+    examples: int
+
+
+@rule(nn.Embedding)
+class Embedding(Rule):
+    """Sort and segment-sum for the norm, one scatter-add for the weighted sum."""
+
+    parameters = frozenset({"weight"})
+
+    def check(self, module: nn.Module) -> str | None:
+        """Options that make one example's gradient depend on the others, or touch the table in forward."""
+        assert isinstance(module, nn.Embedding)
+        if module.max_norm is not None:
+            return "max_norm rewrites the table's rows in forward, without noise. Leave it out"
+        return "scale_grad_by_freq counts ids over the batch. Leave it out" if module.scale_grad_by_freq else None
+
+    def per_example(self, record: Record) -> dict[str, Tensor]:
+        """A dense table for each example."""
+        rows = _rows(record)
+        weight: Any = record.module.weight
+        table = record.g.new_zeros(rows.examples, *weight.shape)
+        return {"weight": table.index_put_((rows.example, rows.ids), rows.values, accumulate=True)}
+
+    def sq_norms(self, record: Record) -> dict[str, Tensor]:
+        """See the formula of this module."""
+        ids = record.x
+        if ids.dim() == 1 and len(ids) > 1 and torch.equal(ids, torch.arange(len(ids), device=ids.device)):
+            # One id per example, or the positions 0 ... T-1 of a batch of T examples: they look the same.
+            raise CaptureError(
+                "The ids of an embedding are 0, 1, ..., B-1: they may be positions that all examples share. Give them a second "
+                "dimension: ids[None] for positions, ids[:, None] for one id per example."
+            )
+        weight: Any = record.module.weight
+        return {"weight": rows_sq_norm(_rows(record), weight.shape[0])}
+
+    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+        """Scatter-add of the weighted rows straight into the table."""
+        rows = _rows(record)
+        out["weight"].index_add_(0, rows.ids, rows.values * weights["weight"][rows.example].unsqueeze(1))
+
+    def factors(self, record: Record) -> dict[str, Factors]:
+        """One-hot rows times g."""
+        ids, g = record.x.flatten(1) if record.x.dim() > 1 else record.x.unsqueeze(1), record.g
+        padding: Any = record.module.padding_idx
+        left = ids if padding is None else ids.masked_fill(ids == padding, -1)
+        return {"weight": Factors(left, g.reshape(*ids.shape, g.shape[-1]))}
+
+    def broadcast(self, output: Tensor, examples: int) -> Tensor | None:
+        """Position ids come as (1, T) or, without a batch dimension, as (T,)."""
+        if output.dim() == 2:
+            return output.expand(examples, *output.shape) if output.shape[0] > 1 else None  # (1,): either reading, so refused
+        return super().broadcast(output, examples)
+
+    def spread(self, value: Tensor, examples: int) -> Tensor:
+        """The ids in the same way."""
+        return value.expand(examples, *value.shape) if value.dim() == 1 else super().spread(value, examples)
+
+
+def _rows(record: Record) -> Rows:
+    ids, g = record.x, record.g
+    B = ids.shape[0]
+    example = torch.arange(B, device=ids.device).unsqueeze(1).expand(B, ids[0].numel() if B else 0).reshape(-1)
+    ids, values = ids.reshape(-1), g.reshape(-1, g.shape[-1])
+    padding: Any = record.module.padding_idx
+    if padding is not None:  # the padding row is never trained
+        used = (ids != padding).nonzero().squeeze(1)
+        ids, example, values = ids[used], example[used], values[used]
+    return Rows(ids, example, values, B)
+
+
+def rows_sq_norm(rows: Rows, table: int) -> Tensor:
+    """The squared norm of each example's scattered rows, rows with equal (example, id) added up first."""
+    sq: Tensor = torch.linalg.vector_norm(rows.values, dim=1).square_()
+    total: Tensor = sq.new_zeros(rows.examples).index_add_(0, rows.example, sq)
+    keys, order = (rows.example * table + rows.ids).sort()
+    again = keys[1:] == keys[:-1]
+    if not bool(again.any()):
+        return total
+    repeated = torch.nn.functional.pad(again, (1, 0)) | torch.nn.functional.pad(again, (0, 1))
+    first = torch.nn.functional.pad(~again, (1, 0), value=True)[repeated]
+    segment = first.cumsum(0).sub_(1)
+    chosen = order[repeated]
+    sums = rows.values.new_zeros(int(segment[-1]) + 1, rows.values.shape[1]).index_add_(0, segment, rows.values[chosen])
+    excess = torch.linalg.vector_norm(sums, dim=1).square_()
+    total.index_add_(0, rows.example[chosen], sq[chosen], alpha=-1)
+    return total.index_add_(0, rows.example[chosen][first], excess).clamp_(min=0)
