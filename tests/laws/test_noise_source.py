@@ -1,0 +1,191 @@
+"""The source is a pure function of (key, step, tensor, offset), whatever computes it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hushgrad.errors import ArgumentError
+from hushgrad.noise import _kernel, _threads, _transform
+from hushgrad.noise.source import Source
+
+KEY = bytes(range(32))
+REAL = [np.float32, np.float64]
+needs_c = pytest.mark.skipif(_kernel.KERNEL.name != "c", reason="the C kernel is not built here")
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 3000), st.integers(1, 1500), st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+def test_any_shard_has_the_bits_of_the_whole(offset, size, dtype):
+    source = Source(KEY)
+    whole = source.z(5, 9, torch.empty(4500, dtype=dtype))
+    shard = source.z(5, 9, torch.empty(size, dtype=dtype), offset=offset)
+    assert torch.equal(shard, whole[offset : offset + size])
+
+
+def test_the_number_of_threads_does_not_matter():
+    size, threads = 5 * _threads.CHUNK + 77, torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = Source(KEY).z(0, 0, torch.empty(size))
+        torch.set_num_threads(3)
+        assert torch.equal(Source(KEY).z(0, 0, torch.empty(size)), one)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_concurrent_draws_do_not_disturb_one_another():
+    source, size = Source(KEY), 3 * _threads.CHUNK
+    alone = [source.z(t, 0, torch.empty(size)) for t in range(4)]
+    together: dict[int, torch.Tensor] = {}
+    workers = [threading.Thread(target=lambda t=t: together.update({t: source.z(t, 0, torch.empty(size))})) for t in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert all(torch.equal(together[t], alone[t]) for t in range(4))
+
+
+def test_step_tensor_key_and_seed_all_matter():
+    def head(source, step=0, index=0):
+        return tuple(source.z(step, index, torch.empty(4)).tolist())
+
+    sources = [Source(KEY), Source(bytes(32)), Source(seed=0), Source(seed=1), Source(seed=-1), Source(), Source()]
+    drawn = [head(s) for s in sources] + [head(sources[0], step=1), head(sources[0], index=1), head(sources[0], step=2**40)]
+    assert len(set(drawn)) == len(drawn)
+    assert head(Source(KEY)) == head(Source(KEY)) and head(Source(seed=5)) == head(Source(seed=5))
+
+
+def test_dtype_rule():
+    source = Source(KEY)
+    single, double = source.z(0, 0, torch.empty(4096)), source.z(0, 0, torch.empty(4096, dtype=torch.float64))
+    assert torch.equal(source.z(0, 0, torch.empty(4096, dtype=torch.bfloat16)), single.bfloat16())
+    assert torch.equal(source.z(0, 0, torch.empty(4096, dtype=torch.float16)), single.half())
+    assert ((single.double() - double).abs() / double.abs()).max() < 1e-6
+    assert not torch.equal(single.double(), double)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (7, 5), (3, 0)])
+def test_out_and_scale(dtype, shape):
+    source = Source(KEY)
+    like = torch.ones(shape, dtype=dtype)
+    accurate = torch.float64 if dtype == torch.float64 else torch.float32
+    z = source.z(1, 2, like.to(accurate)) * 0.3
+    assert torch.equal(source.z(1, 2, like, scale=0.3), z.to(dtype))
+    out = like.clone()
+    assert source.z(1, 2, like, out=out, scale=0.3) is out
+    assert torch.equal(out, (like.to(accurate) + z).to(dtype))
+
+
+def test_memory_layout_is_the_logical_order():
+    source = Source(KEY)
+    plain = source.z(0, 0, torch.empty(6, 4))
+    transposed = torch.zeros(4, 6).t()
+    source.z(0, 0, transposed, out=transposed)
+    assert torch.equal(transposed, plain)
+    parameter = torch.nn.Parameter(torch.zeros(6, 4))
+    assert torch.equal(source.z(0, 0, parameter, out=parameter), plain)
+
+
+@needs_c
+@pytest.mark.parametrize("real", REAL)
+def test_c_and_numpy_give_the_same_bits(real, monkeypatch):
+    rng = np.random.default_rng(3)
+    words = rng.integers(0, 1 << 32, 40 * 3 * _transform.PAIRS, dtype=np.uint32)
+    edges = np.array([0, 1, 2, 3, 0x3FFFFFFF, 0x40000000, 0x7FFFFFFF, 0x80000000, 0xBFFFFFFF, 0xC0000000, 0xFFFFFFFF], np.uint32)
+    words[: 3 * _transform.PAIRS * 20] = rng.choice(edges, 3 * _transform.PAIRS * 20)
+    a, b = np.empty((2, 40 * _transform.GROUP), real)
+    _kernel.KERNEL.gaussians(words, a)
+    _kernel.NumpyKernel().gaussians(words, b)
+    assert a.tobytes() == b.tobytes()
+
+
+@needs_c
+@pytest.mark.parametrize("real", REAL)
+@pytest.mark.parametrize("n", [1, 31, 1500])
+def test_the_other_kernels_agree_too(real, n):
+    rng = np.random.default_rng(n)
+
+    def both(operation):
+        results = []
+        for kernel in (_kernel.KERNEL, _kernel.NumpyKernel()):
+            x, state, out = (np.random.default_rng(n).normal(size=s).astype(real) for s in ((9, n), (3, n), (5, n)))
+            operation(kernel, x, state, out)
+            results.append(x.tobytes() + state.tobytes() + out.tobytes())
+        assert results[0] == results[1]
+
+    weights, inner = rng.normal(size=(5, 9)).astype(real), np.tril(rng.normal(size=(9, 9)), -1).astype(real)
+    weights[2, 3] = 0
+    decay, weight, diagonal = (rng.uniform(size=k).astype(real) for k in (3, 3, 9))
+    both(lambda k, x, state, out: k.combine(weights, list(x), out))
+    both(lambda k, x, state, out: k.solve(inner, diagonal, x))
+    both(lambda k, x, state, out: k.buffers(x[0], state, decay, weight))
+    both(lambda k, x, state, out: k.emit(x[0], 0.1, out[0], True))
+    both(lambda k, x, state, out: k.emit(x[0], 0.1, out[0], False))
+
+
+@needs_c
+def test_a_kernel_with_other_arithmetic_is_turned_away(monkeypatch):
+    class Fused:
+        def gaussians(self, words, out):
+            _transform.gaussians(words, out)
+            out[3] = np.nextafter(out[3], 9)
+
+    assert _kernel._agrees(_kernel.KERNEL)
+    assert not _kernel._agrees(Fused())
+    monkeypatch.setattr(_kernel, "_agrees", lambda kernel: False)
+    with pytest.warns(UserWarning, match="other arithmetic"):
+        assert _kernel._choose().name == "numpy"
+
+
+def test_the_key_stays_secret():
+    source = Source(KEY)
+    assert repr(source) == "Source(key=…)" and repr(Source(seed=3)) == "Source(seed=…)"
+    assert Source(seed=3).reproducible and not Source().reproducible
+    with pytest.raises(TypeError, match="secret"):
+        pickle.dumps(source)
+    with pytest.raises(TypeError, match="secret"):
+        copy.copy(source)
+    with pytest.raises(ArgumentError) as refusal:
+        Source(b"too short a secret")
+    assert "too short" not in str(refusal.value)
+
+
+def test_bad_arguments_are_refused():
+    source, like = Source(KEY), torch.empty(4)
+    for arguments in ((-1, 0), (0, -1), (1 << 48, 0), (0, 1 << 32), (0.0, 0)):
+        with pytest.raises(ArgumentError):
+            source.z(*arguments, like)
+    for options in ({"offset": -1}, {"offset": 1 << 60}, {"scale": float("nan")}, {"out": torch.empty(5)}):
+        with pytest.raises(ArgumentError):
+            source.z(0, 0, like, **options)
+    with pytest.raises(ArgumentError, match="floating-point"):
+        source.z(0, 0, torch.empty(4, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="either key"):
+        Source(KEY, seed=1)
+    with pytest.raises(ArgumentError):
+        Source(seed=1.5)
+
+
+def test_a_dtensor_is_refused_with_the_remedy(tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, init_device_mesh
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        sharded = DTensor.from_local(torch.zeros(4), init_device_mesh("cpu", (1,)))
+        with pytest.raises(ArgumentError, match="to_local"):
+            Source(KEY).z(0, 0, sharded)
+        with pytest.raises(ArgumentError, match="to_local"):
+            Source(KEY).z(0, 0, torch.zeros(4), out=sharded)
+        assert Source(KEY).z(0, 0, sharded.to_local()).shape == (4,)
+    finally:
+        dist.destroy_process_group()
