@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -175,7 +177,18 @@ def test_bad_arguments_are_refused():
         Source(seed=1.5)
 
 
-def test_a_dtensor_is_refused_with_the_remedy(tmp_path):
+def test_a_dtensor_is_refused_once_its_module_is_loaded(monkeypatch):
+    class DTensor(torch.Tensor):
+        pass
+
+    module = types.SimpleNamespace(DTensor=DTensor)
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor", module)
+    with pytest.raises(ArgumentError, match="to_local"):
+        Source(KEY).z(0, 0, torch.zeros(4).as_subclass(DTensor))
+
+
+@pytest.mark.slow  # importing torch.distributed.tensor takes seconds
+def test_a_real_dtensor_is_refused_with_the_remedy(tmp_path):
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor, init_device_mesh
 

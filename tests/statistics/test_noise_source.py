@@ -108,11 +108,11 @@ class StepIgnored(Source):
 
 
 class CutTails(Source):
-    """The smallest uniforms are missing: nothing beyond 4.56."""
+    """The smallest uniforms are missing: nothing beyond 3.72."""
 
     def _words(self, step, index, first, groups):
         words = super()._words(step, index, first, groups).reshape(-1, 3, PAIRS)
-        words[:, 0] |= 0x1FFFF
+        words[:, 0] |= 0x3FFFFF
         return words.reshape(-1)
 
 
