@@ -1,0 +1,138 @@
+"""The models and data of the step benchmark, written once for every implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["CASES", "Case"]
+
+
+class Case(NamedTuple):
+    """A model, a batch, and the figures it is held to."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    batch: Callable[[int], tuple[Tensor, Tensor]]
+    size: int
+    target: float  # CPU time over plain PyTorch, one thread, noise on
+    wall_target: float | None = None  # the same by wall time with two threads
+    rounds: int = 30  # at least this many interleaved rounds
+    slow_peers: tuple[str, ...] = ()  # peers that take minutes here and are left out of --quick
+
+
+def _logistic() -> nn.Module:
+    return nn.Linear(784, 10)
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+
+
+def _cnn() -> nn.Module:
+    """The MNIST network of the TensorFlow Privacy tutorial."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 8, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.MaxPool2d(2, 1),
+        nn.Flatten(), nn.Linear(32 * 4 * 4, 32), nn.ReLU(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+class _Block(nn.Module):
+    def __init__(self, c_in: int, c_out: int, stride: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.GroupNorm(16, c_in), nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False)
+        self.norm2, self.conv2 = nn.GroupNorm(16, c_out), nn.Conv2d(c_out, c_out, 3, 1, 1, bias=False)
+        self.skip = nn.Conv2d(c_in, c_out, 1, stride, bias=False) if stride > 1 or c_in != c_out else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norm1(x))
+        y = self.conv2(F.relu(self.norm2(self.conv1(h))))
+        return y + (x if self.skip is None else self.skip(h))
+
+
+def _wide_resnet(depth: int = 16, width: int = 4) -> nn.Module:
+    widths, blocks = (16, 16 * width, 32 * width, 64 * width), (depth - 4) // 6
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1, bias=False)]
+    for stage in range(3):
+        for block in range(blocks):
+            c_in = widths[stage] if block == 0 else widths[stage + 1]
+            layers.append(_Block(c_in, widths[stage + 1], 2 if stage and block == 0 else 1))
+    head = [nn.GroupNorm(16, widths[3]), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[3], 10)]
+    return nn.Sequential(*layers, *head)
+
+
+class _Attention(nn.Module):
+    def __init__(self, d: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(d, 3 * d), nn.Linear(d, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, d = x.shape
+        q, k, v = (t.view(B, T, self.heads, d // self.heads).transpose(1, 2) for t in self.qkv(x).split(d, 2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(y.transpose(1, 2).reshape(B, T, d))
+
+
+class _Layer(nn.Module):
+    def __init__(self, d: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attention, self.norm2 = nn.LayerNorm(d), _Attention(d, heads), nn.LayerNorm(d)
+        self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    """A small decoder; position ids are a contiguous copy per example, because Opacus ghost refuses broadcast ones."""
+
+    def __init__(self, layers: int = 4, d: int = 256, heads: int = 4, vocabulary: int = 5000, length: int = 128) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, d), nn.Embedding(length, d)
+        self.layers = nn.Sequential(*(_Layer(d, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, vocabulary, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        where = torch.arange(ids.shape[1]).expand(ids.shape[0], -1).contiguous()
+        return self.head(self.norm(self.layers(self.tokens(ids) + self.positions(where))))
+
+
+class _TextClassifier(nn.Module):
+    def __init__(self, vocabulary: int = 50_000, d: int = 128) -> None:
+        super().__init__()
+        self.table, self.hidden, self.out = nn.Embedding(vocabulary, d), nn.Linear(d, d), nn.Linear(d, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(F.relu(self.hidden(self.table(ids).mean(1))))
+
+
+def _images(shape: tuple[int, ...]) -> Callable[[int], tuple[Tensor, Tensor]]:
+    return lambda B: (torch.randn(B, *shape), torch.randint(10, (B,)))
+
+
+def _text(B: int) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(5000, (B, 129))
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def _reviews(B: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(50_000, (B, 64)), torch.randint(2, (B,))
+
+
+HEAVY = ("opacus hooks", "opacus functorch", "opacus ew")
+CASES = [
+    Case("logreg", _logistic, _images((784,)), 256, 1.5, rounds=300),
+    Case("mlp", _mlp, _images((784,)), 64, 1.3, 1.5, slow_peers=HEAVY),
+    Case("mlp", _mlp, _images((784,)), 256, 1.2, slow_peers=HEAVY),
+    Case("cnn", _cnn, _images((1, 28, 28)), 64, 1.25, 1.5),
+    Case("cnn", _cnn, _images((1, 28, 28)), 256, 1.25),
+    Case("wrn16-4", _wide_resnet, _images((3, 32, 32)), 64, 1.35, 1.4, rounds=5),
+    Case("gpt", GPT, _text, 16, 1.3, rounds=10),
+    Case("text 50k", _TextClassifier, _reviews, 64, 2.0, slow_peers=HEAVY),
+]

@@ -1,0 +1,262 @@
+"""What a private step costs: plain PyTorch, hushgrad and Opacus, interleaved in one run.
+
+    python benchmarks/step.py [--quick] [--case mlp] [--json out.json] [--memory] [--growth]
+
+Each figure is CPU time (one thread) or wall time (two threads) of a whole step, noise multiplier 1 and SGD included, divided by
+that of plain PyTorch in the same rounds; the minimum over rounds is taken for both, because other work on the machine only adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from models import CASES, GPT, Case
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+warnings.filterwarnings("ignore")
+CLIP, SIGMA, RATE = 1.0, 1.0, 0.01
+Step = Callable[[], None]
+
+
+def loss_of(output: Tensor, target: Tensor) -> Tensor:
+    """The mean over examples of each example's mean."""
+    return F.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+# The implementations ---------------------------------------------------------------------------------------------------
+
+
+def plain(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    return step
+
+
+def hushgrad(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
+    """Capture, clip, noise from the keyed source straight into the buffer of the sums, SGD by the user's optimizer."""
+    from hushgrad.clipping import Capture, Flat
+    from hushgrad.noise import Source
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    capture, source, clipper = Capture(model), Source(seed=0), Flat(CLIP)
+    capture.attach()
+    params = dict(model.named_parameters())
+    sums = {name: torch.empty_like(p) for name, p in params.items()}
+    taken = 0
+
+    def step() -> None:
+        nonlocal taken
+        optimizer.zero_grad()
+        loss_of(model(batch[0]), batch[1]).backward()
+        for index, (name, p) in enumerate(params.items()):
+            source.z(taken, index, p, out=sums[name].zero_(), scale=SIGMA * CLIP / case.size)
+        capture.collect(clipper, out=sums, scale=1 / case.size)
+        for name, p in params.items():
+            p.grad = sums[name]
+        optimizer.step()
+        taken += 1
+
+    return step
+
+
+def opacus(mode: str) -> Callable[[Case, nn.Module, tuple[Tensor, Tensor]], Step]:
+    """Opacus' own engine in one of its gradient modes; batches come from the same tensors as everybody's."""
+
+    def make(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
+        from opacus import PrivacyEngine
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch), batch_size=case.size)
+        options: dict[str, Any] = {"noise_multiplier": SIGMA, "max_grad_norm": CLIP, "poisson_sampling": False}
+        ghost = mode == "ghost"
+        criterion = nn.CrossEntropyLoss()
+        engine = PrivacyEngine().make_private(
+            module=model, optimizer=optimizer, data_loader=data, grad_sample_mode=mode, criterion=criterion, **options
+        )
+        model, optimizer = engine[0], engine[1]
+        criterion = engine[2] if ghost else loss_of
+
+        def step() -> None:
+            optimizer.zero_grad()
+            output = model(batch[0])
+            (criterion(_ghost_shape(output), _ghost_shape(batch[1])) if ghost else criterion(output, batch[1])).backward()
+            optimizer.step()
+
+        return step
+
+    return make
+
+
+def _ghost_shape(t: Tensor) -> Tensor:
+    """Opacus ghost wants (B, classes, T) and (B, T)."""
+    return t.transpose(1, 2) if t.dim() == 3 else t
+
+
+IMPLEMENTATIONS: dict[str, Callable[[Case, nn.Module, tuple[Tensor, Tensor]], Step]] = {
+    "plain": plain,
+    "hushgrad": hushgrad,
+    **{f"opacus {mode}": opacus(mode) for mode in ("hooks", "functorch", "ew", "ghost")},
+}
+
+
+# Measuring -----------------------------------------------------------------------------------------------------------
+
+
+def build(name: str, case: Case) -> Step:
+    torch.manual_seed(0)
+    model = case.model()
+    return IMPLEMENTATIONS[name](case, model, case.batch(case.size))
+
+
+def interleaved(steps: dict[str, Step], rounds: int, clock: Callable[[], float], seconds: float) -> dict[str, float]:
+    """The minimum time of each step over rounds in which every implementation takes one step."""
+    best = dict.fromkeys(steps, float("inf"))
+    for step in steps.values():
+        step()
+    began, done = time.monotonic(), 0
+    while done < rounds or time.monotonic() - began < seconds:
+        for name, step in steps.items():
+            start = clock()
+            step()
+            best[name] = min(best[name], clock() - start)
+        done += 1
+        if done >= 3 and time.monotonic() - began > 4 * seconds + 20:
+            break
+    return best
+
+
+def measure(case: Case, peers: list[str], threads: int, seconds: float) -> dict[str, float]:
+    """Ratios to plain PyTorch."""
+    torch.set_num_threads(threads)
+    steps, failed = {}, []
+    for name in ("plain", "hushgrad", *peers):
+        try:
+            steps[name] = build(name, case)
+            steps[name]()
+        except Exception as error:  # noqa: BLE001 (a peer that cannot run the case is a result)
+            failed.append(name)
+            steps.pop(name, None)
+            print(f"  {name}: {type(error).__name__}: {str(error)[:80]}", file=sys.stderr)
+    best = interleaved(steps, case.rounds, time.process_time if threads == 1 else time.perf_counter, seconds)
+    ratios = {name: value / best["plain"] for name, value in best.items() if name != "plain"}
+    return {"plain ms": best["plain"] * 1e3, **ratios}
+
+
+def peak_memory(case: Case, name: str) -> float:
+    """Megabytes above the model, its data and its buffers while two steps run, in a process of its own."""
+    command = [sys.executable, __file__, "--peak", name, "--case", f"{case.name}:{case.size}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return float(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else float("nan")
+
+
+def _peak(name: str, case: Case) -> float:
+    import resource
+
+    torch.set_num_threads(1)
+    step = build(name, case)
+    small = case._replace(size=2)
+    build(name, small)()  # what is loaded once: libraries, kernels
+    clear = Path("/proc/self/clear_refs")
+    clear.write_text("5")  # reset the high-water mark of the resident set
+    before = _status("VmRSS")
+    step()
+    step()
+    return max(_status("VmHWM"), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 0) - before
+
+
+def _status(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    return float("nan")
+
+
+def growth() -> list[tuple[str, list[float]]]:
+    """CPU time of a private step as the batch and the depth double; linear growth doubles the time."""
+    torch.set_num_threads(1)
+    rows = []
+    mlp = next(c for c in CASES if c.name == "mlp")
+    sizes = (128, 256, 512, 1024)
+    rows.append((f"mlp, B = {sizes}", [_time(mlp._replace(size=B)) for B in sizes]))
+    gpt = next(c for c in CASES if c.name == "gpt")
+    depths = (1, 2, 4, 8)
+    rows.append((f"gpt without its head's vocabulary, layers = {depths}", [_time(_deep(gpt, n)) for n in depths]))
+    return rows
+
+
+def _deep(case: Case, layers: int) -> Case:
+    text = lambda B: tuple(t % 50 for t in case.batch(B))  # noqa: E731
+    return case._replace(model=lambda: GPT(layers=layers, vocabulary=50), batch=text, size=8)  # type: ignore[arg-type]
+
+
+def _time(case: Case) -> float:
+    return interleaved({"hushgrad": build("hushgrad", case)}, 5, time.process_time, 1.0)["hushgrad"] * 1e3
+
+
+# The report ------------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", help="only this case, e.g. mlp or mlp:256")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and no peer that takes minutes")
+    parser.add_argument("--alone", action="store_true", help="plain PyTorch and hushgrad only")
+    parser.add_argument("--memory", action="store_true", help="also peak memory, each in a process of its own")
+    parser.add_argument("--growth", action="store_true", help="also growth in batch size and depth")
+    parser.add_argument("--wall", action="store_true", help="also wall time with two threads")
+    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    wanted = [c for c in CASES if not args.case or c.name in args.case or f"{c.name}:{c.size}" in args.case]
+    if args.peak:
+        print(_peak(args.peak, wanted[0]))
+        return
+    figures: dict[str, Any] = {}
+    for case in wanted:
+        figures[f"{case.name} B={case.size}"] = report(case, args)
+    if args.growth:
+        for title, times in growth():
+            figures[title] = times
+            print(f"{title}: " + ", ".join(f"{t:.1f} ms" for t in times))
+    if args.json:
+        Path(args.json).write_text(json.dumps(figures, indent=1))
+
+
+def report(case: Case, args: argparse.Namespace) -> dict[str, Any]:
+    peers = [] if args.alone else [n for n in IMPLEMENTATIONS if n.startswith("opacus") and not (args.quick and n in case.slow_peers)]
+    seconds = 2.0 if args.quick else 10.0
+    result: dict[str, Any] = {"cpu": measure(case, peers, 1, seconds)}
+    print(_line(f"{case.name} B={case.size}, CPU, 1 thread", result["cpu"], case.target))
+    if args.wall and case.wall_target:
+        result["wall"] = measure(case, [p for p in peers if p == "opacus ghost"], 2, seconds)
+        print(_line("   wall, 2 threads", result["wall"], case.wall_target))
+    if args.memory:
+        memory = {name: peak_memory(case, name) for name in ("plain", "hushgrad", *peers)}
+        result["memory"] = memory
+        good = memory["hushgrad"] <= 2 * memory["plain"] and not memory["hushgrad"] > memory.get("opacus ghost", float("inf"))
+        print("   peak MB: " + ", ".join(f"{k} {v:.0f}" for k, v in memory.items()) + f"  {'PASS' if good else 'MISS'}")
+    return result
+
+
+def _line(title: str, ratios: dict[str, float], target: float) -> str:
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in ratios.items())
+    return f"{title}: {shown}; target {target}  {'PASS' if ratios['hushgrad'] <= target else 'MISS'}"
+
+
+if __name__ == "__main__":
+    main()
