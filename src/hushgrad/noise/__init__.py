@@ -1,1 +1,35 @@
 """Noise: a keyed random-access source and every correlated mechanism, each with its theorem."""
+
+from hushgrad.noise.anti_pgd import AntiPGD
+from hushgrad.noise.banded import Banded
+from hushgrad.noise.banded_inverse import BandedInverse
+from hushgrad.noise.base import Mechanism, MechanismError, NoiseStream
+from hushgrad.noise.blt import BLT
+from hushgrad.noise.dense import Dense
+from hushgrad.noise.independent import Independent
+from hushgrad.noise.nu import Nu
+from hushgrad.noise.source import Source
+from hushgrad.noise.spectral import Spectral
+from hushgrad.noise.toeplitz import Toeplitz
+from hushgrad.noise.tree import Tree
+from hushgrad.noise.workload import PrefixSums, SGDWorkload, Workload
+
+__all__ = [
+    "BLT",
+    "AntiPGD",
+    "Banded",
+    "BandedInverse",
+    "Dense",
+    "Independent",
+    "Mechanism",
+    "MechanismError",
+    "NoiseStream",
+    "Nu",
+    "PrefixSums",
+    "SGDWorkload",
+    "Source",
+    "Spectral",
+    "Toeplitz",
+    "Tree",
+    "Workload",
+]

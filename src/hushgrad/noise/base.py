@@ -4,10 +4,15 @@
 |---|---|---|
 | n | steps | number of steps (rows) |
 | A | workload | lower-triangular n x n; prefix sums (all ones) for plain SGD |
-| C | strategy | lower-triangular n x n; its columns set the sensitivity |
-| C⁻¹ | noising matrix | row t of C⁻¹ Z is what is added to the t-th clipped sum |
-| B = A C⁻¹ | | its rows set the error |
-| Z | | n x d independent standard Gaussians from the :class:`Source` |
+| C | strategy | n columns (n x n and lower-triangular, but for trees); its columns set the sensitivity |
+| N | noising matrix | N C = I, so N = C⁻¹ for a square C; row t of N Z is what is added to the t-th clipped sum |
+| B = A N | | its rows set the error |
+| Z | | independent standard Gaussian rows from the :class:`Source` |
+| sens | sensitivity | the largest ||C X||_F over the contributions X of one record, each row of norm at most 1 |
+
+**The theorem behind every mechanism.** G + s N Z = N (C G + s Z): the noisy gradients are a function of a Gaussian mechanism
+on C G, whose output one record moves by at most sens. It also holds when gradients depend on earlier outputs, since row t of N
+uses only rows of C that end at step t (Denisov et al. 2022, Theorem 2.1).
 """
 
 from __future__ import annotations
@@ -19,8 +24,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from hushgrad import _check
 from hushgrad._value import Value
-from hushgrad.events import Event, Participation
+from hushgrad.events import Event, Gaussian, Participation
+from hushgrad.noise.lower_bound import rmse_lower_bound
+from hushgrad.noise.participation import pattern_of
+from hushgrad.noise.workload import AnyWorkload, as_workload
 
 __all__ = ["Mechanism", "MechanismError", "NoiseStream"]
 
@@ -31,22 +40,32 @@ class MechanismError:
 
     ``rmse`` = sens ||B||_F / sqrt(n), ``max`` = sens max_t ||B_t||; ``lower_bound`` is a certified bound below which no matrix
     mechanism's rmse can fall, so ``rmse / lower_bound - 1`` is how far from the best possible this one is at most.
+    ``certificate`` says by which argument the bound holds.
     """
 
     rmse: float
     max: float
     lower_bound: float
+    certificate: str = ""
+
+    @property
+    def gap(self) -> float:
+        """How far above the best possible rmse this mechanism is at most: 0.05 means 5 %."""
+        return self.rmse / self.lower_bound - 1
 
 
 class NoiseStream(ABC):
-    """A live sequence of noise rows, C⁻¹ Z at unit scale, for all tensors of a model. Rows are asked in order."""
+    """A live sequence of noise rows, N Z at unit scale, for all tensors of a model. Rows are asked in order."""
 
     @abstractmethod
-    def row(self, step: int, index: int, like: Tensor, *, offset: int = 0) -> Tensor:
-        """Row ``step`` of C⁻¹ Z for tensor number ``index``: a fresh tensor in the shape, dtype and device of ``like``.
+    def row(
+        self, step: int, index: int, like: Tensor, *, offset: int = 0, out: Tensor | None = None, scale: float = 1.0
+    ) -> Tensor:
+        """``scale`` x row ``step`` of N Z for tensor number ``index``, in the shape, dtype and device of ``like``.
 
-        ``offset`` is the position of ``like``'s first element in the full flattened tensor, so that a shard can be drawn where
-        it lives. Asking beyond the last row, or out of order, raises: noise is never repeated.
+        A fresh tensor, or ``out`` with the row added to it in place. ``offset`` is the position of ``like``'s first element in
+        the full flattened tensor, so that a shard can be drawn where it lives. Asking beyond the last row, or out of order,
+        raises: noise is never repeated.
         """
 
     @abstractmethod
@@ -59,24 +78,65 @@ class NoiseStream(ABC):
 
 
 class Mechanism(Value, family="mechanism"):
-    """A frozen, public description of (correlated) Gaussian noise over the steps of a run, with its theorem."""
+    """A frozen, public description of (correlated) Gaussian noise over the steps of a run, with its theorem.
+
+    **Formal guarantee.** For a deterministic participation (once, min-sep, all steps) and noise of std s x N Z on sums of
+    contributions of norm at most 1, the whole run is one Gaussian mechanism of noise multiplier s / sens; ``event`` says so.
+    Random participations are bounded by their worst case where that is finite in the number of participations (cyclic
+    Poisson, balls in bins); a mechanism that is amplified by sampling says so in its own ``_amplified``.
+    """
 
     @abstractmethod
     def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
-        """The live noise: rows of C⁻¹ Z at unit scale, Z from ``source``."""
+        """The live noise: rows of N Z at unit scale, Z from ``source``."""
+
+    @abstractmethod
+    def strategy(self, steps: int) -> np.ndarray:
+        """C as a dense matrix: for tests and small problems."""
+
+    @abstractmethod
+    def noising(self, steps: int) -> np.ndarray:
+        """N as a dense matrix, N C = I: for tests and small problems."""
 
     @abstractmethod
     def sensitivity(self, *, steps: int, participation: Participation) -> float:
-        """The largest ||C x|| that one record of contribution norm 1 can cause: exact or a proved upper bound, else NoTheorem."""
+        """The largest ||C X||_F that one record of contribution norm 1 can cause: exact or a proved upper bound, else NoTheorem."""
 
     @abstractmethod
-    def event(self, noise_multiplier: float, participation: Participation, steps: int) -> Event:
-        """The theorem: what ``steps`` steps cost with noise of std ``noise_multiplier`` x C⁻¹ Z. Raises NoTheorem elsewhere."""
+    def unit_error(self, *, steps: int, workload: AnyWorkload = None) -> tuple[float, float]:
+        """(||B||_F / sqrt(n), max_t ||B_t||): the error per unit of noise multiplier, before any sensitivity."""
 
     @abstractmethod
-    def error(self, *, steps: int, participation: Participation, workload: np.ndarray | None = None) -> MechanismError:
-        """Predicted error of the workload (prefix sums by default) and its certified lower bound."""
+    def row_std(self, step: int, *, steps: int) -> float:
+        """The standard deviation of each number in row ``step`` of N Z."""
 
     @abstractmethod
     def state_size(self, *, steps: int) -> int:
         """How many numbers per model parameter the stream keeps between steps."""
+
+    def resolved(self, *, steps: int, participation: Participation) -> Mechanism:
+        """This mechanism with every free parameter fixed for a run (by optimisation, if it has any left)."""
+        return self
+
+    def event(self, noise_multiplier: float, participation: Participation, steps: int) -> Event:
+        """The theorem: what ``steps`` steps cost with noise of std ``noise_multiplier`` x N Z. Raises NoTheorem elsewhere."""
+        sigma = _check.non_negative(noise_multiplier=noise_multiplier)
+        steps = _check.positive_int(steps=steps)
+        amplified = self._amplified(sigma, participation, steps)
+        if amplified is not None:
+            return amplified
+        return Gaussian(sigma / self.sensitivity(steps=steps, participation=participation))
+
+    def _amplified(self, noise_multiplier: float, participation: Participation, steps: int) -> Event | None:
+        """A better theorem than the worst-case one, if this mechanism has one for this participation."""
+        return None
+
+    def error(self, *, steps: int, participation: Participation, workload: AnyWorkload = None) -> MechanismError:
+        """Predicted error of the workload (prefix sums by default) and its certified lower bound."""
+        steps = _check.positive_int(steps=steps)
+        mechanism = self.resolved(steps=steps, participation=participation)
+        work = as_workload(workload, steps)
+        sens = mechanism.sensitivity(steps=steps, participation=participation)
+        rmse, worst = mechanism.unit_error(steps=steps, workload=work)
+        bound, certificate = rmse_lower_bound(work, steps, pattern_of(participation, steps))
+        return MechanismError(rmse=sens * rmse, max=sens * worst, lower_bound=bound, certificate=certificate)

@@ -1,0 +1,112 @@
+"""Banded noise: C has a few diagonals, so sampling amplifies it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hushgrad import _check
+from hushgrad.events import CyclicPoisson, Event, Gaussian, Participation
+from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps, unresolved
+from hushgrad.noise.optimise_banded import optimise_banded
+from hushgrad.noise.participation import pattern_of
+from hushgrad.noise.series import binomial, inverse
+
+__all__ = ["Banded"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Banded(LowerToeplitz):
+    """C is Toeplitz with ``bands`` diagonals; optimised for a run (``resolved``), or the cut square root (``square_root``).
+
+    The noise solves C X = Z row by row and so keeps ``bands`` - 1 past rows.
+
+    **Formal guarantee.** Without sampling one Gaussian event; the sensitivity is exact where the bands end within the gap
+    (participations do not overlap) and for non-increasing coefficients, else an upper bound. Under cyclic Poisson sampling
+    with ``period`` >= ``bands`` the run is amplified: ceil(steps / period) adaptive Gaussians of multiplier s / ||c||, each
+    on a Poisson sample at ``rate``, because the steps of one cycle that a record may meet have disjoint columns of C.
+
+    >>> from hushgrad.events import CyclicPoisson
+    >>> print(Banded.square_root(bands=2).event(1.0, CyclicPoisson(period=2, rate=0.1), 100))
+    50 x Poisson(0.1) Gaussian(0.894427)
+
+    References: Choquette-Choo et al. 2023 (arXiv:2306.08153), Theorem 4; Kalinin and Lampert 2024 (arXiv:2405.13763) for the
+    square root.
+    """
+
+    bands: int = 64
+    loss: str = "mean"
+    coefficients: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        bands = _check.positive_int(bands=self.bands)
+        _check.one_of(["mean", "max"], loss=self.loss)
+        if self.coefficients is None:
+            return
+        c = tuple(_check.number(coefficients=x) for x in self.coefficients)
+        if len(c) != bands or c[0] <= 0:
+            _check.fail("coefficients", c, f"to be bands={bands} numbers, the first greater than 0", "C is singular otherwise.")
+        object.__setattr__(self, "coefficients", c)
+
+    @classmethod
+    def square_root(cls, *, bands: int) -> Banded:
+        """BSR: the square root of prefix sums, cut after ``bands`` coefficients; no optimisation."""
+        bands = _check.positive_int(bands=bands)
+        return cls(bands=bands, coefficients=tuple(map(float, binomial(-0.5, bands))))
+
+    @classmethod
+    def optimal(cls, *, steps: int, bands: int, loss: str = "mean", participation: Participation | None = None) -> Banded:
+        """The banded Toeplitz strategy of least mean or max error; one participation within ``bands`` unless told otherwise."""
+        from hushgrad.events import Once
+
+        participation = Once() if participation is None else participation
+        return cls(bands=bands, loss=loss).resolved(steps=steps, participation=participation)
+
+    def resolved(self, *, steps: int, participation: Participation) -> Banded:
+        """Coefficients optimised for this run, if they were left open."""
+        steps = self._fit(steps)
+        if self.coefficients is not None:
+            return self
+        pattern = pattern_of(participation, steps)
+        return replace(self, coefficients=optimise_banded(steps, self.bands, self.loss, pattern.gap, pattern.times))
+
+    def strategy_coefficients(self, steps: int) -> np.ndarray:
+        """c_0, ..., c_{bands-1}, 0, 0, ..."""
+        c = np.zeros(self._fit(steps))
+        c[: self.bands] = self._value()
+        return c
+
+    def noising_coefficients(self, steps: int) -> np.ndarray:
+        """The inverse series."""
+        return inverse(np.array(self._value()), self._fit(steps))
+
+    def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
+        """x_t = (z_t - sum_{j >= 1} c_j x_{t-j}) / c_0."""
+        from hushgrad.noise.streams import BandedStream
+
+        steps = self._fit(known_steps(steps))
+        c = np.array(self._value())
+        return BandedStream(source, lambda t: c[: t + 1], steps=steps)
+
+    def state_size(self, *, steps: int) -> int:
+        """The last bands - 1 rows."""
+        return self.bands - 1
+
+    def _amplified(self, noise_multiplier: float, participation: Participation, steps: int) -> Event | None:
+        if not isinstance(participation, CyclicPoisson) or participation.period < self.bands:
+            return None
+        fixed = self.resolved(steps=steps, participation=participation)
+        column = float(np.linalg.norm(fixed._value()))
+        return Gaussian(noise_multiplier / column).sampled(rate=participation.rate) * -(-steps // participation.period)
+
+    def _fit(self, steps: int) -> int:
+        steps = _check.positive_int(steps=steps)
+        if self.bands > steps:
+            _check.fail("bands", self.bands, f"to be at most steps={steps}", "Use fewer bands.")
+        return steps
+
+    def _value(self) -> tuple[float, ...]:
+        return unresolved("coefficients") if self.coefficients is None else self.coefficients

@@ -1,0 +1,84 @@
+"""Independent noise: fresh in every step, as in DP-SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hushgrad import _check
+from hushgrad.events import (
+    BallsInBins,
+    CyclicPoisson,
+    Event,
+    Everyone,
+    FixedSize,
+    Gaussian,
+    Participation,
+    Poisson,
+    Sampled,
+    TruncatedPoisson,
+)
+from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.lower_toeplitz import LowerToeplitz
+
+__all__ = ["Independent"]
+
+
+@dataclass(frozen=True)
+class Independent(LowerToeplitz):
+    """C = I: row t is z_t. The only mechanism that every sampling scheme amplifies.
+
+    **Formal guarantee.** Each step is a Gaussian mechanism on the sampled records, and steps compose adaptively:
+
+    | participation | event |
+    |---|---|
+    | ``Poisson``, ``FixedSize``, ``TruncatedPoisson`` | steps x the sampled Gaussian |
+    | ``CyclicPoisson(period, rate)`` | ceil(steps / period) x Gaussian sampled at ``rate`` (a record meets one step of a cycle) |
+    | ``BallsInBins`` | one event for the whole run |
+    | ``Everyone`` | steps x Gaussian |
+    | ``Once``, ``MinSep`` | one Gaussian of multiplier s / sqrt(times) |
+
+    >>> from hushgrad.events import Once, Poisson
+    >>> print(Independent().event(1.1, Poisson(0.01), 1000))
+    1000 x Poisson(0.01) Gaussian(1.1)
+    >>> print(Independent().event(1.1, Once(), 1000))
+    Gaussian(1.1)
+
+    Reference: Abadi et al. 2016 (arXiv:1607.00133), algorithm 1.
+    """
+
+    def strategy_coefficients(self, steps: int) -> np.ndarray:
+        """1, 0, 0, ..."""
+        return np.eye(1, steps)[0]
+
+    def noising_coefficients(self, steps: int) -> np.ndarray:
+        """1, 0, 0, ..."""
+        return np.eye(1, steps)[0]
+
+    def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
+        """Row t is z_t itself."""
+        from hushgrad.noise.streams import IndependentStream
+
+        return IndependentStream(source, steps=steps)
+
+    def state_size(self, *, steps: int) -> int:
+        """Nothing is kept."""
+        return 0
+
+    def _amplified(self, noise_multiplier: float, participation: Participation, steps: int) -> Event | None:
+        step = Gaussian(noise_multiplier)
+        if isinstance(participation, (Poisson, FixedSize, TruncatedPoisson)):
+            return Sampled(participation, step) * steps
+        if isinstance(participation, CyclicPoisson):
+            return step.sampled(rate=participation.rate) * -(-steps // participation.period)
+        if isinstance(participation, BallsInBins):
+            whole = participation.bins * participation.epochs
+            if steps > whole:
+                remedy = f"Plan {whole} steps, or more epochs."
+                _check.fail("steps", steps, f"to be at most bins x epochs = {whole}", remedy)
+            return Sampled(participation, step)
+        if isinstance(participation, Everyone):
+            return step * steps
+        return None

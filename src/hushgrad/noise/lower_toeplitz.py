@@ -1,0 +1,120 @@
+"""The common part of all mechanisms whose C is lower-triangular Toeplitz: the same rule in every step.
+
+A subclass gives the first columns of C and of N = C⁻¹ as power series; sensitivity, error and row norms follow.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NoReturn, cast
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.events import Participation
+from hushgrad.noise.base import Mechanism, NoiseStream
+from hushgrad.noise.error import toeplitz_unit_error
+from hushgrad.noise.participation import pattern_of
+from hushgrad.noise.sensitivity import toeplitz_sensitivity
+from hushgrad.noise.series import lower_toeplitz
+from hushgrad.noise.workload import AnyWorkload
+
+__all__ = ["MEMORY", "LowerToeplitz", "filter_state", "filter_stream", "known_steps", "tuned", "unresolved"]
+
+# Rows that a regenerating stream may keep per parameter. With m of them m rows share one regeneration of the past.
+MEMORY = 8
+
+
+@dataclass(frozen=True)
+class LowerToeplitz(Mechanism):
+    """Noise that is a causal filter of independent noise: row t is sum_j beta_j z_{t-j}."""
+
+    @abstractmethod
+    def strategy_coefficients(self, steps: int) -> np.ndarray:
+        """The first column of C: c_0 = 1, c_1, ..., c_{steps-1}."""
+
+    @abstractmethod
+    def noising_coefficients(self, steps: int) -> np.ndarray:
+        """The first column of N = C⁻¹: beta_0 = 1, beta_1, ..., beta_{steps-1}."""
+
+    def strategy(self, steps: int) -> np.ndarray:
+        """C as a dense matrix."""
+        return lower_toeplitz(self.strategy_coefficients(_check.positive_int(steps=steps)))
+
+    def noising(self, steps: int) -> np.ndarray:
+        """C⁻¹ as a dense matrix."""
+        return lower_toeplitz(self.noising_coefficients(_check.positive_int(steps=steps)))
+
+    def sensitivity(self, *, steps: int, participation: Participation) -> float:
+        """Exact for non-increasing coefficients and for one participation; else an upper bound (see sensitivity.py)."""
+        steps = _check.positive_int(steps=steps)
+        pattern = pattern_of(participation, steps)
+        fixed = self._fixed(steps, participation)
+        return toeplitz_sensitivity(fixed.strategy_coefficients(steps), pattern)
+
+    def unit_error(self, *, steps: int, workload: AnyWorkload = None) -> tuple[float, float]:
+        """(||B||_F / sqrt(n), max_t ||B_t||) from the series."""
+        return toeplitz_unit_error(self.noising_coefficients(_check.positive_int(steps=steps)), workload)
+
+    def row_std(self, step: int, *, steps: int) -> float:
+        """sqrt(sum_{j <= step} beta_j²)."""
+        step, steps = _check.integer(0, step=step), _check.positive_int(steps=steps)
+        if step >= steps:
+            _check.fail("step", step, f"to be less than steps={steps}", "Ask for a row of the run.")
+        return float(_row_stds(self, steps)[step])
+
+    def _fixed(self, steps: int, participation: Participation) -> LowerToeplitz:
+        return cast("LowerToeplitz", self.resolved(steps=steps, participation=participation))
+
+
+@lru_cache(maxsize=8)
+def _row_stds(mechanism: LowerToeplitz, steps: int) -> np.ndarray:
+    # A training run asks for every row in turn: one pass serves them all.
+    return np.sqrt(np.cumsum(np.square(mechanism.noising_coefficients(steps))))
+
+
+def filter_stream(
+    mechanism: LowerToeplitz, source: Any, steps: int | None, memory: int = MEMORY, taps: int | None = None
+) -> NoiseStream:
+    """The live rows sum_j beta_j z_{t-j} of a mechanism; only the first ``taps`` coefficients are not 0."""
+    from hushgrad.noise.streams import FilterStream
+
+    steps = known_steps(steps)
+    return FilterStream(source, mechanism.noising_coefficients(steps)[:taps], steps=steps, memory=memory)
+
+
+def filter_state(taps: int, memory: int = MEMORY) -> int:
+    """How many numbers per parameter such a stream keeps: rows that were computed together and wait for their step."""
+    together = min(memory, taps - 1)
+    return together if together > 1 else 0
+
+
+def known_steps(steps: int | None) -> int:
+    """The number of steps, which every correlated stream has to know."""
+    if steps is None:
+        _check.fail("steps", steps, "to be given", "Correlated noise is made for a number of steps: pass steps=.")
+    return _check.positive_int(steps=steps)
+
+
+def unresolved(name: str) -> NoReturn:
+    """Refuse to make noise or give its matrix while a parameter is still open."""
+    raise ArgumentError(f"Expected {name} to be fixed. Call resolved(steps=, participation=) to tune it, or give a value.")
+
+
+def tuned(make: Callable[[float], LowerToeplitz], steps: int, participation: Participation, *, low: float, high: float) -> float:
+    """The parameter in [low, high] (searched on a logarithmic scale) whose mechanism has the least prefix-sum rmse."""
+
+    def loss(log_value: float) -> float:
+        mechanism = make(float(np.exp(log_value)))
+        return mechanism.sensitivity(steps=steps, participation=participation) * mechanism.unit_error(steps=steps)[0]
+
+    grid = np.linspace(np.log(low), np.log(high), 25)
+    values = [loss(x) for x in grid]
+    i = int(np.clip(np.argmin(values), 1, len(grid) - 2))
+    found = minimize_scalar(loss, bounds=(grid[i - 1], grid[i + 1]), method="bounded", options={"xatol": 1e-4})
+    return float(np.exp(found.x))
