@@ -1,0 +1,100 @@
+"""Reading data files that nobody vouches for: every size is checked before memory is taken for it."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+
+__all__ = ["find", "lines", "read_cifar10", "read_idx"]
+
+_LIMIT = 1 << 31  # bytes after decompression: a file that unpacks to more is refused, whatever its header says
+_CHUNK = 1 << 20
+_CIFAR_RECORD = 1 + 3 * 32 * 32
+_IDX_UBYTE = 0x08
+
+
+def find(folder: Path, *names: str) -> Path:
+    """The first of ``names`` that exists in ``folder``, plain or with .gz or .xz at its end."""
+    for name in names:
+        for suffix in ("", ".gz", ".xz"):
+            if (folder / (name + suffix)).is_file():
+                return folder / (name + suffix)
+    return _check.fail("data.path", str(folder), f"to hold a file {names[0]} (or {names[0]}.gz)")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """``path`` as a stream of bytes, unpacked if it ends in .gz or .xz; damage is reported in one sentence."""
+    openers = {".gz": gzip.open, ".xz": lzma.open}
+    try:
+        with openers.get(path.suffix, open)(path, "rb") as stream:  # type: ignore[operator]
+            yield stream
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise ArgumentError(f"Expected a readable file {str(path)!r}: {error}.") from None
+
+
+def _exactly(stream: IO[bytes], size: int, path: Path) -> bytes:
+    """``size`` bytes and then the end. Memory grows with what really comes, never with what a header promises."""
+    chunks, missing = [], size
+    while missing:
+        chunk = stream.read(min(missing, _CHUNK))
+        if not chunk:
+            _check.fail("file", str(path), f"to hold {size} bytes of data; {missing} are missing")
+        chunks.append(chunk)
+        missing -= len(chunk)
+    if stream.read(1):
+        _check.fail("file", str(path), f"to end after {size} bytes of data")
+    return b"".join(chunks)
+
+
+def read_idx(path: Path, *, dims: int) -> np.ndarray:
+    """An idx file of unsigned bytes (the MNIST format) with ``dims`` dimensions."""
+    with opened(path) as stream:
+        header = stream.read(4 + 4 * dims)
+        if len(header) != 4 + 4 * dims or header[:4] != bytes([0, 0, _IDX_UBYTE, dims]):
+            _check.fail("file", str(path), f"to be an idx file of bytes with {dims} dimensions")
+        shape = struct.unpack(f">{dims}I", header[4:])
+        size = math.prod(shape)
+        if not 0 < size <= _LIMIT:
+            _check.fail("file", str(path), f"to describe at most {_LIMIT} bytes and at least one; its header says {shape}")
+        return np.frombuffer(_exactly(stream, size, path), np.uint8).reshape(shape)
+
+
+def read_cifar10(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, 3, 32, 32) and labels of one file of CIFAR-10's binary version."""
+    with opened(path) as stream:
+        content = _bounded(stream, 60_000 * _CIFAR_RECORD, path)
+    if not content or len(content) % _CIFAR_RECORD:
+        _check.fail("file", str(path), f"to hold records of {_CIFAR_RECORD} bytes; it has {len(content)} bytes")
+    records = np.frombuffer(content, np.uint8).reshape(-1, _CIFAR_RECORD)
+    if records[:, 0].max() > 9:
+        _check.fail("file", str(path), "to hold labels 0..9 only")
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
+
+
+def _bounded(stream: IO[bytes], limit: int, path: Path) -> bytes:
+    chunks, size = [], 0
+    while chunk := stream.read(_CHUNK):
+        size += len(chunk)
+        if size > limit:
+            _check.fail("file", str(path), f"to unpack to at most {limit} bytes")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 text; bytes that are not UTF-8 become the replacement character."""
+    with opened(path) as stream:
+        return _bounded(stream, _LIMIT >> 2, path).decode("utf-8", errors="replace").splitlines()

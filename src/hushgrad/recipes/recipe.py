@@ -1,0 +1,237 @@
+"""Recipes: a small TOML or Python file that says what to train, on what, and how privately."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import runpy
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hushgrad import _check
+from hushgrad.clipping.base import Clipper
+from hushgrad.denoise.base import Denoiser
+from hushgrad.errors import ArgumentError
+from hushgrad.noise.base import Mechanism
+from hushgrad.recipes.data import DATA, Data
+from hushgrad.recipes.models import MODELS
+from hushgrad.train.plan import Plan
+
+__all__ = ["DEMO", "Recipe", "load_recipe"]
+
+_METHODS: dict[str, Callable[..., Plan]] = {"dpsgd": Plan.dpsgd, "dpftrl": Plan.dpftrl, "dpgd": Plan.dpgd}
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+}
+# Tables and words of a recipe that stand for values of the house: {"name": "BLT", "buffers": 4} becomes BLT(buffers=4).
+_FAMILIES: dict[str, tuple[str, type]] = {
+    "noise": ("mechanism", Mechanism),
+    "denoise": ("denoiser", Denoiser),
+    "clip": ("clipper", Clipper),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The table ``[run]``: everything that does not change what is learnt, or how privately."""
+
+    seed: int | None = None
+    evaluate_every: int = 0
+    checkpoint_every: int = 100
+    max_physical_batch: int | None = None
+    max_epsilon: float | None = None
+    device: str = "cpu"
+    threads: int | None = None
+    workers: int = 0
+    raw_metrics: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One training run, described: a file of five tables, ``[model] [data] [plan] [optimizer] [run]``.
+
+    >>> recipe = Recipe.from_tables({"model": {"name": "logistic"}, "data": {"name": "digits"}, "plan": {"epsilon": 3.0}})
+    Traceback (most recent call last):
+    ...
+    hushgrad.errors.ArgumentError: Expected [plan] to have a key 'delta'.
+    """
+
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    optimizer: Mapping[str, Any]
+    run: Run
+
+    @classmethod
+    def from_tables(cls, tables: Mapping[str, Any]) -> Recipe:
+        """The recipe in a dict of tables; unknown keys are refused with the closest known one."""
+        _known(tables, [f.name for f in fields(cls)], "the recipe")
+        for name, table in tables.items():
+            _check.instance(dict, **{name: table})
+        optimizer = {"name": "sgd", "lr": 0.5, **tables.get("optimizer", {})}
+        plan = {"method": "dpsgd", **tables.get("plan", {})}
+        run = tables.get("run", {})
+        _known(run, [f.name for f in fields(Run)], "[run]")
+        for table, key in (("model", "name"), ("data", "name"), ("plan", "delta")):
+            if key not in tables.get(table, {}):
+                raise ArgumentError(f"Expected [{table}] to have a key {key!r}.")
+        _check.one_of(_METHODS, method=plan["method"])
+        _check.one_of(_OPTIMIZERS, optimizer=optimizer["name"])
+        return cls(model=tables["model"], data=tables["data"], plan=plan, optimizer=optimizer, run=Run(**run))
+
+    def tables(self) -> dict[str, Any]:
+        """This recipe as plain tables again."""
+        run = {f.name: getattr(self.run, f.name) for f in fields(Run)}
+        tables = {"model": self.model, "data": self.data, "plan": self.plan, "optimizer": self.optimizer}
+        return {**{name: dict(table) for name, table in tables.items()}, "run": run}
+
+    def make_data(self) -> Data:
+        """Read the data."""
+        return _check.instance(Data, data=_call(self.data, DATA, "data"))
+
+    def make_model(self, data: Data) -> nn.Module:
+        """A fresh model; its initial weights follow from ``run.seed`` if there is one."""
+        if self.run.seed is not None:
+            torch.manual_seed(self.run.seed)
+        model = _call(self.model, MODELS, "model", data)
+        return _check.instance(nn.Module, model=model).to(self.run.device)
+
+    def make_plan(self, data: Data) -> Plan:
+        """The plan, calibrated. ``dataset_size`` is that of the training set unless the recipe states a public one."""
+        options = {key: value for key, value in self.plan.items() if key not in ("method", "noise", "denoise", "clip")}
+        for key, (family, kind) in _FAMILIES.items():
+            if key in self.plan:
+                options[key] = _value(self.plan[key], key, family, kind)
+        size = len(data.train) if data.groups is None else len(set(data.groups))
+        options.setdefault("dataset_size", size)
+        if data.groups is not None:
+            options.setdefault("unit", "user")
+        make = _METHODS[self.plan["method"]]
+        _known(options, list(inspect.signature(make).parameters), "[plan]")
+        try:
+            return make(**options)
+        except TypeError as error:
+            raise ArgumentError(f"Expected a complete [plan]: {error}.") from None
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer over all trainable parameters."""
+        options = {key: value for key, value in self.optimizer.items() if key not in ("name", "schedule")}
+        kind = _OPTIMIZERS[self.optimizer["name"]]
+        _known(options, list(inspect.signature(kind).parameters)[1:], "[optimizer]")
+        try:
+            return kind([p for p in model.parameters() if p.requires_grad], **options)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"Expected a valid [optimizer]: {error}.") from None
+
+    def make_schedule(self, optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """The learning-rate schedule: "constant", "linear" (to 0) or "cosine" (to 0) over all steps."""
+        name = _check.one_of(("constant", "linear", "cosine"), schedule=self.optimizer.get("schedule", "constant"))
+        if name == "cosine":
+            return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        if name == "linear":
+            return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1.0 / steps, steps)
+        return None
+
+
+DEMO: dict[str, Any] = {
+    "model": {"name": "small-cnn"},
+    "data": {"name": "digits"},
+    "plan": {"method": "dpsgd", "epsilon": 3.0, "delta": 1e-4, "max_grad_norm": 1.0, "batch_size": 256, "epochs": 30},
+    "optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.9},
+    "run": {"seed": None},
+}
+"""The recipe of ``hushgrad train`` without a recipe."""
+
+
+def load_recipe(path: str | Path | None, *, data: str | None = None) -> Recipe:
+    """The recipe in a .toml file, or in the variable ``recipe`` (a dict of tables) of a .py file; None is the demo.
+
+    A Python recipe is a program and is run: use only your own. Its folder is importable, so ``module:function`` can name
+    functions beside it. ``data`` replaces the recipe's ``data.path``.
+    """
+    tables = DEMO if path is None else _tables(path)
+    if data is not None and isinstance(tables.get("data"), dict):
+        tables = {**tables, "data": {**tables["data"], "path": data}}
+    return Recipe.from_tables(tables)
+
+
+def _tables(path: str | Path) -> dict[str, Any]:
+    path = Path(path)
+    if not path.is_file():
+        _check.fail("recipe", str(path), "to be a file", "Write a .toml or .py recipe, or give none for the demo.")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if path.suffix == ".py":
+        found: dict[str, Any] = _check.instance(dict, recipe=runpy.run_path(str(path)).get("recipe"))
+        return found
+    if path.suffix != ".toml":
+        _check.fail("recipe", str(path), "to end in .toml or .py")
+    return _toml(path)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib as reader
+    else:
+        import tomli as reader  # the same module, before it joined the standard library
+    try:
+        tables: dict[str, Any] = reader.loads(path.read_text(encoding="utf-8"))
+    except (reader.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"Expected {path.name} to be TOML: {error}.") from None
+    return tables
+
+
+def _known(table: Mapping[str, Any], names: list[str], where: str) -> None:
+    for key in table:
+        if key not in names:
+            import difflib
+
+            close = difflib.get_close_matches(key, names, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(names)}."
+            raise ArgumentError(f"Expected {key!r} to be a key of {where}. {hint}")
+
+
+def _call(table: Mapping[str, Any], known: Mapping[str, Callable[..., Any]], what: str, *arguments: Any) -> Any:
+    """Call the named function with the table's other keys as options."""
+    name = str(table["name"])
+    options = {key: value for key, value in table.items() if key != "name"}
+    if ":" in name:
+        return _imported(name, what)(*arguments, **options)
+    make = known[_check.one_of(known, **{what: name})]
+    parameters = inspect.signature(make).parameters
+    _known(options, [p for p in parameters if parameters[p].kind is inspect.Parameter.KEYWORD_ONLY], f"[{what}] for {name!r}")
+    try:
+        inspect.signature(make).bind(*arguments, **options)
+    except TypeError as error:
+        raise ArgumentError(f"Expected a complete [{what}] for {name!r}: {error}.") from None
+    return make(*arguments, **options)
+
+
+def _imported(name: str, what: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[..., Any] = vars(importlib.import_module(module))[function]
+    except (ImportError, KeyError) as error:
+        raise ArgumentError(f"Expected {what}={name!r} to name a function as module:function ({error!r}).") from None
+    return found
+
+
+def _value(described: Any, key: str, family: str, kind: type) -> Any:
+    """A word such as "BLT", or a table with a name and fields, as the value that it describes."""
+    if isinstance(described, str):
+        described = {"name": described}
+    if not isinstance(described, dict) or "name" not in described:
+        _check.fail(key, described, "to be a name, or a table with a name")
+    importlib.import_module(kind.__module__.rpartition(".")[0])  # the room registers its classes
+    content = {name: value for name, value in described.items() if name != "name"}
+    return kind.from_json({family: described["name"], **content})  # type: ignore[attr-defined]

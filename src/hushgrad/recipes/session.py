@@ -1,0 +1,197 @@
+"""A session: from a recipe to a folder with the model, its plan, its ledger, its guarantee and a report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_model
+from torch import nn
+from torch.nn import functional as F
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.guarantee import Guarantee
+from hushgrad.recipes.data import Data
+from hushgrad.recipes.interrupt import Interrupt
+from hushgrad.recipes.recipe import DEMO, Recipe
+from hushgrad.recipes.summary import write_report
+from hushgrad.train.callbacks import JsonLines, ProgressBar
+from hushgrad.train.checkpoint import Checkpoint
+from hushgrad.train.fit import run_steps
+from hushgrad.train.plan import Plan
+from hushgrad.train.private import Private, make_private
+
+__all__ = ["Outcome", "evaluate", "train"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a finished session has to tell."""
+
+    guarantee: Guarantee
+    test: dict[str, float]
+    steps: int
+    seconds: float
+    out: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "out": str(self.out),
+            "guarantee": self.guarantee.to_json(),
+            "claim": str(self.guarantee),
+            "steps": self.steps,
+            "seconds": round(self.seconds, 3),
+            **self.test,
+        }
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, dataset: Any, *, batch_size: int = 1000) -> dict[str, float]:
+    """Mean loss and accuracy on a test set (which the guarantee does not cover)."""
+    device = next(model.parameters()).device
+    was_training, loss, hits, targets = model.training, 0.0, 0, 0
+    model.eval()
+    inputs, labels = dataset.tensors
+    for x, y in zip(inputs.split(batch_size), labels.split(batch_size), strict=True):
+        scores = model(x.to(device))
+        loss += float(F.cross_entropy(scores, y.to(device), reduction="sum"))
+        hits += int((scores.argmax(dim=1) == y.to(device)).sum())
+        targets += y.numel()
+    model.train(was_training)
+    return {"test_loss": loss / targets, "test_accuracy": hits / targets}
+
+
+def train(recipe: Recipe | None, out: str | Path, *, resume: bool = False, progress: bool = True) -> Outcome:
+    """Train as ``recipe`` says (the demo if None) and write everything into the folder ``out``.
+
+    An interrupted session (Ctrl-C, SIGTERM) finishes its step, saves a checkpoint and raises KeyboardInterrupt; one that was
+    killed has its last periodic checkpoint. Both go on with ``resume=True``, bit for bit. A finished session erases its key.
+    """
+    began = time.monotonic()
+    out = Path(out)
+    recipe = _opened(recipe, out, resume)
+    run = recipe.run
+    if run.threads is not None:
+        torch.set_num_threads(_check.positive_int(threads=run.threads))
+    data = recipe.make_data()
+    model = recipe.make_model(data)
+    plan = _plan(recipe, data, out, resume)
+    optimizer = recipe.make_optimizer(model)
+    scheduler = recipe.make_schedule(optimizer, plan.steps)
+    private = make_private(model, optimizer, plan, seed=run.seed, max_epsilon=run.max_epsilon)
+    checkpoint = Checkpoint(out / "checkpoint", private, extras={} if scheduler is None else {"scheduler": scheduler})
+    _forget_after(out / "metrics.jsonl", private.steps)
+    _write(out / "recipe.json", recipe.tables())
+    _write(out / "plan.json", plan.to_json())
+    run_steps(
+        private,
+        F.cross_entropy,
+        data.train,
+        callbacks=_callbacks(recipe, private, checkpoint, data, out, progress),
+        max_physical_batch=run.max_physical_batch,
+        groups=data.groups,
+        scheduler=scheduler,
+        num_workers=run.workers,
+    )
+    return _finished(recipe, private, data, out, began)
+
+
+def _callbacks(
+    recipe: Recipe, private: Private, checkpoint: Checkpoint, data: Data, out: Path, progress: bool
+) -> list[Callable[[dict[str, Any]], Any]]:
+    run = recipe.run
+
+    def test(metrics: dict[str, Any]) -> None:
+        if run.evaluate_every and metrics["step"] % run.evaluate_every == 0:
+            metrics.update(_tested(private, data))
+
+    def save(metrics: dict[str, Any]) -> None:
+        if metrics["step"] % run.checkpoint_every == 0:
+            checkpoint.save()
+
+    bar: list[Any] = [ProgressBar(private.steps_allowed)] if progress else []
+    # The interrupt comes last: when it stops the loop, the step is complete and everything about it is written.
+    return [test, JsonLines(out / "metrics.jsonl", raw=run.raw_metrics), *bar, save, Interrupt(checkpoint.save)]
+
+
+def _tested(private: Private, data: Data) -> dict[str, float]:
+    with private.averaged() if private.plan.average is not None else nullcontext():
+        return evaluate(private.model, data.test)
+
+
+def _finished(recipe: Recipe, private: Private, data: Data, out: Path, began: float) -> Outcome:
+    with private.averaged() if private.plan.average is not None else nullcontext():
+        test = evaluate(private.model, data.test)
+        save_model(private.model, str(out / "model.safetensors"))
+    _write(out / "ledger.json", private.ledger.to_json())
+    guarantee = private.spent()
+    private.detach()
+    outcome = Outcome(guarantee=guarantee, test=test, steps=private.steps, seconds=time.monotonic() - began, out=out)
+    write_report(out, recipe, private.plan, outcome.to_json(), guarantee)
+    _write(out / "guarantee.json", guarantee.to_json())  # last: it marks a finished session
+    shutil.rmtree(out / "checkpoint")  # with the key in it: from now on nobody can subtract the noise
+    return outcome
+
+
+# The folder ------------------------------------------------------------------------------------------------------------
+
+
+def _opened(recipe: Recipe | None, out: Path, resume: bool) -> Recipe:
+    """The recipe of this session; the folder is made, or found to be one that can go on."""
+    known = _read(out / "recipe.json")
+    if resume:
+        if known is None:
+            _check.fail("--out", str(out), "to hold an interrupted run", "Leave --resume out to start a new one.")
+        if (out / "guarantee.json").exists():
+            _check.fail(
+                "--out", str(out), "to hold an unfinished run; this one is complete", "Choose another folder for a new run."
+            )
+        if recipe is not None and recipe.tables() != known:
+            raise ArgumentError(
+                "Expected the recipe to be that of the interrupted run. Leave it out, or start a new run elsewhere."
+            )
+        return Recipe.from_tables(known)
+    recipe = Recipe.from_tables(DEMO) if recipe is None else recipe
+    if out.exists() and any(out.iterdir()):
+        if known != recipe.tables() or known != Recipe.from_tables(DEMO).tables():
+            remedy = "Choose another folder, or continue an interrupted run with --resume."
+            _check.fail("--out", str(out), "to be a new or empty folder", remedy)
+        shutil.rmtree(out)  # an earlier run of the demo, on public data, which anybody can repeat
+    out.mkdir(parents=True, exist_ok=True)
+    return recipe
+
+
+def _plan(recipe: Recipe, data: Data, out: Path, resume: bool) -> Plan:
+    stored = _read(out / "plan.json") if resume else None
+    return recipe.make_plan(data) if stored is None else Plan.from_json(stored)
+
+
+def _forget_after(path: Path, step: int) -> None:
+    """Drop the metrics of steps after the checkpoint: they are about to be taken again."""
+    if path.exists():
+        kept = [line for line in path.read_text().splitlines() if _step(line) <= step]
+        path.write_text("".join(line + "\n" for line in kept))
+
+
+def _step(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):  # the last line of a killed run may be cut short
+        return float("inf")
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,64 @@
+"""The small report of a session: what was trained, how privately, and what the numbers do not say."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hushgrad import __version__
+from hushgrad.guarantee import Guarantee
+from hushgrad.train.plan import Plan
+
+if TYPE_CHECKING:
+    from hushgrad.recipes.recipe import Recipe
+
+__all__ = ["write_report"]
+
+
+def write_report(out: Path, recipe: Recipe, plan: Plan, outcome: dict[str, Any], guarantee: Guarantee) -> None:
+    """Write ``report.json`` and ``report.md`` into ``out``."""
+    versions = {"hushgrad": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    content = {
+        "outcome": outcome,
+        "plan_digest": plan.digest,
+        "recipe": recipe.tables(),
+        "versions": versions,
+        "caveats": caveats(recipe, plan),
+    }
+    (out / "report.json").write_text(json.dumps(content, indent=2) + "\n")
+    (out / "report.md").write_text(_markdown(recipe, plan, outcome, guarantee, versions), encoding="utf-8")
+
+
+def caveats(recipe: Recipe, plan: Plan) -> list[str]:
+    """What the guarantee does not cover in this run."""
+    found = [
+        "The guarantee covers the parameters after every step. It does not cover the test set, nor any metric whose name "
+        "begins with raw_.",
+        "Choosing a recipe by trying several on the same data spends privacy that is not counted here.",
+        f"The rate of the batches follows from dataset_size; the number of training {plan.unit}s that it states is public.",
+    ]
+    if recipe.run.seed is not None:
+        found.append("The run was seeded: it is reproducible, and not private against whoever knows the seed.")
+    return found
+
+
+def _markdown(recipe: Recipe, plan: Plan, outcome: dict[str, Any], guarantee: Guarantee, versions: dict[str, str]) -> str:
+    rows = [
+        ("model", recipe.model["name"]),
+        ("data", recipe.data["name"]),
+        ("test accuracy", f"{outcome['test_accuracy']:.2%}"),
+        ("test loss", f"{outcome['test_loss']:.4f}"),
+        ("steps", outcome["steps"]),
+        ("time", f"{outcome['seconds']:.1f} s"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+    ]
+    lines = ["# A private training run", "", f"**{guarantee}**", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in rows]
+    lines += ["", "## Plan", "", "```", str(plan), "```", "", "## What the guarantee does not say", ""]
+    lines += [f"- {caveat}" for caveat in caveats(recipe, plan)]
+    lines += ["", "Files: `model.safetensors`, `plan.json`, `ledger.json`, `guarantee.json`, `metrics.jsonl`, `recipe.json`.", ""]
+    return "\n".join(lines)

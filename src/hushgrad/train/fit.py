@@ -1,0 +1,221 @@
+"""fit: the training loop, for those who do not want to write their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hushgrad import _check
+from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.sampling.batch import Batch
+from hushgrad.sampling.units import Grouping
+from hushgrad.train.callbacks import OnStep, ProgressBar
+from hushgrad.train.plan import Plan
+from hushgrad.train.private import Private, make_private
+from hushgrad.train.progress import EpsilonSoFar, SignalToNoise
+
+__all__ = ["fit", "run_steps"]
+
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+def fit(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    optimizer: Optimizer,
+    dataset: Any,
+    plan: Plan,
+    *,
+    callbacks: Iterable[OnStep] = (),
+    max_physical_batch: int | None = None,
+    groups: Grouping | None = None,
+    scheduler: Any = None,
+    progress: bool = True,
+    key: bytes | None = None,
+    seed: int | None = None,
+    max_epsilon: float | None = None,
+    prior: Ledger | None = None,
+    **dataloader_options: Any,
+) -> Guarantee:
+    """Train ``model`` as ``plan`` says and return what it cost.
+
+    The loss of a batch is ``loss_fn(model(*inputs), target)``, the mean over the examples; the last item of a batch is the
+    target. For a dict it is ``loss_fn(model(**batch), batch)``, for a bare tensor ``loss_fn(model(batch), batch)``.
+
+    **Formal guarantee.** The returned guarantee covers all parameter values. It does not cover the metrics whose names begin
+    with ``raw_`` (training loss, accuracy, clipped fraction): they are for the eyes of those who may see the data.
+
+    Args:
+        model: bare module; all trainable parameters must be the optimizer's.
+        loss_fn: mean-reduced loss.
+        optimizer: any ``torch.optim`` optimizer that needs one gradient per step.
+        dataset: map-style data set.
+        plan: what to run; calibrated.
+        callbacks: functions that are given a dict of metrics after each step; one that is a context manager is entered first.
+        max_physical_batch: run larger batches in parts of at most this size; the result is the same.
+        groups: unit id of each example, for a plan with ``unit="user"``.
+        scheduler: learning-rate scheduler; stepped after each step.
+        progress: show a progress bar, or a few lines where there is no terminal.
+        key: 32 secret bytes; fresh by default.
+        seed: instead of a key, for experiments.
+        max_epsilon: stop before more than this is spent.
+        prior: ledger of earlier phases on the same data.
+        dataloader_options: ``num_workers`` and other options of torch's ``DataLoader``.
+
+        >>> model = nn.Linear(2, 2)
+        >>> data = torch.utils.data.TensorDataset(torch.randn(40, 2), torch.randint(2, (40,)))
+        >>> plan = Plan.dpsgd(noise_multiplier=4.0, delta=1e-5, batch_size=8, dataset_size=40, steps=5)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> guarantee = fit(model, nn.functional.cross_entropy, optimizer, data, plan, progress=False)
+        >>> str(guarantee.event)
+        '5 x Poisson(0.2) Gaussian(4)'
+    """
+    private = make_private(model, optimizer, plan, key=key, seed=seed, max_epsilon=max_epsilon, prior=prior)
+    try:
+        run_steps(
+            private,
+            loss_fn,
+            dataset,
+            callbacks=(*callbacks, ProgressBar(private.steps_allowed)) if progress else callbacks,
+            max_physical_batch=max_physical_batch,
+            groups=groups,
+            scheduler=scheduler,
+            prior=prior,
+            **dataloader_options,
+        )
+        return private.spent()
+    finally:
+        private.detach()
+
+
+def run_steps(
+    private: Private,
+    loss_fn: LossFunction,
+    dataset: Any,
+    *,
+    callbacks: Iterable[OnStep] = (),
+    max_physical_batch: int | None = None,
+    groups: Grouping | None = None,
+    scheduler: Any = None,
+    prior: Ledger | None = None,
+    **dataloader_options: Any,
+) -> None:
+    """Take the remaining steps of a run that is attached already; see :func:`fit` for the arguments.
+
+    Leaves the run as it is when interrupted, so that it can be saved and continued.
+    """
+    if max_physical_batch is not None:
+        _check.positive_int(max_physical_batch=max_physical_batch)
+    remaining = private.steps_allowed - private.steps
+    if remaining <= 0:
+        return
+    callbacks = tuple(callbacks)
+    passes = _Passes(private.model, loss_fn, max_physical_batch)
+    with ExitStack() as stack:
+        for callback in callbacks:
+            if isinstance(callback, AbstractContextManager):
+                stack.enter_context(callback)
+        observer = _Observer(private, prior) if callbacks else None
+        if observer is not None:
+            stack.enter_context(observer.signal)
+        for batch in islice(private.loader(dataset, groups=groups, **dataloader_options), remaining):
+            private.optimizer.step(partial(passes.run, batch))  # type: ignore[arg-type]  # the run's hook takes the closure
+            if scheduler is not None:
+                scheduler.step()
+            if observer is not None:
+                metrics = observer.metrics(passes)
+                for callback in callbacks:
+                    callback(metrics)
+
+
+class _Passes:
+    """The forward and backward passes of one step, and the sums behind its metrics."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFunction, size: int | None) -> None:
+        self._model, self._loss_fn, self._size = model, loss_fn, size
+        self._device = next(model.parameters()).device
+        self.examples = 0
+        self.raw_loss: list[tuple[Tensor, int]] = []
+        self.raw_correct: list[tuple[Tensor, int]] = []
+
+    def run(self, batch: Batch) -> Tensor | None:
+        """All passes of ``batch``; the closure of the optimizer's step. An empty batch has none, and its step is only noise."""
+        self.raw_loss, self.raw_correct, self.examples = [], [], batch.examples
+        if not batch.examples:
+            return None
+        for part in batch.split(self._size or batch.examples):
+            output, target, loss = self._forward(_moved(part, self._device))
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.raw_loss.append((loss.detach(), part.examples))
+            self._count_correct(output, target)
+        return self.raw_loss[0][0]
+
+    def _forward(self, part: Any) -> tuple[Any, Any, Tensor]:
+        target: Any = part
+        if isinstance(part, Mapping):
+            output = self._model(**part)
+        elif isinstance(part, Tensor):
+            output = self._model(part)
+        else:
+            *inputs, target = part
+            output = self._model(*inputs)
+        return output, target, self._loss_fn(output, target)
+
+    def _count_correct(self, output: Any, target: Any) -> None:
+        """Counts hits where the task is classification: scores (B, classes, ...) and whole numbers (B, ...)."""
+        if not isinstance(output, Tensor) or not isinstance(target, Tensor) or target.is_floating_point():
+            return
+        if output.dim() >= 2 and output.shape[:1] + output.shape[2:] == target.shape:
+            self.raw_correct.append(((output.detach().argmax(dim=1) == target).sum(), target.numel()))
+
+
+def _moved(data: Any, device: torch.device) -> Any:
+    if isinstance(data, Tensor):
+        return data.to(device)
+    if isinstance(data, Mapping):
+        return {key: _moved(item, device) for key, item in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_moved(item, device) for item in data]
+    return data
+
+
+@dataclass
+class _Observer:
+    """What is told after each step. Names that begin with ``raw_`` are not covered by the guarantee."""
+
+    private: Private
+    prior: Ledger | None
+
+    def __post_init__(self) -> None:
+        self.signal = SignalToNoise(self.private)
+        self._epsilon = EpsilonSoFar(self.private.plan, steps=self.private.steps_allowed, prior=self.prior)
+        self._clip_norm = self.private.plan.max_grad_norm
+
+    def metrics(self, passes: _Passes) -> dict[str, Any]:
+        steps = self.private.steps
+        metrics: dict[str, Any] = {
+            "step": steps,
+            "steps": self.private.steps_allowed,
+            "epsilon": self._epsilon.after(steps),
+            "learning_rate": float(self.private.optimizer.param_groups[0].get("lr", 0.0)),
+            "signal_to_noise": self.signal.ratio,
+        }
+        if passes.examples:
+            norms = self.private.raw_norms
+            metrics["raw_loss"] = _mean([(float(loss), count) for loss, count in passes.raw_loss])
+            metrics["raw_clipped_fraction"] = float((norms > self._clip_norm).float().mean()) if len(norms) else 0.0
+        if passes.raw_correct:
+            metrics["raw_accuracy"] = _mean([(float(hits) / count, count) for hits, count in passes.raw_correct])
+        return metrics
+
+
+def _mean(weighted: list[tuple[float, int]]) -> float:
+    return sum(value * count for value, count in weighted) / sum(count for _, count in weighted)

@@ -1,0 +1,75 @@
+"""What can be said about a run while it goes on, without touching its privacy: epsilon so far, signal to noise."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from hushgrad import _check
+from hushgrad.guarantee import Ledger
+from hushgrad.train.books import guarantee_of
+from hushgrad.train.plan import Plan
+from hushgrad.train.private import Private
+
+__all__ = ["EpsilonSoFar", "SignalToNoise"]
+
+_MARKS = 8
+
+
+class EpsilonSoFar:
+    """An upper bound of the epsilon spent, from a table that is made once: no step ever waits for an accountant.
+
+    The table has the exact epsilon at 1/128, 1/64, ..., 1/2 and all of the steps; between two marks the next one's is told.
+    It holds because epsilon grows with the number of steps.
+    """
+
+    def __init__(self, plan: Plan, *, steps: int | None = None, prior: Ledger | None = None) -> None:
+        last = plan.steps if steps is None else _check.positive_int(steps=steps)
+        self._marks = sorted({math.ceil(last / 2**k) for k in range(_MARKS)})
+        self._table = [self._epsilon(plan, mark, prior) for mark in self._marks]
+
+    @staticmethod
+    def _epsilon(plan: Plan, steps: int, prior: Ledger | None) -> float:
+        ledger = Ledger() if prior is None else prior + Ledger()
+        ledger.record(plan.event(steps), stream="this run")
+        return guarantee_of(ledger, plan).epsilon
+
+    def after(self, steps: int) -> float:
+        """At least what ``steps`` steps cost, earlier phases included."""
+        return self._table[min(bisect.bisect_left(self._marks, steps), len(self._marks) - 1)]
+
+
+class SignalToNoise:
+    r"""How much of the released gradient is signal: an estimate of ||g|| / ||noise|| from the released gradient alone.
+
+    The noise z of a step is independent of its signal g, so E||g + z||² = ||g||² + d std²: the estimate is
+    sqrt(max(0, ||g + z||² - d std²)) / (std sqrt(d)). It is post-processing, hence as private as the model. With a denoiser
+    the released gradient is not g + z, and nothing is told (None).
+    """
+
+    def __init__(self, private: Private) -> None:
+        self._private = private
+        self.ratio: float | None = None
+
+    def __enter__(self) -> SignalToNoise:
+        self._handle = self._private.optimizer.register_step_pre_hook(self._look)  # after the hook that privatises
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._handle.remove()
+
+    @torch.no_grad()
+    def _look(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        plan = self._private.plan
+        if plan.denoise is not None or plan.noise_std == 0:
+            return
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        std = plan.noise_std * plan.noise.row_std(self._private.steps - 1, steps=plan.steps) / plan.batch_size
+        noise = std**2 * sum(g.numel() for g in grads)
+        total = sum(float(g.square().sum()) for g in grads)
+        self.ratio = math.sqrt(max(0.0, total - noise) / noise) if noise else None
