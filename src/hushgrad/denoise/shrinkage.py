@@ -48,13 +48,16 @@ class JamesStein(Denoiser):
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
         """The shrunk gradients; ``state`` is not used."""
         with torch.no_grad():
-            squares = {
-                name: grad.detach().to(working_dtype(grad)).square().sum(dtype=torch.float64) for name, grad in grads.items()
-            }
+            squares = {name: _square(grad) for name, grad in grads.items()}
             if self.per == "tensor":
                 return {name: _shrunk(grad, squares[name], grad.numel(), info.std) for name, grad in grads.items()}
             total, size = sum(s.cpu() for s in squares.values()), sum(grad.numel() for grad in grads.values())
             return {name: _shrunk(grad, torch.as_tensor(total).to(grad.device), size, info.std) for name, grad in grads.items()}
+
+
+def _square(grad: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(grad.detach().to(working_dtype(grad)))
+    return norm.double().square()
 
 
 def _shrunk(grad: Tensor, square: Tensor, size: int, std: float) -> Tensor:
