@@ -149,3 +149,14 @@ def test_tensors_and_steps_are_independent_of_one_another():
     off = np.abs(correlation[np.triu_indices(len(rows), 1)])
     assert off.max() < stats.norm.isf(ALARM / (2 * len(off)))
     assert GROUP == 2 * PAIRS
+
+
+def test_secure_noise_is_normal_and_uncorrelated():
+    source = Source(seed=23, secure=True)
+    values = np.sort(draw(source, 0, torch.float64, 1 << 19))
+    cdf, n = special.ndtr(values), len(values)
+    distance = np.max(np.abs(cdf - (np.arange(n) + 0.5) / n)) + 0.5 / n
+    assert 2 * math.exp(-2 * n * distance**2) > ALARM
+    wrong = special.ndtr(values * 0.98)
+    assert 2 * math.exp(-2 * n * np.max(np.abs(wrong - (np.arange(n) + 0.5) / n)) ** 2) < ALARM
+    assert uncorrelated_at_every_lag(source)

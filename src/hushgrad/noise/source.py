@@ -5,24 +5,26 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sys
-import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel
-from hushgrad.noise._threads import CHUNK, over_chunks
+from hushgrad.noise._keystream import KeyStream, check_address
+from hushgrad.noise._threads import over_chunks
 from hushgrad.noise._transform import GROUP, GROUP_BYTES
+
+if TYPE_CHECKING:
+    from hushgrad.noise.secure import SecureNoise
 
 __all__ = ["Source"]
 
-_STEP_BITS, _INDEX_BITS, _BLOCK_BITS = 48, 32, 48  # the three fields of the 128-bit counter
 _BLOCKS = GROUP_BYTES // 16  # cipher blocks for one group of numbers
-_scratch = threading.local()
 
 
 class Source:
@@ -41,7 +43,8 @@ class Source:
 
     **Formal guarantee.** If AES-256 is a pseudorandom permutation, N numbers are indistinguishable from independent draws of
     the Box-Muller map up to N² 2⁻¹³⁰; its radius has 2⁻⁶³ resolution in probability, tails end at 9.42 standard deviations
-    (mass 2⁻⁶⁴), no number is 0. Floating-point attacks are outside this promise.
+    (mass 2⁻⁶⁴), no number is 0. Floating-point attacks are outside this promise; with ``secure=True`` noise and sum live on
+    a public grid and the promise of :mod:`hushgrad.noise.secure` holds, for independent noise that is added to ``out``.
 
         >>> import torch
         >>> source = Source(seed=1)
@@ -52,17 +55,20 @@ class Source:
     Reference: NIST SP 800-38A, section 6.5 (counter mode); Box and Muller (1958).
     """
 
-    def __init__(self, key: bytes | None = None, *, seed: int | None = None) -> None:
+    def __init__(self, key: bytes | None = None, *, seed: int | None = None, secure: bool = False) -> None:
         if key is not None and seed is not None:
             _check.fail("seed", seed, "to be absent when a key is given", "Give either key= or seed=.")
-        self.reproducible = seed is not None
+        self.reproducible, self.secure = seed is not None, secure
         master = _master(key, seed)
-        # Whoever else derives streams from the same key (the loader) must not meet this one.
-        self._cipher = algorithms.AES(hashlib.blake2b(master, digest_size=32, person=b"hushgrad noise").digest())
-        self._threads = threading.local()  # a cipher context for each thread; only its counter changes
+        self._stream = KeyStream(master, b"hushgrad noise")
+        self._grid: SecureNoise | None = None
+        if secure:
+            from hushgrad.noise.secure import SecureNoise  # brings mpmath, which plain noise does not need
+
+            self._grid = SecureNoise(master)
 
     def __repr__(self) -> str:
-        return f"Source({'seed=…' if self.reproducible else 'key=…'})"
+        return f"Source({'seed=…' if self.reproducible else 'key=…'}{', secure=True' if self.secure else ''})"
 
     def __reduce__(self) -> str:
         raise TypeError("A Source holds a secret key and is not pickled; make a new one from the key where it is needed.")
@@ -73,19 +79,19 @@ class Source:
         ``offset`` is the position of ``like``'s first element in the full flattened tensor. With ``out`` the numbers are
         added to it in place, in one pass, and it is returned; otherwise the result is a fresh tensor.
         """
-        target, flat, fresh = destination(like, out)
+        place = Destination.of(like, out, exact=self.secure)
         scale = _check.number(scale=scale)
         start = _check.integer(0, offset=offset)
-        self._check_place(step, index, start + flat.size)
+        check_address(step, index, (start + place.flat.size) // GROUP * _BLOCKS)
 
         def work(low: int, high: int) -> None:
-            self.write(step, index, start + low, flat[low:high], scale, fresh)
+            self.write(step, index, start + low, place.flat[low:high], scale, place.fresh)
 
-        over_chunks(flat.size, work)
-        return deliver(target, flat, like, out)
+        over_chunks(place.flat.size, work)
+        return place.deliver(like, out)
 
     def fill(self, step: int, index: int, start: int, out: np.ndarray) -> None:
-        """Write the numbers at ``start``, ``start + 1``, ... into the float32 or float64 array ``out``: one chunk, one thread."""
+        """Write the Gaussians at ``start``, ``start + 1``, ... to the float32 or float64 array ``out``: one chunk, one thread."""
         first, last = start // GROUP, -(-(start + out.size) // GROUP)
         words = self._words(step, index, first, last - first)
         if out.size == (last - first) * GROUP:
@@ -97,7 +103,9 @@ class Source:
 
     def write(self, step: int, index: int, start: int, out: np.ndarray, scale: float, fresh: bool) -> None:
         """One chunk of ``z``: ``out = scale * z`` if fresh, else ``out += scale * z``."""
-        if fresh:
+        if self._grid is not None:
+            self._grid.write(step, index, start, out, scale, fresh)
+        elif fresh:
             self.fill(step, index, start, out)
             if scale != 1.0:
                 _kernel.KERNEL.emit(out, scale, out, fresh=True)
@@ -108,25 +116,7 @@ class Source:
 
     def _words(self, step: int, index: int, first: int, groups: int) -> np.ndarray:
         """The random words of ``groups`` groups from group ``first`` on."""
-        size = groups * GROUP_BYTES
-        counter = (step << (_INDEX_BITS + _BLOCK_BITS)) | (index << _BLOCK_BITS) | (first * _BLOCKS)
-        zeros, words = _buffers(size)
-        self._encryptor(counter.to_bytes(16, "big")).update_into(zeros[:size].data, words.data)
-        return words[:size].view("<u4")
-
-    def _encryptor(self, counter: bytes) -> CipherContext:
-        if "encryptor" not in self._threads.__dict__:
-            self._threads.encryptor = Cipher(self._cipher, modes.CTR(counter)).encryptor()
-        self._threads.encryptor.reset_nonce(counter)
-        return self._threads.encryptor  # type: ignore[no-any-return]
-
-    def _check_place(self, step: int, index: int, end: int) -> None:
-        if _check.integer(0, step=step) >> _STEP_BITS:
-            _check.fail("step", step, f"to be less than 2**{_STEP_BITS}")
-        if _check.integer(0, index=index) >> _INDEX_BITS:
-            _check.fail("index", index, f"to be less than 2**{_INDEX_BITS}")
-        if end // GROUP * _BLOCKS >> _BLOCK_BITS:
-            _check.fail("offset", end, f"to end below 2**{_BLOCK_BITS} cipher blocks", "Split the tensor over several indices.")
+        return self._stream.words(step, index, first * _BLOCKS, groups * GROUP_BYTES)
 
 
 def _master(key: bytes | None, seed: int | None) -> bytes:
@@ -140,40 +130,46 @@ def _master(key: bytes | None, seed: int | None) -> bytes:
     return key
 
 
-def _buffers(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Zeros to encrypt and room for the key stream, kept for each thread."""
-    size = max(size, (CHUNK // GROUP + 1) * GROUP_BYTES)
-    if "zeros" not in _scratch.__dict__ or _scratch.zeros.size < size:
-        _scratch.zeros, _scratch.words = np.zeros(size, np.uint8), np.empty(size + 16, np.uint8)
-    return _scratch.zeros, _scratch.words
-
-
 def _is_dtensor(tensor: Tensor) -> bool:
     module = sys.modules.get("torch.distributed.tensor")  # slow to import, and no DTensor exists before it is
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def destination(like: Tensor, out: Tensor | None) -> tuple[Tensor, np.ndarray, bool]:
-    """Where to compute: (tensor, its flat float32 or float64 view, whether it is fresh rather than to be added to)."""
-    for name, tensor in (("like", like), ("out", out)):
-        if tensor is not None and _is_dtensor(tensor):
-            _check.fail(name, type(tensor), "to be a local tensor", "Draw on tensor.to_local() with the shard's offset=.")
-    if not like.dtype.is_floating_point:
-        _check.fail("like.dtype", like.dtype, "to be a floating-point type")
-    if out is not None and (out.shape != like.shape or out.dtype != like.dtype or out.device != like.device):
-        _check.fail("out", tuple(out.shape), f"to have like's shape {tuple(like.shape)}, dtype and device")
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    if out is not None and out.dtype == dtype and out.is_contiguous() and out.device.type == "cpu":
-        return out, out.detach().reshape(-1).numpy(), False
-    target = torch.empty(like.shape, dtype=dtype)
-    return target, target.reshape(-1).numpy(), True
+@dataclass
+class Destination:
+    """Where noise is computed: a contiguous tensor in main memory, its flat view, and whether to write rather than add."""
 
+    target: Tensor
+    flat: np.ndarray
+    fresh: bool
 
-def deliver(target: Tensor, flat: np.ndarray, like: Tensor, out: Tensor | None) -> Tensor:
-    """The computed numbers in the dtype and on the device of ``like``, added to ``out`` if that has not happened in place."""
-    if out is None:
-        return target.to(device=like.device, dtype=like.dtype)
-    if target is not out:
-        with torch.no_grad():
-            out.add_(target.to(device=out.device))
-    return out
+    @staticmethod
+    def of(like: Tensor, out: Tensor | None, *, exact: bool = False) -> Destination:
+        """For a result like ``like``, or to be added to ``out``; ``exact``: in float64 throughout, rounded once at the end."""
+        for name, tensor in (("like", like), ("out", out)):
+            if tensor is not None and _is_dtensor(tensor):
+                _check.fail(name, type(tensor), "to be a local tensor", "Draw on tensor.to_local() with the shard's offset=.")
+        if not like.dtype.is_floating_point:
+            _check.fail("like.dtype", like.dtype, "to be a floating-point type")
+        if out is not None and (out.shape != like.shape or out.dtype != like.dtype or out.device != like.device):
+            _check.fail("out", tuple(out.shape), f"to have like's shape {tuple(like.shape)}, dtype and device")
+        dtype = torch.float64 if exact or like.dtype == torch.float64 else torch.float32
+        if out is not None and out.dtype == dtype and out.is_contiguous() and out.device.type == "cpu":
+            target = out
+        elif out is not None and exact:
+            target = out.detach().to(device="cpu", dtype=dtype).contiguous()
+        else:
+            target = torch.empty(like.shape, dtype=dtype)
+        return Destination(target, target.detach().reshape(-1).numpy(), fresh=out is None or not (exact or target is out))
+
+    def deliver(self, like: Tensor, out: Tensor | None) -> Tensor:
+        """The result in the dtype and on the device of ``like``: a fresh tensor, or ``out``."""
+        if out is None:
+            return self.target.to(device=like.device, dtype=like.dtype)
+        if self.target is not out:
+            with torch.no_grad():
+                if self.fresh:
+                    out.add_(self.target.to(device=out.device))
+                else:
+                    out.copy_(self.target)
+        return out

@@ -24,6 +24,8 @@ class IndependentStream(OrderedStream):
     True
     """
 
+    _on_grid = True
+
     def __init__(self, source: Source, *, steps: int | None = None) -> None:
         super().__init__(source, steps=steps)
 

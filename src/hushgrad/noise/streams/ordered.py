@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check
-from hushgrad.errors import ArgumentError
+from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.noise._threads import CHUNK, over_chunks
 from hushgrad.noise.base import NoiseStream
-from hushgrad.noise.source import Source, deliver, destination
+from hushgrad.noise.source import Destination, Source
 
 __all__ = ["Lane", "OrderedStream"]
 
@@ -49,10 +49,15 @@ class OrderedStream(NoiseStream):
     later rows can be removed.
     """
 
+    _on_grid = False  # whether rows of a secure source stay whole numbers of its grid
     _chunk = CHUNK  # numbers that are worked on together, in the cache
 
     def __init__(self, source: Source, *, steps: int | None) -> None:
         self._source = _check.instance(Source, source=source)
+        if source.secure and not self._on_grid:
+            raise NoTheorem(
+                "No theorem covers correlated rows from a secure source: they are not on one grid. Use independent noise."
+            )
         self._steps = None if steps is None else _check.positive_int(steps=steps)
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._loaded: list[Lane] = []  # from a checkpoint, not yet asked for; may be sharded in another way
@@ -70,14 +75,15 @@ class OrderedStream(NoiseStream):
         self, step: int, index: int, like: Tensor, *, offset: int = 0, out: Tensor | None = None, scale: float = 1.0
     ) -> Tensor:
         """``scale`` times row ``step`` of C⁻¹ Z for tensor number ``index``; added to ``out`` if that is given."""
-        target, flat, fresh = destination(like, out)
-        lane = self._lane(_check.integer(0, index=index), _check.integer(0, offset=offset), target)
+        place = Destination.of(like, out, exact=self._source.secure)
+        flat, fresh = place.flat, place.fresh
+        lane = self._lane(_check.integer(0, index=index), _check.integer(0, offset=offset), place.target)
         self._check_step(_check.integer(0, step=step), lane)
         scale = _check.number(scale=scale)
         lane.interrupted = True  # until every chunk is done: a half-updated state must not be used
         over_chunks(flat.size, lambda low, high: self._advance(lane, low, high, flat[low:high], scale, fresh), self._chunk)
         lane.interrupted, lane.next = False, step + 1
-        return deliver(target, flat, like, out)
+        return place.deliver(like, out)
 
     def _check_step(self, step: int, lane: Lane) -> None:
         where = f"tensor {lane.index} at offset {lane.offset}"

@@ -1,0 +1,60 @@
+"""Random bytes at any address: AES-256 in counter mode."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+
+from hushgrad import _check
+
+__all__ = ["KeyStream"]
+
+_STEP_BITS, _INDEX_BITS, _BLOCK_BITS = 48, 32, 48  # the three fields of the 128-bit counter
+_scratch = threading.local()
+
+
+class KeyStream:
+    """The bytes of (step, tensor index, block), 16 for each block, as a pure function of a key and a purpose.
+
+    Two purposes have unrelated keys, so that whatever else is derived from the same key (a loader's draws) never meets
+    these bytes. No address occurs twice: the three fields fill the counter without overlap.
+    """
+
+    def __init__(self, key: bytes, purpose: bytes) -> None:
+        self._cipher = algorithms.AES(hashlib.blake2b(key, digest_size=32, person=purpose).digest())
+        self._threads = threading.local()  # a cipher context for each thread; only its counter changes
+
+    def words(self, step: int, index: int, block: int, size: int) -> np.ndarray:
+        """``size`` bytes from ``block`` on, as little-endian 32-bit words; valid until this thread's next call."""
+        if step >> _STEP_BITS or index >> _INDEX_BITS or (block + size // 16) >> _BLOCK_BITS:
+            check_address(step, index, block + size // 16)  # one field running into the next would repeat noise
+        zeros, stream = _buffers(size)
+        counter = (step << (_INDEX_BITS + _BLOCK_BITS)) | (index << _BLOCK_BITS) | block
+        self._encryptor(counter.to_bytes(16, "big")).update_into(zeros[:size].data, stream.data)
+        return stream[:size].view("<u4")
+
+    def _encryptor(self, counter: bytes) -> CipherContext:
+        if "encryptor" not in self._threads.__dict__:
+            self._threads.encryptor = Cipher(self._cipher, modes.CTR(counter)).encryptor()
+        self._threads.encryptor.reset_nonce(counter)
+        return self._threads.encryptor  # type: ignore[no-any-return]
+
+
+def check_address(step: int, index: int, end_block: int) -> None:
+    """Refuse what the counter has no room for."""
+    if _check.integer(0, step=step) >> _STEP_BITS:
+        _check.fail("step", step, f"to be less than 2**{_STEP_BITS}")
+    if _check.integer(0, index=index) >> _INDEX_BITS:
+        _check.fail("index", index, f"to be less than 2**{_INDEX_BITS}")
+    if end_block >> _BLOCK_BITS:
+        _check.fail("offset", end_block, f"to end below 2**{_BLOCK_BITS} cipher blocks", "Split the tensor over several indices.")
+
+
+def _buffers(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Zeros to encrypt and room for the key stream, kept for each thread."""
+    if "zeros" not in _scratch.__dict__ or _scratch.zeros.size < size:
+        _scratch.zeros, _scratch.stream = np.zeros(size, np.uint8), np.empty(size + 16, np.uint8)
+    return _scratch.zeros, _scratch.stream
