@@ -1,0 +1,19 @@
+"""The certified accountant: privacy-loss distributions with bounds from both sides.
+
+| file | what is in it |
+|---|---|
+| ``curve``, ``poisson``, ``continuous``, ``atoms`` | privacy profiles of single steps, evaluated to full relative accuracy |
+| ``grid``, ``from_above``, ``from_below`` | discretisation that dominates, or is dominated |
+| ``compose`` | the tilted FFT and its error bounds |
+| ``saddle``, ``solve`` | the choice of tilt, window and step for a question |
+| ``loss``, ``leaves``, ``accountant`` | the loss object, the analysis of each event, ``PLD`` |
+"""
+
+from __future__ import annotations
+
+from hushgrad.accounting.pld import leaves as _leaves  # registers the analyses
+from hushgrad.accounting.pld.accountant import PLD
+from hushgrad.accounting.pld.loss import PrivacyLoss
+
+__all__ = ["PLD", "PrivacyLoss"]
+del _leaves

@@ -1,0 +1,194 @@
+r"""Privacy profiles as curves: what an accountant needs to know about one pair (P, Q) of output distributions.
+
+Notation of this package (L = ln dP/dQ is the privacy loss under P, x = e^epsilon):
+
+| name | meaning |
+|---|---|
+| ``call(epsilon)`` | delta(epsilon) = E_P[(1 - e^{epsilon - L})_+] |
+| ``put(epsilon)`` | E_P[(e^{epsilon - L} - 1)_+] = call(epsilon) - 1 + e^epsilon |
+| ``above(epsilon)`` | e^epsilon Q[L > epsilon] = -x d call / dx |
+| ``below(epsilon)`` | e^epsilon Q[L <= epsilon] = x d put / dx |
+
+Both ``call`` and ``put`` are convex in x. They carry the same information, but ``call`` is small to the right of zero and
+``put`` to the left. A curve therefore offers ``right`` (call and above, for epsilon >= 0) and ``left`` (put and below, for
+epsilon <= 0), each with full *relative* accuracy; nothing in this package subtracts two numbers near one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import erfcx, ndtr
+
+__all__ = ["ACCURACY", "Array", "Curve", "GaussianCurve", "Mirror", "Mixture", "gaussian_tails"]
+
+Array = NDArray[np.float64]
+
+# Every curve is evaluated with a relative error below this (tests compare with 50 digits); the bounds pay for it.
+ACCURACY = 2.0**-30
+
+
+class Curve(ABC):
+    """The privacy profile of one ordered pair (P, Q)."""
+
+    # Spacing of the losses if all atoms sit on multiples of it (0: no atoms, NaN: atoms anywhere); no other losses if discrete.
+    lattice: float = 0.0
+    discrete: bool = False
+    # P[L = infinity]: exact, kept apart from the finite losses.
+    infinite: float = 0.0
+    # Whether the finite losses have a density that is smooth on the scale of its own spread.
+    smooth: bool = True
+
+    @abstractmethod
+    def right(self, epsilon: Array) -> tuple[Array, Array]:
+        """``(call, above)`` for epsilon >= 0, vectorised; relative error below ``ACCURACY``."""
+
+    @abstractmethod
+    def left(self, epsilon: Array) -> tuple[Array, Array]:
+        """``(put, below)`` for epsilon <= 0, vectorised; relative error below ``ACCURACY``."""
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """An interval that holds all finite losses; infinite ends are found by ``reach``."""
+        return -math.inf, math.inf
+
+    def delta(self, epsilon: float) -> float:
+        """The profile at one epsilon."""
+        at = np.array([epsilon], dtype=float)
+        return float(self.right(at)[0][0]) if epsilon >= 0 else float(self.left(at)[0][0]) - math.expm1(epsilon)
+
+    def reach(self, tail: float) -> tuple[float, float]:
+        """Losses (low, high) with put(low) and call(high) - infinite at most ``tail``; found by bisection."""
+        low, high = self.support
+        if math.isinf(high):
+            high = _first_below(lambda e: self.right(e)[0] - self.infinite, tail)
+        if math.isinf(low):
+            low = -_first_below(lambda e: self.left(-e)[0], tail)
+        return low, high
+
+
+def _first_below(tail_of: Callable[[Array], Array], tail: float) -> float:
+    """A positive number, within 2 % of the smallest, at which a decreasing function is at most ``tail``."""
+    low, high = 2.0**-46, 2.0**40
+    for _ in range(4):
+        points = np.geomspace(low, high, 17)
+        below = np.flatnonzero(tail_of(points) <= tail)
+        if not len(below):
+            return high
+        low, high = points[max(below[0] - 1, 0)], points[below[0]]
+    return float(high)
+
+
+@dataclass(frozen=True)
+class Mirror(Curve):
+    """The same pair in the other direction, (Q, P): call and put change places, L changes its sign."""
+
+    of: Curve
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lattice", self.of.lattice)
+        object.__setattr__(self, "discrete", self.of.discrete)
+        object.__setattr__(self, "smooth", self.of.smooth)
+
+    def right(self, epsilon: Array) -> tuple[Array, Array]:
+        """P[L <= -eps] = below - put."""
+        put, below = self.of.left(-epsilon)
+        scale = np.exp(np.minimum(epsilon, 700.0))
+        return scale * put, scale * np.maximum(below - put, 0.0)
+
+    def left(self, epsilon: Array) -> tuple[Array, Array]:
+        """P[L > -eps] = call + above."""
+        call, above = self.of.right(-epsilon)
+        scale = np.exp(epsilon)
+        return scale * call, scale * (call + above)
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """Reflected."""
+        low, high = self.of.support
+        return -high, -low
+
+
+@dataclass(frozen=True)
+class Mixture(Curve):
+    """One of several mechanisms, chosen at random in public: profiles add up with their probabilities."""
+
+    curves: tuple[Curve, ...]
+    weights: tuple[float, ...]
+    lattice = math.nan
+    smooth = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "infinite", sum(w * c.infinite for c, w in zip(self.curves, self.weights, strict=True)))
+
+    def right(self, epsilon: Array) -> tuple[Array, Array]:
+        """See :class:`Curve`."""
+        return self._sum([curve.right(epsilon) for curve in self.curves])
+
+    def left(self, epsilon: Array) -> tuple[Array, Array]:
+        """See :class:`Curve`."""
+        return self._sum([curve.left(epsilon) for curve in self.curves])
+
+    def _sum(self, sides: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+        first, second = (sum(w * side[k] for w, side in zip(self.weights, sides, strict=True)) for k in (0, 1))
+        return np.asarray(first), np.asarray(second)
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The hull of the supports."""
+        return min(c.support[0] for c in self.curves), max(c.support[1] for c in self.curves)
+
+
+@dataclass(frozen=True)
+class GaussianCurve(Curve):
+    r"""N(mu, 1) against N(0, 1): delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
+
+    Balle and Wang 2018, theorem 8. The pair is its own mirror image, so ``put(eps) = e^eps call(-eps)``.
+    """
+
+    mu: float
+
+    def right(self, epsilon: Array) -> tuple[Array, Array]:
+        """See :class:`Curve`."""
+        return gaussian_tails(epsilon, self.mu)
+
+    def left(self, epsilon: Array) -> tuple[Array, Array]:
+        """By the mirror: e^eps Q[L <= eps] = e^eps P[L >= -eps], and P[L > -eps] = call + above there."""
+        call, above = gaussian_tails(-epsilon, self.mu)
+        scale = np.exp(epsilon)
+        return scale * call, scale * (call + above)
+
+
+# Gauss-Legendre nodes on [0, 1]: with 4 nodes and mu <= 0.1 the error is below 1e-16.
+_NODES = 0.5 + 0.5 * np.polynomial.legendre.leggauss(4)[0]
+_WEIGHTS = 0.5 * np.polynomial.legendre.leggauss(4)[1]
+_ROOT2 = math.sqrt(2.0)
+_SMALL_MU = 0.1
+
+
+def gaussian_tails(epsilon: Array, mu: float) -> tuple[Array, Array]:
+    """``(call, above)``. With Mills' ratio R, e^eps phi(b) = phi(a) turns both into phi(a) times differences of R."""
+    a = mu / 2 - epsilon / mu
+    b = a - mu
+    density = np.exp(-0.5 * a * a)
+    above = 0.5 * density * erfcx(np.maximum(-b, 0.0) / _ROOT2)
+    if np.any(b > 0):  # never for epsilon >= 0
+        above = np.where(b > 0, np.exp(np.minimum(epsilon, 0.0)) * ndtr(b), above)
+    if mu >= _SMALL_MU:
+        return np.maximum(ndtr(a) - above, 0.0), above
+    return _close_gaussians(a, density, mu), above
+
+
+def _close_gaussians(a: Array, density: Array, mu: float) -> Array:
+    r"""call = phi(a) \int_0^mu (1 - y R(y)) ds at y = s - a: no cancellation however small mu is."""
+    total = np.zeros_like(a)
+    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+        at = node * mu - a
+        total += weight * (1.0 - at * (math.sqrt(math.pi / 2) * erfcx(at / _ROOT2)))
+    call: Array = density * np.maximum(total, 0.0) * (mu / math.sqrt(2 * math.pi))
+    return call

@@ -1,0 +1,165 @@
+r"""Masses on a grid of losses, and the arithmetic that the two discretisations share.
+
+A measure with masses p_j at losses l_j has the profile sum_j p_j (1 - x e^{-l_j})_+, x = e^epsilon: convex, and linear in x
+between grid points. If it lies above a curve everywhere, then composing the measure bounds every composition from above; if it
+lies below, from below (docs/explanation/pld.md, lemma 1). ``from_above`` and ``from_below`` make such measures.
+
+Both work with the values v of the profile at the grid points, as ``put`` before position ``split`` and as ``call`` from it on.
+The masses are the kinks of v; the two at the split follow from sum p = 1 and sum p e^{-l} = 1. Rounding is paid for at the end:
+the profile is rebuilt from the masses by sums of positive terms, compared with v, and the masses are scaled by the worst ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushgrad.accounting.pld.curve import ACCURACY, Array, Curve
+
+__all__ = ["GUARD", "Grid", "Masses", "anchored", "balance", "both_sides", "kinks", "rebuild"]
+
+Indices = NDArray[np.int64]
+GUARD = 2.0**-47  # covers the rounding of sums of up to 2**24 positive terms by pairwise summation
+LESS, MORE = 1 - 2 * ACCURACY, 1 + 2 * ACCURACY
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The losses ``shift + index * step``; those before position ``split`` are negative."""
+
+    step: float
+    shift: float
+    index: Indices
+
+    @property
+    def losses(self) -> Array:
+        """The grid points."""
+        return self.index * self.step + self.shift
+
+    @property
+    def split(self) -> int:
+        """Position of the first loss that is not negative."""
+        return int(np.searchsorted(self.losses, 0.0))
+
+
+@dataclass(frozen=True)
+class Masses(Grid):
+    """Masses ``p`` at the grid points, and ``infinite`` at an infinite loss."""
+
+    p: Array
+    infinite: float
+
+
+def anchored(curve: Curve, step: float, tail: float, tilt: float) -> Grid:
+    """A grid over the losses of ``curve``, apart from tails of ``tail``.
+
+    It has a point where the losses crowd at an end of the support: sampling with a small rate puts nearly all the mass next to
+    ln(1-q). Away from the bulk of the *tilted* losses it leaves out points, because little mass is spread there.
+    """
+    low, high = curve.reach(tail)
+    shift = _crowd(curve, step) if curve.smooth else 0.0
+    first = math.floor((min(low, 0.0) - shift) / step) - 3
+    stop = math.ceil((max(high, 0.0) - shift) / step) + 4
+    if curve.lattice > 0:
+        return Grid(step, shift, np.arange(first, stop))
+    zero = math.ceil(-shift / step)
+    right = zero + _thinning(stop - zero, lambda e: _mass(curve.right(e)) * np.exp(np.minimum(tilt * e, 600.0)), step, tilt)
+    left = zero - 1 - _thinning(zero - first, lambda e: _mass(curve.left(-e)) * np.exp(-tilt * e), step, tilt)
+    return Grid(step, shift, np.concatenate([left[::-1], right]))
+
+
+def _mass(side: tuple[Array, Array]) -> Array:
+    return side[0] + side[1]
+
+
+def _thinning(count: int, weight: Callable[[Array], Array], step: float, tilt: float) -> Indices:
+    """0, 1, 2, ... up to ``count``, with gaps of 2^k from where the tilted mass beyond is below 4^-k / 300.
+
+    The spread that a gap adds is its square times the mass, so each octave costs a fixed small share of the error.
+    """
+    points = np.geomspace(max(step, 1e-4 * count * step), count * step, 60)
+    beyond = np.maximum.accumulate(weight(points)[::-1])[::-1]
+    blocks, start, gap = [], 0, 1
+    while start < count:
+        small = np.flatnonzero(beyond <= 1 / (300 * (2 * gap) ** 2))
+        wider = 2 * gap * step * (tilt + 1) < 0.2
+        stop = int(points[small[0]] / step) + 1 if len(small) and wider else count
+        stop = min(count, max(stop, start + 32 * gap))
+        blocks.append(np.arange(start, stop, gap))
+        start, gap = int(blocks[-1][-1]) + gap, 2 * gap
+    return np.concatenate([*blocks, [start]]).astype(np.int64)
+
+
+def _crowd(curve: Curve, step: float) -> float:
+    """The loss nearest to a finite end of the support at which the tangent half a cell further inside is not negative."""
+    low, high = curve.support
+    up, down = math.expm1(step / 2), -math.expm1(-step / 2)
+    if math.isfinite(low):
+        outer, direction = low, step
+    elif math.isfinite(high):
+        outer, direction = high, -step
+    else:
+        return 0.0
+    start, width = 0.0, 1.0  # in cells from the end
+    for _ in range(4):
+        at = start + width * np.linspace(0, 1, 33)
+        call, above, put, below = both_sides(curve, outer + direction * (at + 0.5))
+        inside = LESS * put - MORE * down * below >= 0 if direction > 0 else LESS * call - MORE * up * above >= 0
+        chosen = int(np.argmax(inside)) if inside.any() else 32
+        start, width, found = float(at[max(chosen - 1, 0)]), width / 32, float(at[chosen])
+    return outer + direction * found
+
+
+def both_sides(curve: Curve, epsilon: Array) -> tuple[Array, Array, Array, Array]:
+    """``(call, above, put, below)`` at any epsilons; the far side of each by call - put = 1 - x, above + below = x."""
+    positive = epsilon >= 0
+    call, above, put, below = (np.empty_like(epsilon) for _ in range(4))
+    call[positive], above[positive] = curve.right(epsilon[positive])
+    put[~positive], below[~positive] = curve.left(epsilon[~positive])
+    one_minus_x, x = -np.expm1(epsilon), np.exp(epsilon)
+    call[~positive], above[~positive] = (put + one_minus_x)[~positive], (x - below)[~positive]
+    put[positive], below[positive] = (call - one_minus_x)[positive], (x - above)[positive]
+    return call, above, put, below
+
+
+def kinks(values: Array, losses: Array, split: int) -> Array:
+    """Changes of the slope at each point, in units of mass; the two beside the split are left to ``balance``.
+
+    Before the first point the profile runs to put = 0 at x = 0, after the last one it is constant.
+    """
+    gaps, change = np.diff(losses), np.diff(values)
+    before, after = change / -np.expm1(-gaps), change / np.expm1(gaps)
+    p = np.zeros_like(values)
+    p[1 : split - 1] = (after[1:] - before[:-1])[: split - 2]
+    p[split + 1 : -1] = (after[1:] - before[:-1])[split:]
+    p[0] = after[0] - values[0]
+    p[-1] = -before[-1]
+    return p
+
+
+def rebuild(p: Array, losses: Array, split: int, baseline: Array | float, infinite: float) -> Array:
+    """put before ``split`` (over a ``baseline``) and call from it on, by sums of positive terms only."""
+    x, q = np.exp(losses), p * np.exp(-losses)
+    width = np.diff(x)
+    # the slope of call in x just before a point is the mass of Q at this point and above; of put after it: at it and below
+    above = np.cumsum(q[split:][::-1])[::-1]
+    call = infinite + np.append(np.cumsum((width[split:] * above[1:])[::-1])[::-1], 0.0)
+    below = np.cumsum(q[:split])
+    put = baseline + np.append(0.0, np.cumsum(width[: split - 1] * below[:-1]))
+    return np.concatenate([put, call])
+
+
+def balance(p: Array, losses: Array, split: int, total: float, total_q: float) -> Array | None:
+    """Set the masses beside the split so that sum p = total and sum p e^{-l} = total_q; None if that needs a negative one."""
+    p = p.copy()
+    p[split - 1] = p[split] = 0.0
+    need = total - float(np.sum(p))
+    need_q = total_q - float(np.sum(p * np.exp(-losses)))
+    one, two = math.exp(-losses[split - 1]), math.exp(-losses[split])
+    p[split - 1] = (need_q - need * two) / (one - two)
+    p[split] = need - p[split - 1]  # exact sums matter more than exact masses: they are raised to the number of steps
+    return p if p[split - 1] >= 0 and p[split] >= 0 else None

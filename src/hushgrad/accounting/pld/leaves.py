@@ -1,0 +1,220 @@
+"""The PLD accountant's analyses, one per event: which curves dominate it, and which it attains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from scipy.stats import binom
+
+from hushgrad.accounting.base import Loss, Nothing, Unbounded
+from hushgrad.accounting.pld.accountant import PLD
+from hushgrad.accounting.pld.atoms import DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
+from hushgrad.accounting.pld.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
+from hushgrad.accounting.pld.curve import Curve, GaussianCurve, Mirror, Mixture
+from hushgrad.accounting.pld.loss import Pair, PrivacyLoss
+from hushgrad.accounting.pld.poisson import PoissonRemove, PoissonReplace, Symmetrised
+from hushgrad.errors import NoTheorem
+from hushgrad.events import (
+    ApproxDP,
+    CyclicPoisson,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Event,
+    Everyone,
+    Exponential,
+    FixedSize,
+    Gaussian,
+    GaussianMixture,
+    Laplace,
+    MinSep,
+    Once,
+    Poisson,
+    PureDP,
+    RandomizedResponse,
+    Relation,
+    Sampled,
+    TruncatedPoisson,
+)
+
+_NOISE = (Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace)  # added to a sum: two sums are at most two contributions apart
+
+
+def _once(*above: Curve, below: tuple[Curve, ...] | None = None) -> PrivacyLoss:
+    return PrivacyLoss(((Pair(above, above if below is None else below), 1),))
+
+
+def _mirrored(curve: Curve) -> tuple[Curve, Curve]:
+    return curve, Mirror(curve)
+
+
+@PLD.analyses(Gaussian)
+def _(event: Gaussian, relation: Relation) -> Loss:
+    if event.noise_multiplier == 0:
+        return Unbounded()
+    return _once(GaussianCurve(relation.contributions / event.noise_multiplier))
+
+
+@PLD.analyses(Laplace)
+def _(event: Laplace, relation: Relation) -> Loss:
+    return _once(LaplaceCurve(relation.contributions / event.scale))
+
+
+@PLD.analyses(DiscreteGaussian)
+def _(event: DiscreteGaussian, relation: Relation) -> Loss:
+    return _once(DiscreteGaussianCurve(event.sigma, relation.contributions * event.sensitivity))
+
+
+@PLD.analyses(DiscreteLaplace)
+def _(event: DiscreteLaplace, relation: Relation) -> Loss:
+    return _once(DiscreteLaplaceCurve(event.scale, relation.contributions * event.sensitivity))
+
+
+@PLD.analyses(RandomizedResponse)
+def _(event: RandomizedResponse, relation: Relation) -> Loss:
+    if relation is Relation.ADD_REMOVE:
+        raise NoTheorem(
+            "Randomised response hides what a record answers, not that it answers, so it has no epsilon under add/remove. "
+            "Ask with relation='replace_one', or with relation='zero_out'."
+        )
+    p, k = event.noise_probability, event.categories
+    if p == 0:
+        return Unbounded()
+    return _once(Response(math.log1p((1 - p) * k / p), neutral=k - 2.0)) if p < 1 else Nothing()
+
+
+@PLD.analyses(PureDP)
+def _(event: PureDP, relation: Relation) -> Loss:
+    return _once(Response(event.epsilon)) if event.epsilon > 0 else Nothing()
+
+
+@PLD.analyses(ApproxDP)
+def _(event: ApproxDP, relation: Relation) -> Loss:
+    if event.epsilon == event.delta == 0:
+        return Nothing()
+    return _once(Response(max(event.epsilon, 1e-12), event.delta))
+
+
+@PLD.analyses(Exponential)
+def _(event: Exponential, relation: Relation) -> Loss:
+    if event.epsilon == 0:
+        return Nothing()
+    # t = eta/2 is one mechanism of this kind: both answers equally far from a tie
+    return _once(BoundedRange(event.epsilon), below=(Response(event.epsilon / 2),))
+
+
+@PLD.analyses(GaussianMixture)
+def _(event: GaussianMixture, relation: Relation) -> Loss:
+    if event.noise_multiplier == 0:
+        return Unbounded()
+    if relation is Relation.REPLACE_ONE:
+        raise NoTheorem(
+            "A random contribution hidden by Gaussian noise is analysed for relation='add_remove' and 'zero_out' only. "
+            "Ask for one of these."
+        )
+    means = tuple(s / event.noise_multiplier for s in event.sensitivities)
+    if not any(m > 0 and w > 0 for m, w in zip(means, event.probabilities, strict=True)):
+        return Nothing()
+    total = math.fsum(event.probabilities)
+    return _once(*_mirrored(GaussianMixtureCurve(means, tuple(w / total for w in event.probabilities))))
+
+
+@PLD.analyses(Sampled)
+def _(event: Sampled, relation: Relation) -> Loss:
+    how = event.how
+    if isinstance(how, Everyone | Once):
+        return PLD().loss(event.of, relation)
+    if isinstance(how, MinSep):
+        return PLD().loss(event.of * how.times, relation)
+    if isinstance(how, (Poisson, CyclicPoisson)):  # a cycle visits a record once, in the step of its group
+        return _poisson(event.of, how.rate, relation)
+    if isinstance(how, FixedSize):
+        return _fixed_size(event.of, how.rate, relation)
+    if isinstance(how, TruncatedPoisson):
+        return _truncated(event.of, how, relation)
+    raise NoTheorem(
+        f"The pld accountant has no analysis of {type(how).__name__} sampling. "
+        "Describe the run by Poisson, FixedSize or MinSep, or by Everyone, which is an upper bound."
+    )
+
+
+def _poisson(of: Event, rate: float, relation: Relation) -> Loss:
+    if rate == 1 or not isinstance(of, (*_NOISE, PureDP, ApproxDP, Exponential, RandomizedResponse, GaussianMixture)):
+        return _whole(of, rate, relation)
+    if isinstance(of, GaussianMixture):
+        still = replace(
+            of,
+            sensitivities=(0.0, *of.sensitivities),
+            probabilities=(1 - rate, *(rate * w for w in of.probabilities)),
+        )
+        return PLD().loss(still, relation)
+    if relation is Relation.REPLACE_ONE and isinstance(of, Gaussian) and of.noise_multiplier > 0:
+        return _once(PoissonReplace(1 / of.noise_multiplier, rate))
+    if relation is Relation.REPLACE_ONE:
+        if not isinstance(of, _NOISE):
+            raise NoTheorem(
+                f"Poisson samples of {type(of).__name__} have no analysis under relation='replace_one'. "
+                "Ask with relation='add_remove' or 'zero_out'."
+            )
+        # with, without and with the other record are pairwise at most two contributions apart: as for a fixed size
+        return _symmetric(of, rate, relation, attained=False)
+    base = PLD().loss(of, relation)
+    if not isinstance(base, PrivacyLoss):
+        return base
+    pair = base.parts[0][0]
+    return _once(
+        *_mirrored(PoissonRemove(pair.above[0], rate)),
+        below=_mirrored(PoissonRemove(pair.below[0], rate)),
+    )
+
+
+def _whole(of: Event, rate: float, relation: Relation) -> Loss:
+    if rate == 1:
+        return PLD().loss(of, relation)
+    raise NoTheorem(
+        f"Sampling of {type(of).__name__} has no analysis: only single mechanisms can be sampled. "
+        "Sample each step, or leave the sampling out, which is an upper bound."
+    )
+
+
+def _fixed_size(of: Event, rate: float, relation: Relation) -> Loss:
+    if relation is Relation.ADD_REMOVE:
+        raise NoTheorem(
+            "Samples of a fixed size keep the size of the data set public, so they have no analysis under add/remove. "
+            "Ask with relation='replace_one', or with relation='zero_out'."
+        )
+    if rate == 1:
+        return PLD().loss(of, relation)
+    if isinstance(of, _NOISE):  # a null record is a record too, so the replace-one curve also covers zero-out
+        return _symmetric(of, rate, Relation.REPLACE_ONE, attained=relation is Relation.REPLACE_ONE)
+    if relation is Relation.REPLACE_ONE and isinstance(of, (PureDP, ApproxDP, Exponential, RandomizedResponse)):
+        return _symmetric(of, rate, relation, attained=True)
+    raise NoTheorem(f"Samples of a fixed size of {type(of).__name__} have no analysis under the relation {relation.value}.")
+
+
+def _symmetric(of: Event, rate: float, relation: Relation, *, attained: bool) -> Loss:
+    """Zhu, Dong and Wang 2022, theorem 11 (b); proved again in docs/explanation/pld.md."""
+    base = PLD().loss(of, relation)
+    if not isinstance(base, PrivacyLoss):
+        return base
+    pair = base.parts[0][0]
+    below = _mirrored(PoissonRemove(pair.below[0], rate)) if attained else ()
+    return _once(Symmetrised(PoissonRemove(pair.above[0], rate)), below=below)
+
+
+def _truncated(of: Event, how: TruncatedPoisson, relation: Relation) -> Loss:
+    """Condition on whether the other records alone fill the batch: if not, a Poisson sample; if so, a swap of two records."""
+    if not isinstance(of, Gaussian) or of.noise_multiplier == 0:
+        raise NoTheorem(f"Truncated Poisson samples of {of} have no analysis. Use Gaussian noise, or Poisson samples.")
+    n, q, size, sigma = how.dataset_size, how.rate, how.size, of.noise_multiplier
+    full = float(binom.sf(size - 1, n - 1, q))
+    if full == 0:
+        return _poisson(of, q, relation)
+    chosen = min(1.0, float(binom.sf(size, n, q)) * size / (full * n))
+    swapped = PoissonRemove(GaussianCurve(2 / sigma), chosen)
+    if relation is Relation.REPLACE_ONE:
+        free: tuple[Curve, ...] = (PoissonReplace(1 / sigma, q) if q < 1 else GaussianCurve(2 / sigma),)
+    else:
+        free = _mirrored(PoissonRemove(GaussianCurve(1 / sigma), q))
+    swaps = _mirrored(swapped) if relation is Relation.ADD_REMOVE else (Symmetrised(swapped),) * len(free)
+    return _once(*(Mixture((f, s), (1 - full, full)) for f, s in zip(free, swaps, strict=True)), below=())

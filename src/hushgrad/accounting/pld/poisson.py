@@ -1,0 +1,133 @@
+r"""Poisson sampling of any pair, and the symmetrised curve of sampling without replacement.
+
+Theorem (Zhu, Dong and Wang 2022, theorem 11). If (P, Q) dominates a mechanism for removals of a record, then
+((1-q) Q + q P, Q) dominates the Poisson-sampled mechanism for removals, and its mirror image for additions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from hushgrad.accounting.pld.curve import Array, Curve
+
+__all__ = ["PoissonRemove", "PoissonReplace", "Symmetrised"]
+
+_FAR = 1e4  # an epsilon at which every curve has reached its limit; stands for infinity where infinity would make NaN
+
+
+@dataclass(frozen=True)
+class PoissonRemove(Curve):
+    r"""(1-q) Q + q P against Q: delta(eps) = q delta_0(eps'), e^{eps'} = 1 + (e^eps - 1)/q."""
+
+    base: Curve
+    rate: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lattice", math.nan if self.base.lattice != 0 else 0.0)
+        object.__setattr__(self, "infinite", self.rate * self.base.infinite)
+        object.__setattr__(self, "smooth", self.base.smooth)
+
+    def right(self, epsilon: Array) -> tuple[Array, Array]:
+        """See :class:`Curve`; the event {L > eps} is {L_0 > eps'}."""
+        inner = _amplified(epsilon, self.rate)
+        call, above = self.base.right(inner)
+        return self.rate * call, np.exp(epsilon - inner) * above
+
+    def left(self, epsilon: Array) -> tuple[Array, Array]:
+        """See :class:`Curve`; to the left of ln(1-q) there is no loss."""
+        inner = _amplified(epsilon, self.rate)
+        put, below = self.base.left(inner)
+        void = inner <= -_FAR
+        return np.where(void, 0.0, self.rate * put), np.where(void, 0.0, np.exp(np.minimum(epsilon - inner, 700.0)) * below)
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The base's support mapped by l -> ln(1 - q + q e^l)."""
+        return _mix(self.base.support[0], self.rate), _mix(self.base.support[1], self.rate)
+
+
+@dataclass(frozen=True)
+class PoissonReplace(Curve):
+    r"""(1-q) N(0,1) + q N(mu,1) against (1-q) N(0,1) + q N(-mu,1): Poisson sampling, one record replaced by its opposite.
+
+    The loss increases with the output z; {L > eps} = {z > z*} where u = e^{mu z*} solves a quadratic equation.
+    """
+
+    mu: float
+    rate: float
+
+    def right(self, epsilon: Array) -> tuple[Array, Array]:
+        """See :class:`Curve`."""
+        q, mu = self.rate, self.mu
+        epsilon = np.minimum(epsilon, 600.0)
+        z = self._threshold(epsilon)
+        x = np.exp(epsilon)
+        null, plus, minus = ndtr(-z), ndtr(mu - z), ndtr(-mu - z)
+        call = q * (plus - x * minus) - (1 - q) * np.expm1(epsilon) * null
+        return np.maximum(call, 0.0), x * ((1 - q) * null + q * minus)
+
+    def left(self, epsilon: Array) -> tuple[Array, Array]:
+        """The pair is its own mirror image."""
+        call, above = self.right(-epsilon)
+        scale = np.exp(epsilon)
+        return scale * call, scale * (call + above)
+
+    def _threshold(self, epsilon: Array) -> Array:
+        # q c u^2 - (1-q)(e^eps - 1) u - e^eps q c = 0 with c = e^{-mu^2/2}; the positive root, free of cancellation
+        log_c = math.log(self.rate) - 0.5 * self.mu**2
+        half = (1 - self.rate) * np.expm1(epsilon) / 2
+        threshold: Array = (np.log(half + np.hypot(half, np.exp(log_c + epsilon / 2))) - log_c) / self.mu
+        return threshold
+
+
+@dataclass(frozen=True)
+class Symmetrised(Curve):
+    r"""The curve ``half`` for eps >= 0, continued by call(eps) = 1 - e^eps + e^eps call(-eps) for eps < 0.
+
+    The profile of a relation under which the two data sets can be exchanged. It is convex in e^eps when ``half`` is
+    ``PoissonRemove`` of a mirror-symmetric pair (docs/explanation/pld.md), with an atom at loss 0.
+    """
+
+    half: Curve
+    lattice = math.nan
+    smooth = False
+
+    def right(self, epsilon: Array) -> tuple[Array, Array]:
+        """See :class:`Curve`."""
+        return self.half.right(epsilon)
+
+    def left(self, epsilon: Array) -> tuple[Array, Array]:
+        """By the mirror, as for :class:`GaussianCurve`."""
+        call, above = self.half.right(-epsilon)
+        scale = np.exp(epsilon)
+        return scale * call, scale * (call + above)
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """Symmetric."""
+        return -self.half.support[1], self.half.support[1]
+
+
+def _amplified(epsilon: Array, q: float) -> Array:
+    """eps' with e^{eps'} = 1 + (e^eps - 1)/q, or -_FAR where that is not positive; accurate near 0 and for large eps."""
+    if q == 1:
+        return np.maximum(epsilon, -_FAR)
+    large = epsilon > 30.0
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        near = np.log1p(np.maximum(np.expm1(np.minimum(epsilon, 30.0)) / q, -1.0))
+        far = epsilon - math.log(q) + np.log1p(-(1 - q) * np.exp(-np.maximum(epsilon, 30.0)))
+    inner: Array = np.maximum(np.where(large, far, near), -_FAR)
+    return inner
+
+
+def _mix(loss: float, q: float) -> float:
+    """ln(1 - q + q e^loss)."""
+    if q == 1:
+        return loss
+    if loss > 30:
+        return loss + math.log(q) + math.log1p((1 - q) / q * math.exp(-loss))
+    return math.log1p(q * math.expm1(loss))

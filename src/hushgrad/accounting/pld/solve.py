@@ -1,0 +1,143 @@
+"""One question, one direction, one side: choose tilt, window and grid, compose, and read the bound off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hushgrad.accounting.pld.compose import Composed, Part, Window, compose, log_moment
+from hushgrad.accounting.pld.curve import ACCURACY, Curve
+from hushgrad.accounting.pld.from_above import connect_the_dots
+from hushgrad.accounting.pld.from_below import lower as from_below
+from hushgrad.accounting.pld.grid import Masses
+from hushgrad.accounting.pld.saddle import Moments, Saddle, saddle_for_delta, saddle_for_epsilon, window
+
+__all__ = ["Answer", "delta_bound", "epsilon_bound"]
+
+CELLS = 2**21  # of the FFT window; keeps a question below about 150 MB
+_ATTEMPTS = 4
+
+Parts = Sequence[tuple[Curve, int]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A bound on epsilon, and the grid step that it was found with (0: closed form)."""
+
+    epsilon: float
+    step: float = 0.0
+
+
+def epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, known: float = 0.0) -> Answer:
+    """A bound on epsilon at ``delta``; answers that turn out below ``known`` need not be accurate."""
+    infinite = _infinite(parts)
+    if delta <= infinite * (1 - ACCURACY):
+        return Answer(math.inf)
+    if _is_single(parts):
+        return Answer(_invert(parts[0][0], delta, upper=upper))
+    budget = _Budget(parts, delta)
+    at = saddle_for_delta(budget.moments, max(delta - infinite, delta * 1e-6))
+    if at.epsilon <= 0:
+        at = saddle_for_epsilon(budget.moments, 0.0)
+    error = max(width * max(at.epsilon, 1e-9), 0.4 * (known - at.epsilon))
+    for _ in range(_ATTEMPTS):
+        budget = budget.refined(at, error)
+        grids, around = budget.discretised(at, error, upper=upper)
+        composed = compose(grids, around)
+        found = composed.epsilon(delta, upper=upper, start=at.epsilon - 2 * at.spread)
+        if found is None:
+            found = composed.epsilon(delta, upper=upper)
+        if found is None and upper and composed.delta(0.0, upper=True) <= delta:
+            found = 0.0
+        if found is not None:
+            return Answer(max(0.0, found), grids[0][0].step)
+        budget, error = budget.stricter(), error / 4
+    return Answer(_chernoff(grids, delta, around) if upper else 0.0, grids[0][0].step)
+
+
+def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-4) -> float:
+    """A bound on delta at ``epsilon``."""
+    if _is_single(parts):
+        return min(1.0, parts[0][0].delta(epsilon) * (1 + ACCURACY if upper else 1 - ACCURACY))
+    at = saddle_for_epsilon(_Budget(parts, 1e-30).moments, epsilon)
+    budget = _Budget(parts, min(max(math.exp(max(at.log_delta, -600.0)), 1e-260), 0.5))
+    at = saddle_for_epsilon(budget.moments, epsilon)
+    error = width / max(at.tilt, 1e-3)  # a relative error w of delta is an error w / t of epsilon
+    grids, around = budget.refined(at, error).discretised(at, error, upper=upper)
+    return compose(grids, around).delta(epsilon, upper=upper)
+
+
+def _infinite(parts: Parts) -> float:
+    return -math.expm1(sum(n * math.log1p(-min(curve.infinite, 1 - 1e-16)) for curve, n in parts))
+
+
+def _is_single(parts: Parts) -> bool:
+    return len(parts) == 1 and parts[0][1] == 1
+
+
+def _invert(curve: Curve, delta: float, *, upper: bool) -> float:
+    """The epsilon of one curve in closed form: bisection that ends on the safe side."""
+    target = delta / (1 + ACCURACY) if upper else delta / (1 - ACCURACY)
+    if curve.delta(0.0) <= target:
+        return 0.0
+    low, high = 0.0, 1.0
+    while curve.delta(high) > target:
+        low, high = high, 2 * high
+        if high > 1e7:
+            return math.inf if upper else low
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if curve.delta(middle) > target else (low, middle)
+    return high if upper else low
+
+
+class _Budget:
+    """How much mass may be lost in which place, for an answer at ``delta``: a small share of the wanted error each."""
+
+    def __init__(self, parts: Parts, delta: float, share: float = 1e-3) -> None:
+        self.parts, self.delta = parts, delta
+        self.steps = sum(n for _, n in parts)
+        self.share = share  # the relative error of delta that truncation may cause
+        self.tail = max(1e-300, share * delta / self.steps)
+        self.moments = Moments(parts, self.tail)
+
+    def refined(self, at: Saddle, error: float) -> _Budget:
+        """The budget for an absolute error of epsilon: a relative error of delta that is t times as large, a 30th of it here."""
+        share = min(1e-3, max(error * at.tilt / 30, 1e-12))
+        return self if share >= self.share else _Budget(self.parts, self.delta, share)
+
+    def stricter(self) -> _Budget:
+        """A budget with a thousandth of the losses, for when the answer was not found."""
+        return _Budget(self.parts, self.delta, self.share / 1000)
+
+    def discretised(self, at: Saddle, error: float, *, upper: bool) -> tuple[list[Part], Window]:
+        """Masses for every curve on one grid, and the window to compose them on."""
+        around = window(self.moments, at, self.share)
+        step = max(_step(self.parts, at, error, upper=upper), (around.high - around.low) / CELLS)
+        make: Callable[[Curve, float, float, float], Masses] = connect_the_dots if upper else from_below
+        return [(make(curve, step, self.tail, at.tilt), n) for curve, n in self.parts], around
+
+
+def _step(parts: Parts, at: Saddle, error: float, *, upper: bool) -> float:
+    """The grid step: the error is about n (t + 1) h^2 / 12 from above and half of that from below."""
+    steps = sum(n for curve, n in parts)
+    step = math.sqrt((7.0 if upper else 16.0) * error / (steps * (at.tilt + 1)))
+    step = min(step, at.spread / 8)
+    lattices = {curve.lattice for curve, _ in parts if curve.lattice > 0}
+    if len(lattices) == 1 and all(curve.discrete for curve, _ in parts):
+        return lattices.pop()  # all losses lie on this grid: nothing to refine
+    if not upper and not all(curve.smooth for curve, _ in parts):
+        step = min(step, 2 * error / steps)  # these are rounded down: an error of half a cell each
+    if lattices:
+        step = max(lattices) / math.ceil(max(lattices) / step)
+    return step
+
+
+def _chernoff(grids: Sequence[Part], delta: float, around: Window) -> float:
+    """delta(eps) <= e^{K(s) - s eps} for every s > 0: always an upper bound, the last resort."""
+    infinite = -math.expm1(sum(n * math.log1p(-min(m.infinite, 1 - 1e-16)) for m, n in grids))
+    if delta <= infinite * 1.000001:
+        return math.inf
+    left = math.log(delta - infinite)
+    return min((log_moment(grids, s) - left) / s * (1 + 1e-9) for s in (around.tilt * 2.0**k for k in range(-4, 5)) if s > 0)
