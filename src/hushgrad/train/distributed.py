@@ -66,9 +66,10 @@ class World:
         for group in alike.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in group])
             dist.all_reduce(flat)
-            parts = flat.split([tensor.numel() for tensor in group])
-            for tensor, part in zip(group, parts, strict=True):
-                tensor.copy_(part.view_as(tensor))
+            start = 0
+            for tensor in group:
+                tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+                start += tensor.numel()
 
     def total(self, count: int) -> int:
         """The sum of a small number over the processes."""

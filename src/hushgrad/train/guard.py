@@ -32,7 +32,7 @@ class Guard:
         if isinstance(optimizer, (LBFGS, SparseAdam)):
             _check.fail("optimizer", type(optimizer).__name__, "to need one dense gradient per step", _ONE_GRADIENT)
         self._model, self._optimizer = model, optimizer
-        self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.params: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._require_same_parameters()
         self._seen = self._signature()
         self.renew()

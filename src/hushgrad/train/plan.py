@@ -72,11 +72,12 @@ class Plan(_Description):
             "delta": _check.delta(delta=self.delta),
             "relation": Relation.of(self.relation),
         }
-        for name, kind in (("sampler", Sampler), ("clip", Clipper), ("noise", Mechanism)):
-            _check.instance(kind, **{name: getattr(self, name)})
-        for name, kind in (("denoise", Denoiser), ("average", Average), ("projection", Projection)):
-            if getattr(self, name) is not None:
-                _check.instance(kind, **{name: getattr(self, name)})
+        _check.instance(Sampler, sampler=self.sampler)
+        _check.instance(Clipper, clip=self.clip)
+        _check.instance(Mechanism, noise=self.noise)
+        _check.instance((Denoiser, type(None)), denoise=self.denoise)
+        _check.instance((Average, type(None)), average=self.average)
+        _check.instance((Projection, type(None)), projection=self.projection)
         if self.noise_multiplier is not None:
             fields["noise_multiplier"] = _check.non_negative(noise_multiplier=self.noise_multiplier)
         if not _check.instance(str, unit=self.unit):

@@ -103,11 +103,12 @@ class Private:
         plan = _check.instance(Plan, plan=plan)
         self.plan, self.model, self.optimizer = plan, model, optimizer
         self._guard = Guard(model, optimizer)
-        self._params: dict[str, Tensor] = self._guard.params
+        self._params = self._guard.params
         self._world = World.here()
         self._key = self._world.share_key(key)
         self._books = Books(plan, self._key.run_name(plan.digest), prior=prior, max_epsilon=max_epsilon)
         self._capture = Capture(model, loss_reduction=loss_reduction)
+        self._capture.fold_with = plan.clip  # micro-batches are clipped as they come, and their activations released
         self._release = Release(plan, self._capture, self._params, self._key, self._world)
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
         self._issued: _Issued | None = None

@@ -97,7 +97,8 @@ def rng_state() -> dict[str, Any]:
 
     import numpy as np
 
-    _, words, position, has_gauss, gauss = np.random.get_state()
+    _, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    words = np.asarray(words)
     return {
         "torch": torch.get_rng_state(),
         "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else [],
