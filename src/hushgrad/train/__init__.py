@@ -5,6 +5,7 @@ from __future__ import annotations
 from hushgrad.train.averaging import EMA, Average, Polyak, Tail
 from hushgrad.train.books import guarantee_of
 from hushgrad.train.checkpoint import Checkpoint
+from hushgrad.train.fit import fit
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.projection import Ball, Box, Projection
@@ -22,6 +23,7 @@ __all__ = [
     "Private",
     "Projection",
     "Tail",
+    "fit",
     "guarantee_of",
     "make_private",
 ]
