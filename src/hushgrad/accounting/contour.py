@@ -30,7 +30,8 @@ __all__ = ["Estimate", "estimate"]
 Complex = npt.NDArray[np.complex128]
 Cumulants = Callable[[Complex], Complex]
 
-_NODES = 6000  # a contour that needs more decays too slowly (few steps, rare events): no estimate is better than a bad one
+_EFFORT = 1_500_000  # points of one block of the double integral
+_NODES = 3000  # a contour that needs more decays too slowly (few steps, rare events): no estimate is better than a bad one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ def _mixture_cumulants(
         turning = sigma**2 / (largest * (1.0 + float(np.abs(power.imag).max())))  # the integrand oscillates with Im power
         step = min(0.4 * sigma, strip / 4.0, turning)
         points = (reach + 24.0 * sigma) / step
-        if points > 20_000:
+        if points * power.size > _EFFORT:
             raise NoTheorem("The contour estimate would need too many points here. Ask epsilon.")
         x = np.arange(-12.0 * sigma, reach + 12.0 * sigma, step)
         with np.errstate(divide="ignore"):

@@ -8,7 +8,7 @@ a running bound on the privacy loss that holds at all times at once.
 | kind of filter | rule | theorem |
 |---|---|---|
 | ``"basic"`` | sum of epsilon_i <= epsilon, sum of delta_i <= delta | Rogers et al. 2016, theorem 3.5 |
-| ``"advanced"`` | sqrt(2 S ln(1/d)) + S/2 <= epsilon for S = sum eps_i²; sum delta_i <= delta - d | Whitehouse et al. 2023, thm 1 |
+| ``"advanced"`` | sqrt(2 S ln(1/d)) + S/2 <= epsilon, S = sum eps_i²; sum delta_i <= delta - d | Whitehouse et al. 2023, thm 1 |
 | ``"zcdp"`` | sum of rho_i <= rho | Feldman and Zrnic 2021, theorem 3.1 (at every order) with Whitehouse et al. 2023, theorem 2 |
 | ``"rdp"`` | sum of D_alpha <= bound, at one order fixed in advance | Feldman and Zrnic 2021, theorem 3.1 |
 | ``"gdp"`` | sum of mu_i² <= mu², Gaussian steps | Smith and Thakurta 2022, theorem 3.1; Koskela et al. 2023, theorem 8 |
