@@ -15,7 +15,12 @@ __all__ = ["Atoms", "DiscreteGaussianCurve", "DiscreteLaplaceCurve", "Response"]
 
 
 class Atoms(Curve):
-    """A pair whose loss takes finitely many values; profiles by sums of positive terms from both ends."""
+    """A pair whose loss takes finitely many values; profiles by sums of positive terms from both ends.
+
+    ``impossible`` is Q[P = 0], the mass of Q at a loss of minus infinity.
+    """
+
+    impossible: float = 0.0
 
     lattice = math.nan
     smooth = False
@@ -55,7 +60,11 @@ class Atoms(Curve):
         none = j < 0
         j = np.maximum(j, 0)
         gap = np.maximum(epsilon - losses[j], 0.0)
-        return np.where(none, 0.0, put[j] + np.expm1(gap) * left[j]), np.where(none, 0.0, np.exp(gap) * left[j])
+        base = self.impossible * np.exp(epsilon)
+        return (
+            base + np.where(none, 0.0, put[j] + np.expm1(gap) * left[j]),
+            base + np.where(none, 0.0, np.exp(gap) * left[j]),
+        )
 
     @property
     def support(self) -> tuple[float, float]:
@@ -99,6 +108,7 @@ class Response(Atoms):
     def __post_init__(self) -> None:
         object.__setattr__(self, "lattice", self.epsilon)
         object.__setattr__(self, "infinite", self.delta)
+        object.__setattr__(self, "impossible", self.delta)
 
     def atoms(self) -> tuple[Array, Array]:
         """See :class:`Atoms`."""

@@ -153,8 +153,8 @@ def rebuild(p: Array, losses: Array, split: int, baseline: Array | float, infini
     return np.concatenate([put, call])
 
 
-def balance(p: Array, losses: Array, split: int, total: float, total_q: float) -> Array | None:
-    """Set the masses beside the split so that sum p = total and sum p e^{-l} = total_q; None if that needs a negative one."""
+def balance(p: Array, losses: Array, split: int, total: float, total_q: float, tolerance: float = 0.0) -> Array | None:
+    """Set the masses beside the split so that sum p = total and sum p e^{-l} = total_q; None if one is below -``tolerance``."""
     p = p.copy()
     p[split - 1] = p[split] = 0.0
     need = total - float(np.sum(p))
@@ -162,4 +162,4 @@ def balance(p: Array, losses: Array, split: int, total: float, total_q: float) -
     one, two = math.exp(-losses[split - 1]), math.exp(-losses[split])
     p[split - 1] = (need_q - need * two) / (one - two)
     p[split] = need - p[split - 1]  # exact sums matter more than exact masses: they are raised to the number of steps
-    return p if p[split - 1] >= 0 and p[split] >= 0 else None
+    return np.maximum(p, 0.0) if min(p[split - 1], p[split]) >= -tolerance else None

@@ -16,6 +16,7 @@ from hushgrad.accounting.pld.saddle import Moments, Saddle, saddle_for_delta, sa
 __all__ = ["Answer", "delta_bound", "epsilon_bound"]
 
 CELLS = 2**21  # of the FFT window; keeps a question below about 150 MB
+CELLS_DOWN = 2**18  # for losses that are rounded down, where a finer grid pays off slowly
 _ATTEMPTS = 4
 
 Parts = Sequence[tuple[Curve, int]]
@@ -114,7 +115,8 @@ class _Budget:
     def discretised(self, at: Saddle, error: float, *, upper: bool) -> tuple[list[Part], Window]:
         """Masses for every curve on one grid, and the window to compose them on."""
         around = window(self.moments, at, self.share)
-        step = max(_step(self.parts, at, error, upper=upper), (around.high - around.low) / CELLS)
+        cells = CELLS if upper or _smooth(self.parts) else CELLS_DOWN
+        step = max(_step(self.parts, at, error, upper=upper), (around.high - around.low) / cells)
         make: Callable[[Curve, float, float, float], Masses] = connect_the_dots if upper else from_below
         return [(make(curve, step, self.tail, at.tilt), n) for curve, n in self.parts], around
 
@@ -127,11 +129,15 @@ def _step(parts: Parts, at: Saddle, error: float, *, upper: bool) -> float:
     lattices = {curve.lattice for curve, _ in parts if curve.lattice > 0}
     if len(lattices) == 1 and all(curve.discrete for curve, _ in parts):
         return lattices.pop()  # all losses lie on this grid: nothing to refine
-    if not upper and not all(curve.smooth for curve, _ in parts):
+    if not upper and not _smooth(parts):
         step = min(step, 2 * error / steps)  # these are rounded down: an error of half a cell each
     if lattices:
         step = max(lattices) / math.ceil(max(lattices) / step)
     return step
+
+
+def _smooth(parts: Parts) -> bool:
+    return all(curve.smooth for curve, _ in parts)
 
 
 def _chernoff(grids: Sequence[Part], delta: float, around: Window) -> float:
