@@ -2,14 +2,17 @@
 
     python benchmarks/denoise.py [--quick] [--json PATH] [--threads N]
 
-Each group is timed in one process, interleaved, as the minimum of CPU times; only the ratios are meant to be compared.
+Each group is timed in one process, interleaved, as the minimum of CPU times; only the ratios are meant to be compared. Freed memory
+is kept by the process (as in the steady state of a training loop), since page faults on fresh memory are charged at random.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +23,7 @@ import torch
 from hushgrad.denoise import DebiasedSecondMoment, Denoiser, JamesStein, Kalman, Laplacian, LowPass, NoiseInfo, SoftThreshold
 from hushgrad.noise import Source
 
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # the parameters of glibc's mallopt
 INFO = NoiseInfo(std=0.01, step=0, max_grad_norm=1.0)
 
 
@@ -36,6 +40,14 @@ class Row(NamedTuple):
     def verdict(self) -> str:
         """PASS or MISS, where there is a target."""
         return "" if self.target is None else "PASS" if self.ratio <= self.target else "MISS"
+
+
+def keep_freed_memory() -> None:
+    """Let malloc recycle large blocks instead of returning them to the kernel; a no-op where the C library is not glibc."""
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def interleaved(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -99,6 +111,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
     smooth, prime = (1_000_000, 999_983) if arguments.quick else (10_000_000, 9_999_991)
     rows = [*laplacian(smooth, 9), *laplacian(prime, 9), *memory_bound(smooth, 15)]
     print(f"{'what':44s} {'ms':>8s}  {'beside':12s} {'ratio':>6s} {'target':>6s}")

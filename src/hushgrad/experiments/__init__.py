@@ -1,0 +1,1 @@
+"""Experiments: the results of the source papers, each one reproducible by a command."""
