@@ -1,0 +1,178 @@
+"""Private linear regression with scikit-learn's conventions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from hushgrad import _check
+from hushgrad.accounting.gaussian import gaussian_mu
+from hushgrad.estimators.bounded import bounded_rows, bounded_values, with_intercept
+from hushgrad.estimators.losses import HuberResidual
+from hushgrad.estimators.methods import Budget, Problem, objective_perturbation
+from hushgrad.estimators.randomness import Randomness, randomness
+from hushgrad.events import Gaussian, Relation
+from hushgrad.guarantee import Guarantee
+
+__all__ = ["DPLinearRegression", "DPRidge"]
+
+
+class _LinearRegressor(RegressorMixin, BaseEstimator):
+    def fit(self, X, y):
+        """Fit on rows ``X`` with targets ``y``, which are clipped to ``target_bounds``; the guarantee is in ``guarantee_``."""
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        budget = Budget(self.epsilon, self.delta, Relation.of(self.relation))
+        random = randomness(self.random_state)
+        rows = bounded_rows(X, self.data_norm, out_of_bounds=self.out_of_bounds)
+        targets = bounded_values(y, self.target_bounds, "target_bounds")
+        # Centred targets make the bound on |y|, hence the noise, as small as the public interval allows.
+        middle, reach = sum(self.target_bounds) / 2, (self.target_bounds[1] - self.target_bounds[0]) / 2
+        constant = self.data_norm if self.fit_intercept else 0.0
+        augmented, row_norm = with_intercept(rows, self.data_norm, constant)
+        theta, self.guarantee_, self.n_iter_ = self._solve(augmented, targets - middle, row_norm, reach, budget, random)
+        self.coef_ = theta[: X.shape[1]]
+        self.intercept_ = middle + (theta[-1] * constant if self.fit_intercept else 0.0)
+        return self
+
+    def predict(self, X):
+        """The predicted targets, within ``target_bounds``."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        return np.clip(X @ self.coef_ + self.intercept_, *self.target_bounds)
+
+    def _solve(
+        self, X, y, row_norm: float, reach: float, budget: Budget, random: Randomness
+    ) -> tuple[np.ndarray, Guarantee, int]:
+        raise AssertionError("a final class defines its solver")
+
+
+class DPRidge(_LinearRegressor):
+    """Differentially private ridge regression: noisy sufficient statistics (AdaSSP), or objective perturbation of a Huber loss.
+
+    ``method="adassp"`` releases XᵀX, Xᵀy and the smallest eigenvalue with Gaussian noise, the last to choose the regularisation (Wang
+    2018, algorithm 2). ``method="objective"`` minimises the Huber loss of width ``huber`` x the targets' half-range, see
+    :mod:`hushgrad.estimators.objective`.
+
+    **Formal guarantee.** (epsilon, delta)-DP under ``relation`` with respect to one row (x, y), ‖x‖ <= ``data_norm``, y in
+    ``target_bounds`` (values outside are clipped), both chosen without looking at the data.
+
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.uniform(-1, 1, (20_000, 2)) / 2**0.5
+        >>> y = X @ [0.5, -0.2] + 0.1
+        >>> model = DPRidge(epsilon=1.0, data_norm=1.0, target_bounds=(-1, 1), random_state=0).fit(X, y)
+        >>> bool(np.abs(model.coef_ - [0.5, -0.2]).max() < 0.05)
+        True
+
+    References:
+        Wang 2018, "Revisiting differentially private linear regression", theorem 3.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        delta: float = 1e-6,
+        data_norm: float | None = None,
+        target_bounds: tuple[float, float] | None = None,
+        method: str = "adassp",
+        l2: float | str = "auto",
+        huber: float = 0.5,
+        fit_intercept: bool = True,
+        relation: str | Relation = "add_remove",
+        out_of_bounds: str = "raise",
+        tol: float = 1e-7,
+        max_iter: int = 1000,
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.data_norm = data_norm
+        self.target_bounds = target_bounds
+        self.method = method
+        self.l2 = l2
+        self.huber = huber
+        self.fit_intercept = fit_intercept
+        self.relation = relation
+        self.out_of_bounds = out_of_bounds
+        self.tol = tol
+        self.max_iter = max_iter
+        self.random_state = random_state
+
+    def _solve(self, X, y, row_norm, reach, budget, random):
+        l2 = None if self.l2 == "auto" else _check.non_negative('Use l2="auto" to have it chosen.', l2=self.l2)
+        if _check.one_of(("adassp", "objective"), method=self.method) == "adassp":
+            return _adassp(X, y, row_norm, reach, budget, random, l2)
+        loss = HuberResidual(_check.positive(huber=self.huber) * reach)
+        problem = Problem(loss, X, y, row_norm)
+        release = objective_perturbation(
+            problem, budget, random, l2=l2, tol=self.tol * self.data_norm * reach, max_iter=self.max_iter
+        )
+        return release.theta[0], release.guarantee, release.iterations
+
+
+class DPLinearRegression(_LinearRegressor):
+    """Differentially private least squares: :class:`DPRidge` with noisy sufficient statistics and the least regularisation they allow.
+
+    Arguments and guarantee as for :class:`DPRidge`.
+
+        >>> X = np.linspace(-1, 1, 20_000)[:, None]
+        >>> model = DPLinearRegression(epsilon=1.0, data_norm=1.0, target_bounds=(-1, 1), random_state=0).fit(X, 0.5 * X[:, 0])
+        >>> bool(abs(model.coef_[0] - 0.5) < 0.05)
+        True
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        delta: float = 1e-6,
+        data_norm: float | None = None,
+        target_bounds: tuple[float, float] | None = None,
+        fit_intercept: bool = True,
+        relation: str | Relation = "add_remove",
+        out_of_bounds: str = "raise",
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.data_norm = data_norm
+        self.target_bounds = target_bounds
+        self.fit_intercept = fit_intercept
+        self.relation = relation
+        self.out_of_bounds = out_of_bounds
+        self.random_state = random_state
+
+    def _solve(self, X, y, row_norm, reach, budget, random):
+        return _adassp(X, y, row_norm, reach, budget, random, None)
+
+
+def _adassp(X, y, row_norm: float, reach: float, budget: Budget, random: Randomness, l2: float | None):
+    """Wang 2018, algorithm 2, with the three releases composed exactly as Gaussians (a third of μ² each).
+
+    One row moves XᵀX by at most ‖x‖² in Frobenius norm, its smallest eigenvalue by at most ‖x‖², and Xᵀy by at most ‖x‖ |y|.
+    """
+    if budget.delta == 0:
+        _check.fail("delta", 0.0, 'to be positive for method="adassp"', "Gaussian noise needs a delta.")
+    d = X.shape[1]
+    multiplier = budget.relation.contributions * math.sqrt(3) / gaussian_mu(budget.epsilon, budget.delta)
+    gram, moment = X.T @ X, X.T @ y
+    # Off the diagonal an entry stands twice in the Frobenius norm, so 1/sqrt(2) of the noise is enough there.
+    upper = np.triu(random.normal(d * d).reshape(d, d), 1) / math.sqrt(2)
+    noise = upper + upper.T + np.diag(random.normal(d))
+    smallest = float(np.linalg.eigvalsh(gram)[0]) + multiplier * row_norm**2 * float(random.normal(1)[0])
+    if l2 is None:
+        # What the noise in the Gram matrix could take away from the smallest eigenvalue must be given back.
+        unsure = multiplier * row_norm**2 * math.sqrt(d * math.log(2 * d**2 / 0.05))
+        l2 = max(0.0, unsure - max(smallest - multiplier * row_norm**2 * 1.96, 0.0))
+    noisy_gram = gram + multiplier * row_norm**2 * noise + l2 * np.eye(d)
+    noisy_moment = moment + multiplier * row_norm * reach * random.normal(d)
+    # The noisy Gram matrix may be indefinite: its eigenvalues are raised to what the noise could hide (post-processing).
+    values, vectors = np.linalg.eigh(noisy_gram)
+    floor = multiplier * row_norm**2
+    theta = vectors @ ((vectors.T @ noisy_moment) / np.maximum(values, floor))
+    guarantee = budget.guarantee(Gaussian(multiplier) * 3, "gdp", random.notes)
+    return theta, guarantee, 1

@@ -1,0 +1,160 @@
+"""Private hyper-parameter selection: try random candidates a random number of times, and release only the best."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
+from sklearn.model_selection import ParameterGrid
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
+
+from hushgrad import _check
+from hushgrad.accounting import calibrate
+from hushgrad.accounting.rdp import success_probability
+from hushgrad.estimators.methods import Budget
+from hushgrad.estimators.randomness import Randomness, randomness
+from hushgrad.events import Event, PureDP, Relation, RepeatAndSelect
+
+__all__ = ["DPGridSearch"]
+
+
+def _best_has(name: str):
+    return available_if(lambda search: name in dir(search.estimator))
+
+
+class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
+    r"""Grid search whose privacy cost does not grow with the number of candidates.
+
+    Every record is put, by a coin, into a training or a scoring part. A random number K of times a random candidate is trained on the
+    one part, epsilon_0-DP with delta 0, and its number of correct predictions on the other is released with Laplace noise 1/epsilon_0;
+    only the best scored model is kept.
+
+    **Formal guarantee.** Each trial is epsilon_0-DP (a record is in one part only). With K truncated negative binomial of shape η the
+    selection is (2 + η) epsilon_0-DP, and (epsilon, delta)-DP for the smaller epsilon that the Rényi analysis gives (Papernot and Steinke
+    2022, corollary 4 and theorem 2). epsilon_0 is chosen so that the total is the ``epsilon`` asked for.
+
+        >>> from sklearn.datasets import make_classification
+        >>> from hushgrad.estimators import DPLogisticRegression
+        >>> X, y = make_classification(n_samples=4000, random_state=0)
+        >>> base = DPLogisticRegression(data_norm=5.0, out_of_bounds="clip")
+        >>> search = DPGridSearch(base, {"l2": [1.0, 10.0, 1e5]}, epsilon=3.0, delta=1e-6, random_state=0).fit(X, y)
+        >>> round(search.base_epsilon_, 2) >= 1.0, search.guarantee_.epsilon
+        (True, 3.0)
+
+    Args:
+        estimator: A private classifier with parameters ``epsilon``, ``delta`` and ``random_state``.
+        param_grid: The candidates, as for scikit-learn's GridSearchCV.
+        epsilon: The budget of everything together.
+        delta: Of everything together; 0 for pure differential privacy.
+        mean_trials: The mean of K.
+        shape: η > -1; smaller is cheaper and more variable (0: logarithmic, 1: geometric).
+        scoring_share: The probability that a record is used for scoring.
+        relation: "add_remove", "replace_one" or "zero_out".
+        random_state: None draws from the operating system.
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        param_grid: dict[str, list] | list[dict[str, list]],
+        *,
+        epsilon: float = 1.0,
+        delta: float = 0.0,
+        mean_trials: float = 10.0,
+        shape: float = 0.0,
+        scoring_share: float = 0.2,
+        relation: str | Relation = "add_remove",
+        random_state: Any = None,
+    ) -> None:
+        self.estimator = estimator
+        self.param_grid = param_grid
+        self.epsilon = epsilon
+        self.delta = delta
+        self.mean_trials = mean_trials
+        self.shape = shape
+        self.scoring_share = scoring_share
+        self.relation = relation
+        self.random_state = random_state
+
+    def fit(self, X, y):
+        """Select and fit; the winner is ``best_estimator_``, the cost of the whole selection ``guarantee_``."""
+        budget = Budget(self.epsilon, self.delta, Relation.of(self.relation))
+        random = randomness(self.random_state)
+        self.base_epsilon_ = base_epsilon(budget, mean=self.mean_trials, shape=self.shape)
+        X, y = np.asarray(X), np.asarray(y)
+        scoring = random.uniform(len(X)) < _check.between(0, 1, scoring_share=self.scoring_share)
+        candidates = list(ParameterGrid(self.param_grid))
+        self.trials_ = trials(random, mean=self.mean_trials, shape=self.shape)
+        best = -np.inf
+        for _ in range(self.trials_):
+            params = candidates[int(random.uniform(1)[0] * len(candidates))]
+            model = self._trial(params, X[~scoring], y[~scoring], random)
+            score = self._noisy_score(model, X[scoring], y[scoring], budget, random)
+            if score > best:
+                best, self.best_estimator_, self.best_params_ = score, model, params
+        event = RepeatAndSelect(of=PureDP(self.base_epsilon_), mean=self.mean_trials, shape=self.shape)
+        self.classes_ = self.best_estimator_.classes_
+        self.guarantee_ = budget.guarantee(event, "rdp", random.notes)
+        return self
+
+    def _trial(self, params: dict[str, Any], X, y, random: Randomness):
+        seed = None if not random.notes else int(random.bits(1)[0] >> np.uint64(32))
+        fixed = {"epsilon": self.base_epsilon_, "delta": 0.0, "relation": self.relation, "random_state": seed}
+        for name in params:
+            if name in fixed:
+                _check.fail("param_grid", name, "not to set what the search sets itself")
+        return clone(self.estimator).set_params(**params, **fixed).fit(X, y)
+
+    def _noisy_score(self, model, X, y, budget: Budget, random: Randomness) -> float:
+        correct = float((model.predict(X) == y).sum()) if len(X) else 0.0
+        a, b = random.exponential(2)
+        scale = budget.relation.contributions / self.base_epsilon_
+        return correct + scale * (a - b)  # a difference of exponentials is Laplace
+
+    @_best_has("predict")
+    def predict(self, X):
+        """The winner's predictions."""
+        check_is_fitted(self)
+        return self.best_estimator_.predict(X)
+
+    @_best_has("predict_proba")
+    def predict_proba(self, X):
+        """The winner's class probabilities."""
+        check_is_fitted(self)
+        return self.best_estimator_.predict_proba(X)
+
+    def score(self, X, y):
+        """The winner's accuracy on other data."""
+        check_is_fitted(self)
+        return self.best_estimator_.score(X, y)
+
+
+def base_epsilon(budget: Budget, *, mean: float, shape: float) -> float:
+    """What one trial may spend so that the selection stays within the budget."""
+    pure = budget.epsilon / (2 + shape)
+    if budget.delta == 0:
+        return pure
+
+    def event(epsilon: float) -> Event:
+        return RepeatAndSelect(of=PureDP(epsilon), mean=mean, shape=shape)
+
+    renyi = calibrate(event, epsilon=budget.epsilon, delta=budget.delta, accountant="rdp", relation=budget.relation)
+    return max(pure, renyi)
+
+
+def trials(random: Randomness, *, mean: float, shape: float) -> int:
+    r"""A draw of K, truncated negative binomial: P(K = k) ∝ (1 - γ)^k Π_{l<k} (l + η)/(l + 1), k >= 1.
+
+    >>> trials(randomness(0), mean=1.0, shape=1.0)
+    1
+    """
+    gamma = success_probability(_check.between(1, 1e9, closed="left", mean=mean), shape)
+    if gamma == 1.0:
+        return 1
+    # Ratios of neighbours: P(k+1)/P(k) = (1 - γ)(k + η)/(k + 1), from k = 1 on; far past the mean nothing is left.
+    k = np.arange(1, int(60 * mean / min(1.0, 1 + shape)) + 100)
+    log_weight = np.concatenate([[0.0], np.cumsum(np.log1p(-gamma) + np.log((k[:-1] + shape) / (k[:-1] + 1)))])
+    weight = np.exp(log_weight - log_weight.max())
+    return int(k[np.searchsorted(np.cumsum(weight / weight.sum()), random.uniform(1)[0]).clip(max=k.size - 1)])

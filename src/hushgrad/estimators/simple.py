@@ -1,0 +1,103 @@
+"""The small examples of the lectures: a private mean and a private median."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import validate_data
+
+from hushgrad.accounting.gaussian import gaussian_mu
+from hushgrad.estimators.bounded import bounded_rows
+from hushgrad.estimators.exponential import quantile
+from hushgrad.estimators.methods import _COUNT_SHARE, Budget
+from hushgrad.estimators.randomness import randomness
+from hushgrad.events import Exponential, Gaussian, Relation
+
+__all__ = ["DPMean", "DPMedian"]
+
+
+class DPMean(BaseEstimator):
+    """The mean of rows of bounded L2 norm, with Gaussian noise.
+
+    **Formal guarantee.** (epsilon, delta)-DP. Under add/remove the number of rows is secret, so the sum and a noisy count are
+    released; under replace-one and zero-out it is public and the mean moves by 2 data_norm/n and data_norm/n (the lectures' example).
+
+        >>> X = np.ones((10_000, 3)) / 3**0.5
+        >>> DPMean(epsilon=1.0, delta=1e-6, data_norm=1.0, random_state=0).fit(X).mean_.round(2)
+        array([0.58, 0.58, 0.58])
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        delta: float = 1e-6,
+        data_norm: float | None = None,
+        relation: str | Relation = "add_remove",
+        out_of_bounds: str = "raise",
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.data_norm = data_norm
+        self.relation = relation
+        self.out_of_bounds = out_of_bounds
+        self.random_state = random_state
+
+    def fit(self, X, y=None):
+        """Estimate the mean of the rows of ``X``; the result is in ``mean_``, the guarantee in ``guarantee_``."""
+        X = validate_data(self, X, dtype=np.float64)
+        budget = Budget(self.epsilon, self.delta, Relation.of(self.relation))
+        random = randomness(self.random_state)
+        total = bounded_rows(X, self.data_norm, out_of_bounds=self.out_of_bounds).sum(axis=0)
+        mu = gaussian_mu(budget.epsilon, budget.delta)
+        if budget.relation is Relation.ADD_REMOVE:
+            multiplier, counting = 1 / np.sqrt((1 - _COUNT_SHARE) * mu**2), 1 / np.sqrt(_COUNT_SHARE * mu**2)
+            count = max(1.0, len(X) + counting * float(random.normal(1)[0]))
+            event = Gaussian(multiplier) + Gaussian(counting)
+        else:
+            multiplier, count = budget.relation.contributions / mu, float(len(X))
+            event = Gaussian(multiplier)
+        self.mean_ = (total + multiplier * self.data_norm * random.normal(X.shape[1])) / count
+        self.guarantee_ = budget.guarantee(event, "gdp", random.notes)
+        return self
+
+
+class DPMedian(BaseEstimator):
+    """The median of each column by the exponential mechanism, exactly sampled; epsilon is divided by the number of columns.
+
+    **Formal guarantee.** epsilon-DP (delta 0).
+
+        >>> DPMedian(epsilon=1.0, bounds=(0, 100), random_state=0).fit(np.arange(101.0)[:, None]).median_.round(-1)
+        array([50.])
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        bounds: tuple[float, float] | None = None,
+        relation: str | Relation = "add_remove",
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.bounds = bounds
+        self.relation = relation
+        self.random_state = random_state
+
+    def fit(self, X, y=None):
+        """Estimate the median of each column of ``X``; the result is in ``median_``, the guarantee in ``guarantee_``."""
+        X = validate_data(self, X, dtype=np.float64)
+        budget = Budget(self.epsilon, 0.0, Relation.of(self.relation))
+        random = randomness(self.random_state)
+        seeds = [None if not random.notes else int(bits) for bits in random.bits(X.shape[1])]
+        share = budget.epsilon / X.shape[1]
+        medians = [
+            quantile(column, epsilon=share, bounds=self.bounds, relation=budget.relation, random_state=seed)
+            for column, seed in zip(X.T, seeds, strict=True)
+        ]
+        self.median_ = np.array(medians)
+        self.guarantee_ = budget.guarantee(Exponential(share) * X.shape[1], "basic", random.notes)
+        return self

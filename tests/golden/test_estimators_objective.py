@@ -1,0 +1,182 @@
+"""Objective perturbation in one dimension: the exact privacy loss by change of variables stays below the theorems, and reaches them.
+
+With one parameter the released θ has the density φ_σ(b(θ)) |b'(θ)|, b(θ) = -(Σ ℓ'(θ) + λθ), so the hockey-stick divergence of
+neighbours is a one-dimensional integral that needs none of the theorems.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+from hushgrad.estimators.losses import HuberHinge, HuberResidual, Logistic, Softmax
+from hushgrad.estimators.objective import (
+    Term,
+    classical_gaussian,
+    classical_pure,
+    objective_delta,
+    objective_noise,
+    profile,
+    pure_noise,
+)
+from hushgrad.events import Relation
+
+ADD, REPLACE = Relation.ADD_REMOVE, Relation.REPLACE_ONE
+
+
+def tilts(loss, data, theta, l2):
+    """The tilt b that makes each θ the minimiser: decreasing in θ."""
+    tilt = -l2 * theta
+    for (x, y), count in Counter(data).items():
+        tilt = tilt - count * x * loss.slopes((x * theta)[:, None], np.full_like(theta, y))[:, 0]
+    return tilt
+
+
+def masses(loss, data, theta, l2, sigma):
+    """The exact probability of each cell of the grid, the two tails included."""
+    edges = np.concatenate([[np.inf], tilts(loss, data, theta, l2), [-np.inf]]) / sigma
+    return np.where(edges[:-1] > 0, ndtr(-edges[1:]) - ndtr(-edges[:-1]), ndtr(edges[:-1]) - ndtr(edges[1:]))
+
+
+def density(loss, data, theta, l2, noise):
+    """The exact density of the released parameter on a grid; ``noise`` is the density of the tilt."""
+    curvature = np.full_like(theta, l2)
+    for (x, y), count in Counter(data).items():
+        curvature = curvature + count * x * x * loss.curvatures((x * theta)[:, None], np.full_like(theta, y))
+    return noise(tilts(loss, data, theta, l2)) * curvature
+
+
+def grid(sigma, l2):
+    reach = (8 * sigma + 45) / l2
+    return np.linspace(-reach, reach, 60_001)
+
+
+def hockey_stick(p, q, epsilon):
+    """The divergence of the two cell distributions, in the worse direction: at most the true one, and close to it on a fine grid."""
+    assert p.sum() == pytest.approx(1, abs=1e-9)
+    return max(np.maximum(p - np.exp(epsilon) * q, 0).sum(), np.maximum(q - np.exp(epsilon) * p, 0).sum())
+
+
+CROWDS = [[], [(1.0, -1)] * 5, [(0.3, 1), (-1.0, 1), (0.9, -1)], [(1.0, 1)] * 20 + [(1.0, -1)] * 20]
+
+
+@pytest.mark.parametrize("loss", [Logistic(), HuberHinge(0.5), HuberResidual(0.7)], ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+@pytest.mark.parametrize("l2_times_epsilon", [0.7, 1.0, 5.0])
+def test_exact_delta_is_below_the_theorem(loss, epsilon, relation, l2_times_epsilon):
+    l2, delta = l2_times_epsilon / epsilon * (1 if isinstance(loss, Logistic) else 3), 1e-3
+    terms = profile(loss, row_norm=1.0, l2=l2, relation=relation, epsilon=epsilon)
+    sigma = objective_noise(epsilon, delta, terms=terms)
+    assert objective_delta(epsilon, sigma=sigma, terms=terms) <= delta
+    theta = grid(sigma, l2)
+    for crowd in CROWDS:
+        for record in [(1.0, 1), (1.0, -1), (0.5, 1)]:
+            other = [] if relation is ADD else [(-1.0, 1)]
+            p = masses(loss, crowd + other, theta, l2, sigma)
+            q = masses(loss, [*crowd, record], theta, l2, sigma)
+            assert hockey_stick(p, q, epsilon) <= delta * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0])
+def test_the_logistic_theorem_is_nearly_attained(epsilon):
+    sigma = objective_noise(epsilon, 1e-3, terms=(Term(1.0, 1, 0.0),))
+    theta = grid(sigma, 1 / epsilon)
+    p = masses(Logistic(), [], theta, 1 / epsilon, sigma)
+    q = masses(Logistic(), [(1.0, 1)], theta, 1 / epsilon, sigma)
+    assert hockey_stick(p, q, epsilon) > 0.8e-3
+
+
+@pytest.mark.parametrize("defect", [0.8, 0.5])
+def test_less_noise_than_the_theorem_asks_for_is_caught(defect):
+    """A planted defect: the same integral exceeds delta when sigma is too small, so the test above has power."""
+    sigma = defect * objective_noise(1.0, 1e-3, terms=(Term(1.0, 1, 0.0),))
+    theta = grid(sigma, 1.0)
+    p = masses(Logistic(), [], theta, 1.0, sigma)
+    q = masses(Logistic(), [(1.0, 1)], theta, 1.0, sigma)
+    assert hockey_stick(p, q, 1.0) > 1e-3
+
+
+def max_loss(loss, record, theta, l2, noise, crowd):
+    p = density(loss, crowd, theta, l2, noise)
+    q = density(loss, [*crowd, record], theta, l2, noise)
+    return np.abs(np.log(p / q)).max()
+
+
+@pytest.mark.parametrize("epsilon", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("row_norm", [1.0, 12.0, 30.0])
+@pytest.mark.parametrize("l2_ratio", [0.3, 1.0, 4.0])
+def test_pure_objective_perturbation_never_exceeds_epsilon(epsilon, row_norm, l2_ratio):
+    l2 = l2_ratio * row_norm**2 / epsilon
+    scale = pure_noise(epsilon, loss=Logistic(), row_norm=row_norm, l2=l2, relation=ADD)
+    theta = np.linspace(-60, 60, 100_001) * scale / l2
+    laplace = lambda b: np.exp(-np.abs(b) / scale) / (2 * scale)  # noqa: E731
+    for crowd in [[], [(row_norm, -1)], [(row_norm, 1)] * 4]:
+        assert max_loss(Logistic(), (row_norm, 1), theta, l2, laplace, crowd) <= epsilon * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("row_norm", "epsilon"), [(12.0, 0.5), (30.0, 1.0)])
+def test_the_published_slip_of_c_r_for_c_r_squared_is_caught(row_norm, epsilon):
+    """A planted defect: curvature c R instead of c R² breaks epsilon for long rows, as in a peer's implementation."""
+    right = classical_pure(epsilon, l2=1.0, curvature=0.25, row_norm=row_norm)
+    slipped_l2 = 0.25 * row_norm / math.expm1(epsilon / 4)
+    theta = np.linspace(-3, 3, 200_001)
+    for l2, holds in [(right.l2, True), (slipped_l2, False)]:
+        scale = 2 * row_norm / (epsilon / 2)
+        laplace = lambda b, scale=scale: np.exp(-np.abs(b) / scale) / (2 * scale)  # noqa: E731
+        worst = max_loss(Logistic(), (row_norm, 1), theta, l2, laplace, [])
+        assert bool(worst <= epsilon) is holds, (l2, worst)
+
+
+def test_tighter_than_the_classical_theorem_and_than_the_two_sided_profile():
+    epsilon, delta = 0.1, 1e-5
+    ours = objective_noise(epsilon, delta, terms=profile(Logistic(), row_norm=1.0, l2=10.0, relation=ADD, epsilon=epsilon))
+    two_sided = objective_noise(epsilon, delta, terms=(Term(1.0, 2, Logistic().log_det(0.1)),))
+    classical = classical_gaussian(epsilon, delta, lipschitz=1.0, smoothness=0.25)
+    assert ours < 0.75 * two_sided < 0.75 * classical.scale
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_softmax_log_det_is_the_largest_over_the_simplex(classes):
+    rng = np.random.default_rng(0)
+    for r in [0.01, 1.0, 100.0]:
+        bound = Softmax(classes).log_det(r)
+        for p in [*rng.dirichlet(np.ones(classes), 200), *rng.dirichlet(np.full(classes, 0.1), 200)]:
+            hessian = np.diag(p) - np.outer(p, p)
+            assert np.linalg.slogdet(np.eye(classes) + r * hessian)[1] <= bound * (1 + 1e-12)
+        uniform = np.full(classes, 1 / classes)
+        attained = np.linalg.slogdet(np.eye(classes) + r * (np.diag(uniform) - np.outer(uniform, uniform)))[1]
+        assert attained == pytest.approx(bound)
+        assert Softmax(classes).log_det(Softmax(classes).largest_ratio(bound)) == pytest.approx(bound)
+
+
+def test_softmax_vertex_bound_against_simulation():
+    """Three classes, one feature: the loss is simulated through the exact minimiser; its delta stays below the bound."""
+    loss, l2, epsilon, delta = Softmax(3), 30.0, 1.0, 0.02
+    terms = profile(loss, row_norm=1.0, l2=l2, relation=ADD, epsilon=epsilon)
+    sigma = objective_noise(epsilon, delta, terms=terms)
+    b = sigma * np.random.default_rng(1).normal(size=(200_000, 3))
+    theta = -b / l2  # the minimiser without data
+    slope = loss.slopes(theta, np.zeros(len(b), dtype=int))
+    p = slope.copy()
+    p[:, 0] += 1
+    hessian = np.einsum("ni,ij->nij", p, np.eye(3)) - np.einsum("ni,nj->nij", p, p)
+    log_det = np.linalg.slogdet(np.eye(3) + hessian / l2)[1]
+    privacy_loss = (((b - slope) ** 2).sum(1) - (b**2).sum(1)) / (2 * sigma**2) - log_det
+    excess = np.maximum(1 - np.exp(epsilon - privacy_loss), 0)
+    assert 0 < excess.mean() + 4 * excess.std() / math.sqrt(len(b)) <= delta
+
+
+def test_slopes_and_curvatures_are_derivatives():
+    z = np.linspace(-4, 4, 41)[:, None] + 0.013
+    h = 1e-6
+    for loss, y in [(Logistic(), 1.0), (Logistic(), -1.0), (HuberHinge(0.5), 1.0), (HuberResidual(0.7), 0.3)]:
+        labels = np.full(len(z), y)
+        value = [np.array([loss.value(row[None] + s, labels[:1]) for row in z]) for s in (-h, 0, h)]
+        np.testing.assert_allclose(loss.slopes(z, labels)[:, 0], (value[2] - value[0]) / (2 * h), atol=1e-7)
+        slopes = [loss.slopes(z + s, labels)[:, 0] for s in (-h, h)]
+        np.testing.assert_allclose(loss.curvatures(z, labels), (slopes[1] - slopes[0]) / (2 * h), atol=1e-5)

@@ -1,0 +1,329 @@
+"""The estimators: scikit-learn's conventions, refusals, sensitivities, and guarantees that are what was asked for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_digits, make_classification
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer, normalize
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from hushgrad import accounting
+from hushgrad.accounting.classical import classical_gaussian_sigma
+from hushgrad.errors import ArgumentError, NoTheorem
+from hushgrad.estimators import (
+    DPGridSearch,
+    DPLinearRegression,
+    DPLinearSVC,
+    DPLogisticRegression,
+    DPMean,
+    DPMedian,
+    DPRidge,
+    bounds,
+    quantile,
+    select,
+)
+from hushgrad.estimators.losses import HuberHinge, Logistic
+from hushgrad.estimators.methods import Budget
+from hushgrad.estimators.randomness import REPRODUCIBLE, randomness
+from hushgrad.estimators.search import base_epsilon, trials
+from hushgrad.estimators.solver import Objective, minimum
+from hushgrad.events import Relation
+
+EASY = {"epsilon": 1e4, "data_norm": 10.0, "out_of_bounds": "clip", "random_state": 0}
+
+
+@parametrize_with_checks(
+    [
+        DPLogisticRegression(**EASY),
+        DPLogisticRegression(method="output", **EASY),
+        DPLogisticRegression(method="gd", **EASY),
+        DPLogisticRegression(multi_class="ovr", **EASY),
+        DPLinearSVC(**EASY),
+        DPRidge(target_bounds=(-5.0, 5.0), **EASY),
+        DPRidge(target_bounds=(-5.0, 5.0), method="objective", **EASY),
+        DPLinearRegression(target_bounds=(-5.0, 5.0), **EASY),
+        DPMean(**EASY),
+        DPMedian(epsilon=100.0, bounds=(-10.0, 10.0), random_state=0),
+    ]
+)
+def test_scikit_learn_conventions(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def cancer():
+    X, y = load_breast_cancer(return_X_y=True)
+    return normalize(X / np.array([30.0] * 30)), y
+
+
+@pytest.mark.parametrize("kind", [DPLogisticRegression, DPLinearSVC])
+@pytest.mark.parametrize("method", ["auto", "objective", "output", "gd"])
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one", "zero_out"])
+def test_the_guarantee_is_what_was_asked_for(kind, method, relation, cancer):
+    model = kind(0.7, delta=1e-4, data_norm=1.0, method=method, relation=relation, classes=[0, 1]).fit(*cancer)
+    guarantee = model.guarantee_
+    assert (guarantee.epsilon, guarantee.delta, guarantee.relation) == (0.7, 1e-4, Relation.of(relation))
+    assert guarantee.unit == "row"
+    assert guarantee.notes == ()
+    # Where the event is a composition of Gaussians, the accountant must agree with the claim.
+    certified = accounting.epsilon(guarantee.event, delta=1e-4, relation=guarantee.relation)
+    assert certified <= 0.7 * (1 + 1e-6)
+
+
+def test_seeded_and_data_derived_choices_are_noted(cancer):
+    notes = DPLogisticRegression(1.0, data_norm=1.0, random_state=3).fit(*cancer).guarantee_.notes
+    assert REPRODUCIBLE in notes
+    assert any("labels" in note for note in notes)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5])
+def test_accuracy_grows_with_epsilon_and_noise_falls(delta):
+    X, y = make_classification(n_samples=3000, n_features=10, random_state=1)
+    X = normalize(X)
+    models = [DPLogisticRegression(e, delta=delta, data_norm=1.0, random_state=0).fit(X, y) for e in (0.05, 0.5, 5.0, 50.0)]
+    noise = [m.noise_scale_ for m in models]
+    assert noise == sorted(noise, reverse=True)
+    assert models[-1].score(X, y) > 0.85
+    assert models[-1].score(X, y) >= models[0].score(X, y)
+
+
+def test_multinomial_beats_one_against_the_rest_at_the_same_budget():
+    X, y = load_digits(return_X_y=True)
+    X = normalize(X - 8.0)
+    score = {kind: DPLogisticRegression(3.0, delta=1e-5, data_norm=1.0, multi_class=kind, random_state=0).fit(X, y).score(X, y)
+             for kind in ("multinomial", "ovr")}  # fmt: skip
+    assert score["multinomial"] > 0.8
+    assert score["multinomial"] > score["ovr"]
+
+
+def test_pipelines_clones_and_grid_search():
+    X, y = make_classification(n_samples=600, random_state=0)
+    pipeline = make_pipeline(Normalizer(), DPLogisticRegression(5.0, data_norm=1.0, random_state=0))
+    search = GridSearchCV(pipeline, {"dplogisticregression__l2": [0.5, 5.0]}, cv=2).fit(X, y)
+    assert search.best_score_ > 0.7
+    assert clone(pipeline[1]).get_params() == pipeline[1].get_params()
+
+
+@pytest.mark.parametrize(
+    ("words", "make"),
+    [
+        ("data_norm=None", lambda X, y: DPLogisticRegression(1.0).fit(X, y)),
+        ("out_of_bounds=", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, out_of_bounds="ignore").fit(X, y)),
+        ("rows are longer", lambda X, y: DPLogisticRegression(1.0, data_norm=0.5).fit(X, y)),
+        ("epsilon=-1", lambda X, y: DPLogisticRegression(-1.0, data_norm=1.0).fit(X, y)),
+        ("delta=1", lambda X, y: DPLogisticRegression(1.0, delta=1.0, data_norm=1.0).fit(X, y)),
+        ("Did you mean 'objective'", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, method="objectve").fit(X, y)),
+        ("l2=-3", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, l2=-3).fit(X, y)),
+        ("larger l2", lambda X, y: DPLogisticRegression(0.1, data_norm=1.0, l2=1e-6).fit(X, y)),
+        ("classes=", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, classes=[1, 2]).fit(X, y)),
+        ("delta=0.0", lambda X, y: DPLogisticRegression(1.0, delta=0.0, data_norm=1.0, method="gd").fit(X, y)),
+        ("target_bounds=None", lambda X, y: DPRidge(1.0, data_norm=1.0).fit(X, y)),
+        ("low < high", lambda X, y: DPRidge(1.0, data_norm=1.0, target_bounds=(1, 0)).fit(X, y)),
+        ("bounds=None", lambda X, y: DPMedian(1.0).fit(X)),
+        ("data_norm=None", lambda X, y: DPMean(1.0).fit(X)),
+        ("param_grid=", lambda X, y: DPGridSearch(DPLogisticRegression(data_norm=1.0), {"epsilon": [1.0]}).fit(X, y)),
+        ("tol=", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, max_iter=1).fit(X, y)),
+    ],
+)
+def test_what_cannot_be_private_is_refused_with_the_remedy(words, make, cancer):
+    with pytest.raises(ArgumentError, match=words):
+        make(*cancer)
+
+
+def test_rows_beyond_the_bound_are_clipped_when_asked(cancer):
+    X, y = cancer
+    long = X.copy()
+    long[0] *= 1000
+    same = [
+        DPLogisticRegression(5.0, data_norm=1.0, out_of_bounds="clip", random_state=0).fit(rows, y).coef_ for rows in (X, long)
+    ]
+    np.testing.assert_allclose(*same, atol=1e-12)
+
+
+# Sensitivities -----------------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.1, 10), st.sampled_from([Logistic(), HuberHinge(0.3)]))
+def test_the_minimum_moves_by_at_most_the_lectures_bound(seed, l2, loss):
+    rng = np.random.default_rng(seed)
+    X, y = normalize(rng.normal(size=(6, 3))), rng.choice([-1.0, 1.0], 6)
+    other, label = normalize(rng.normal(size=(1, 3)))[0], rng.choice([-1.0, 1.0])
+    a = minimum(Objective(loss, X, y, l2, np.zeros(3)), tol=1e-10, max_iter=500).theta
+    X2, y2 = X.copy(), y.copy()
+    X2[0], y2[0] = other, label
+    replaced = minimum(Objective(loss, X2, y2, l2, np.zeros(3)), tol=1e-10, max_iter=500).theta
+    removed = minimum(Objective(loss, X[1:], y[1:], l2, np.zeros(3)), tol=1e-10, max_iter=500).theta
+    assert np.linalg.norm(a - replaced) <= 2 / l2 + 1e-8
+    assert np.linalg.norm(a - removed) <= 1 / l2 + 1e-8
+
+
+def test_the_bound_is_attained_by_a_worst_case_pair():
+    """A planted defect, the sensitivity divided by a batch size, would promise less than what happens here."""
+    l2 = 1000.0
+    X, y = np.ones((1, 1)), np.ones(1)
+    hinge = HuberHinge(0.01)
+    one = minimum(Objective(hinge, X, y, l2, np.zeros(1)), tol=1e-12, max_iter=500).theta
+    other = minimum(Objective(hinge, X, -y, l2, np.zeros(1)), tol=1e-12, max_iter=500).theta
+    assert np.abs(one - other)[0] == pytest.approx(2 / l2, rel=1e-9)
+
+
+def test_newton_and_lbfgs_find_the_same_certified_minimum(monkeypatch):
+    X, y = make_classification(n_samples=300, n_features=8, random_state=0)
+    objective = Objective(Logistic(), X, 2.0 * y - 1, 0.5, np.linspace(-3, 3, 8))
+    newton = minimum(objective, tol=1e-8, max_iter=200)
+    monkeypatch.setattr("hushgrad.estimators.solver._NEWTON_PARAMETERS", 0)
+    lbfgs = minimum(objective, tol=1e-5, max_iter=2000)
+    assert newton.gradient_norm <= 1e-8
+    assert np.linalg.norm(newton.theta - lbfgs.theta) <= (1e-8 + 1e-5) / 0.5
+
+
+# Randomness --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_unseeded_noise_is_never_the_same_and_has_the_right_distribution():
+    """KS tests at a false-alarm rate of 1e-6; a scale wrong by 2 % is rejected."""
+    random = randomness(7)
+    z = random.normal(1_000_000)
+    assert stats.kstest(z, "norm").pvalue > 1e-6
+    assert stats.kstest(1.02 * z, "norm").pvalue < 1e-6
+    assert stats.kstest(random.exponential(200_000), "expon").pvalue > 1e-6
+    assert stats.kstest(random.gumbel(200_000), "gumbel_r").pvalue > 1e-6
+    lengths = np.array([np.linalg.norm(random.spherical(5)) for _ in range(5000)])
+    assert stats.kstest(lengths, "gamma", args=(5,)).pvalue > 1e-6
+    draws = {randomness(None).bits(1)[0] for _ in range(300)}
+    assert len(draws) == 300  # a byte of entropy would collide long before
+
+
+def test_two_unseeded_fits_differ_and_two_seeded_ones_agree(cancer):
+    fits = [DPLogisticRegression(1.0, data_norm=1.0, random_state=seed).fit(*cancer).coef_ for seed in (None, None, 5, 5)]
+    assert not np.array_equal(fits[0], fits[1])
+    assert np.array_equal(fits[2], fits[3])
+
+
+# The exponential mechanism -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["gumbel", "permute_and_flip"])
+def test_selection_probabilities_respect_epsilon(method):
+    """Two neighbouring score vectors: the log-odds of every candidate stay within epsilon (standard error 0.02)."""
+    epsilon, runs = 1.0, 40_000
+    frequencies = []
+    for scores in ([0.0, 0.0, 1.0], [1.0, 1.0, 0.0]):
+        counts = np.bincount(
+            [select(scores, epsilon=epsilon, sensitivity=1.0, method=method, random_state=seed) for seed in range(runs // 10)],
+            minlength=3,
+        )
+        frequencies.append(counts / counts.sum())
+    assert np.abs(np.log(frequencies[0] / frequencies[1])).max() <= epsilon + 0.15
+    if method == "gumbel":
+        expected = np.exp([0, 0, 0.5])
+        np.testing.assert_allclose(frequencies[0], expected / expected.sum(), atol=0.03)
+
+
+def test_the_exponential_mechanism_refuses_what_it_cannot_sample():
+    with pytest.raises(NoTheorem, match="finite list"):
+        select(np.zeros((3, 3)), epsilon=1.0, sensitivity=1.0)
+    with pytest.raises(ArgumentError, match="scores="):
+        select([1.0, float("nan")], epsilon=1.0, sensitivity=1.0)
+
+
+def test_private_quantiles_are_near_the_true_ones():
+    values = np.random.default_rng(0).normal(size=20_001)
+    for q in (0.1, 0.5, 0.9):
+        estimates = [quantile(values, q=q, epsilon=1.0, bounds=(-10, 10), random_state=s) for s in range(5)]
+        np.testing.assert_allclose(estimates, np.quantile(values, q), atol=0.03)
+
+
+def test_quantile_density_ratio_is_within_epsilon_exactly():
+    """Interval by interval, the density of neighbouring data sets differs by a factor of at most e^epsilon."""
+    epsilon, x = 0.8, np.array([1.0, 2.0, 2.5, 7.0])
+
+    def density(values, at):
+        edges = np.concatenate([[0.0], np.sort(values), [10.0]])
+        mass = np.diff(edges) * np.exp(-epsilon / (2 * 0.5) * np.abs(np.arange(values.size + 1) - 0.5 * values.size))
+        return (mass / mass.sum() / np.diff(edges))[np.searchsorted(edges, at) - 1]
+
+    points = np.linspace(0.05, 9.95, 67)
+    for extra in (0.5, 2.2, 9.0):
+        ratio = np.log(density(x, points) / density(np.append(x, extra), points))
+        assert np.abs(ratio).max() <= epsilon + 1e-12
+
+
+# Selection -----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [0.0, 0.5, 1.0])
+def test_the_number_of_trials_has_the_mean_it_promises(shape):
+    random = randomness(0)
+    counts = np.array([trials(random, mean=8.0, shape=shape) for _ in range(4000)])
+    assert counts.min() >= 1
+    assert counts.mean() == pytest.approx(8.0, abs=5 * counts.std() / math.sqrt(len(counts)))
+
+
+def test_selection_costs_what_the_theorem_says():
+    pure = Budget(3.0, 0.0, Relation.ADD_REMOVE)
+    assert base_epsilon(pure, mean=10, shape=1.0) == pytest.approx(1.0)
+    relaxed = base_epsilon(Budget(3.0, 1e-6, Relation.ADD_REMOVE), mean=10, shape=1.0)
+    assert 1.0 <= relaxed < 3.0
+
+
+def test_grid_search_finds_a_good_candidate():
+    X, y = make_classification(n_samples=4000, n_features=8, random_state=2)
+    base = DPLogisticRegression(data_norm=4.0, out_of_bounds="clip")
+    search = DPGridSearch(base, {"l2": [30.0, 1e7]}, epsilon=6.0, delta=1e-6, mean_trials=12.0, random_state=1).fit(X, y)
+    assert search.best_params_ == {"l2": 30.0}
+    assert search.score(X, y) > 0.75
+    assert search.guarantee_.epsilon == 6.0
+    assert search.predict_proba(X[:3]).shape == (3, 2)
+
+
+# The lectures' bounds --------------------------------------------------------------------------------------------------------------------
+
+
+def risk(theta, X, y):
+    return np.logaddexp(0, -y * (X @ theta)).mean()
+
+
+def test_measured_excess_risk_stays_below_the_bounds_and_has_their_slope():
+    """Logistic loss on unit rows (L = 1): output perturbation with the lectures' noise over n; slope -1 in n at fixed μ."""
+    rng, l2, epsilon, delta, d = np.random.default_rng(0), 0.1, 0.5, 1e-5, 5
+    measured = []
+    sizes = [1000, 2000, 4000, 8000]
+    for n in sizes:
+        X = normalize(rng.normal(size=(n, d)))
+        y = np.where(X @ np.ones(d) + 0.3 * rng.normal(size=n) > 0, 1.0, -1.0)
+        best = minimum(Objective(Logistic(), X, y, l2 * n, np.zeros(d)), tol=1e-9, max_iter=200).theta
+        sigma = classical_gaussian_sigma(epsilon=epsilon, delta=delta, sensitivity=2 / (l2 * n))
+        noisy = [risk(best + sigma * rng.normal(size=d), X, y) - risk(best, X, y) for _ in range(300)]
+        bound = bounds.output_perturbation_regularised(n=n, d=d, epsilon=epsilon, delta=delta, lipschitz=1.0, l2=l2)
+        assert np.mean(noisy) < bound
+        measured.append(np.mean(np.abs(noisy)))
+    slope = np.polyfit(np.log(sizes), np.log(measured), 1)[0]
+    assert -1.25 < slope < -0.75
+
+
+def test_bounds_have_the_lectures_rates():
+    common = {"epsilon": 0.5, "delta": 1e-6, "lipschitz": 1.0, "diameter": 1.0}
+    for function, extra, power in [
+        (bounds.output_perturbation, {}, 0.5),
+        (bounds.objective_perturbation, {"smoothness": 0.25}, 1.0),
+    ]:
+        at = [function(n=n, d=16, **common, **extra) for n in (10**6, 4 * 10**6)]
+        assert math.log(at[0] / at[1]) / math.log(4) == pytest.approx(power, abs=0.02)
+        wide = function(n=10**6, d=64, **common, **extra)
+        assert math.log(wide / at[0]) / math.log(4) == pytest.approx(power / 2, abs=0.02)
+        assert function(n=1, d=16, **common, **extra) == 1.0
+    descent = [bounds.gradient_descent(n=n, d=16, **common) for n in (10**6, 10**8)]
+    assert descent[1] < descent[0] / 30  # 1/n up to logarithms
+    with pytest.raises(ArgumentError, match="epsilon"):
+        bounds.output_perturbation(n=10, d=1, epsilon=2.0, delta=1e-5, lipschitz=1.0, diameter=1.0)
