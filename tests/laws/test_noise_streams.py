@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from hushgrad.errors import ArgumentError
+from hushgrad.noise import _kernel
+from hushgrad.noise._threads import CHUNK
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams import BandedStream, BufferStream, DenseStream, FilterStream, IndependentStream, TreeStream
 from hushgrad.noise.streams.tree import node
@@ -150,6 +152,21 @@ def test_any_sharding_gives_the_same_bits(kind, source):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_large_tensors_are_cut_into_chunks_without_a_trace(kind, source):
+    stream, size = STREAMS[kind](source), 2 * CHUNK + 300
+    whole = rows(stream, stop=7, size=size, dtype=torch.float32)
+    across = slice(CHUNK - 100, CHUNK + 100)
+    part = rows(STREAMS[kind](source), stop=7, size=200, dtype=torch.float32, offset=across.start)
+    assert torch.equal(whole[:, across], part)
+    with_numpy = STREAMS[kind](source)
+    try:
+        kernel, _kernel.KERNEL = _kernel.KERNEL, _kernel.NumpyKernel()
+        assert torch.equal(rows(with_numpy, stop=7, size=size, dtype=torch.float32), whole)
+    finally:
+        _kernel.KERNEL = kernel
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cut", [1, 5, 12])
 def test_resume_in_mid_stream_is_exact_even_under_another_sharding(kind, cut, source):
     whole = rows(STREAMS[kind](source), dtype=torch.float32)
@@ -227,6 +244,7 @@ def test_a_wrong_state_is_refused(source):
         lambda s: DenseStream(s, lambda t: [1.0], steps=3).row(1, 0, torch.empty(3)),
         lambda s: BufferStream(s, (1.5,), (0.1,), steps=3),
         lambda s: BufferStream(s, (0.5,), (0.1, 0.2), steps=3),
+        lambda s: BufferStream(s, (), (), steps=3),
         lambda s: IndependentStream("key"),
     ],
 )

@@ -117,9 +117,22 @@ static const double COS64[] = {1.0,
         for (size_t i = 0; i < n; i++) out[i] = out[i] + x[i] * scale;                                                    \
     }                                                                                                                     \
                                                                                                                           \
-    /* One step of a buffered Toeplitz recursion; buffer j starts at state + j * stride. */                               \
-    WIDE void hushgrad_buffers_##suffix(real *restrict x, real *restrict state, size_t stride, const real *decay,         \
-                                        const real *weight, size_t buffers, size_t n) {                                   \
+    /* One step of a buffered Toeplitz recursion; buffer j starts at state + j * stride. A few buffers: in one pass. */   \
+    static inline __attribute__((always_inline)) void few_buffers_##suffix(real *restrict x, real *restrict state,        \
+                                                                           size_t stride, const real *decay,              \
+                                                                           const real *weight, const int buffers, size_t n) {\
+        for (size_t i = 0; i < n; i++) {                                                                                  \
+            real total = x[i];                                                                                            \
+            _Pragma("GCC unroll 4") for (int j = 0; j < buffers; j++) total = total - state[j * stride + i] * weight[j];  \
+            _Pragma("GCC unroll 4") for (int j = 0; j < buffers; j++)                                                     \
+                state[j * stride + i] = state[j * stride + i] * decay[j] + total;                                         \
+            x[i] = total;                                                                                                 \
+        }                                                                                                                 \
+    }                                                                                                                     \
+                                                                                                                          \
+    static inline __attribute__((always_inline)) void many_buffers_##suffix(real *restrict x, real *restrict state,       \
+                                                                            size_t stride, const real *decay,             \
+                                                                            const real *weight, size_t buffers, size_t n) {\
         for (size_t begin = 0; begin < n; begin += 512) { /* a block stays in the first-level cache between the loops */  \
             size_t end = begin + 512 < n ? begin + 512 : n;                                                               \
             for (size_t j = 0; j < buffers; j++) {                                                                        \
@@ -130,6 +143,19 @@ static const double COS64[] = {1.0,
                 real *s = state + j * stride, d = decay[j];                                                               \
                 for (size_t i = begin; i < end; i++) s[i] = s[i] * d + x[i];                                              \
             }                                                                                                             \
+        }                                                                                                                 \
+    }                                                                                                                     \
+                                                                                                                          \
+    WIDE void hushgrad_buffers_##suffix(real *x, real *state, size_t stride, const real *decay, const real *weight,       \
+                                        size_t buffers, size_t n) {                                                       \
+        real d[4], w[4]; /* copies: no store into the state can change them */                                            \
+        for (size_t j = 0; j < buffers && j < 4; j++) d[j] = decay[j], w[j] = weight[j];                                  \
+        switch (buffers) {                                                                                                \
+            case 1: few_buffers_##suffix(x, state, stride, d, w, 1, n); break;                                            \
+            case 2: few_buffers_##suffix(x, state, stride, d, w, 2, n); break;                                            \
+            case 3: few_buffers_##suffix(x, state, stride, d, w, 3, n); break;                                            \
+            case 4: few_buffers_##suffix(x, state, stride, d, w, 4, n); break;                                            \
+            default: many_buffers_##suffix(x, state, stride, decay, weight, buffers, n);                                  \
         }                                                                                                                 \
     }                                                                                                                     \
                                                                                                                           \

@@ -77,15 +77,18 @@ def _radius(a: np.ndarray, b: np.ndarray, form: _Format) -> np.ndarray:
     low += form.half_word
     low *= form.real(2.0**-63)
     v += low
-    upper = a.view(np.int32) < 0  # u = 1 - v there: ln u = ln(1 + f) with f = -v and no power of two
+    upper = (a.view(np.int32) >> np.int32(31)).astype(form.bits)  # all ones where u = 1 - v, so that ln u = ln(1 - v)
     pattern = v.view(form.bits)
     fraction = ((pattern & form.fraction_mask) | form.half).view(form.real)
-    halvings = (form.bits(form.bias - 1) - (pattern >> form.bits(form.mantissa))).astype(form.real)
-    f = np.where(upper, -v, fraction - form.real(1.0))
-    halvings[upper] = 0
+    fraction -= form.real(1.0)
+    halvings = form.bits(form.bias - 1) - (pattern >> form.bits(form.mantissa))
+    halvings &= ~upper
+    np.negative(v, out=v)
+    f = _select(upper, v, fraction, form)
+    halvings = halvings.astype(form.real)
     halvings *= form.ln2
     exponential = _horner(form.log, f)
-    exponential *= -f
+    exponential *= np.negative(f, out=f)
     exponential += halvings
     exponential += exponential
     return np.sqrt(exponential, out=exponential)
@@ -99,9 +102,18 @@ def _angle(t: np.ndarray, form: _Format) -> tuple[np.ndarray, np.ndarray]:
     sine = _horner(form.sin, square)
     sine *= s
     cosine = _horner(form.cos, square)
-    np.negative(cosine, out=cosine, where=t.view(np.int32) < 0)
-    swap = (t & np.uint32(0x40000000)) != 0
-    return np.where(swap, sine, cosine), np.where(swap, cosine, sine)
+    sign = t.view(np.int32) & np.int32(-(1 << 31))
+    cosine.view(form.bits)[...] ^= sign.astype(form.bits) << form.bits(8 * form.real().itemsize - 32)
+    swap = -((t >> np.uint32(30)) & np.uint32(1)).view(np.int32).astype(form.bits)
+    return _select(swap, sine, cosine, form), _select(swap, cosine, sine, form)
+
+
+def _select(mask: np.ndarray, x: np.ndarray, y: np.ndarray, form: _Format) -> np.ndarray:
+    """``x`` where the mask is all ones, ``y`` where it is 0: as bits, which is much faster than np.where."""
+    difference = x.view(form.bits) ^ y.view(form.bits)
+    difference &= mask
+    difference ^= y.view(form.bits)
+    return difference.view(form.real)
 
 
 def gaussians(words: np.ndarray, out: np.ndarray) -> None:

@@ -26,11 +26,10 @@ Plan = TypeVar("Plan")
 class BlockStream(OrderedStream, Generic[Plan]):
     """Rows in blocks of ``block`` steps; finished rows wait in the state's ring ``rows``, row t in slot t mod ``slots``."""
 
-    _chunk = CHUNK // 4  # some 16 rows of it fit the second-level cache
-
     def __init__(self, source: Source, *, steps: int, block: int, slots: int) -> None:
         super().__init__(source, steps=steps)
         self._block, self._slots = block, slots
+        self._chunk = max(CHUNK // 8, min(CHUNK, 4 * CHUNK // block))  # a block of rows fits the second-level cache
         self._planned: tuple[int, Plan] | None = None  # of the latest block: every chunk of every tensor needs it again
 
     @abstractmethod

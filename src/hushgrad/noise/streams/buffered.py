@@ -29,6 +29,8 @@ class BufferStream(OrderedStream):
         super().__init__(source, steps=steps)
         self._decay = np.array([_check.between(0, 1, closed="left", decay=d) for d in decay])
         self._weight = np.array([_check.number(weight=w) for w in weight])
+        if len(self._decay) == 0:
+            _check.fail("decay", list(decay), "to have at least one entry", "Without buffers use independent noise.")
         if len(self._decay) != len(self._weight):
             _check.fail("weight", list(weight), f"to have one entry for each of the {len(self._decay)} decays")
 
