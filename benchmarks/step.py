@@ -56,7 +56,7 @@ def hushgrad(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step
     capture, source, clipper = Capture(model), Source(seed=0), Flat(CLIP)
     capture.attach()
     params = dict(model.named_parameters())
-    sums = {name: torch.empty_like(p) for name, p in params.items()}
+    sums: dict[str, Tensor] = {}
     taken = 0
 
     def step() -> None:
@@ -64,7 +64,7 @@ def hushgrad(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step
         optimizer.zero_grad()
         loss_of(model(batch[0]), batch[1]).backward()
         for index, (name, p) in enumerate(params.items()):
-            source.z(taken, index, p, out=sums[name].zero_(), scale=SIGMA * CLIP / case.size)
+            sums[name] = source.z(taken, index, p, scale=SIGMA * CLIP / case.size)
         capture.collect(clipper, out=sums, scale=1 / case.size)
         for name, p in params.items():
             p.grad = sums[name]

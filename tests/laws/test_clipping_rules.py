@@ -79,11 +79,12 @@ def convolutions(draw):
 
 
 @settings(max_examples=60, deadline=None)
-@given(convolutions(), st.sampled_from(["offsets", "patches", "gram"]))
+@given(convolutions(), st.sampled_from(["single", "offsets", "patches", "gram"]))
 def test_convolution_by_each_way(case, way):
     kind, C_in, C_out, options, shape, bias = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv, "_FEW_CHANNELS", 0 if way == "offsets" else 1000)
+        patch.setattr(conv, "_FEW_CHANNELS", 1000 if way == "patches" else 0)
+        patch.setattr(conv, "_prefers_single", lambda x, g, geometry: way == "single")
         patch.setattr(conv, "_KEEP_AT_MOST", 0 if way == "gram" else 1 << 30)
         patch.setattr(conv, "_CACHE", 200)
         check_rule(lambda: kind(C_in, C_out, bias=bias, **options), torch.randn(shape))

@@ -178,7 +178,9 @@ def sq_norm(G: Tensor) -> Tensor:
     """The squared norm of each example's part: (B, ...) -> (B,)."""
     if G.numel() == 0:  # vector_norm cannot flatten a batch of no examples
         return G.new_zeros(G.shape[0])
-    return torch.linalg.vector_norm(G.reshape(G.shape[0], -1), dim=1).square_()  # type: ignore[no-any-return]
+    if G.dim() == 1:
+        return G.square()
+    return torch.linalg.vector_norm(G, dim=tuple(range(1, G.dim()))).square_()  # type: ignore[no-any-return]
 
 
 def add_kept(out: Tensor, G: Tensor, weights: Tensor) -> None:

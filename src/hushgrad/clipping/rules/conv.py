@@ -5,12 +5,13 @@ G_i[:, :, o] = sum_t g[i,:,t] x[i,:,stride t + o]^T. Three exact ways:
 
 | way | squared norm and weighted sum | cheapest where |
 |---|---|---|
-| offsets | one batched matrix product per offset makes G, which is kept | many channels, large images |
-| unfold | one batched matrix product over a chunk of patches that fits the cache makes G, which is kept | few channels |
+| single | the native weight gradient of each example alone makes G, which is kept | large images |
+| offsets | one batched matrix product per offset makes G, which is kept | many channels, middling images |
+| patches | one batched matrix product over unfolded patches, a cache full at a time, makes G, which is kept | few channels |
 | Gram | sum_{t,s} <g_t, g_s> sum_o <x_{t+o}, x_{s+o}>, then the native weight gradient of w g | many channels, small images |
 
-The Gram matrix of the patches is a sum of shifted copies of the pixels' Gram matrix: T² C_in + |o| T² multiply-adds instead of
-T² C_in |o|, and no patch is ever copied. It needs stride 1.
+The Gram matrix of the patches is a sum of shifted copies of the pixels' Gram matrix: pixels² C_in + |o| T² multiply-adds instead of
+T² C_in |o|, and no patch is ever copied. Where a stride leaves few positions for many pixels the patches' own is cheaper.
 
 Reference: Bu, Mao, Xu, "Scalable and efficient training of large convolutional neural networks with differential privacy"
 (NeurIPS 2022), for the choice between Gram and kept gradients.
@@ -18,7 +19,7 @@ Reference: Bu, Mao, Xu, "Scalable and efficient training of large convolutional 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -32,8 +33,10 @@ from hushgrad.clipping.base import Record, Rule, add_kept, rule, sq_norm
 __all__ = ["Conv", "Geometry", "per_example_kernel"]
 
 _KEEP_AT_MOST = 1 << 26  # floats of per-example gradients that one layer may keep (256 MB in single precision)
+_READ_COST = 24  # making and reading one stored float of G costs about as much as this many multiply-adds of a Gram matrix
 _CACHE = 1 << 18  # floats of unfolded patches at a time (1 MB in single precision: they stay in the cache)
 _FEW_CHANNELS = 16  # below, a product per offset is too thin to be fast
+_LARGE = 8_000_000  # multiply-adds that pay for a native call of their own
 
 
 class Geometry(NamedTuple):
@@ -43,6 +46,11 @@ class Geometry(NamedTuple):
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+
+    @property
+    def dense(self) -> bool:
+        """Stride 1 in every dimension."""
+        return all(s == 1 for s in self.stride)
 
     @property
     def offsets(self) -> list[tuple[int, ...]]:
@@ -83,9 +91,9 @@ class Conv(Rule):
         """w^T G of what was kept; else the native weight gradient of w g."""
         for name in record.names:
             if name in record.kept:
-                add_kept(out[name], record.kept[name], weights[name])
+                _add_kept(out[name], record.kept[name], weights[name])
             elif name == "weight":
-                out[name].add_(_native(record, weights[name]))
+                out[name].add_(_native_weighted(record, weights[name]))
             else:
                 add_kept(out[name], record.g.flatten(2).sum(2), weights[name])
 
@@ -95,42 +103,38 @@ def per_example_kernel(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     B, channels = x.shape[:2]
     if B == 0 or g.numel() == 0:
         return g.new_zeros(B, g.shape[1], channels // geometry.groups, *geometry.kernel)
-    if prod(geometry.kernel) > 1 and channels // geometry.groups < _FEW_CHANNELS:
-        return _by_patches(x, g, geometry)
-    return _by_offsets(x, g, geometry)
+    if _prefers_single(x, g, geometry):
+        return torch.stack([_native(x[i : i + 1], g[i : i + 1], geometry) for i in range(B)])
+    thin = channels // geometry.groups < _FEW_CHANNELS
+    return _by_patches(x, g, geometry) if thin or not geometry.dense else _by_offsets(x, g, geometry)
+
+
+def _prefers_single(x: Tensor, g: Tensor, geometry: Geometry) -> bool:
+    """One example is work enough for a native call of its own (measured on a CPU; a GPU wants whole batches)."""
+    positions, channels = prod(g.shape[2:]), x.shape[1] // geometry.groups
+    work = positions * g.shape[1] * channels * prod(geometry.kernel)
+    large = work >= _LARGE and positions >= (512 if geometry.dense else 128)
+    return large and channels >= _FEW_CHANNELS and x.device.type == "cpu"
 
 
 def _by_offsets(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
-    """One product per offset. At stride 1 the input is never copied, only laid out channels-last once.
+    """Stride 1: one product per offset, and the input is not copied but laid out channels-last, once.
 
     The output grid is embedded in the padded input's grid (zeros in between), so that the pixels under one offset are one
-    contiguous run of rows, starting at the offset's place.
+    contiguous run of rows, starting at the offset's place. The result is a view whose memory has the offsets first.
     """
     B, C_in, *size = x.shape
-    C_out, out_size, groups = g.shape[1], g.shape[2:], geometry.groups
-    G = g.new_empty(prod(geometry.kernel), B * groups, C_out // groups, C_in // groups)
-    dense = all(s == 1 for s in geometry.stride)
-    if dense:
-        g = F.pad(g, [edge for full, used in zip(size[:0:-1], out_size[:0:-1], strict=True) for edge in (0, full - used)])
+    C_out, groups = g.shape[1], geometry.groups
+    g = F.pad(g, [edge for full, used in zip(size[:0:-1], g.shape[:2:-1], strict=True) for edge in (0, full - used)])
     g = g.reshape(B * groups, C_out // groups, -1)
-    run = g.shape[2]
-    x = x.reshape(B * groups, C_in // groups, *size)
-    if dense:
-        x = x.flatten(2).transpose(1, 2).contiguous()
-        last = sum(o * prod(size[axis + 1 :]) for axis, o in enumerate(geometry.offsets[-1]))
-        short = last + run - x.shape[1]  # the last rows meet only zeros of g
-        run -= max(0, short)
-        g = g[:, :, :run]
-    for k, offset in enumerate(geometry.offsets):
-        if dense:
-            start = sum(o * prod(size[axis + 1 :]) for axis, o in enumerate(offset))
-            rows = x[:, start : start + run]
-        else:
-            taps = (slice(o, o + (n - 1) * s + 1, s) for o, n, s in zip(offset, out_size, geometry.stride, strict=True))
-            window = x[(slice(None), slice(None)) + tuple(taps)]  # noqa: RUF005 (Python 3.10 has no star in subscripts)
-            rows = window.flatten(2).transpose(1, 2)
-        torch.bmm(g, rows, out=G[k])
-    return G.view(-1, B, C_out, C_in // groups).permute(1, 2, 3, 0).reshape(B, C_out, C_in // groups, *geometry.kernel)
+    x = x.reshape(B * groups, C_in // groups, -1).transpose(1, 2).contiguous()
+    starts = [sum(o * prod(size[axis + 1 :]) for axis, o in enumerate(offset)) for offset in geometry.offsets]
+    run = min(g.shape[2], x.shape[1] - starts[-1])  # beyond it there are only zeros of g
+    G = g.new_empty(len(starts), B * groups, C_out // groups, C_in // groups)
+    for k, start in enumerate(starts):
+        torch.bmm(g[:, :, :run], x[:, start : start + run], out=G[k])
+    G = G.view(*geometry.kernel, B, C_out, C_in // groups)
+    return G.permute(*range(-3, 0), *range(len(geometry.kernel)))
 
 
 def _by_patches(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
@@ -162,46 +166,77 @@ def _patches(x: Tensor, geometry: Geometry) -> Tensor:
 
 def _prefers_gram(x: Tensor, g: Tensor, geometry: Geometry) -> bool:
     """Compare the multiply-adds that each way spends on top of the weighted sum."""
-    if any(s != 1 for s in geometry.stride) or geometry.groups != 1:
+    if geometry.groups != 1:
         return False
-    positions, taps = prod(g.shape[2:]), prod(geometry.kernel)
-    pixels = prod(x.shape[2:])
-    floats = x.shape[1] * g.shape[1] * taps
-    gram = positions**2 * g.shape[1] + pixels**2 * x.shape[1] + 4 * taps * positions**2
-    return gram < 24 * floats or x.shape[0] * floats > _KEEP_AT_MOST
+    positions, floats = prod(g.shape[2:]), x.shape[1] * g.shape[1] * prod(geometry.kernel)
+    gram = positions**2 * g.shape[1] + min(_cost_of_shifts(x, g, geometry), _cost_of_patches(x, g, geometry))
+    return gram < _READ_COST * floats or x.shape[0] * floats > _KEEP_AT_MOST
+
+
+def _cost_of_shifts(x: Tensor, g: Tensor, geometry: Geometry) -> int:
+    return prod(x.shape[2:]) ** 2 * x.shape[1] + 4 * prod(geometry.kernel) * prod(g.shape[2:]) ** 2
+
+
+def _cost_of_patches(x: Tensor, g: Tensor, geometry: Geometry) -> int:
+    positions = prod(g.shape[2:])
+    return (positions + 8) * positions * x.shape[1] * prod(geometry.kernel)
 
 
 def _gram_sq_norm(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
-    """sum_{t,s} <g_t, g_s> sum_o <x_{t+o}, x_{s+o}>, example by example in blocks that fit the cache."""
-    B, size, out_size = x.shape[0], x.shape[2:], g.shape[2:]
-    pixels, positions = prod(size), prod(out_size)
-    norms = g.new_zeros(B)
-    step = max(1, 4 * _CACHE // (pixels * pixels))
-    for start in range(0, B, step):
-        flat_x, flat_g = x[start : start + step].flatten(2), g[start : start + step].flatten(2)
-        gram_x = torch.bmm(flat_x.transpose(1, 2), flat_x).view(-1, *size, *size)
-        gram_g = torch.bmm(flat_g.transpose(1, 2), flat_g).view(-1, *out_size, *out_size)
-        shifted = None
-        for offset in geometry.offsets:
-            window = tuple(slice(o, o + n) for o, n in zip(offset, out_size, strict=True))
-            part = gram_x[(slice(None),) + window + window]  # noqa: RUF005
-            shifted = part.clone() if shifted is None else shifted.add_(part)
-        assert shifted is not None
-        norms[start : start + step] = shifted.mul_(gram_g).view(-1, positions * positions).sum(1)
+    """sum_{t,s} <g_t, g_s> <patch_t, patch_s>, a cache full of examples at a time."""
+    gram = _gram_by_shifts if _cost_of_shifts(x, g, geometry) < _cost_of_patches(x, g, geometry) else _gram_by_patches
+    positions = prod(g.shape[2:])
+    norms = g.new_zeros(len(g))
+    step = max(1, 4 * _CACHE // prod(x.shape[2:]) ** 2)
+    for start in range(0, len(g), step):
+        part = g[start : start + step].flatten(2)
+        gram_g = torch.bmm(part.transpose(1, 2), part)
+        gram_x = gram(x[start : start + step], g.shape[2:], geometry).view(-1, positions, positions)
+        norms[start : start + step] = gram_g.mul_(gram_x).flatten(1).sum(1)
     return norms.clamp_(min=0)
 
 
-def _native(record: Record, weights: Tensor) -> Tensor:
-    """The weight gradient of the batch with g weighted by example, by the library's own kernel."""
+def _gram_by_shifts(x: Tensor, out_size: Sequence[int], geometry: Geometry) -> Tensor:
+    flat = x.flatten(2)
+    pixels = torch.bmm(flat.transpose(1, 2), flat).view(-1, *x.shape[2:], *x.shape[2:])
+    total = pixels.new_zeros(len(x), *out_size, *out_size)
+    for offset in geometry.offsets:
+        taps = tuple(slice(o, o + (n - 1) * s + 1, s) for o, n, s in zip(offset, out_size, geometry.stride, strict=True))
+        total.add_(pixels[(slice(None),) + taps + taps])  # noqa: RUF005 (Python 3.10 has no star in subscripts)
+    return total
+
+
+def _gram_by_patches(x: Tensor, out_size: Sequence[int], geometry: Geometry) -> Tensor:
+    patches = _patches(x, geometry).reshape(len(x), -1, prod(out_size))
+    return torch.bmm(patches.transpose(1, 2), patches)
+
+
+def _native(x: Tensor, g: Tensor, geometry: Geometry, padding: Sequence[int] | None = None) -> Tensor:
+    """The weight gradient summed over the batch, by the library's own kernel."""
+    shape = (g.shape[1], x.shape[1] // geometry.groups, *geometry.kernel)
+    weight = g.new_empty(1).expand(shape)  # only its shape matters here
+    zeros = [0] * len(geometry.kernel)
+    return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+        g, x, weight, None, geometry.stride, zeros if padding is None else padding, geometry.dilation,
+        False, zeros, geometry.groups, [False, True, False],
+    )[1]  # fmt: skip
+
+
+def _native_weighted(record: Record, weights: Tensor) -> Tensor:
     module: Any = record.module
     g = record.g * weights.view(-1, *(1 for _ in record.g.shape[1:]))
-    simple = module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    x, padding = (record.x, module.padding) if simple else (_padded(record), (0,) * len(module.kernel_size))
-    transposed, output_padding = False, [0] * len(padding)
-    return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
-        g, x, module.weight.detach().to(g.dtype), None, module.stride, padding, module.dilation, transposed, output_padding,
-        module.groups, [False, True, False],
-    )[1]  # fmt: skip
+    if module.padding_mode == "zeros" and not isinstance(module.padding, str):  # the kernel pads by itself
+        return _native(record.x, g, _geometry(module), module.padding)
+    return _native(_padded(record), g, _geometry(module))
+
+
+def _add_kept(out: Tensor, G: Tensor, weights: Tensor) -> None:
+    """``out += sum_i weights[i] G[i]`` in one pass over G, whichever way its memory is laid out."""
+    if G.is_contiguous():
+        add_kept(out, G, weights)
+    else:  # by offsets: (offsets, B, C_out, C_in) in memory
+        sums = torch.matmul(weights, G.flatten(3).permute(3, 0, 1, 2).flatten(2))
+        out.flatten(2).permute(2, 0, 1).add_(sums.view(-1, *out.shape[:2]))
 
 
 def _geometry(module: Any) -> Geometry:
