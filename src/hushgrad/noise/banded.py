@@ -88,8 +88,8 @@ class Banded(LowerToeplitz):
         from hushgrad.noise.streams import BandedStream
 
         steps = self._fit(known_steps(steps))
-        c = np.array(self._value())
-        return BandedStream(source, lambda t: c[: t + 1], steps=steps)
+        c = self._value()
+        return BandedStream(source, lambda t: c, steps=steps)
 
     def state_size(self, *, steps: int) -> int:
         """The last bands - 1 rows."""

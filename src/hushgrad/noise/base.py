@@ -18,6 +18,7 @@ uses only rows of C that end at step t (Denisov et al. 2022, Theorem 2.1).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +114,10 @@ class Mechanism(Value, family="mechanism"):
     @abstractmethod
     def state_size(self, *, steps: int) -> int:
         """How many numbers per model parameter the stream keeps between steps."""
+
+    def draws(self, steps: int) -> Sequence[int]:
+        """Under which step number the source keeps each row of Z, in the order of N's columns."""
+        return range(steps)
 
     def resolved(self, *, steps: int, participation: Participation) -> Mechanism:
         """This mechanism with every free parameter fixed for a run (by optimisation, if it has any left)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class BLT(LowerToeplitz):
         if not len(p) == len(q) == buffers:
             _check.fail("decay", p, f"and inverse_decay to have buffers={buffers} numbers each")
         ladder = [x for pair in zip(p, q, strict=True) for x in pair]
-        if any(a <= b for a, b in zip(ladder, ladder[1:], strict=False)):
+        if any(a <= b for a, b in pairwise(ladder)):
             _check.fail("decay", p, f"to interlace with inverse_decay={q}", "Order them p_1 > q_1 > p_2 > q_2 > ...")
         object.__setattr__(self, "decay", p)
         object.__setattr__(self, "inverse_decay", q)
@@ -109,7 +110,7 @@ class BLT(LowerToeplitz):
         """x_t = z_t - sum_i w_i s_i, then s_i <- p_i s_i + x_t."""
         from hushgrad.noise.streams import BufferStream
 
-        return BufferStream(source, self._decays()[0], self.weights[0], steps=known_steps(steps))
+        return BufferStream(source, self._decays()[0].tolist(), self.weights[0].tolist(), steps=known_steps(steps))
 
     def state_size(self, *, steps: int) -> int:
         """One number per buffer."""
@@ -123,4 +124,4 @@ class BLT(LowerToeplitz):
 
 def _exponentials(weight: np.ndarray, decay: np.ndarray, steps: int) -> np.ndarray:
     powers = np.arange(steps - 1, dtype=float)
-    return np.r_[1.0, sum(w * d**powers for w, d in zip(weight, decay, strict=True))]
+    return np.asarray(np.r_[1.0, sum(w * d**powers for w, d in zip(weight, decay, strict=True))])

@@ -116,7 +116,7 @@ class Dense(Mechanism):
         from hushgrad.noise.streams import DenseStream
 
         noising = self.noising(known_steps(steps))
-        return DenseStream(source, lambda t: noising[t, : t + 1], steps=len(noising), memory=memory)
+        return DenseStream(source, lambda t: noising[t, : t + 1].tolist(), steps=len(noising), memory=memory)
 
     def state_size(self, *, steps: int) -> int:
         """A few rows that wait for their step; the past is drawn again."""
@@ -144,7 +144,7 @@ def _square(matrix: Any) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _row_stds(mechanism: Dense) -> np.ndarray:
-    return np.linalg.norm(mechanism.noising(len(mechanism.matrix)), axis=1)
+    return np.asarray(np.linalg.norm(mechanism.noising(len(mechanism.matrix)), axis=1))
 
 
 @lru_cache(maxsize=8)

@@ -51,11 +51,11 @@ class Independent(LowerToeplitz):
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
         """1, 0, 0, ..."""
-        return np.eye(1, steps)[0]
+        return np.asarray(np.eye(1, steps)[0])
 
     def noising_coefficients(self, steps: int) -> np.ndarray:
         """1, 0, 0, ..."""
-        return np.eye(1, steps)[0]
+        return np.asarray(np.eye(1, steps)[0])
 
     def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
         """Row t is z_t itself."""

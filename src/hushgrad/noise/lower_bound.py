@@ -69,4 +69,4 @@ def _fold_columns(A: np.ndarray, spacing: int) -> np.ndarray:
     n = len(A)
     padded = np.zeros((n, -(-n // spacing) * spacing))
     padded[:, :n] = A
-    return padded.reshape(n, -1, spacing).sum(axis=1)
+    return np.asarray(padded.reshape(n, -1, spacing).sum(axis=1))

@@ -75,7 +75,7 @@ class LowerToeplitz(Mechanism):
 @lru_cache(maxsize=8)
 def _row_stds(mechanism: LowerToeplitz, steps: int) -> np.ndarray:
     # A training run asks for every row in turn: one pass serves them all.
-    return np.sqrt(np.cumsum(np.square(mechanism.noising_coefficients(steps))))
+    return np.asarray(np.sqrt(np.cumsum(np.square(mechanism.noising_coefficients(steps)))))
 
 
 def filter_stream(
@@ -85,7 +85,7 @@ def filter_stream(
     from hushgrad.noise.streams import FilterStream
 
     steps = known_steps(steps)
-    return FilterStream(source, mechanism.noising_coefficients(steps)[:taps], steps=steps, memory=memory)
+    return FilterStream(source, mechanism.noising_coefficients(steps)[:taps].tolist(), steps=steps, memory=memory)
 
 
 def filter_state(taps: int, memory: int = MEMORY) -> int:

@@ -43,4 +43,4 @@ def optimise_banded(steps: int, bands: int, loss: str, gap: int, times: int) -> 
 def _correlate(a: np.ndarray, b: np.ndarray, lags: int) -> np.ndarray:
     """sum_t a_{t+j} b_t for j = 0..lags-1."""
     n = len(a)
-    return fftconvolve(a, b[::-1])[n - 1 : n - 1 + lags]
+    return np.asarray(fftconvolve(a, b[::-1])[n - 1 : n - 1 + lags])

@@ -76,7 +76,7 @@ def blt_sensitivity(p: np.ndarray, q: np.ndarray, steps: int, pattern: Pattern) 
 
 def _walled(parameters: np.ndarray, steps: int) -> np.ndarray:
     """The nearest parameters within the walls that keep every rate representable."""
-    return np.clip(parameters, _LOWEST - np.log(steps), _HIGHEST)
+    return np.asarray(np.clip(parameters, _LOWEST - np.log(steps), _HIGHEST))
 
 
 def _rates(parameters: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -87,7 +87,7 @@ def _rates(parameters: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _log_loss(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, loss: str, pattern: Pattern) -> np.ndarray:
     error = _error(rate_p, rate_q, steps, loss)
-    return 0.5 * (np.log(error) + np.log(_squared_sensitivity(rate_p, rate_q, steps, pattern)))
+    return np.asarray(0.5 * (np.log(error) + np.log(_squared_sensitivity(rate_p, rate_q, steps, pattern))))
 
 
 def _residues(rate_p: np.ndarray, rate_q: np.ndarray) -> np.ndarray:
@@ -96,17 +96,17 @@ def _residues(rate_p: np.ndarray, rate_q: np.ndarray) -> np.ndarray:
     to_q = -np.expm1(rate_p[..., :, None] - rate_q[..., None, :])
     to_p = -np.expm1(rate_p[..., :, None] - rate_p[..., None, :])
     to_p = np.where(np.eye(k, dtype=bool), 1.0, to_p)
-    return np.exp(-rate_p) * np.prod(to_q / to_p, axis=-1)
+    return np.asarray(np.exp(-rate_p) * np.prod(to_q / to_p, axis=-1))
 
 
 def _geometric(rate: np.ndarray, terms: int | np.ndarray) -> np.ndarray:
     """G = sum_{t < terms} exp(-rate t)."""
-    return np.expm1(-rate * terms) / np.expm1(-rate)
+    return np.asarray(np.expm1(-rate * terms) / np.expm1(-rate))
 
 
 def _ramp(rate: np.ndarray, steps: int) -> np.ndarray:
     """H = sum_{t < steps} (steps - t) exp(-rate t)."""
-    return (steps - np.exp(-rate) * _geometric(rate, steps)) / -np.expm1(-rate)
+    return np.asarray((steps - np.exp(-rate) * _geometric(rate, steps)) / -np.expm1(-rate))
 
 
 def _error(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, loss: str) -> np.ndarray:
@@ -117,7 +117,7 @@ def _error(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, loss: str) -> np.
     pairs = kernel(rate_q[..., :, None] + rate_q[..., None, :], steps)
     total = constant**2 * flat + 2 * constant * np.sum(g * kernel(rate_q, steps), axis=-1)
     total = total + np.einsum("...i,...ij,...j->...", g, pairs, g)
-    return total if loss == "max" else total / steps
+    return np.asarray(total if loss == "max" else total / steps)
 
 
 def _squared_sensitivity(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, pattern: Pattern) -> np.ndarray:
@@ -128,7 +128,7 @@ def _squared_sensitivity(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, pat
         total = blocks.sum(axis=-1)
     else:
         total = blocks[..., 0] + np.sum(np.diff(m) * (blocks[..., 1:] + blocks[..., :-1]) / 2, axis=-1)
-    return total + _tail(rate_p, rate_q, steps, pattern)
+    return np.asarray(total + _tail(rate_p, rate_q, steps, pattern))
 
 
 def _blocks(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, pattern: Pattern, m: np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ def _blocks(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, pattern: Pattern
     rows = np.minimum(gap, steps - m * gap) - 1
     pairs = (rate_p[..., :, None] + rate_p[..., None, :])[..., None, :, :]
     a = w[..., None, :] * s
-    return first**2 + np.einsum("...mi,...mij,...mj->...m", a, _geometric(pairs, rows[:, None, None]), a)
+    return np.asarray(first**2 + np.einsum("...mi,...mij,...mj->...m", a, _geometric(pairs, rows[:, None, None]), a))
 
 
 def _tail(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, pattern: Pattern) -> np.ndarray:
@@ -150,7 +150,9 @@ def _tail(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, pattern: Pattern) 
     rows = max(0, steps - pattern.times * pattern.gap)
     s = _geometric(rate_p * pattern.gap, pattern.times)
     last = _residues(rate_p, rate_q) * np.exp(-rate_p * (pattern.gap - 1)) * s
-    return np.einsum("...i,...ij,...j->...", last, _geometric(rate_p[..., :, None] + rate_p[..., None, :], rows), last)
+    return np.asarray(
+        np.einsum("...i,...ij,...j->...", last, _geometric(rate_p[..., :, None] + rate_p[..., None, :], rows), last)
+    )
 
 
 def _starts(steps: int, buffers: int, gap: int) -> list[np.ndarray]:

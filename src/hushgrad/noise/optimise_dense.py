@@ -24,7 +24,6 @@ from hushgrad.noise.sensitivity import gram_sensitivity
 __all__ = ["DenseOptimum", "lower_factor", "optimise_dense"]
 
 _COARSEST = 64
-_ITERATIONS = 60
 _TOLERANCE = {"mean": 3e-5, "max": 3e-4}  # the relative gap to stop at; the max error's last digits take many iterations
 _POWER = 1.9  # 1 is the classical fixed point; in the commuting case 2 would arrive in one step
 
@@ -81,11 +80,11 @@ def _coarse_to_fine(A: np.ndarray, spacing: int, loss: str, tolerance: float) ->
 
 def _stretch(weights: np.ndarray, length: int) -> np.ndarray:
     position = (np.arange(length) + 0.5) / length * len(weights) - 0.5
-    return np.exp(np.interp(position, np.arange(len(weights)), np.log(np.maximum(weights, 1e-300))))
+    return np.asarray(np.exp(np.interp(position, np.arange(len(weights)), np.log(np.maximum(weights, 1e-300)))))
 
 
 def _normalised(weights: np.ndarray) -> np.ndarray:
-    return weights / weights.sum()
+    return np.asarray(weights / weights.sum())
 
 
 def _fixed_point(
@@ -93,7 +92,7 @@ def _fixed_point(
 ) -> tuple[np.ndarray, float, np.ndarray, np.ndarray]:
     """(X, lower bound, v, u) after the gap is closed or the iterations are used up; X has the least upper bound seen."""
     best_upper, best_X, lower = np.inf, np.eye(len(A)), 0.0
-    for _ in range(_ITERATIONS):
+    for _ in range(max(60, min(600, 30_000_000 // len(A) ** 2))):  # as many as a minute allows
         L = _factor(v, len(A), spacing)
         eigenvalues, U = eigh(L.T @ ((A.T * u) @ A) @ L, driver="evd")
         roots = np.sqrt(np.maximum(eigenvalues, eigenvalues[-1] * 1e-15))
@@ -131,7 +130,7 @@ def _scores(half: np.ndarray, spacing: int) -> np.ndarray:
     """<M_a, X> for X = halfᵀ half: the squared column norms summed, and the norm of the summed columns, for each first step."""
     n = half.shape[1]
     if spacing >= n:
-        return np.einsum("ki,ki->i", half, half)
+        return np.asarray(np.einsum("ki,ki->i", half, half))
     padded = np.zeros((len(half), -(-n // spacing) * spacing))
     padded[:, :n] = half
     folded = padded.reshape(len(half), -1, spacing)

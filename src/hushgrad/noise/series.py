@@ -26,7 +26,7 @@ def inverse(series: np.ndarray, steps: int) -> np.ndarray:
     """
     impulse = np.zeros(steps)
     impulse[0] = 1.0
-    return lfilter([1.0], np.asarray(series, dtype=float)[:steps], impulse)
+    return np.asarray(lfilter([1.0], np.asarray(series, dtype=float)[:steps], impulse))
 
 
 def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -66,7 +67,7 @@ class Tree(Mechanism):
         steps = known_steps(steps)
         if self.variant == "full":
             noising = self.noising(steps)
-            return DenseStream(source, lambda t: noising[t, : t + 1], steps=steps, memory=MEMORY)
+            return DenseStream(source, lambda t: noising[t, : t + 1].tolist(), steps=steps, memory=MEMORY)
         honaker = self.variant == "online"
         return TreeStream(source, steps=steps, honaker=honaker, restart=self.restart, completion=self.completion)
 
@@ -78,12 +79,12 @@ class Tree(Mechanism):
         """One row for each step, one column for each node in use."""
         return _matrices(self, self._fit(steps))[1]
 
-    def node_numbers(self, steps: int) -> list[int]:
-        """Under which step number the source keeps the z of each column of ``noising``."""
+    def draws(self, steps: int) -> Sequence[int]:
+        """The numbers of the nodes in use: each has its own z."""
         from hushgrad.noise.streams.tree import node
 
         if self.variant == "full":
-            return list(range(steps))
+            return range(steps)
         return [node(*key) for key in _nodes(self, steps)]
 
     def sensitivity(self, *, steps: int, participation: Participation) -> float:
