@@ -21,7 +21,7 @@ import numpy.typing as npt
 from hushgrad import _check
 from hushgrad.accounting._numeric import smallest_true
 from hushgrad.accounting.base import count_leaves, trivial_loss
-from hushgrad.accounting.conversion import epsilon_from_renyi
+from hushgrad.accounting.gaussian import gaussian_epsilon
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Gaussian, GaussianMixture, Poisson, Relation, Sampled
 
@@ -114,37 +114,35 @@ def _solve(parts: list[tuple[Cumulants, int]], delta: float) -> float:
     def cumulants(s: Complex) -> Complex:
         return np.asarray(sum(n * k(s) for k, n in parts), dtype=np.complex128)
 
-    def renyi(alpha: float) -> float:
-        if math.isinf(alpha):
-            return math.inf
-        return float(cumulants(np.array([alpha - 1.0 + 0.0j]))[0].real) / (alpha - 1.0)
-
-    guess = epsilon_from_renyi(renyi, delta)
-    tilt = _saddle(cumulants, guess)
-    for _ in range(3):  # the first contour finds epsilon roughly, the last one passes through its saddle point
-        found = _on_contour(cumulants, tilt, delta, guess)
-        if found <= 0.0:
-            return 0.0
-        better = _saddle(cumulants, found)
-        if abs(better - tilt) < 0.05 * tilt:
-            return found
-        tilt, guess = better, found
-    return found
+    tilt, guess = _saddle(cumulants, math.log(delta))
+    return _on_contour(cumulants, tilt, delta, guess)
 
 
-def _saddle(cumulants: Cumulants, epsilon: float) -> float:
-    """The c > 0 that minimises K(c) - c epsilon - ln(c (c + 1)); convex, so its slope is bisected in ln c."""
+def _saddle(cumulants: Cumulants, log_delta: float) -> tuple[float, float]:
+    """(c, epsilon): the tilt at which the saddle-point approximation of delta(epsilon) is delta, to a few per cent.
 
-    def rising(log_c: float) -> bool:
+    At the saddle epsilon = K'(c) - 1/c - 1/(c + 1), and delta is e^{K(c) - c epsilon} / (c (c + 1) sqrt(2 pi curvature)).
+    """
+
+    def at(log_c: float) -> tuple[float, float]:
         c = math.exp(log_c)
-        step = 1e-4 * c
-        k = cumulants(np.array([c - step + 0.0j, c + step + 0.0j])).real
-        return bool((k[1] - k[0]) / (2.0 * step) - epsilon - 1.0 / c - 1.0 / (c + 1.0) >= 0.0)
+        h = 1e-3 * c
+        k = cumulants(np.array([c - h, c, c + h], dtype=np.complex128)).real
+        epsilon = float((k[2] - k[0]) / (2.0 * h)) - 1.0 / c - 1.0 / (c + 1.0)
+        curvature = max(float(k[0] - 2.0 * k[1] + k[2]) / h**2, 0.0) + c**-2 + (c + 1.0) ** -2
+        return float(k[1]) - c * epsilon - math.log(c * (c + 1.0)) - 0.5 * math.log(2.0 * math.pi * curvature), epsilon
 
-    high = -6.0
-    while high < 20.0 and not rising(high):
-        high += 1.0
-    return math.exp(smallest_true(rising, high - 1.0, high, tolerance=1e-2))
+    variance = max(float(cumulants(np.array([1.0 + 0.0j]))[0].real), 1e-300)  # K(1) is mu² for a Gaussian
+    guess = gaussian_epsilon(math.sqrt(min(variance, 1e12)), math.exp(max(log_delta, -700.0)))
+    low = high = math.log(min(max(guess / variance - 0.5, 1e-3), 1e6))
+    while at(low)[0] < log_delta and low > -16.0:  # a larger tilt belongs to a larger epsilon and a smaller delta
+        low -= 0.5
+    while at(high)[0] > log_delta and high < 16.0:
+        high += 0.5
+    for _ in range(6):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if at(middle)[0] > log_delta else (low, middle)
+    return math.exp(high), max(0.0, at(high)[1])
 
 
 def _on_contour(cumulants: Cumulants, c: float, delta: float, guess: float) -> float:
