@@ -153,6 +153,10 @@ class Rule(ABC):
                 return value.shape[0] if value.dim() else None
         return None
 
+    def shared(self, count: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether inputs of ``count`` rows may be shared by all examples, as position ids [1, T] are."""
+        return count == 1
+
     def broadcast(self, output: Tensor, examples: int) -> Tensor | None:
         """The output of a call on one shared row (position ids [1, T]) spread over the examples; None if this is no such call."""
         return output.expand(examples, *output.shape[1:]) if output.shape[0] == 1 else None

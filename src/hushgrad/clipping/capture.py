@@ -53,7 +53,6 @@ class Capture:
         self.model = _check.instance(nn.Module, model=model)
         self.loss_reduction = _check.one_of(("mean", "sum"), loss_reduction=loss_reduction)
         self.unused = _check.one_of(("raise", "zero"), unused=unused)
-        self.fold_with: Clipper | None = None
         self._tape = Tape()
         self._handles: list[Any] = []
         self._sites: list[Site] = []
@@ -141,6 +140,12 @@ class Capture:
 
         Without a backward since the last collect the sum is empty: zeros (or ``out`` as it was), and no norms.
         """
+        try:
+            return self._collect(clipper, out, scale)
+        finally:
+            self.discard()
+
+    def _collect(self, clipper: Clipper, out: dict[str, Tensor] | None, scale: float) -> ClippedSum:
         self._reconcile()
         sums = self._zeros() if out is None else {name: out[name] for name in self._params}
         folded, parts = self._folded or (None, [])
@@ -148,25 +153,28 @@ class Capture:
             for name, total in folded.items():
                 sums[name].add_(total, alpha=scale)
         parts = parts + self._reduce(clipper, sums, scale)
-        self.discard()
         if not parts:
             empty = next(iter(sums.values())).new_zeros(0)
             return ClippedSum(sums, empty, clipper.weights(empty), 0)
-        norms, weights = torch.cat([p.norms for p in parts]), torch.cat([p.weights for p in parts])
+        norms, weights = _joined([p.norms for p in parts]), _joined([p.weights for p in parts])
         return ClippedSum(sums, norms, weights, sum(p.rejected for p in parts))
 
     @torch.no_grad()
     def fold(self, clipper: Clipper) -> None:
         """Clip and add up the micro-batches so far, so that their activations can be released before the next forward.
 
-        Set ``capture.fold_with = clipper`` to have it done by itself. Probes and units span micro-batches: they are not folded.
+        ``fold_with(clipper)`` has it done by itself. Probes and units span micro-batches: they are not folded.
         """
         if any(batch.units is not None or batch.probe is not None for batch in self._tape.batches):
             return
         self._reconcile()
         sums, parts = self._folded or (self._zeros(), [])
         self._folded = sums, parts + self._reduce(clipper, sums, 1.0)
-        self._tape.clear()
+        self._tape.clear_batches()
+
+    def fold_with(self, clipper: Clipper | None) -> None:
+        """Fold by itself, with this clipper, whenever a further micro-batch begins; None: keep all micro-batches until collect."""
+        self._tape.before_batch = None if clipper is None else lambda: self.fold(clipper)
 
     def _zeros(self) -> dict[str, Tensor]:
         dtypes = {self._names[id(s)][n]: s.dtype for s in self._sites for n in s.names}
@@ -210,7 +218,7 @@ class Capture:
         """Every trainable parameter seen, and seen completely; else raise, and forget the passes."""
         problem = self._tape.failure or self._leaked() or self._changed() or self._unseen() or self._ambiguous()
         if problem:
-            self.discard()
+            self._tape.failure = problem  # until the passes are discarded
             raise CaptureError(problem)
 
     def _leaked(self) -> str | None:
@@ -277,6 +285,10 @@ def _sites(tape: Tape, model: nn.Module) -> Iterator[Site]:
             if problem:
                 raise CaptureError(f"{path or type(module).__name__} cannot be clipped per example: {problem}.")
             yield Site(tape, path, module, rule, params)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _list(names: Any) -> str:

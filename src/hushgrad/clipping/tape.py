@@ -7,7 +7,7 @@ apart for certain is refused with :class:`~hushgrad.errors.CaptureError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
@@ -41,18 +41,23 @@ class Tape:
     def __init__(self) -> None:
         self.anchor = torch.zeros((), requires_grad=True)
         self.silent = 0
+        self.before_batch: Callable[[], None] | None = None
         self.clear()
 
     def clear(self) -> None:
-        """Forget all passes."""
-        self.batches: list[Batch] = []
-        self.current: Batch | None = None
-        self._fresh = True  # the next forward begins a batch
+        """Forget all passes and announcements."""
+        self.clear_batches()
         self.failure: str | None = None
         self.leaks: set[str] = set()  # parameters whose gradient went past the capture
         self._next: tuple[int | None, Tensor | None] = (None, None)
         self._probe: int | None = None
         self._probes, self._coefficient = 0, 1.0
+
+    def clear_batches(self) -> None:
+        """Forget the passes so far; what is announced for the next one stays."""
+        self.batches: list[Batch] = []
+        self.current: Batch | None = None
+        self._fresh = True  # the next forward begins a batch
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -74,8 +79,8 @@ class Tape:
         self._next = (self._next[0] if examples is None else examples, self._next[1] if units is None else units)
         self._fresh = True
 
-    def batch_of(self, count: int | None) -> Batch:
-        """The batch that a forward call of ``count`` examples belongs to."""
+    def batch_of(self, count: int | None, *, shared: bool) -> Batch:
+        """The batch that a forward call of ``count`` examples (or of rows that all examples share) belongs to."""
         batch = self.current
         task = backward_task()
         if batch is None or self._fresh or (batch.tasks and task not in batch.tasks):
@@ -86,13 +91,15 @@ class Tape:
                     "The number of examples cannot be told from the first layer's input. Call capture.examples(count) first."
                 )
             batch.examples = count
-        elif count != batch.examples and count not in (None, 1) and not batch.announced and not batch.tasks:
+        elif count != batch.examples and not shared and not batch.announced and not batch.tasks:
             # The open batch was never used by a backward (an evaluation with gradients enabled): this is the next one.
             batch = self._begin(task)
-            batch.examples = count
+            batch.examples = count  # type: ignore[assignment]
         return batch
 
     def _begin(self, task: int) -> Batch:
+        if self.before_batch is not None and self.batches:
+            self.before_batch()
         examples, units = self._next
         self._next = (None, None)
         if examples is None and units is not None:

@@ -74,8 +74,13 @@ class Embedding(Rule):
         left = ids if padding is None else ids.masked_fill(ids == padding, -1)
         return {"weight": Factors(left, g.reshape(*ids.shape, g.shape[-1]))}
 
-    def broadcast(self, output: Tensor, examples: int) -> Tensor | None:
+    def shared(self, count: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Position ids come as (1, T) or, without a batch dimension, as (T,)."""
+        ids = args[0] if args else kwargs["input"]
+        return count == 1 or ids.dim() == 1
+
+    def broadcast(self, output: Tensor, examples: int) -> Tensor | None:
+        """(1, T, d) and (T, d) become (B, T, d)."""
         if output.dim() == 2:
             return output.expand(examples, *output.shape) if output.shape[0] > 1 else None  # (1,): either reading, so refused
         return super().broadcast(output, examples)

@@ -1,0 +1,484 @@
+"""Training loops as users write them: the clipped sum is exact, or the step is refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from hushgrad.clipping import Capture, Flat, clipped_sum
+from hushgrad.errors import CaptureError
+from hushgrad.testing.rules import one_by_one, sum_of_sines
+
+CLIP = 0.5
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def oracle(model, inputs, loss=sum_of_sines, clip=CLIP, examples=None):
+    """Clipped sums by the loop of single-example backward passes."""
+    gradients = one_by_one(model, inputs, loss, examples=examples)
+    norms = sum(G.flatten(1).square().sum(1) for G in gradients.values()).sqrt()
+    weights = (clip / norms).clamp(max=1)
+    return {name: torch.tensordot(weights, G, dims=1) for name, G in gradients.items()}, norms
+
+
+def attached(model, **options):
+    capture = Capture(model, **{"loss_reduction": "sum", **options})
+    capture.attach()
+    return capture
+
+
+def agrees(clipped, expected, tolerance=1e-11):
+    sums, norms = expected
+    torch.testing.assert_close(clipped.raw_norms, norms, rtol=tolerance, atol=tolerance)
+    for name, value in sums.items():
+        torch.testing.assert_close(clipped.raw_sums[name], value, rtol=tolerance, atol=tolerance)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 3)).double()
+
+
+class Tied(nn.Module):
+    """A language model whose head is its embedding, with positions that broadcast over the batch."""
+
+    def __init__(self, positions="row"):
+        super().__init__()
+        self.how, self.tokens, self.where = positions, nn.Embedding(11, 6), nn.Embedding(9, 6)
+        self.block = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.GELU())
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids):
+        where = torch.arange(ids.shape[1])
+        h = self.tokens(ids) + self.where(where[None] if self.how == "row" else where)
+        return self.head(self.block(h) + self.block(h + 1))
+
+
+# Exact -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("positions", ["row", "flat"])
+@pytest.mark.parametrize("B", [1, 2, 5])
+def test_tied_weights_modules_called_twice_and_broadcast_positions(positions, B):
+    model, ids = Tied(positions).double(), torch.randint(11, (B, 7))
+    expected = oracle(model, (ids,))
+    capture = attached(model)
+    sum_of_sines(model(ids)).backward()
+    agrees(capture.collect(Flat(CLIP)), expected)
+
+
+def test_a_norm_that_misses_the_cross_terms_would_be_noticed():
+    model, ids = Tied().double(), torch.randint(11, (5, 7))
+    _, norms = oracle(model, (ids,))
+    capture = attached(model)
+    sum_of_sines(model(ids)).backward()
+    parts = sum(sq for b in capture._tape.batches for c in b.calls for sq in c.measure().values())
+    assert ((parts.sqrt() - norms).abs() > 1e-3 * norms).all()
+
+
+def test_mean_reduction_recovers_each_examples_own_gradient():
+    model, x, y = mlp(), torch.randn(7, 4).double(), torch.randint(3, (7,))
+    clipped = clipped_sum(model, F.cross_entropy, (x, y), Flat(CLIP))
+    total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for i in range(7):
+        row = torch.autograd.grad(F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), list(model.parameters()))
+        norm = sum(g.square().sum() for g in row).sqrt()
+        torch.testing.assert_close(clipped.raw_norms[i], norm)
+        for name, g in zip(total, row, strict=True):
+            total[name] += g * min(1.0, CLIP / float(norm))
+    for name, value in total.items():
+        torch.testing.assert_close(clipped.raw_sums[name], value)
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_micro_batches_add_up(fold):
+    model, x = mlp(), torch.randn(9, 4).double()
+    expected = oracle(model, (x,))
+    capture = attached(model)
+    if fold:
+        capture.fold_with(Flat(CLIP))
+    for part in x.split(4):
+        sum_of_sines(model(part)).backward()
+    if fold:
+        assert sum(len(b.calls) for b in capture._tape.batches) == 3  # only the last micro-batch is still held
+    agrees(capture.collect(Flat(CLIP)), expected)
+
+
+def test_probes_are_combined_before_the_norm():
+    model, x = mlp(), torch.randn(6, 4).double()
+    other = mlp()
+    a, b = one_by_one(model, (x,), sum_of_sines), one_by_one(other, (x,), sum_of_sines)
+    both = {name: 0.7 * a[name] - 0.4 * b[name] for name in a}
+    norms = sum(G.flatten(1).square().sum(1) for G in both.values()).sqrt()
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    capture = attached(model)
+    for coefficient, state in ((0.7, start), (-0.4, dict(other.named_parameters()))):
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(state[name])
+        with capture.probe(coefficient):
+            for part in x.split(4):
+                sum_of_sines(model(part)).backward()
+    clipped = capture.collect(Flat(CLIP))
+    sums = {name: torch.tensordot((CLIP / norms).clamp(max=1), G, dims=1) for name, G in both.items()}
+    agrees(clipped, (sums, norms))
+
+
+def test_units_are_clipped_as_one_even_across_micro_batches():
+    model, x, ids = mlp(), torch.randn(8, 4).double(), torch.tensor([7, 3, 7, 7, 9, 3, 9, 1])
+    rows = one_by_one(model, (x,), sum_of_sines)
+    units = {name: torch.stack([G[ids == u].sum(0) for u in (1, 3, 7, 9)]) for name, G in rows.items()}
+    norms = sum(G.flatten(1).square().sum(1) for G in units.values()).sqrt()
+    capture = attached(model)
+    for part, owners in zip(x.split(5), ids.split(5), strict=True):
+        capture.units(owners)
+        sum_of_sines(model(part)).backward()
+    sums = {name: torch.tensordot((CLIP / norms).clamp(max=1), G, dims=1) for name, G in units.items()}
+    agrees(capture.collect(Flat(CLIP)), (sums, norms))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.middle, self.last = nn.Linear(4, 6), mlp_middle(), nn.Linear(6, 3)
+
+        def forward(self, x):
+            h = self.first(x)
+            return self.last(checkpoint(self.middle, h, use_reentrant=reentrant) if self.saving else self.middle(h))
+
+        saving = False
+
+    model, x = Checkpointed().double(), torch.randn(8, 4).double()
+    expected = oracle(model, (x,))
+    capture = attached(model)
+    model.saving = True
+    for part in x.split(5):
+        sum_of_sines(model(part)).backward()
+    agrees(capture.collect(Flat(CLIP)), expected)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def mlp_middle():
+    return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.ReLU(inplace=True))
+
+
+def test_several_losses_over_one_forward():
+    model, x = mlp(), torch.randn(6, 4).double()
+    expected = oracle(model, (x,), lambda out: sum_of_sines(out) + out.square().sum())
+    capture = attached(model)
+    out = model(x)
+    sum_of_sines(out).backward(retain_graph=True)
+    out.square().sum().backward()
+    agrees(capture.collect(Flat(CLIP)), expected)
+
+
+def test_in_place_activations_on_three_dimensional_outputs():
+    model, x = mlp(), torch.randn(5, 3, 4).double()
+    expected = oracle(model, (x,))
+    capture = attached(model)
+    sum_of_sines(model(x)).backward()
+    agrees(capture.collect(Flat(CLIP)), expected)
+
+
+def test_frozen_parameters_cost_nothing_and_get_nothing():
+    model, x = mlp(), torch.randn(5, 4).double()
+    for p in model[0].parameters():
+        p.requires_grad_(False)
+    model[2].bias.requires_grad_(False)
+    expected = oracle(model, (x,))
+    capture = attached(model)
+    sum_of_sines(model(x)).backward()
+    clipped = capture.collect(Flat(CLIP))
+    agrees(clipped, expected)
+    assert set(clipped.raw_sums) == {"2.weight", "4.weight", "4.bias"}
+
+
+def test_a_nan_example_gets_weight_zero_and_is_counted():
+    model, x = mlp(), torch.randn(6, 4).double()
+    good = torch.tensor([0, 1, 3, 5])
+    expected, _ = oracle(model, (x[good],))
+    x[2, 1], x[4, 0] = float("nan"), float("inf")
+    capture = attached(model)
+    sum_of_sines(model(x)).backward()
+    clipped = capture.collect(Flat(CLIP))
+    assert clipped.rejected == 2 and clipped.raw_weights[[2, 4]].tolist() == [0, 0]
+    for name, value in expected.items():
+        torch.testing.assert_close(clipped.raw_sums[name], value)
+
+
+def test_an_empty_batch_and_no_batch_give_zeros_or_the_noise():
+    model = mlp()
+    noise = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    kept = {name: t.clone() for name, t in noise.items()}
+    capture = attached(model, loss_reduction="mean")
+    assert capture.collect(Flat(CLIP)).raw_norms.shape == (0,)
+    model(torch.randn(0, 4).double()).sum().backward()
+    clipped = capture.collect(Flat(CLIP), out=noise)
+    assert clipped.raw_norms.shape == (0,)
+    for name, value in kept.items():
+        assert clipped.raw_sums[name] is noise[name] and torch.equal(value, noise[name])
+
+
+def test_out_and_scale():
+    model, x = mlp(), torch.randn(5, 4).double()
+    (sums, _), noise = oracle(model, (x,)), {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    start = {name: t.clone() for name, t in noise.items()}
+    capture = attached(model)
+    sum_of_sines(model(x)).backward()
+    capture.collect(Flat(CLIP), out=noise, scale=0.25)
+    for name in sums:
+        torch.testing.assert_close(noise[name], start[name] + 0.25 * sums[name])
+
+
+def test_no_raw_gradient_is_left_and_the_model_is_as_it_was():
+    model, x = mlp(), torch.randn(5, 4).double()
+    before = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    capture = attached(model)
+    sum_of_sines(model(x)).backward()
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    capture.detach()
+    assert before == [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    sum_of_sines(model(x)).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_evaluation_between_steps_does_not_count():
+    model, x = mlp(), torch.randn(5, 4).double()
+    expected = oracle(model, (x,))
+    capture = attached(model)
+    model(torch.randn(3, 4).double())  # gradients enabled, never used
+    with torch.no_grad():
+        model(torch.randn(4, 4).double())
+    with torch.inference_mode():
+        model(torch.randn(4, 4).double())
+    sum_of_sines(model(x)).backward()
+    agrees(capture.collect(Flat(CLIP)), expected)
+
+
+def test_discard_and_pause():
+    model, x = mlp(), torch.randn(5, 4).double()
+    expected = oracle(model, (x,))
+    capture = attached(model)
+    sum_of_sines(model(x)).backward()
+    capture.discard()
+    attacked = x.clone().requires_grad_()
+    with capture.pause():
+        torch.autograd.grad(sum_of_sines(model(attacked)), attacked)
+    sum_of_sines(model(x)).backward()
+    agrees(capture.collect(Flat(CLIP)), expected)
+
+
+def test_channels_last():
+    model = nn.Sequential(
+        nn.Conv2d(3, 20, 3, padding=1), nn.GroupNorm(4, 20), nn.ReLU(inplace=True), nn.Conv2d(20, 5, 3)
+    ).double()
+    x = torch.randn(4, 3, 8, 8).double()
+    expected = oracle(model, (x,))
+    model = model.to(memory_format=torch.channels_last)
+    capture = attached(model)
+    sum_of_sines(model(x.to(memory_format=torch.channels_last))).backward()
+    agrees(capture.collect(Flat(CLIP)), expected)
+
+
+def test_bfloat16_autocast_clips_to_the_norm_it_adds():
+    model, x = mlp().float(), torch.randn(16, 4)
+    _, norms = oracle(model, (x,))
+    capture = attached(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        sum_of_sines(model(x)).backward()
+    clipped = capture.collect(Flat(CLIP))
+    assert clipped.raw_norms.dtype == torch.float32
+    torch.testing.assert_close(clipped.raw_norms, norms, rtol=0.05, atol=0.02)
+    one = attached(model.train())
+    capture.detach()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        sum_of_sines(model(x[:1])).backward()
+    alone = one.collect(Flat(1e-3))
+    size = sum(t.square().sum() for t in alone.raw_sums.values()).sqrt()
+    torch.testing.assert_close(size, torch.tensor(1e-3), rtol=1e-5, atol=0)
+
+
+def test_compiled_model():
+    model, x = mlp().float(), torch.randn(6, 4)
+    expected = oracle(model, (x,))
+    capture = attached(model)
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(2):
+        sum_of_sines(compiled(x)).backward()
+        agrees(capture.collect(Flat(CLIP)), expected, 1e-5)
+
+
+def test_closure_is_just_another_pass():
+    model, x = mlp(), torch.randn(5, 4).double()
+    expected = oracle(model, (x,))
+    capture = attached(model)
+
+    def closure():
+        capture.discard()
+        loss = sum_of_sines(model(x))
+        loss.backward()
+        return loss
+
+    closure()
+    closure()
+    agrees(capture.collect(Flat(CLIP)), expected)
+
+
+# Refused -----------------------------------------------------------------------------------------------------------
+
+
+def refuses(capture, match):
+    with pytest.raises(CaptureError, match=match):
+        capture.collect(Flat(CLIP))
+    assert capture.collect(Flat(CLIP)).raw_norms.shape == (0,)  # the refused passes are gone
+
+
+def test_a_parameter_used_without_its_module_is_named():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return F.linear(self.a(x), self.b.weight)
+
+    model = Functional()
+    capture = attached(model)
+    sum_of_sines(model(torch.randn(3, 4))).backward()
+    assert all(p.grad is None for p in model.parameters())
+    refuses(capture, r"b\.weight got a gradient outside")
+
+
+def test_a_parameter_seen_only_in_part_is_named():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.a(x) @ self.a.weight
+
+    model = Half()
+    capture = attached(model)
+    sum_of_sines(model(torch.randn(3, 4))).backward()
+    refuses(capture, r"a\.weight got a gradient outside")
+
+
+def test_an_unused_parameter_is_named_or_counts_as_zero():
+    model = nn.ModuleDict({"used": nn.Linear(4, 3), "idle": nn.Linear(4, 3)})
+    capture = attached(model)
+    sum_of_sines(model["used"](torch.randn(3, 4))).backward()
+    refuses(capture, r"idle\.bias, idle\.weight got no gradient")
+    lenient = Capture(model, unused="zero")
+    capture.detach()
+    lenient.attach()
+    model["used"](torch.randn(3, 4)).sum().backward()
+    assert not lenient.collect(Flat(CLIP)).raw_sums["idle.weight"].any()
+
+
+def test_examples_must_stay_in_the_first_dimension():
+    class Flattened(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.b(self.a(x).flatten(0, 1))
+
+    model = Flattened()
+    capture = attached(model)
+    capture.examples(3)
+    with pytest.raises(CaptureError, match="15 rows where the batch has 3 examples"):
+        model(torch.randn(3, 5, 4))
+    refuses(capture, "15 rows")
+
+
+def test_positions_that_look_like_examples_are_refused():
+    model = Tied("flat").double()
+    capture = attached(model)
+    with pytest.raises(CaptureError, match="may be positions"):
+        sum_of_sines(model(torch.randint(11, (7, 7)))).backward()
+    refuses(capture, "may be positions")
+
+
+def test_later_forward_before_backward_is_refused():
+    model, x = mlp(), torch.randn(4, 4).double()
+    capture = attached(model)
+    first, second = model(x), model(x)
+    sum_of_sines(first).backward()
+    sum_of_sines(second).backward()
+    refuses(capture, "separate backward passes")
+    out = model(x)
+    sum_of_sines(out).backward(retain_graph=True)
+    sum_of_sines(model(x)).backward()
+    with pytest.raises(CaptureError, match="earlier batch"):
+        out.sum().backward()
+    refuses(capture, "earlier batch")
+
+
+def test_an_input_changed_in_place_is_refused():
+    model, x = mlp(), torch.randn(4, 4).double()
+    capture = attached(model)
+    out = model(x)
+    x += 1
+    with pytest.raises(CaptureError, match="changed in place"):
+        sum_of_sines(out).backward()
+    refuses(capture, "changed in place")
+
+
+def test_second_derivatives_are_refused():
+    model, x = mlp(), torch.randn(4, 4).double().requires_grad_()
+    capture = attached(model)
+    with pytest.raises(CaptureError, match="create_graph"):
+        torch.autograd.grad(sum_of_sines(model(x)), x, create_graph=True)
+    refuses(capture, "create_graph")
+
+
+def test_thawing_a_parameter_needs_a_new_capture():
+    model, x = mlp(), torch.randn(4, 4).double()
+    model[0].weight.requires_grad_(False)
+    capture = attached(model)
+    model[0].weight.requires_grad_(True)
+    sum_of_sines(model(x)).backward()
+    with pytest.raises(CaptureError, match=r"requires_grad of 0\.weight has changed"):
+        capture.collect(Flat(CLIP))
+
+
+def test_an_exception_in_forward_leaves_the_model_whole():
+    model = mlp()
+    capture = attached(model)
+    with pytest.raises(RuntimeError):
+        model(torch.randn(3, 5).double())
+    assert all(p.requires_grad for p in model.parameters())
+    x = torch.randn(4, 4).double()
+    sum_of_sines(model(x)).backward()
+    assert capture.collect(Flat(CLIP)).raw_norms.shape == (4,)
+
+
+def test_embedding_options_that_mix_examples_are_refused():
+    for option in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}):
+        with pytest.raises(CaptureError, match=next(iter(option))):
+            attached(nn.Embedding(5, 3, **option))
+
+
+def test_random_layers_without_a_rule_are_refused():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return F.dropout(x * self.scale, 0.5)
+
+    model = Noisy()
+    capture = attached(model)
+    sum_of_sines(model(torch.randn(3, 4))).backward()
+    with pytest.raises(CaptureError, match="random"):
+        capture.collect(Flat(CLIP))
