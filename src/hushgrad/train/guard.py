@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
@@ -16,6 +18,18 @@ __all__ = ["Guard"]
 
 _private: WeakSet[Optimizer] = WeakSet()
 _captured: WeakSet[nn.Module] = WeakSet()
+
+# Walking through a large model in every step is slow, so torch says when a module or a parameter was registered anywhere.
+_registrations, _changes = 0, count(1)
+
+
+def _registered(*_: object) -> None:
+    global _registrations
+    _registrations = next(_changes)
+
+
+register_module_parameter_registration_hook(_registered)
+register_module_module_registration_hook(_registered)
 
 _ONE_GRADIENT = "Use an optimizer that takes one gradient per step: SGD, Adam, AdamW, RMSprop, Adafactor and so on."
 
@@ -34,7 +48,10 @@ class Guard:
         self._model, self._optimizer = model, optimizer
         self.params: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._require_same_parameters()
-        self._seen = self._signature()
+        self._all = list(model.parameters())
+        self._trainable = [p.requires_grad for p in self._all]
+        self._owned = self._optimizer_parameters()
+        self._walked_at = _registrations
         self.renew()
 
     def attach(self) -> None:
@@ -67,7 +84,7 @@ class Guard:
             raise CaptureError(
                 "A GradScaler scaled this step's loss, and with it every norm. Train in bfloat16, which needs no scaler."
             )
-        if self._signature() != self._seen:
+        if self._is_changed():
             raise CaptureError(
                 "The model's parameters, or the optimizer's, are not those that were made private: one was added, removed, "
                 "frozen or unfrozen. Detach, change the model, and call make_private again."
@@ -85,9 +102,17 @@ class Guard:
                     "Use a layer that keeps none (GroupNorm, or track_running_stats=False)."
                 )
 
-    def _signature(self) -> tuple[object, ...]:
-        model = tuple((id(p), p.requires_grad) for p in self._model.parameters())
-        return model, tuple(id(p) for group in self._optimizer.param_groups for p in group["params"])
+    def _is_changed(self) -> bool:
+        if [p.requires_grad for p in self._all] != self._trainable or self._optimizer_parameters() != self._owned:
+            return True
+        if self._walked_at != _registrations:
+            if list(map(id, self._model.parameters())) != list(map(id, self._all)):
+                return True
+            self._walked_at = _registrations
+        return False
+
+    def _optimizer_parameters(self) -> list[int]:
+        return [id(p) for group in self._optimizer.param_groups for p in group["params"]]
 
     def _require_same_parameters(self) -> None:
         if not self.params:

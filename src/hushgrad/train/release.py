@@ -30,6 +30,7 @@ class Release:
 
     def __init__(self, plan: Plan, capture: Capture, params: dict[str, Tensor], key: RunKey, world: World) -> None:
         self._plan, self._capture, self._params, self._world = plan, capture, params, world
+        self._scale = plan.noise_std / plan.batch_size
         self.filter_state: dict[str, Any] = {}
         self.use_key(key)
 
@@ -84,8 +85,7 @@ class Release:
         return self._denoised(buffers, step, learning_rate), clipped._replace(raw_sums={})
 
     def _noise(self, step: int) -> dict[str, Tensor]:
-        plan = self._plan
-        scale = plan.noise_std / plan.batch_size / self._world.size  # every process draws the same row: W parts make one
+        scale = self._scale / self._world.size  # every process draws the same row: W parts make one
         return {name: self.stream.row(step, i, p.detach(), scale=scale) for i, (name, p) in enumerate(self._params.items())}
 
     def replay(self, steps: int) -> None:
@@ -106,7 +106,7 @@ class Release:
         if plan.denoise is None:
             return grads
         info = NoiseInfo(
-            std=plan.noise_std * plan.noise.row_std(step, steps=plan.steps) / plan.batch_size,
+            std=self._scale * plan.noise.row_std(step, steps=plan.steps),
             step=step,
             max_grad_norm=plan.max_grad_norm,
             learning_rate=learning_rate,
