@@ -64,5 +64,8 @@ class AntiPGD(LowerToeplitz):
         """Nothing is kept: the last row is drawn again."""
         return 0
 
+    def _is_open(self) -> bool:
+        return self.damping is None
+
     def _value(self) -> float:
         return unresolved("damping") if self.damping is None else self.damping

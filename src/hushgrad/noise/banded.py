@@ -67,7 +67,9 @@ class Banded(LowerToeplitz):
 
     def resolved(self, *, steps: int, participation: Participation) -> Banded:
         """Coefficients optimised for this run, if they were left open."""
-        steps = self._fit(steps)
+        steps = _check.positive_int(steps=steps)
+        if self.bands > steps:
+            _check.fail("bands", self.bands, f"to be at most steps={steps}", "Use fewer bands.")
         if self.coefficients is not None:
             return self
         pattern = pattern_of(participation, steps)
@@ -75,21 +77,20 @@ class Banded(LowerToeplitz):
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
         """c_0, ..., c_{bands-1}, 0, 0, ..."""
-        c = np.zeros(self._fit(steps))
-        c[: self.bands] = self._value()
+        c = np.zeros(_check.positive_int(steps=steps))
+        c[: self.bands] = self._value()[:steps]
         return c
 
     def noising_coefficients(self, steps: int) -> np.ndarray:
         """The inverse series."""
-        return inverse(np.array(self._value()), self._fit(steps))
+        return inverse(np.array(self._value()), _check.positive_int(steps=steps))
 
     def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
         """x_t = (z_t - sum_{j >= 1} c_j x_{t-j}) / c_0."""
         from hushgrad.noise.streams import BandedStream
 
-        steps = self._fit(known_steps(steps))
         c = self._value()
-        return BandedStream(source, lambda t: c, steps=steps)
+        return BandedStream(source, lambda t: c, steps=known_steps(steps))
 
     def state_size(self, *, steps: int) -> int:
         """The last bands - 1 rows."""
@@ -98,15 +99,12 @@ class Banded(LowerToeplitz):
     def _amplified(self, noise_multiplier: float, participation: Participation, steps: int) -> Event | None:
         if not isinstance(participation, CyclicPoisson) or participation.period < self.bands:
             return None
-        fixed = self.resolved(steps=steps, participation=participation)
-        column = float(np.linalg.norm(fixed._value()))
+        fixed = self._fixed(steps, participation)
+        column = float(np.linalg.norm(fixed.strategy_coefficients(self.bands)))
         return Gaussian(noise_multiplier / column).sampled(rate=participation.rate) * -(-steps // participation.period)
 
-    def _fit(self, steps: int) -> int:
-        steps = _check.positive_int(steps=steps)
-        if self.bands > steps:
-            _check.fail("bands", self.bands, f"to be at most steps={steps}", "Use fewer bands.")
-        return steps
+    def _is_open(self) -> bool:
+        return self.coefficients is None
 
     def _value(self) -> tuple[float, ...]:
         return unresolved("coefficients") if self.coefficients is None else self.coefficients

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hushgrad import _check
+from hushgrad.events import Participation
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream
 from hushgrad.noise.series import binomial, inverse
@@ -41,13 +42,19 @@ class BandedInverse(LowerToeplitz):
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
         """1 / the cut series."""
-        return inverse(self._cut(steps), steps)
+        return inverse(binomial(self.exponent, self.bands), _check.positive_int(steps=steps))
 
     def noising_coefficients(self, steps: int) -> np.ndarray:
         """(1 - x)^exponent, cut."""
-        beta = np.zeros(steps)
-        beta[: self.bands] = self._cut(steps)
+        beta = np.zeros(_check.positive_int(steps=steps))
+        beta[: self.bands] = binomial(self.exponent, self.bands)[:steps]
         return beta
+
+    def resolved(self, *, steps: int, participation: Participation) -> BandedInverse:
+        """This mechanism, if its bands fit the run."""
+        if self.bands > _check.positive_int(steps=steps):
+            _check.fail("bands", self.bands, f"to be at most steps={steps}", "Use fewer bands, or Toeplitz() for all of them.")
+        return self
 
     def stream(self, source: Any, *, steps: int | None = None, memory: int = MEMORY) -> NoiseStream:
         """The filter of the last ``bands`` rows, drawn again; ``memory`` numbers per parameter make that rarer."""
@@ -56,8 +63,3 @@ class BandedInverse(LowerToeplitz):
     def state_size(self, *, steps: int) -> int:
         """A few rows that wait for their step; the past is drawn again."""
         return filter_state(min(self.bands, _check.positive_int(steps=steps)))
-
-    def _cut(self, steps: int) -> np.ndarray:
-        if self.bands > steps:
-            _check.fail("bands", self.bands, f"to be at most steps={steps}", "Use fewer bands, or Toeplitz() for all of them.")
-        return binomial(self.exponent, self.bands)

@@ -120,7 +120,10 @@ class Mechanism(Value, family="mechanism"):
         return range(steps)
 
     def resolved(self, *, steps: int, participation: Participation) -> Mechanism:
-        """This mechanism with every free parameter fixed for a run (by optimisation, if it has any left)."""
+        """This mechanism with every free parameter fixed for a run (by optimisation, if it has any left).
+
+        A fixed mechanism answers for fewer steps too, and then speaks of the first steps of its run.
+        """
         return self
 
     def event(self, noise_multiplier: float, participation: Participation, steps: int) -> Event:

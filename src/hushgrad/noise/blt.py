@@ -116,6 +116,9 @@ class BLT(LowerToeplitz):
         """One number per buffer."""
         return self.buffers
 
+    def _is_open(self) -> bool:
+        return self.decay is None
+
     def _decays(self) -> tuple[np.ndarray, np.ndarray]:
         if self.decay is None or self.inverse_decay is None:
             unresolved("decay")

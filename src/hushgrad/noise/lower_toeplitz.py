@@ -68,8 +68,13 @@ class LowerToeplitz(Mechanism):
             _check.fail("step", step, f"to be less than steps={steps}", "Ask for a row of the run.")
         return float(_row_stds(self, steps)[step])
 
+    def _is_open(self) -> bool:
+        """Whether a parameter is still to be tuned; then the answers are those of the mechanism tuned for the question."""
+        return False
+
     def _fixed(self, steps: int, participation: Participation) -> LowerToeplitz:
-        return cast("LowerToeplitz", self.resolved(steps=steps, participation=participation))
+        # A fixed mechanism is asked about the first steps of its run, too: it must not be fitted to those.
+        return cast("LowerToeplitz", self.resolved(steps=steps, participation=participation)) if self._is_open() else self
 
 
 @lru_cache(maxsize=8)

@@ -73,5 +73,8 @@ class Nu(LowerToeplitz):
         """A few rows that wait for their step; the past is drawn again."""
         return filter_state(_check.positive_int(steps=steps))
 
+    def _is_open(self) -> bool:
+        return self.nu is None
+
     def _value(self) -> float:
         return unresolved("nu") if self.nu is None else self.nu

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -59,6 +59,10 @@ class Tree(Mechanism):
         _check.instance(bool, completion=self.completion)
         if self.completion and self.restart is None:
             _check.fail("completion", True, "to come with restart", "Completion joins one tree to the next: give restart=.")
+
+    def resolved(self, *, steps: int, participation: Participation) -> Tree:
+        """The full variant fixes the size of its tree; the others need not know it."""
+        return replace(self, restart=steps) if self.variant == "full" and self.restart is None else self
 
     def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
         """Row t is the noise of prefix t minus the noise of prefix t - 1."""
@@ -135,7 +139,10 @@ class Tree(Mechanism):
         return steps
 
     def _size(self, steps: int) -> int:
-        return steps if self.restart is None else min(steps, self.restart)
+        # The full variant looks ahead to the whole tree, so its first steps are not those of a smaller tree.
+        if self.restart is None:
+            return steps
+        return self.restart if self.variant == "full" else min(steps, self.restart)
 
     def _levels(self, steps: int) -> int:
         size = self._size(steps)

@@ -29,15 +29,16 @@ def check_mechanism(mechanism: Mechanism, *, steps: int = 12, participation: Par
     """Raise AssertionError with one sentence if the mechanism breaks a promise of :class:`~hushgrad.noise.Mechanism`.
 
     For every participation (or the given one) the parameters are resolved and these are checked: N C = I and N is causal; the
-    sensitivity is not below brute force over all patterns, signs and directions; the event promises no more than that allows
-    and improves with the noise; the live rows are N Z, resume bit for bit and end with the last row; their covariance is
-    right, by a test that rejects a copy with one row 5 % too large; ``row_std``, ``unit_error`` and ``state_size`` are true;
-    the JSON form gives the mechanism back.
+    sensitivity is not below brute force over all patterns, signs and directions, for the first steps alone too; the event
+    promises no more than that allows and improves with the noise; the live rows are N Z, resume bit for bit and end with the
+    last row; their covariance is right, by a test that rejects a copy with one row 5 % too large; ``row_std``, ``unit_error``
+    and ``state_size`` are true; the JSON form gives the mechanism back.
     """
     for who in _PARTICIPATIONS if participation is None else (participation,):
         fixed = mechanism.resolved(steps=steps, participation=who)
         _check_matrices(fixed, steps)
         _check_sensitivity(fixed, steps, who)
+        _check_first_steps(fixed, steps, who)
         _check_event(fixed, steps, who)
         _check_json(fixed)
     _check_amplification(mechanism, steps)
@@ -108,6 +109,18 @@ def _check_sensitivity(mechanism: Mechanism, steps: int, who: Participation) -> 
     claimed = mechanism.sensitivity(steps=steps, participation=who)
     true = brute_force_sensitivity(mechanism.strategy(steps), who)
     assert claimed >= true * (1 - 1e-9), f"{_name(mechanism)}: sensitivity {claimed:.6g} under {who}, but {true:.6g} happens"
+
+
+def _check_first_steps(mechanism: Mechanism, steps: int, who: Participation) -> None:
+    """The sensitivity for t steps covers the first t rows of the longer run: a ledger asks for it."""
+    C, N = mechanism.strategy(steps), mechanism.noising(steps)
+    for t in (1, steps // 2, steps - 1):
+        used = np.any(np.abs(N[:t]) > 1e-12, axis=0)
+        true = brute_force_sensitivity(C[used][:, :t], who)
+        claimed = mechanism.sensitivity(steps=t, participation=who)
+        assert claimed >= true * (1 - 1e-9), (
+            f"{_name(mechanism)}: sensitivity {claimed:.6g} for {t} steps, but {true:.6g} happens"
+        )
 
 
 def _check_event(mechanism: Mechanism, steps: int, who: Participation) -> None:
