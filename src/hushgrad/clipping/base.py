@@ -146,7 +146,7 @@ class Rule(ABC):
         """Why this module cannot be clipped per example, with the remedy; None if it can (the default)."""
         return None
 
-    def examples(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+    def examples(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """How many examples this call's inputs hold (None: it cannot be told). Default: the first tensor's first dimension."""
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):

@@ -139,7 +139,7 @@ class Site:
 
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Wait for the gradient of this call's output."""
-        count = self.rule.examples(args, kwargs)
+        count = self.rule.examples(self.module, args, kwargs)
         batch = self.tape.batch_of(count, shared=count is None or self.rule.shared(count, args, kwargs))
         call = Call(self, batch, args, kwargs)
         if isinstance(output, Tensor):
