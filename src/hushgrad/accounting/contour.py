@@ -163,12 +163,17 @@ def _on_contour(cumulants: Cumulants, c: float, delta: float, guess: float) -> f
         total = float(np.sum(shape * np.exp(-1j * nodes * epsilon)).real)
         return total <= 0.0 or math.log(total) + float(k[1]) - c * epsilon <= log_target
 
-    low = guess
-    while low > 0.0 and small_enough(low):
-        low = low - 4.0 / c if low > 4.0 / c else 0.0
-    high = guess + 1.0 / c
-    while not small_enough(high):
+    low, high = guess, guess + 1.0 / c
+    for _ in range(200):
+        if low == 0.0 or not small_enough(low):
+            break
+        low = max(0.0, low - 4.0 / c)
+    for _ in range(200):
+        if small_enough(high):
+            break
         high += 1.0 / c
+    else:
+        raise NoTheorem("The contour integral does not reach this delta here, so it cannot be trusted. Ask epsilon.")
     return smallest_true(small_enough, low, high, tolerance=1e-10)
 
 

@@ -26,7 +26,7 @@ __all__ = ["gaussian_mixture", "poisson", "poisson_gaussian", "without_replaceme
 
 Array = npt.NDArray[np.float64]
 
-_POINTS = 400_000  # an integral over more points is not worth its time: the bound without sampling is used instead
+_POINTS = 60_000  # an integral over more points is not worth its time: the bound without sampling is used instead
 _REACH = 14.0  # standard deviations beyond the outermost peak: e^-98 of the mass
 
 
