@@ -45,13 +45,6 @@ from hushgrad.events import (
 )
 from hushgrad.guarantee import Guarantee
 
-try:
-    from hushgrad.accounting.pld import PLD
-except ImportError:
-    PLD = None
-
-needs_pld = pytest.mark.skipif(PLD is None, reason="the pld accountant is not there")
-
 # Calibration ------------------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +100,6 @@ CALIBRATED = [
 ]
 
 
-@needs_pld
 @pytest.mark.parametrize(("rate", "steps", "target", "delta", "sigma"), CALIBRATED)
 def test_calibration_ends_certified_and_close_to_the_reference(
     rate: float, steps: int, target: float, delta: float, sigma: float
@@ -117,7 +109,6 @@ def test_calibration_ends_certified_and_close_to_the_reference(
     assert epsilon(Gaussian(found).sampled(rate=rate) * steps, delta=delta) <= target
 
 
-@needs_pld
 def test_steps_are_calibrated_on_the_certified_bound() -> None:
     step = Gaussian(1.0).sampled(rate=0.01)
     steps = calibrate_steps(step, epsilon=2.0, delta=1e-5)
@@ -125,7 +116,6 @@ def test_steps_are_calibrated_on_the_certified_bound() -> None:
     assert estimate(step * (steps + max(2, steps // 2000)), delta=1e-5).epsilon > 2.0
 
 
-@needs_pld
 def test_an_interval_contains_the_truth() -> None:
     lower, upper = epsilon_interval(Gaussian(1.0), delta=1e-5)
     assert lower <= gaussian_epsilon(1.0, 1e-5) <= upper <= lower * (1 + 2e-4)

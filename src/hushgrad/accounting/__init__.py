@@ -17,8 +17,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from hushgrad.accounting import classical
 from hushgrad.accounting.advanced import Advanced
 from hushgrad.accounting.api import accountant_of, delta, delta_curve, epsilon, epsilon_interval
@@ -37,12 +35,10 @@ from hushgrad.accounting.gaussian import gaussian_delta, gaussian_epsilon, gauss
 from hushgrad.accounting.gdp import GDP
 from hushgrad.accounting.group import epsilon_for_group, for_group
 from hushgrad.accounting.optimal import Optimal
+from hushgrad.accounting.pld import PLD
 from hushgrad.accounting.rdp import RDP
 from hushgrad.accounting.tradeoff import Attack, advantage, attack, trade_off
 from hushgrad.accounting.zcdp import ZCDP
-
-if TYPE_CHECKING:
-    from hushgrad.accounting.pld import PLD
 
 __all__ = [
     "GDP",
@@ -79,12 +75,3 @@ __all__ = [
     "gaussian_mu",
     "trade_off",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # The largest accountant is loaded when it is first asked for.
-    if name == "PLD":
-        from hushgrad.accounting.pld import PLD
-
-        return PLD
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
