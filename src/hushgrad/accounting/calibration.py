@@ -14,6 +14,7 @@ from hushgrad import _check
 from hushgrad.accounting.api import accountant_of
 from hushgrad.accounting.base import Accountant
 from hushgrad.accounting.contour import estimate
+from hushgrad.accounting.rdp import RDP
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.events import Event, Gaussian, Relation
 
@@ -65,7 +66,7 @@ def calibrate(
     certified = _Question(lambda x: chosen.loss(make_event(x), relation).epsilon(delta), target)
     cheap = certified
     if chosen.name == "pld":
-        cheap = _Question(lambda x: estimate(make_event(x), delta=delta, relation=relation).epsilon, target)
+        cheap = _Question(lambda x: _rough(make_event(x), delta, relation), target)
     try:
         low, high = _bracket(cheap, bracket)
         start, slope = _root(cheap, low, high, 1e-7 if cheap is not certified else tolerance / 4.0)
@@ -75,6 +76,14 @@ def calibrate(
     return _certify(certified, start, slope, tolerance, (low, high))
 
 
+def _rough(event: Event, delta: float, relation: Relation) -> float:
+    """The estimate, or where it refuses (extreme values on the way to a root) what Rényi divergences give."""
+    try:
+        return estimate(event, delta=delta, relation=relation).epsilon
+    except NoTheorem:
+        return RDP().loss(event, relation).epsilon(delta)
+
+
 def _bracket(question: _Question, bracket: tuple[float, float] | None) -> tuple[float, float]:
     """Two x between which the target is crossed."""
     if bracket is not None:
@@ -82,12 +91,16 @@ def _bracket(question: _Question, bracket: tuple[float, float] | None) -> tuple[
         if question(low) > 0.0 and question(high) > 0.0:
             raise ArgumentError(f"Expected bracket={bracket} to contain a value that meets epsilon={question.target}.")
         return low, high
-    low = high = 1.0
-    for _ in range(60):
-        if (question(low) > 0.0) != (question(high) > 0.0):
-            return low, high
-        low, high = max(low / 2.0, _WIDEST[0]), min(high * 2.0, _WIDEST[1])
-    raise ArgumentError(f"Expected epsilon={question.target} to be reachable between x={low:g} and x={high:g}. Give a bracket.")
+    # From 1 only in the direction of the target: events far on the other side may be extreme, and cost time for nothing.
+    here, there = 1.0, 2.0
+    wanted_lower = question(here) > 0.0
+    if (question(there) < question(here)) != wanted_lower:
+        there = 0.5
+    while _WIDEST[0] <= there <= _WIDEST[1]:
+        if (question(there) > 0.0) != wanted_lower:
+            return min(here, there), max(here, there)
+        here, there = there, there * (there / here)
+    raise ArgumentError(f"Expected epsilon={question.target} to be reachable between x=1 and x={here:g}. Give a bracket.")
 
 
 def _root(question: _Question, low: float, high: float, tolerance: float) -> tuple[float, float]:
@@ -252,7 +265,7 @@ def _largest(
         return n == 0 or chosen.loss(make_event(n), relation).epsilon(delta) <= target
 
     def probably_fits(n: int) -> bool:
-        return n == 0 or estimate(make_event(n), delta=delta, relation=relation).epsilon <= target
+        return n == 0 or _rough(make_event(n), delta, relation) <= target
 
     start = 1
     if chosen.name == "pld":
