@@ -169,6 +169,7 @@ static const double COS64[] = {1.0,
                 const real *p2 = parts[h + 2] + begin, *p3 = parts[h + 3] + begin;                                        \
                 for (size_t k = 0; k < rows; k++) {                                                                       \
                     const real *w = weights + k * count + h, w0 = w[0], w1 = w[1], w2 = w[2], w3 = w[3];                  \
+                    if (w0 == 0 && w1 == 0 && w2 == 0 && w3 == 0) continue;                                               \
                     real *restrict total = out + k * stride + begin;                                                      \
                     for (size_t i = 0; i < m; i++)                                                                        \
                         total[i] = (((total[i] + p0[i] * w0) + p1[i] * w1) + p2[i] * w2) + p3[i] * w3;                    \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,10 +27,14 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def over_chunks(count: int, work: Callable[[int, int], None], chunk: int = CHUNK) -> None:
     """Call ``work(low, high)`` for consecutive chunks of ``range(count)``; the result must not depend on the order."""
     threads = min(torch.get_num_threads(), -(-count // chunk)) if count >= _PARALLEL else 1
-    chunks = iter(range(0, count, chunk))
+    chunks, lock = iter(range(0, count, chunk)), threading.Lock()
 
     def run() -> None:
-        for low in chunks:  # a range iterator hands each chunk to exactly one thread
+        while True:
+            with lock:  # each chunk goes to exactly one thread, also without the interpreter's own lock
+                low = next(chunks, count)
+            if low >= count:
+                return
             work(low, min(low + chunk, count))
 
     helpers = [_pool(threads).submit(run) for _ in range(threads - 1)] if threads > 1 else []

@@ -29,7 +29,7 @@ class BlockStream(OrderedStream, Generic[Plan]):
     def __init__(self, source: Source, *, steps: int, block: int, slots: int) -> None:
         super().__init__(source, steps=steps)
         self._block, self._slots = block, slots
-        self._chunk = max(CHUNK // 8, min(CHUNK, 4 * CHUNK // block))  # a block of rows fits the second-level cache
+        self._chunk = max(CHUNK // 4, min(CHUNK, 4 * CHUNK // block))  # a block of rows fits the second-level cache
         self._planned: tuple[int, Plan] | None = None  # of the latest block: every chunk of every tensor needs it again
 
     @abstractmethod

@@ -17,7 +17,7 @@ from hushgrad.noise.streams.ordered import Lane
 __all__ = ["DenseStream", "FilterStream"]
 
 _MEMORY = 8  # numbers per parameter that a stream may keep unless told otherwise
-_BATCH = 8  # draws that are held in the cache at a time
+_BATCH = 16  # draws that are held in the cache at a time
 
 
 class _LinearStream(BlockStream[tuple[int, np.ndarray]]):
