@@ -181,8 +181,8 @@ class Capture:
         return {name: torch.zeros_like(p, dtype=dtypes[name]) for name, p in self._params.items()}
 
     def _reduce(self, clipper: Clipper, sums: dict[str, Tensor], scale: float) -> list[Part]:
-        with self._tape.quiet():
-            return [add_clipped(group, self._names, clipper, sums, scale) for group in self._groups()]
+        groups = self._groups()
+        return self._tape.quiet(lambda: [add_clipped(group, self._names, clipper, sums, scale) for group in groups])
 
     def _groups(self) -> list[Group]:
         """The calls, by privacy unit."""

@@ -8,6 +8,7 @@ parameter was used once, and its squared norms were taken while the gradient was
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -50,20 +51,22 @@ def add_clipped(group: Group, names: dict[int, dict[str, str]], clipper: Clipper
     sq_norms = _sq_norms(group, names, order)  # (parameters, units)
     grouping = clipper.groups(order)
     if grouping is None:
-        clipped_by = sq_norms.sum(0)
-        total = clipped_by
+        clipped_by = total = sq_norms.sum(0)
     else:
         index = torch.tensor(grouping, device=sq_norms.device)
         clipped_by = sq_norms.new_zeros(max(grouping, default=0) + 1, group.size).index_add_(0, index, sq_norms).t()
         total = clipped_by.sum(1)
     weights = clipper.weights(clipped_by)
-    finite = total.isfinite()
-    rejected = 0 if bool(finite.all()) else int((~finite).sum())
-    if rejected:
+    finite = None if math.isfinite(float(total.sum())) else total.isfinite()
+    rejected = 0 if finite is None else int((~finite).sum())
+    if finite is not None:
         weights = torch.where(finite if weights.dim() == 1 else finite.unsqueeze(1), weights, weights.new_zeros(()))
     columns = None if grouping is None else dict(zip(order, grouping, strict=True))
+    scaled: dict[float, Tensor] = {}
     for use in group.uses:
-        _add_use(use, names[id(use.call.site)], weights, columns, finite if rejected else None, sums, scale)
+        if use.factor not in scaled:
+            scaled[use.factor] = weights * (use.factor * scale)
+        _add_use(use, names[id(use.call.site)], scaled[use.factor], columns, finite, sums)
     return Part(total.sqrt(), weights, rejected)
 
 
@@ -84,7 +87,7 @@ def _sq_norms(group: Group, names: dict[int, dict[str, str]], order: Sequence[st
             rows[name] = row if common is not None else row * use.factor**2
     some = next(iter(rows.values()))
     stacked = torch.stack([rows[name] if name in rows else torch.zeros_like(some) for name in order])
-    return stacked if common is None else stacked.mul_(common**2)
+    return stacked if common in (None, 1) else stacked.mul_(common**2)
 
 
 def _add_use(
@@ -94,15 +97,14 @@ def _add_use(
     columns: dict[str, int] | None,
     finite: Tensor | None,
     sums: dict[str, Tensor],
-    scale: float,
 ) -> None:
     record, rule = use.call.record, use.call.site.rule
     assert record is not None
-    own = weights if use.units is None else weights[use.units]
+    if use.units is not None:
+        weights = weights[use.units]
     if finite is not None:  # 0 * NaN is NaN, so examples without a finite norm must leave the sum altogether
-        record, own = _without(record, rule, finite if use.units is None else finite[use.units], own)
-    own = own * (use.factor * scale)
-    by_name = {local: own if columns is None else own[:, columns[name]] for local, name in names.items()}
+        record, weights = _without(record, rule, finite if use.units is None else finite[use.units], weights)
+    by_name = {local: weights if columns is None else weights[:, columns[name]] for local, name in names.items()}
     rule.add_weighted(record, by_name, {local: sums[name] for local, name in names.items()})
     record.release()
     record.kept = {}

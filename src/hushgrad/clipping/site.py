@@ -24,22 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Site"]
 
 
-class _Root(torch.autograd.Function):
-    """Marks the output of a first layer as part of the graph, in place.
-
-    ``output.requires_grad_()`` would do so as well, but makes it a leaf, which an in-place activation behind it may not change.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
-        return None, None
-
-
 class Call:
     """One call of a captured module; it becomes part of its batch when a gradient comes back to it."""
 
@@ -66,8 +50,7 @@ class Call:
         if self.record is None:
             self._open(grads)
             if self.site.rule.hot:
-                with tape.quiet():
-                    self.measure()
+                tape.quiet(self.measure)
         elif not self.record.grads:
             tape.fail(
                 f"A second backward came back to {self.site.path or 'the model'}, whose input is already released. Add the "
@@ -99,6 +82,25 @@ class Call:
             if len(record.kept) == len(record.names):
                 record.release()
         return self.sq_norms
+
+
+class _Root(torch.autograd.Function):
+    """Marks the output of a first layer as part of the graph, in place, and hands its gradient to the call that made it.
+
+    ``output.requires_grad_()`` would do so as well, but makes it a leaf, which an in-place activation behind it may not change.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, call: Call | None) -> Tensor:
+        ctx.call = call
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        if ctx.call is not None:
+            ctx.call.arrive(grads[0])
+        return None, None, None
 
 
 class Site:
@@ -149,16 +151,20 @@ class Site:
         outputs = tensors_of(output)
         for y in outputs:
             if not y.requires_grad:
-                _Root.apply(y, self.tape.anchor)  # type: ignore[no-untyped-call]  # in place, so the structure around the tensors stays
+                _Root.apply(y, self.tape.anchor, None)  # type: ignore[no-untyped-call]  # in place, so the structure around the tensors stays
         if outputs:
             register_multi_grad_hook(outputs, call.arrive_all)
         return output
 
     def _watch_one(self, call: Call, y: Tensor, count: int | None) -> Tensor:
+        spread = count is not None and count != call.batch.examples
         if not y.requires_grad:
             # An in-place operation on a view would move the hooks' node out of the graph; a detached tensor is no view.
-            y = _Root.apply(y.detach() if y._is_view() else y, self.tape.anchor)  # type: ignore[no-untyped-call]
-        if count is not None and count != call.batch.examples:
+            plain = y.detach() if y._is_view() else y
+            y = _Root.apply(plain, self.tape.anchor, None if spread else call)  # type: ignore[no-untyped-call]
+            if not spread:
+                return y
+        if spread:
             y = self._spread(call, y)
         base = y._base if y._is_view() else None
         if base is not None and _is_reshape(y, base) and not any(_shares(a, base) for a in call.args):

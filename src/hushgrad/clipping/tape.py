@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from hushgrad.clipping.site import Call
 
 __all__ = ["Batch", "Tape"]
+
+T = TypeVar("T")
 
 
 class Batch:
@@ -59,16 +61,14 @@ class Tape:
         self.current: Batch | None = None
         self._fresh = True  # the next forward begins a batch
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """While a rule runs a module again, nothing is captured, and nothing is cast to a lower precision."""
+    def quiet(self, work: Callable[[], T]) -> T:
+        """Let a rule work: nothing that it runs again is captured, and nothing is cast to a lower precision."""
         self.silent += 1
         try:
             if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
                 with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-                    yield
-            else:
-                yield
+                    return work()
+            return work()
         finally:
             self.silent -= 1
 

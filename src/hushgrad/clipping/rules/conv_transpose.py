@@ -1,0 +1,87 @@
+"""Transposed convolutions in one, two and three dimensions, with groups, stride, dilation and output padding.
+
+A transposed convolution is a convolution's way back: its kernel meets the *output gradient* where a convolution's meets the
+input. So G_i is the kernel gradient of the convolution that takes g (padded) as input and has x as its output gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hushgrad.clipping.base import Record, Rule, add_kept, rule, sq_norm
+from hushgrad.clipping.rules.conv import Geometry, per_example_kernel
+
+__all__ = ["ConvTranspose"]
+
+_KEEP_AT_MOST = 1 << 26  # floats of per-example gradients that one layer may keep (256 MB in single precision)
+
+
+@rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+class ConvTranspose(Rule):
+    """The convolution's rule with input and output gradient in each other's place."""
+
+    parameters = frozenset({"weight", "bias"})
+
+    def per_example(self, record: Record) -> dict[str, Tensor]:
+        """G_i of the kernel as of a convolution; of the bias by a sum over positions."""
+        made = {}
+        if "weight" in record.names:
+            made["weight"] = per_example_kernel(_padded(record), record.x, _geometry(record.module))
+        if "bias" in record.names:
+            made["bias"] = record.g.flatten(2).sum(2)
+        return made
+
+    def sq_norms(self, record: Record) -> dict[str, Tensor]:
+        """Keep G; where that takes too much memory, make it for a few examples at a time."""
+        weight: Any = record.module.weight
+        B, step = len(record.g), max(1, _KEEP_AT_MOST // weight.numel())
+        if B <= step:
+            return super().sq_norms(record)
+        parts = [self._norms_of(record, torch.arange(i, min(i + step, B), device=record.g.device)) for i in range(0, B, step)]
+        return {name: torch.cat([part[name] for part in parts]) for name in record.names}
+
+    def _norms_of(self, record: Record, index: Tensor) -> dict[str, Tensor]:
+        made = self.per_example(self.select(record, index, len(record.g)))
+        return {name: sq_norm(G) for name, G in made.items()}
+
+    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+        """w^T G of what was kept; else the native weight gradient of w g."""
+        for name in record.names:
+            if name in record.kept:
+                add_kept(out[name], record.kept[name], weights[name])
+            elif name == "weight":
+                out[name].add_(_native_weighted(record, weights[name]))
+            else:
+                add_kept(out[name], record.g.flatten(2).sum(2), weights[name])
+
+
+def _geometry(module: Any) -> Geometry:
+    return Geometry(module.kernel_size, module.stride, module.dilation, module.groups)
+
+
+def _padded(record: Record) -> Tensor:
+    """The output gradient on exactly the grid that the kernel reaches from the input's positions."""
+    module: Any = record.module
+    x, g = record.x, record.g
+    edges: list[int] = []
+    for axis in reversed(range(len(module.kernel_size))):
+        reach = (x.shape[axis + 2] - 1) * module.stride[axis] + module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
+        before = module.padding[axis]
+        edges += [before, reach - before - g.shape[axis + 2]]  # negative where output_padding exceeds the padding: cropped
+    return F.pad(g, edges) if any(edges) else g
+
+
+def _native_weighted(record: Record, weights: Tensor) -> Tensor:
+    """The weight gradient summed over the batch, by the library's own kernel for convolutions."""
+    module: Any = record.module
+    g = _padded(record) * weights.view(-1, *(1 for _ in record.g.shape[1:]))
+    weight = g.new_empty(1).expand(module.weight.shape)  # only its shape matters here
+    zeros = [0] * len(module.kernel_size)
+    return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+        record.x, g, weight, None, module.stride, zeros, module.dilation, False, zeros, module.groups, [False, True, False],
+    )[1]  # fmt: skip

@@ -1,0 +1,45 @@
+"""InstanceNorm: y = weight * xhat + bias per channel, xhat normalised within one channel of one example.
+
+G_i = sum_t g[i,:,t] * xhat[i,:,t] for the weight and sum_t g[i,:,t] for the bias: one number per channel, made once and kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hushgrad.clipping.base import Record, Rule, rule
+from hushgrad.errors import CaptureError
+
+__all__ = ["InstanceNorm"]
+
+
+@rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+class InstanceNorm(Rule):
+    """Normalised within one channel of one example."""
+
+    parameters = frozenset({"weight", "bias"})
+
+    def check(self, module: nn.Module) -> str | None:
+        """Running statistics would carry data into the checkpoint, without noise."""
+        layer: Any = module
+        if layer.track_running_stats:
+            return "track_running_stats keeps means of the data in buffers, without noise. Leave it out"
+        return None
+
+    def per_example(self, record: Record) -> dict[str, Tensor]:
+        """One pass over x and g each."""
+        module, x, g = record.module, record.x, record.g
+        layer: Any = module
+        dims = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+        expected = next(d for kind, d in dims.items() if isinstance(module, kind))
+        if x.dim() != expected:
+            raise CaptureError(f"{type(module).__name__} got a single example without a batch dimension. Write x[None].")
+        made = {}
+        if "weight" in record.names:
+            made["weight"] = F.instance_norm(x, eps=layer.eps).mul_(g).flatten(2).sum(2) if len(x) else x.new_zeros(x.shape[:2])
+        if "bias" in record.names:
+            made["bias"] = g.flatten(2).sum(2)
+        return made

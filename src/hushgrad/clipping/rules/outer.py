@@ -1,0 +1,136 @@
+"""Layers whose parameters all meet their inputs in matrix products, somewhere inside: recurrent layers and attention.
+
+Such a layer is run again, once for the whole batch, and differentiated with respect to its inner products instead of its parameters.
+Each parameter's gradient is then what it is for a linear layer, G_i = sum_t left[i,t] right[i,t]^T, and so are its norm (Gram matrices,
+or the gradient made and kept) and its weighted sum (one matrix product).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hushgrad.clipping.base import Record, Rule, add_kept, sq_norm
+from hushgrad.clipping.rules.linear import gram_sq_norm
+
+__all__ = ["Block", "OuterProducts", "Terms"]
+
+# Reading one stored float of G costs about as much as this many multiply-adds.
+_READ_COST = 12
+# Kept per-example gradients of one parameter may take this many floats at the most (256 MB in single precision).
+_KEEP_AT_MOST = 1 << 26
+
+
+class Block(NamedTuple):
+    """Some rows of a parameter's gradient: sum_t left[i,t] right[i,t]^T, or sum_t left[i,t] where ``right`` is None (a bias)."""
+
+    left: Tensor  # (B, T, rows)
+    right: Tensor | None  # (B, T, columns)
+
+    @property
+    def per_example(self) -> Tensor:
+        """(B, rows, columns), or (B, rows)."""
+        return self.left.sum(1) if self.right is None else torch.bmm(self.left.transpose(1, 2), self.right)
+
+    @property
+    def prefers_gram(self) -> bool:
+        """Gram matrices are cheaper than making, keeping and reading G, or G is too large to be kept."""
+        if self.right is None:
+            return False
+        (B, T, m), n = self.left.shape, self.right.shape[2]
+        return T * T * (m + n) < _READ_COST * m * n or B * m * n > _KEEP_AT_MOST
+
+    def add_weighted(self, out: Tensor, weights: Tensor) -> None:
+        """``out += sum_i weights[i] G_i`` in one matrix product."""
+        if self.right is None:
+            out.addmv_(self.left.sum(1).t(), weights)
+        else:
+            out.addmm_((self.left * weights.view(-1, 1, 1)).flatten(0, 1).t(), self.right.flatten(0, 1))
+
+    def select(self, index: Tensor) -> Block:
+        """The same for some of the examples."""
+        return Block(self.left[index], None if self.right is None else self.right[index])
+
+
+Terms = dict[str, list[Block]]  # by local name; the rows of a parameter's blocks follow each other
+
+
+class _Solved(NamedTuple):
+    """Stands in a record for the inputs and gradients, once the terms have been computed from them."""
+
+    terms: Terms
+
+
+class OuterProducts(Rule):
+    """Base of rules that give their parameters' gradients as outer products; subclasses write ``solve`` and ``pick``."""
+
+    hot = False  # it runs autograd itself, which is better done outside of a running backward
+
+    @abstractmethod
+    def solve(self, record: Record) -> Terms:
+        """The blocks of every name in ``record.names``."""
+
+    @abstractmethod
+    def pick(self, record: Record, index: Tensor) -> Record:
+        """The record for the examples in ``index`` alone."""
+
+    def per_example(self, record: Record) -> dict[str, Tensor]:
+        """The blocks' products, row below row."""
+        shapes = {name: p.shape for name, p in record.module.named_parameters()}
+        made = {name: [block.per_example for block in blocks] for name, blocks in self._terms(record).items()}
+        return {name: torch.cat(rows, 1).view(len(rows[0]), *shapes[name]) for name, rows in made.items()}
+
+    def sq_norms(self, record: Record) -> dict[str, Tensor]:
+        """Solve once; what is cheaper to keep than to form twice is kept."""
+        terms = self._terms(record)
+        record.args, record.kwargs, record.grads = (_Solved(terms),), {}, ()
+        norms = {}
+        for name, blocks in terms.items():
+            if any(block.prefers_gram for block in blocks):
+                norms[name] = sum(
+                    (gram_sq_norm(b.right, b.left) for b in blocks if b.right is not None), torch.zeros(()).to(blocks[0].left)
+                )
+            else:
+                rows = [block.per_example for block in blocks]
+                record.kept[name] = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+                norms[name] = sq_norm(record.kept[name])
+        return norms
+
+    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+        """One matrix product for each block, straight into its rows of ``out``; or w^T G where G was kept."""
+        terms: Terms = {} if len(record.kept) == len(record.names) else self._terms(record)
+        for name in record.names:
+            if name in record.kept:
+                add_kept(out[name], record.kept[name], weights[name])
+                continue
+            row = 0
+            for block in terms[name]:
+                rows = slice(row, row + block.left.shape[2])
+                block.add_weighted(out[name].view(-1)[rows] if block.right is None else out[name][rows], weights[name])
+                row = rows.stop
+
+    def select(self, record: Record, index: Tensor, examples: int) -> Record:
+        """From the terms if they are there, else from the inputs."""
+        if record.args and isinstance(record.args[0], _Solved):
+            terms = {name: [block.select(index) for block in blocks] for name, blocks in record.args[0].terms.items()}
+            chosen = Record(record.module, record.names, (_Solved(terms),), {}, ())
+        elif record.args or record.kwargs:
+            chosen = self.pick(record, index)
+        else:
+            chosen = Record(record.module, record.names, (), {}, ())
+        chosen.kept = {name: G[index] for name, G in record.kept.items()}
+        return chosen
+
+    def _terms(self, record: Record) -> Terms:
+        if record.args and isinstance(record.args[0], _Solved):
+            return record.args[0].terms
+        with torch.enable_grad():
+            terms = self.solve(record)
+        return {
+            name: [Block(b.left.detach(), None if b.right is None else b.right.detach()) for b in terms[name]]
+            for name in record.names
+        }

@@ -1,0 +1,28 @@
+"""RMSNorm: y = weight * x / rms(x), the root mean square taken over the last dimensions.
+
+G_i = sum_t g[i,t] * xhat[i,t]: no larger than a row of activations, so it is made once and kept.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hushgrad.clipping.base import Record, Rule, rule
+
+__all__ = ["RMSNorm"]
+
+
+@rule(nn.RMSNorm)
+class RMSNorm(Rule):
+    """Normalised over the last dimensions, without a mean or a bias."""
+
+    parameters = frozenset({"weight"})
+
+    def per_example(self, record: Record) -> dict[str, Tensor]:
+        """One pass over x and g."""
+        module, x = record.module, record.x
+        assert isinstance(module, nn.RMSNorm)
+        shape = module.normalized_shape
+        xhat = torch.rms_norm(x, shape, None, module.eps)
+        return {"weight": (xhat * record.g).reshape(len(x), -1, *shape).sum(1) if len(x) else x.new_zeros(0, *shape)}

@@ -1,0 +1,243 @@
+"""Recurrent layers: RNN, LSTM (with projections) and GRU; several layers, both directions, packed sequences.
+
+At each time t, gates_t = W_ih x_t + b_ih + W_hh h_{t-1} + b_hh, so with d_t the gradient with respect to gates_t
+
+    G_i(W_ih) = sum_t d_t x_t^T,   G_i(W_hh) = sum_t d_t h_{t-1}^T,   G_i(b_ih) = G_i(b_hh) = sum_t d_t.
+
+(In a GRU the hidden part of the new gate is multiplied by the reset gate, so W_hh and b_hh have their own d_t; an LSTM's projection
+W_hr is one more product.) The d_t come from one repetition of the recurrence: work and memory of an ordinary pass, linear in
+B and T, whatever the number of parameters. Where a sequence has ended its state is carried along unchanged, so the padding of
+packed sequences has d_t = 0; for the backward direction the same mask makes a sequence start at its own end.
+
+Reference: Goodfellow, "Efficient per-example gradient computations" (2015), applied at every time step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+
+from hushgrad.clipping.base import Record, rule
+from hushgrad.clipping.rules.outer import Block, OuterProducts, Terms
+from hushgrad.errors import CaptureError
+
+__all__ = ["Recurrent"]
+
+
+@rule(nn.RNN, nn.LSTM, nn.GRU)
+class Recurrent(OuterProducts):
+    """One repetition of the recurrence gives the gradients at the gates; the rest are outer products."""
+
+    def check(self, module: nn.Module) -> str | None:
+        """Dropout between the layers cannot be repeated."""
+        assert isinstance(module, nn.RNNBase)
+        if module.dropout > 0 and module.num_layers > 1:
+            return (
+                "its dropout between layers is drawn inside the layer and cannot be repeated. Use dropout=0, or one layer after "
+                "another with nn.Dropout in between"
+            )
+        return None
+
+    def examples(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+        """The batch dimension is the second, unless ``batch_first``; packed sequences know their number."""
+        x = args[0] if args else kwargs["input"]
+        if isinstance(x, PackedSequence):
+            return int(x.batch_sizes[0])
+        return int(x.shape[_batch_dim(module)]) if x.dim() == 3 else None
+
+    def solve(self, record: Record) -> Terms:
+        """Run forward again with the products of each step in sight, then differentiate with respect to them."""
+        sequence = _read(record)
+        run = _Run(record.module, sequence)
+        outputs = [(y, g) for y, g in zip(run.outputs, sequence.grads, strict=True) if g is not None]
+        taps = [product for cell in run.cells for product in cell.products]
+        found = iter(torch.autograd.grad([y for y, _ in outputs], taps, [g for _, g in outputs], allow_unused=True))
+        terms: Terms = {}
+        for cell in run.cells:
+            here = islice(found, len(cell.products))
+            d = [torch.zeros_like(tap) if g is None else g for tap, g in zip(cell.products, here, strict=True)]
+            terms.update(cell.terms(d))
+        return terms
+
+    def pick(self, record: Record, index: Tensor) -> Record:
+        """In the unpacked form."""
+        s = _read(record)
+        chosen = _Sequence(
+            s.x[index],
+            None if s.active is None else s.active[index],
+            tuple(h[:, index] for h in s.state),
+            (
+                None if s.grads[0] is None else s.grads[0][index],
+                *(None if g is None else g[:, index] for g in s.grads[1:]),
+            ),
+        )
+        return Record(record.module, record.names, (chosen,), {}, ())
+
+
+class _Sequence(NamedTuple):
+    """One call in one form, whatever the layout of its input: the examples first, ``active`` where time is before the end."""
+
+    x: Tensor  # (B, T, d)
+    active: Tensor | None  # (B, T) or None: everywhere
+    state: tuple[Tensor, ...]  # h_0, or (h_0, c_0): (layers * directions, B, size)
+    grads: tuple[Tensor | None, ...]  # of the output (B, T, size) and of the final states
+
+
+def _read(record: Record) -> _Sequence:
+    if record.args and isinstance(record.args[0], _Sequence):
+        return record.args[0]
+    module: Any = record.module
+    x, hx = [*record.args, *record.kwargs.values(), None][:2]
+    first, *rest = record.grads
+    active, dtype = None, next(g.dtype for g in record.grads if g is not None)
+    if isinstance(x, PackedSequence):
+        packed, (x, lengths) = x, pad_packed_sequence(x, batch_first=True)
+        active = torch.arange(x.shape[1]) < lengths.unsqueeze(1)
+        active = active.to(x.device)
+        first = None if first is None else pad_packed_sequence(packed._replace(data=first), batch_first=True)[0]
+    elif x.dim() != 3:
+        raise CaptureError(
+            f"{type(module).__name__} got a single sequence without a batch dimension. Write x[None] for one example."
+        )
+    elif not module.batch_first:
+        x, first = x.transpose(0, 1), None if first is None else first.transpose(0, 1)
+    return _Sequence(x.detach().to(dtype), active, _state(module, hx, x, dtype), (first, *rest))
+
+
+def _state(module: Any, hx: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    if hx is not None:
+        return tuple(h.detach().to(dtype) for h in (hx if isinstance(hx, tuple) else (hx,)))
+    cells = module.num_layers * (2 if module.bidirectional else 1)
+    h = torch.zeros(cells, x.shape[0], module.proj_size or module.hidden_size, dtype=dtype, device=x.device)
+    return (h, h.new_zeros(cells, x.shape[0], module.hidden_size)) if isinstance(module, nn.LSTM) else (h,)
+
+
+def _batch_dim(module: Any) -> int:
+    return 0 if module.batch_first else 1
+
+
+class _Run:
+    """The whole layer, run again: its outputs, and one :class:`_Cell` for each layer and direction."""
+
+    def __init__(self, module: nn.Module, sequence: _Sequence) -> None:
+        layer: Any = module
+        self.cells: list[_Cell] = []
+        x, finals = sequence.x, []
+        for k in range(layer.num_layers):
+            outs = []
+            for suffix in ("", "_reverse") if layer.bidirectional else ("",):
+                start = tuple(h[len(self.cells)] for h in sequence.state)
+                cell = _Cell(module, f"_l{k}{suffix}", x)
+                outs.append(cell.run(start, sequence.active))
+                finals.append(cell.state)
+                self.cells.append(cell)
+            x = torch.cat(outs, 2)
+        self.outputs = [x, *(torch.stack(states) for states in zip(*finals, strict=True))]
+
+
+class _Cell:
+    """One layer in one direction; every product with a parameter is kept where autograd can find it."""
+
+    def __init__(self, module: nn.Module, suffix: str, x: Tensor) -> None:
+        self.suffix, self.backwards, self.x = suffix, suffix.endswith("_reverse"), x
+        named = dict(module.named_parameters(recurse=False))
+        weights = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+        self.p = {n: named[n + suffix].detach().to(x.dtype) if n + suffix in named else None for n in weights}
+        self.step: Callable[..., tuple[Tensor, ...]] = _step_of(module)
+        self.gates = _tapped(F.linear(x, self._weight("weight_ih"), self.p["bias_ih"]))
+        self.hidden: list[Tensor] = []  # W_hh h + b_hh
+        self.projected: list[Tensor] = []  # W_hr m
+        self.before: list[Tensor] = []  # h_{t-1}
+        self.unprojected: list[Tensor] = []  # m
+        self.state: tuple[Tensor, ...] = ()
+
+    def _weight(self, name: str) -> Tensor:
+        weight = self.p[name]
+        assert weight is not None
+        return weight
+
+    def _times(self) -> Iterator[int]:
+        T = self.x.shape[1]
+        return iter(range(T - 1, -1, -1) if self.backwards else range(T))
+
+    def run(self, state: tuple[Tensor, ...], active: Tensor | None) -> Tensor:
+        """The outputs (B, T, size); the final state is left in ``state``."""
+        outs: list[Tensor] = []
+        for t in self._times():
+            hidden = _tapped(F.linear(state[0], self._weight("weight_hh"), self.p["bias_hh"]))
+            self.before.append(state[0].detach())
+            self.hidden.append(hidden)
+            new = self._project(self.step(self.gates[:, t], hidden, state))
+            if active is not None:
+                here = active[:, t].unsqueeze(1)
+                state = tuple(torch.where(here, a, b) for a, b in zip(new, state, strict=True))
+                outs.append(torch.where(here, new[0], torch.zeros_like(new[0])))
+            else:
+                state = new
+                outs.append(new[0])
+        self.state = state
+        return self._in_time(outs)
+
+    def _project(self, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        W = self.p["weight_hr"]
+        if W is None:
+            return new
+        self.unprojected.append(new[0].detach())
+        self.projected.append(F.linear(new[0], W))
+        return (self.projected[-1], *new[1:])
+
+    def _in_time(self, rows: list[Tensor]) -> Tensor:
+        return torch.stack(rows[::-1] if self.backwards else rows, 1)
+
+    @property
+    def products(self) -> list[Tensor]:
+        """What to differentiate with respect to."""
+        return [self.gates, *self.hidden, *self.projected]
+
+    def terms(self, d: list[Tensor]) -> Terms:
+        """The blocks of this cell's parameters, from the gradients at its products."""
+        T = len(self.hidden)
+        hidden, h = self._in_time(d[1 : T + 1]), self._in_time(self.before)
+        made = {
+            "weight_ih": [Block(d[0], self.x)],
+            "weight_hh": [Block(hidden, h)],
+            "bias_ih": [Block(d[0], None)],
+            "bias_hh": [Block(hidden, None)],
+        }
+        if self.projected:
+            made["weight_hr"] = [Block(self._in_time(d[T + 1 :]), self._in_time(self.unprojected))]
+        return {name + self.suffix: blocks for name, blocks in made.items()}
+
+
+def _tapped(product: Tensor) -> Tensor:
+    """Part of the graph even where nothing before it is."""
+    return product if product.requires_grad else product.requires_grad_()
+
+
+def _step_of(module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
+    if isinstance(module, nn.LSTM):
+        return _lstm
+    if isinstance(module, nn.GRU):
+        return _gru
+    assert isinstance(module, nn.RNN)
+    activation = torch.tanh if module.nonlinearity == "tanh" else torch.relu
+    return lambda gates, hidden, state: (activation(gates + hidden),)
+
+
+def _lstm(gates: Tensor, hidden: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    i, f, g, o = (gates + hidden).chunk(4, 1)
+    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def _gru(gates: Tensor, hidden: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    (xr, xz, xn), (hr, hz, hn) = gates.chunk(3, 1), hidden.chunk(3, 1)
+    z = (xz + hz).sigmoid()
+    n = (xn + (xr + hr).sigmoid() * hn).tanh()
+    return (n + z * (state[0] - n),)
