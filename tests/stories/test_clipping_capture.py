@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from hushgrad.clipping import Capture, Flat, clipped_sum
+from hushgrad.clipping import Capture, Flat, clipped_sum, cross
+from hushgrad.clipping.rules import linear
 from hushgrad.errors import CaptureError
 from hushgrad.testing.rules import one_by_one, sum_of_sines
 
@@ -66,6 +67,20 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("B", [1, 2, 5])
 def test_tied_weights_modules_called_twice_and_broadcast_positions(positions, B):
     model, ids = Tied(positions).double(), torch.randint(11, (B, 7))
+    expected = oracle(model, (ids,))
+    capture = attached(model)
+    sum_of_sines(model(ids)).backward()
+    agrees(capture.collect(Flat(CLIP)), expected)
+
+
+@pytest.mark.parametrize("pairs_at_most", [0, 4])
+@pytest.mark.parametrize("keep", [0, 1 << 26])
+def test_joint_norms_by_pairs_and_by_sums_agree(monkeypatch, pairs_at_most, keep):
+    monkeypatch.setattr(cross, "_PAIRS_AT_MOST", pairs_at_most)
+    monkeypatch.setattr(cross, "_CHUNK", 100)
+    monkeypatch.setattr(linear, "_KEEP_AT_MOST", keep)
+    model, ids = Tied().double(), torch.randint(11, (5, 9))
+    model.tokens.padding_idx = 3
     expected = oracle(model, (ids,))
     capture = attached(model)
     sum_of_sines(model(ids)).backward()

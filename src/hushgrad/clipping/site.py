@@ -184,6 +184,10 @@ class Site:
         call.kwargs = {k: self.rule.spread(a, B) if isinstance(a, Tensor) else a for k, a in call.kwargs.items()}
         return spread
 
+    def param(self, local: str) -> nn.Parameter:
+        """The parameter with this local name."""
+        return self.params[self.names.index(local)]
+
     def ready(self, value: Any) -> Any:
         """An input as the rule gets it: in the precision of norms and sums."""
         if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != self.dtype:
