@@ -145,9 +145,9 @@ class Recipe:
 DEMO: dict[str, Any] = {
     "model": {"name": "small-cnn"},
     "data": {"name": "digits"},
-    "plan": {"method": "dpsgd", "epsilon": 3.0, "delta": 1e-4, "max_grad_norm": 1.0, "batch_size": 256, "epochs": 30},
-    "optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.9},
-    "run": {"seed": None},
+    "plan": {"epsilon": 3.0, "delta": 1e-4, "max_grad_norm": 1.0, "batch_size": 256, "steps": 120, "average": "ema"},
+    "optimizer": {"name": "sgd", "lr": 0.2, "momentum": 0.9},
+    "run": {"threads": 1},  # a model this small gains nothing from more
 }
 """The recipe of ``hushgrad train`` without a recipe."""
 

@@ -45,6 +45,7 @@ class JsonLines(AbstractContextManager["JsonLines"]):
             self.__enter__()
         assert self._file is not None
         self._file.write(json.dumps(metrics if self._raw else public(metrics)) + "\n")
+        self._file.flush()  # a run that is killed keeps the lines of all steps up to its last checkpoint
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._file is not None:
@@ -110,7 +111,9 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
                 self._drawn = now
                 self._progress.update(self._task, completed=metrics["step"], shown=self._show(metrics))
         elif done or metrics["step"] % self._every == 0:
-            self._console.print(f"step {metrics['step']} of {metrics['steps']}  {self._show(metrics)}", highlight=False)
+            self._console.print(
+                f"step {metrics['step']} of {metrics['steps']}  {self._show(metrics)}", highlight=False, soft_wrap=True
+            )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._live:
