@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hushgrad.accounting._numeric import smallest_true, up
-from hushgrad.accounting.base import Accountant, Loss
+from hushgrad.accounting.base import Accountant, Loss, Nothing
 from hushgrad.accounting.dominance import statement
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
@@ -77,7 +77,7 @@ class OptimalLoss:
 
     counts: tuple[tuple[float, int], ...]  # (epsilon, times)
     log_kept: float  # ln of prod (1 - delta_i): the probability that nothing is revealed
-    _cache: dict[str, Callable[[float], float]] = field(default_factory=dict, compare=False, repr=False)
+    _cache: dict[str, Loss] = field(default_factory=dict, compare=False, repr=False)
 
     def __add__(self, other: OptimalLoss) -> OptimalLoss:
         merged = dict(self.counts)
@@ -90,34 +90,53 @@ class OptimalLoss:
 
     def delta(self, epsilon: float) -> float:
         """1 - (1 - d) prod (1 - delta_i)."""
-        inner = self._responses()(epsilon)
+        inner = 0.0 if epsilon >= self._most else self._responses().delta(epsilon)
         return min(1.0, up(-math.expm1(self.log_kept) + math.exp(self.log_kept) * inner))
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon with delta(epsilon) <= ``delta``."""
-        if delta < -math.expm1(self.log_kept):
+        revealed, kept = -math.expm1(self.log_kept), math.exp(self.log_kept)
+        if delta < revealed or kept == 0.0:
             return math.inf
-        kept = math.exp(self.log_kept)
-        wanted = (delta + math.expm1(self.log_kept)) / kept * (1.0 - 1e-12) if kept > 0.0 else 0.0
-        responses = self._responses()
-        return smallest_true(lambda e: responses(e) <= wanted, 0.0, up(sum(e * n for e, n in self.counts)))
+        wanted = (delta - revealed) / kept * (1.0 - 1e-12)
+        return min(self._most, self._responses().epsilon(wanted)) if 0.0 < wanted < 1.0 else self._most
 
-    def _responses(self) -> Callable[[float], float]:
+    @property
+    def _most(self) -> float:
+        return up(math.fsum(e * n for e, n in self.counts))  # basic composition
+
+    def _responses(self) -> Loss:
         if "responses" not in self._cache:
             self._cache["responses"] = self._worst_case()
         return self._cache["responses"]
 
-    def _worst_case(self) -> Callable[[float], float]:
+    def _worst_case(self) -> Loss:
         counts = [(e, n) for e, n in self.counts if e > 0.0]
         if not counts:
-            return lambda _: 0.0
+            return Nothing()
         if len(counts) == 1:
-            return responses_delta(*counts[0])
-        from hushgrad.accounting.pld import PLD
+            return _EqualResponses(*counts[0])
+        from hushgrad.accounting.pld import PLD  # which composes any responses, and itself never needs this file
 
-        loss = PLD().loss(Compose(PureDP(e) * n for e, n in counts), Relation.REPLACE_ONE)
-        total = sum(e * n for e, n in counts)
-        return lambda e: 0.0 if e >= total else loss.delta(e)
+        return PLD().loss(Compose(PureDP(e) * n for e, n in counts), Relation.REPLACE_ONE)
+
+
+class _EqualResponses:
+    """Equal randomised responses: the exact sum."""
+
+    def __init__(self, epsilon: float, times: int) -> None:
+        self._of, self._times = epsilon, times
+        self.delta = responses_delta(epsilon, times)
+
+    def __add__(self, other: Loss) -> Loss:
+        raise NoTheorem("Composed by OptimalLoss only.")
+
+    def __mul__(self, times: int) -> Loss:
+        return _EqualResponses(self._of, self._times * times)
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon with d(epsilon) <= ``delta``."""
+        return smallest_true(lambda e: self.delta(e) <= delta, 0.0, up(self._of * self._times))
 
 
 class Optimal(Accountant):
