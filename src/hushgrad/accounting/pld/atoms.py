@@ -95,26 +95,26 @@ def _compounded(p: Array, gaps: Array) -> Array:
 
 @dataclass(frozen=True)
 class Response(Atoms):
-    r"""Losses epsilon, 0 and -epsilon with masses proportional to e^epsilon, ``neutral`` and 1; infinite with mass ``delta``.
+    r"""Losses epsilon, 0 and -epsilon with masses proportional to e^epsilon, ``neutral`` and 1; infinite with mass ``failure``.
 
     ``neutral = 0`` is the pair that dominates every (epsilon, delta)-DP mechanism and is attained by one (Kairouz, Oh and
     Viswanath 2015, theorem 3.2); ``neutral = k - 2`` is randomised response with k categories.
     """
 
     epsilon: float
-    delta: float = 0.0
+    failure: float = 0.0
     neutral: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lattice", self.epsilon)
-        object.__setattr__(self, "infinite", self.delta)
-        object.__setattr__(self, "impossible", self.delta)
+        object.__setattr__(self, "infinite", self.failure)
+        object.__setattr__(self, "impossible", self.failure)
 
     def atoms(self) -> tuple[Array, Array]:
         """See :class:`Atoms`."""
         e = self.epsilon
         weights = np.array([math.exp(-e), self.neutral * math.exp(-e), 1.0])
-        return np.array([-e, 0.0, e]), (1 - self.delta) * weights / weights.sum()
+        return np.array([-e, 0.0, e]), (1 - self.failure) * weights / weights.sum()
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class DiscreteLaplaceCurve(Atoms):
         # under P = noise around 0, the loss at output k is (|k - d| - |k|) / scale: from d at k <= 0 to -d at k >= d
         p = (1 - a) / (1 + a) * a**k
         p[0], p[-1] = 1 / (1 + a), a**d / (1 + a)
-        return (2.0 * np.arange(d + 1) - d) / self.scale, p[::-1].copy()
+        return np.asarray((2.0 * np.arange(d + 1) - d) / self.scale, dtype=np.float64), np.asarray(p[::-1], dtype=np.float64)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import fft
-from scipy.signal import lfilter
 
 from hushgrad.accounting.pld.curve import Array
 from hushgrad.accounting.pld.grid import Indices, Masses
@@ -71,9 +70,8 @@ class Composed:
         weights, first = self._weights(start, upper=upper, offset=offset)
         if len(weights) < 2:
             return None
-        scaled = lfilter([1.0], [1.0, -math.exp(-self.step)], weights[::-1])[::-1]  # sum_{k >= i} w_k e^{l_i - l_k}
-        mass = np.cumsum(weights[::-1])[::-1]
-        losses = self.low + (first + np.arange(len(weights))) * self.step
+        mass, scaled = _tail_sums(weights, self.step)
+        losses: Array = self.low + (first + np.arange(len(weights), dtype=np.float64)) * self.step
         # delta at the grid points, by positive terms: from one point to the one before it grows by (1 - e^{-h}) scaled
         at = -math.expm1(-self.step) * np.append(np.cumsum(scaled[:0:-1])[::-1], 0.0)
         if upper:
@@ -112,6 +110,23 @@ class Composed:
         if upper:
             return min(1.0, total * (1 + self.relative) + self.beyond + self.infinite)
         return max(0.0, (total - float(self._alias(epsilon, 0.0))) * (1 - self.relative) + self.infinite)
+
+
+def _tail_sums(weights: Array, step: float) -> tuple[Array, Array]:
+    """sum_{k >= i} w_k and sum_{k >= i} w_k e^{l_i - l_k}, by sums of positive terms.
+
+    The second needs e^{l_i - l_k} over the whole range, so it goes in blocks of 300 from the top, each passing its sum on.
+    """
+    mass = np.cumsum(weights[::-1])[::-1]
+    scaled = np.empty_like(weights)
+    block, passed = max(1, int(300 / step)), 0.0
+    for stop in range(len(weights), 0, -block):
+        start = max(0, stop - block)
+        distance = step * np.arange(stop - start)
+        sums = np.cumsum((weights[start:stop] * np.exp(-distance))[::-1])[::-1]
+        scaled[start:stop] = np.exp(distance) * (sums + passed * math.exp(-step * (stop - start)))
+        passed = float(scaled[start])
+    return mass, scaled
 
 
 def log_moment(parts: Sequence[Part], s: float) -> float:

@@ -120,4 +120,4 @@ class GaussianMixtureCurve(Curve):
             z = np.maximum(z - move, -1e5)
             if float(np.max(np.abs(move), initial=0.0)) < 1e-13 * (1 + float(np.max(np.abs(z), initial=0.0))):
                 break
-        return z
+        return np.asarray(z)

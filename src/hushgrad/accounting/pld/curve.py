@@ -185,7 +185,7 @@ def gaussian_tails(epsilon: Array, mu: float) -> tuple[Array, Array]:
 
 
 def _close_gaussians(a: Array, density: Array, mu: float) -> Array:
-    r"""call = phi(a) \int_0^mu (1 - y R(y)) ds at y = s - a: no cancellation however small mu is."""
+    r"""Call = phi(a) \int_0^mu (1 - y R(y)) ds at y = s - a: no cancellation however small mu is."""
     total = np.zeros_like(a)
     for node, weight in zip(_NODES, _WEIGHTS, strict=True):
         at = node * mu - a

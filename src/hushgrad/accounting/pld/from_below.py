@@ -30,8 +30,8 @@ def touch(curve: Curve, step: float, tail: float, tilt: float) -> Masses | None:
     losses, split = grid.losses, grid.split
     values = _ended(_under_tangents(curve, losses, split)[1:-1], split - 1)
     losses, split = losses[1:-1], split - 1
-    others = _hull_kinks(values, losses, split)
-    if others is None:
+    others = None if values is None else _hull_kinks(values, losses, split)
+    if values is None or others is None:
         return None
     made = rebuild(others, losses, split, 0.0, 0.0)
     positive = made > 0
@@ -55,8 +55,8 @@ def _under_tangents(curve: Curve, losses: Array, split: int) -> Array:
     return values
 
 
-def _ended(values: Array, split: int) -> Array:
-    """Make both ends zero. There the profile is (1 - x)_+, which is below any curve.
+def _ended(values: Array, split: int) -> Array | None:
+    """Make both ends zero; None if the middle is negative. There the profile is (1 - x)_+, which is below any curve.
 
     Lowering a whole side by its outermost value keeps it convex. A negative value means that its own segments would cut the
     curve if they were raised to zero, so its inner neighbour becomes zero too.
@@ -67,10 +67,11 @@ def _ended(values: Array, split: int) -> Array:
     right = np.flatnonzero(values[split:] < 0)
     left = np.flatnonzero(values[:split] < 0)
     if len(right):
-        values[split + max(int(right[0]) - 1, 0) :] = 0.0
+        values[split + int(right[0]) - 1 :] = 0.0
     if len(left):
         values[: int(left[-1]) + 2] = 0.0
-    return values
+    # across the split the neighbour's zero would be 1 - x instead, and the segment would cut the corner of (1 - x)_+
+    return None if 0 in right or split - 1 in left else values
 
 
 def _hull_kinks(values: Array, losses: Array, split: int, rounds: int = 40) -> Array | None:

@@ -24,6 +24,7 @@ __all__ = ["GUARD", "Grid", "Masses", "anchored", "balance", "both_sides", "kink
 
 Indices = NDArray[np.int64]
 GUARD = 2.0**-47  # covers the rounding of sums of up to 2**24 positive terms by pairwise summation
+_MOST = 2**16  # points on one side, about
 LESS, MORE = 1 - 2 * ACCURACY, 1 + 2 * ACCURACY
 
 
@@ -38,7 +39,7 @@ class Grid:
     @property
     def losses(self) -> Array:
         """The grid points."""
-        return self.index * self.step + self.shift
+        return np.asarray(self.index * self.step + self.shift, dtype=np.float64)
 
     @property
     def split(self) -> int:
@@ -86,7 +87,7 @@ def _thinning(count: int, weight: Callable[[Array], Array], step: float, tilt: f
     blocks, start, gap = [], 0, 1
     while start < count:
         small = np.flatnonzero(beyond <= 1 / (300 * (2 * gap) ** 2))
-        wider = 2 * gap * step * (tilt + 1) < 0.2
+        wider = 2 * gap * step * (tilt + 1) < 0.2 or count > _MOST * gap
         stop = int(points[small[0]] / step) + 1 if len(small) and wider else count
         stop = min(count, max(stop, start + 32 * gap))
         blocks.append(np.arange(start, stop, gap))
@@ -142,7 +143,7 @@ def kinks(values: Array, losses: Array, split: int) -> Array:
 
 
 def rebuild(p: Array, losses: Array, split: int, baseline: Array | float, infinite: float) -> Array:
-    """put before ``split`` (over a ``baseline``) and call from it on, by sums of positive terms only."""
+    """Put before ``split`` (over a ``baseline``) and call from it on, by sums of positive terms only."""
     x, q = np.exp(losses), p * np.exp(-losses)
     width = np.diff(x)
     # the slope of call in x just before a point is the mass of Q at this point and above; of put after it: at it and below

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from scipy.stats import binom
+from scipy.special import bdtrc
 
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
 from hushgrad.accounting.pld.accountant import PLD
@@ -202,15 +202,20 @@ def _symmetric(of: Event, rate: float, relation: Relation, *, attained: bool) ->
     return _once(Symmetrised(PoissonRemove(pair.above[0], rate)), below=below)
 
 
+def _above(k: int, n: int, q: float) -> float:
+    """P[Binomial(n, q) > k], rounded up by more than its error."""
+    return float(bdtrc(k, n, q)) * (1 + 1e-9) if k < n else 0.0
+
+
 def _truncated(of: Event, how: TruncatedPoisson, relation: Relation) -> Loss:
     """Condition on whether the other records alone fill the batch: if not, a Poisson sample; if so, a swap of two records."""
     if not isinstance(of, Gaussian) or of.noise_multiplier == 0:
         raise NoTheorem(f"Truncated Poisson samples of {of} have no analysis. Use Gaussian noise, or Poisson samples.")
     n, q, size, sigma = how.dataset_size, how.rate, how.size, of.noise_multiplier
-    full = float(binom.sf(size - 1, n - 1, q))
+    full = min(1.0, _above(size - 1, n - 1, q))
     if full == 0:
         return _poisson(of, q, relation)
-    chosen = min(1.0, float(binom.sf(size, n, q)) * size / (full * n))
+    chosen = min(1.0, _above(size, n, q) * size / (full * n))
     swapped = PoissonRemove(GaussianCurve(2 / sigma), chosen)
     if relation is Relation.REPLACE_ONE:
         free: tuple[Curve, ...] = (PoissonReplace(1 / sigma, q) if q < 1 else GaussianCurve(2 / sigma),)

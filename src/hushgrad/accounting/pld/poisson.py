@@ -113,7 +113,7 @@ class Symmetrised(Curve):
 
 
 def _amplified(epsilon: Array, q: float) -> Array:
-    """eps' with e^{eps'} = 1 + (e^eps - 1)/q, or -_FAR where that is not positive; accurate near 0 and for large eps."""
+    """The eps' with e^{eps'} = 1 + (e^eps - 1)/q, or -_FAR where that is not positive; accurate near 0 and for large eps."""
     if q == 1:
         return np.maximum(epsilon, -_FAR)
     large = epsilon > 30.0

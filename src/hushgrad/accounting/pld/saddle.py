@@ -131,6 +131,9 @@ def _window(moments: Moments, at: Saddle, t: float, share: float) -> Window:
     exponents = math.sqrt(2 * slack) / at.spread * np.geomspace(0.2, 2.0, 8)
     lows = [(k - moments.log(t - s) - slack) / s for s in exponents]
     highs = [(moments.log(t + s) - k + slack) / s for s in exponents]
-    down, up = int(np.argmax(lows)), int(np.argmin(highs))
+    down = int(np.argmax(np.where(np.isfinite(lows), lows, -math.inf)))
+    up = int(np.argmin(np.where(np.isfinite(highs), highs, math.inf)))
+    if not (math.isfinite(lows[down]) and math.isfinite(highs[up])):
+        raise FloatingPointError("the moments of the loss overflow")
     low, high = min(lows[down], at.epsilon - 2 * at.spread), max(highs[up], at.epsilon + 2 * at.spread)
     return Window(t, low, high, float(exponents[down]), float(exponents[up]))

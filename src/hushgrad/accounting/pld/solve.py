@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hushgrad.accounting.pld.compose import Composed, Part, Window, compose, log_moment
+import numpy as np
+
+from hushgrad.accounting.pld.compose import Composed, Part, Window, compose
 from hushgrad.accounting.pld.curve import ACCURACY, Curve
 from hushgrad.accounting.pld.from_above import connect_the_dots
 from hushgrad.accounting.pld.from_below import lower as from_below
@@ -37,6 +39,16 @@ def epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, know
         return Answer(math.inf)
     if _is_single(parts):
         return Answer(_invert(parts[0][0], delta, upper=upper))
+    if sum(n * curve.delta(0.0) for curve, n in parts) * (1 + ACCURACY) <= delta:
+        return Answer(0.0)  # at epsilon 0 delta is a total variation, which composes by sums
+    try:
+        with np.errstate(all="ignore"):
+            return _composed_epsilon(parts, delta, width, upper=upper, known=known, infinite=infinite)
+    except (FloatingPointError, OverflowError, ValueError):
+        return Answer(_simple(parts, delta, upper=upper))
+
+
+def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, known: float, infinite: float) -> Answer:
     budget = _Budget(parts, delta)
     at = saddle_for_delta(budget.moments, max(delta - infinite, delta * 1e-6))
     if at.epsilon <= 0:
@@ -45,22 +57,49 @@ def epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, know
     for _ in range(_ATTEMPTS):
         budget = budget.refined(at, error)
         grids, around = budget.discretised(at, error, upper=upper)
-        composed = compose(grids, around)
-        found = composed.epsilon(delta, upper=upper, start=at.epsilon - 2 * at.spread)
-        if found is None:
-            found = composed.epsilon(delta, upper=upper)
-        if found is None and upper and composed.delta(0.0, upper=True) <= delta:
-            found = 0.0
+        found = _read(compose(grids, around), delta, at, upper=upper)
         if found is not None:
-            return Answer(max(0.0, found), grids[0][0].step)
+            return Answer(found, grids[0][0].step)
         budget, error = budget.stricter(), error / 4
-    return Answer(_chernoff(grids, delta, around) if upper else 0.0, grids[0][0].step)
+    raise FloatingPointError("the answer was not inside any window")
+
+
+def _read(composed: Composed, delta: float, at: Saddle, *, upper: bool) -> float | None:
+    """Epsilon from a composition, or None if this composition does not hold it."""
+    if not (np.all(np.isfinite(composed.c)) and math.isfinite(composed.log_mass) and math.isfinite(composed.noise)):
+        raise FloatingPointError("the composition overflows")
+    for start in (at.epsilon - 2 * at.spread, -math.inf):
+        found = composed.epsilon(delta, upper=upper, start=start)
+        if found is not None:
+            return max(0.0, found)
+    # from below, no positive epsilon is needed if even the upper reading of the lower measure says so
+    return 0.0 if composed.delta(0.0, upper=True) <= delta else None
+
+
+def _simple(parts: Parts, delta: float, *, upper: bool) -> float:
+    """Bounds without numerics, for parameters at which doubles do not reach: basic composition, and the worst single step."""
+    if not upper:
+        return max(_invert(curve, delta, upper=False) for curve, _ in parts)
+    steps = sum(n for _, n in parts)
+    return sum(n * _invert(curve, delta / steps * (1 - 1e-12), upper=True) for curve, n in parts) * (1 + 1e-12)
 
 
 def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-4) -> float:
     """A bound on delta at ``epsilon``."""
     if _is_single(parts):
         return min(1.0, parts[0][0].delta(epsilon) * (1 + ACCURACY if upper else 1 - ACCURACY))
+    try:
+        with np.errstate(all="ignore"):
+            bound = _composed_delta(parts, epsilon, width, upper=upper)
+    except (FloatingPointError, OverflowError, ValueError):
+        bound = math.nan
+    if upper:
+        simple = sum(n * curve.delta(epsilon / sum(m for _, m in parts)) for curve, n in parts) * (1 + ACCURACY)
+        return min(1.0, simple) if math.isnan(bound) else min(1.0, bound)
+    return max(curve.delta(epsilon) for curve, _ in parts) * (1 - ACCURACY) if math.isnan(bound) else bound
+
+
+def _composed_delta(parts: Parts, epsilon: float, width: float, *, upper: bool) -> float:
     at = saddle_for_epsilon(_Budget(parts, 1e-30).moments, epsilon)
     budget = _Budget(parts, min(max(math.exp(max(at.log_delta, -600.0)), 1e-260), 0.5))
     at = saddle_for_epsilon(budget.moments, epsilon)
@@ -138,12 +177,3 @@ def _step(parts: Parts, at: Saddle, error: float, *, upper: bool) -> float:
 
 def _smooth(parts: Parts) -> bool:
     return all(curve.smooth for curve, _ in parts)
-
-
-def _chernoff(grids: Sequence[Part], delta: float, around: Window) -> float:
-    """delta(eps) <= e^{K(s) - s eps} for every s > 0: always an upper bound, the last resort."""
-    infinite = -math.expm1(sum(n * math.log1p(-min(m.infinite, 1 - 1e-16)) for m, n in grids))
-    if delta <= infinite * 1.000001:
-        return math.inf
-    left = math.log(delta - infinite)
-    return min((log_moment(grids, s) - left) / s * (1 + 1e-9) for s in (around.tilt * 2.0**k for k in range(-4, 5)) if s > 0)
