@@ -11,6 +11,7 @@ from hushgrad.clipping.rules.embedding_bag import EmbeddingBag
 from hushgrad.clipping.rules.instance_norm import InstanceNorm
 from hushgrad.clipping.rules.linear import Linear
 from hushgrad.clipping.rules.norm import GroupNorm, LayerNorm
+from hushgrad.clipping.rules.parameter import Shared, SharedRule
 from hushgrad.clipping.rules.rms_norm import RMSNorm
 from hushgrad.clipping.rules.rnn import Recurrent
 from hushgrad.clipping.rules.vmap import Vmap, VmapTree
@@ -27,6 +28,8 @@ __all__ = [
     "Linear",
     "RMSNorm",
     "Recurrent",
+    "Shared",
+    "SharedRule",
     "Vmap",
     "VmapTree",
 ]

@@ -52,7 +52,8 @@ class Attention(OuterProducts):
 
     def solve(self, record: Record) -> Terms:
         """Differentiate the attention with respect to its projected inputs."""
-        call, layer = _read(record), _Layer(record.module)
+        call = _read(record)
+        layer = _Layer(record.module, call.query.dtype)
         inputs = (call.query, call.key, call.value)
         q, k, v = (F.linear(x, W, b).requires_grad_() for x, W, b in zip(inputs, layer.weights, layer.biases, strict=True))
         k_all, v_all = layer.extended(k, v)
@@ -148,23 +149,22 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
 class _Layer:
     """The parameters, one projection at a time, in the precision of norms and sums."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         layer: Any = module
-        dtype = torch.float32 if layer.out_proj.weight.dtype in (torch.float16, torch.bfloat16) else layer.out_proj.weight.dtype
-        value = lambda p: None if p is None else p.detach().to(dtype)  # noqa: E731
+        named = {name: p.detach().to(dtype) for name, p in module.named_parameters()}
         self.heads, self.zero = layer.num_heads, layer.add_zero_attn
-        packed = layer.in_proj_weight is not None
-        separate = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
-        self.weights = value(layer.in_proj_weight).chunk(3) if packed else tuple(map(value, separate))
-        self.biases = (None,) * 3 if layer.in_proj_bias is None else value(layer.in_proj_bias).chunk(3)
-        self.bias_k, self.bias_v = value(layer.bias_k), value(layer.bias_v)
-        self.out_weight, self.out_bias = value(layer.out_proj.weight), value(layer.out_proj.bias)
+        packed = named.get("in_proj_weight")
+        self.weights = tuple(named[f"{n}_proj_weight"] for n in "qkv") if packed is None else packed.chunk(3)
+        bias = named.get("in_proj_bias")
+        self.biases = (None, None, None) if bias is None else bias.chunk(3)
+        self.extra = (named["bias_k"], named["bias_v"]) if "bias_k" in named else None
+        self.out_weight, self.out_bias = named["out_proj.weight"], named.get("out_proj.bias")
 
     def extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """With the bias and the zero as further keys and values."""
         B, E = k.shape[0], k.shape[2]
-        if self.bias_k is not None:
-            k, v = torch.cat([k, self.bias_k.expand(B, 1, E)], 1), torch.cat([v, self.bias_v.expand(B, 1, E)], 1)
+        if self.extra is not None:
+            k, v = (torch.cat([x, bias.expand(B, 1, E)], 1) for x, bias in zip((k, v), self.extra, strict=True))
         if self.zero:
             k, v = torch.cat([k, k.new_zeros(B, 1, E)], 1), torch.cat([v, v.new_zeros(B, 1, E)], 1)
         return k, v
@@ -172,8 +172,7 @@ class _Layer:
 
 def _attend(layer: _Layer, call: _Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The heads' outputs side by side (B, L, E), and the attention weights (B, heads, L, S)."""
-    split = lambda x: x.unflatten(2, (layer.heads, -1)).transpose(1, 2)  # noqa: E731
-    q, k, v = split(q), split(k), split(v)
+    q, k, v = (x.view(*x.shape[:2], layer.heads, x.shape[2] // layer.heads).transpose(1, 2) for x in (q, k, v))
     scores = (q / sqrt(q.shape[3])) @ k.transpose(2, 3)
     if call.mask is not None:
         scores = scores + F.pad(call.mask, (0, scores.shape[3] - call.mask.shape[3]))  # further keys are never masked

@@ -40,7 +40,7 @@ class ConvTranspose(Rule):
         """Keep G; where that takes too much memory, make it for a few examples at a time."""
         weight: Any = record.module.weight
         B, step = len(record.g), max(1, _KEEP_AT_MOST // weight.numel())
-        if B <= step:
+        if step >= B:
             return super().sq_norms(record)
         parts = [self._norms_of(record, torch.arange(i, min(i + step, B), device=record.g.device)) for i in range(0, B, step)]
         return {name: torch.cat([part[name] for part in parts]) for name in record.names}

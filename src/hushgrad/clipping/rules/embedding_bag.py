@@ -62,7 +62,7 @@ class EmbeddingBag(Rule):
         """Bags by offsets are cut out one by one."""
         ids, offsets, scale = _inputs(record.args, record.kwargs)
         if ids.dim() == 2:
-            args = (ids[index], None, None if scale is None else scale[index])
+            args: tuple[Any, ...] = (ids[index], None, None if scale is None else scale[index])
         else:
             starts = offsets[:examples]
             ends = torch.cat([starts[1:], starts.new_tensor([len(ids)])])

@@ -41,7 +41,7 @@ class Vmap(Rule):
 
         if B == 0:
             return {name: p.new_zeros((0, *p.shape)) for name, p in params.items()}
-        before = torch.get_rng_state()
+        before, versions = torch.get_rng_state(), _versions(record.module)
         try:
             result = vmap(one)(tensors, grads)
         except RuntimeError as error:
@@ -50,6 +50,12 @@ class Vmap(Rule):
             result = _loop(one, tensors, grads)
         if not torch.equal(before, torch.get_rng_state()):
             raise _random(record.module)
+        if versions != _versions(record.module):
+            raise CaptureError(
+                f"{type(record.module).__name__} changes its buffers in forward, so it cannot be repeated for single examples. Put "
+                "the part that changes them into evaluation mode (spectral norm: module.parametrizations.eval() after "
+                "model.train()), or register a rule for the layer."
+            )
         return result
 
 
@@ -73,6 +79,10 @@ def _pull_back(record: Record, params: dict[str, Tensor], inputs: list[Any], gra
 def _loop(one: Any, tensors: list[Tensor], grads: list[Tensor]) -> dict[str, Tensor]:
     rows = [one([t[i] for t in tensors], [g[i] for g in grads]) for i in range(grads[0].shape[0])]
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _versions(module: nn.Module) -> list[int]:
+    return [buffer._version for buffer in module.buffers()]
 
 
 def _random(module: nn.Module) -> CaptureError:
