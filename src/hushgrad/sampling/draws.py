@@ -42,7 +42,7 @@ class Draws:
 
     def _generator(self, label: bytes) -> np.random.Generator:
         digest = hashlib.blake2b(label, digest_size=16, key=self._key, person=_PERSON).digest()
-        return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64)))
+        return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
 
     def __repr__(self) -> str:
         return "Draws(<secret key>)"
