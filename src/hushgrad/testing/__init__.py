@@ -17,20 +17,31 @@ from typing import Any
 _HOMES = {
     "check_accountant": "hushgrad.testing.accountants",
     "check_denoiser": "hushgrad.testing.denoisers",
+    "check_disk": "hushgrad.testing.denoisers",
+    "check_laplacian": "hushgrad.testing.denoisers",
     "check_mechanism": "hushgrad.testing.mechanisms",
     "check_rule": "hushgrad.testing.rules",
     "check_sampler": "hushgrad.testing.samplers",
 }
 
-__all__ = ["check_accountant", "check_denoiser", "check_mechanism", "check_rule", "check_sampler", "members"]
+__all__ = [
+    "check_accountant",
+    "check_denoiser",
+    "check_disk",
+    "check_laplacian",
+    "check_mechanism",
+    "check_rule",
+    "check_sampler",
+    "members",
+]
 
 
 def members(room: ModuleType, family: type) -> dict[str, type]:
     """The concrete classes of ``family`` that ``room`` makes public, by name.
 
-        >>> from hushgrad import events
-        >>> sorted(members(events, events.Participation))[:2]
-        ['BallsInBins', 'CyclicPoisson']
+    >>> from hushgrad import events
+    >>> sorted(members(events, events.Participation))[:2]
+    ['BallsInBins', 'CyclicPoisson']
     """
     public = {name: vars(room)[name] for name in room.__all__ if name in vars(room)}
     return {
