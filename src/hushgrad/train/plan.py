@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
@@ -88,8 +89,8 @@ class Plan(_Description):
             _check.fail("steps", self.steps, f"to be the sampler's steps={self.sampler.steps}")
         require_comparable(self.sampler, self.relation)
         object.__setattr__(self, "noise", self.noise.resolved(steps=self.steps, participation=self.participation))
-        # The theorem is asked for now: a plan that nobody can account for is refused before any data is touched.
-        self.noise.event(1.0 if self.noise_multiplier is None else self.noise_multiplier, self.participation, self.steps)
+        # The theorems are asked for now: a plan that nobody can account for is refused before any data is touched.
+        _require_theorem(self.noise, self.participation, self.steps, self.relation)
 
     @property
     def participation(self) -> Participation:
@@ -307,6 +308,14 @@ def require_comparable(sampler: Sampler, relation: Relation) -> None:
             "Adding or removing a record of a fixed order moves all later records to other steps, and no theorem covers that. "
             'Use relation="zero_out" (its place stays empty) or "replace_one", or RoundRobin(shuffle=True).'
         )
+
+
+@lru_cache(maxsize=64)
+def _require_theorem(noise: Mechanism, participation: Participation, steps: int, relation: Relation) -> None:
+    """The mechanism must have a theorem for the participation, and the accountant one for the resulting event."""
+    from hushgrad import accounting
+
+    accounting.epsilon(noise.event(1.0, participation, steps), delta=0.5, relation=relation)
 
 
 def _arguments(scope: dict[str, Any]) -> dict[str, Any]:

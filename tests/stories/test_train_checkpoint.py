@@ -1,0 +1,327 @@
+"""Killed with SIGKILL at any instant and resumed, a run ends bit for bit where it would have ended, ledger included."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from hushgrad.errors import ArgumentError
+from hushgrad.train import Checkpoint, Plan, make_private
+
+F = nn.functional
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+
+# One process imports torch and then forks a child for every life of the run, so that dozens of kills take seconds.
+RUN = textwrap.dedent(
+    """
+    import hashlib, json, os, random, signal, sys, time
+    import torch
+    from torch import nn
+    from torch.utils.data import TensorDataset
+    from hushgrad.train import Checkpoint, Plan, make_private
+    import hushgrad.train.checkpoint as checkpoints
+    from hushgrad.noise import BLT
+
+    torch.set_num_threads(1)
+
+    def train(directory, mode, kill_at=None):
+        calls = 0
+        def dying(function):
+            # The process dies just before the kill_at-th call that touches the disk, and half of the time mid-write.
+            def call(*args, **options):
+                nonlocal calls
+                calls += 1
+                if calls == kill_at:
+                    if function is checkpoints.write_tree:
+                        args[0].write_bytes(b"half a checkp")
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*args, **options)
+            return call
+        if kill_at is not None:
+            for name in ("write_tree", "_flush"):
+                setattr(checkpoints, name, dying(getattr(checkpoints, name)))
+            os.replace = dying(os.replace)
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(64, 6), torch.randint(3, (64,)))
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=24)
+        common = dict(noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=64, average="ema")
+        if mode == "dpftrl":
+            plan = Plan.dpftrl(epochs=3, noise=BLT(buffers=2), **common)
+        else:
+            plan = Plan.dpsgd(steps=24, **common)
+        key = bytes(range(32)) if mode != "fresh-key" else None
+        private = make_private(model, optimizer, plan, key=key)
+        checkpoint = Checkpoint(directory, private, extras={"schedule": schedule})
+        first = private.steps
+        for x, y in private.loader(data):
+            optimizer.zero_grad(); nn.functional.cross_entropy(model(x), y).backward(); optimizer.step(); schedule.step()
+            if private.steps % 3 == 0:
+                checkpoint.save(notes={"step": private.steps})
+        with private.averaged():
+            averaged = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        plain = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        state = json.dumps(optimizer.state_dict()["param_groups"])
+        return {"weights": hashlib.sha256(plain).hexdigest(), "averaged": hashlib.sha256(averaged).hexdigest(), "groups": state,
+                "ledger": private.ledger.to_json(), "first": first}
+
+    def life(directory, mode, kill_at, patience):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reader)
+            try:
+                result = train(directory, mode, kill_at)
+                os.write(writer, json.dumps(result).encode())
+                os._exit(0)
+            except BaseException as error:
+                os.write(writer, json.dumps({"error": repr(error)}).encode())
+                os._exit(1)
+        os.close(writer)
+        if patience is not None:
+            time.sleep(patience)
+            os.kill(pid, signal.SIGKILL)
+        out = b""
+        while chunk := os.read(reader, 1 << 16):
+            out += chunk
+        os.close(reader)
+        os.waitpid(pid, 0)
+        return json.loads(out) if out else None
+
+    def lives(directory, mode, kills):
+        reference = life(directory + "/reference", mode, None, None)
+        deaths, final = 0, None
+        for kill in kills:
+            timed = kill == "any"
+            final = life(directory + "/killed", mode, None if timed else kill, random.uniform(0.0, 0.4) if timed else None)
+            if final is not None:
+                break
+            deaths += 1
+        if final is None:
+            final = life(directory + "/killed", mode, None, None)
+        return {"reference": reference, "final": final, "deaths": deaths}
+
+    directory, scenarios, seed = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+    random.seed(seed)
+    train(directory + "/warm-up", "dpftrl")  # what torch imports on first use is imported once, not in every life
+    print(json.dumps({name: lives(directory + "/" + name, mode, kills) for name, (mode, kills) in scenarios.items()}))
+    """
+)
+
+
+def _lives(directory, scenarios: dict[str, tuple[str, list]], seed: int = 0) -> dict[str, dict]:
+    script = directory / "run.py"
+    script.write_text(RUN)
+    command = [sys.executable, str(script), str(directory), json.dumps(scenarios), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=290, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _assert_same_end(lives: dict) -> None:
+    reference, final = lives["reference"], lives["final"]
+    assert "error" not in reference and "error" not in final, (reference, final)
+    for part in ("weights", "averaged", "groups", "ledger"):
+        assert final[part] == reference[part], part
+
+
+# The first calls write the key; then each save writes, flushes, renames and flushes. Every kind of instant is met.
+EVERY_CALL = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory):
+    scenarios = {
+        "dpsgd": ("dpsgd", EVERY_CALL),
+        "dpftrl": ("dpftrl", EVERY_CALL),
+        "random": ("dpftrl", ["any"] * 3),
+        "fresh": ("fresh-key", [8, 5]),
+    }
+    directory = tmp_path_factory.mktemp("lives")
+    return directory, _lives(directory, scenarios)
+
+
+@pytest.mark.parametrize("mode", ["dpsgd", "dpftrl"])
+def test_a_run_killed_while_saving_ends_bit_for_bit_the_same(lives, mode):
+    assert lives[1][mode]["deaths"] == len(EVERY_CALL)
+    _assert_same_end(lives[1][mode])
+
+
+def test_a_run_killed_at_random_instants_ends_the_same(lives):
+    _assert_same_end(lives[1]["random"])
+
+
+def test_the_fresh_key_of_a_killed_run_is_taken_up_again(lives):
+    """A run without a given key draws one, writes it down before the first step, and a restart must find it."""
+    directory, results = lives
+    assert results["fresh"]["deaths"] == 2 and results["fresh"]["final"]["first"] > 0
+    keys = [json.loads((directory / "fresh" / name / "key.json").read_text())["key"] for name in ("killed", "reference")]
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_many_kills(tmp_path, seed):
+    kills = [*range(1, 26), *["any"] * 25]
+    for mode, result in _lives(tmp_path, {"dpsgd": ("dpsgd", kills), "dpftrl": ("dpftrl", kills)}, seed).items():
+        assert result["deaths"] > 5, mode
+        _assert_same_end(result)
+
+
+# Without a kill: what is saved, and what is refused ------------------------------------------------------------------
+
+
+@pytest.fixture
+def data():
+    g = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(32, 4, generator=g), torch.randint(2, (32,), generator=g))
+
+
+def _run(noise_multiplier=1.0, optimizer=None, correlated=False, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    optimizer = (optimizer or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)))(model.parameters())
+    common = {"noise_multiplier": noise_multiplier, "delta": 1e-5, "batch_size": 8, "dataset_size": 32}
+    plan = Plan.dpftrl(epochs=2, **common) if correlated else Plan.dpsgd(steps=8, **common)
+    return model, optimizer, make_private(model, optimizer, plan, **options)
+
+
+def _take(model, optimizer, private, data, steps):
+    for x, y in private.loader(data):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if private.steps == steps:
+            return
+
+
+def _weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+
+
+OPTIMIZERS = {
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
+    "tensor-lr": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_state_survives_without_pickle(tmp_path, data, name):
+    ends = []
+    for interrupted in (False, True):
+        run = _run(optimizer=OPTIMIZERS[name], seed=1)
+        directory = tmp_path / f"{interrupted}"
+        checkpoint = Checkpoint(directory, run[2])
+        _take(*run, data, 4)
+        if interrupted:
+            checkpoint.save()
+            run = _run(optimizer=OPTIMIZERS[name], seed=1)
+            assert Checkpoint(directory, run[2]).resumed and run[2].steps == 4
+        _take(*run, data, 8)
+        ends.append((_weights(run[0]), run[2].ledger))
+    assert torch.equal(ends[0][0], ends[1][0]) and ends[0][1] == ends[1][1]
+
+
+@pytest.mark.parametrize("with_key", [False, True])
+@pytest.mark.parametrize("correlated", [False, True])
+def test_the_state_dict_resumes_with_and_without_its_secrets(data, correlated, with_key):
+    key = bytes(range(32))
+    model, optimizer, private = _run(correlated=correlated, key=key)
+    _take(model, optimizer, private, data, 3)
+    saved = private.state_dict(with_key=with_key)
+    # Optimizer.load_state_dict keeps the tensors that it is given: without a copy the two runs would share their momentum.
+    weights, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    other = _run(correlated=correlated)
+    other[0].load_state_dict(weights)
+    other[1].load_state_dict(state)
+    if not with_key:
+        assert "key" not in saved and "noise" not in saved
+        with pytest.raises(ArgumentError, match="interrupted run's"):
+            other[2].load_state_dict(saved)
+        other[2].load_state_dict(saved, key=key)  # buffers of correlated noise are drawn again from it
+    else:
+        other[2].load_state_dict(saved)
+    for run in ((model, optimizer, private), other):
+        _take(*run, data, 8)
+    assert torch.equal(_weights(model), _weights(other[0])) and private.ledger == other[2].ledger
+
+
+def test_modes_keys_and_contents(tmp_path, data):
+    model, optimizer, private = _run()
+    checkpoint = Checkpoint(tmp_path / "run", private)
+    _take(model, optimizer, private, data, 2)
+    checkpoint.save(notes={"epoch": 1, "loss": float("inf")})
+    files = {path.name: path for path in (tmp_path / "run").iterdir()}
+    assert set(files) == {"key.json", "state.safetensors"}  # no leftovers
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files.values())
+    secret = private.key.secret
+    content = files["state.safetensors"].read_bytes()
+    assert secret not in content and secret.hex().encode() not in content
+    resumed = Checkpoint(tmp_path / "run", _run()[2])
+    assert resumed.resumed and resumed.notes == {"epoch": 1, "loss": float("inf")}
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path, data):
+    model, optimizer, private = _run()
+    checkpoint = Checkpoint(tmp_path, private)
+    _take(model, optimizer, private, data, 2)
+    checkpoint.save()
+    with pytest.raises(ArgumentError, match="one plan"):
+        Checkpoint(tmp_path, _run(noise_multiplier=2.0)[2])
+    with pytest.raises(ArgumentError, match="that of the run"):
+        Checkpoint(tmp_path, _run(key=bytes(32))[2])
+    with pytest.raises(ArgumentError, match="extras"):
+        Checkpoint(tmp_path, _run()[2], extras={"x": torch.optim.SGD(model.parameters(), lr=1.0)})
+    os.chmod(tmp_path / "key.json", 0o644)
+    with pytest.raises(ArgumentError, match="0600"):
+        Checkpoint(tmp_path, _run()[2])
+    (tmp_path / "key.json").unlink()
+    with pytest.raises(ArgumentError, match="without its key"):
+        Checkpoint(tmp_path, _run()[2])
+
+
+def test_a_checkpoint_is_made_before_the_first_step(tmp_path, data):
+    model, optimizer, private = _run()
+    _take(model, optimizer, private, data, 1)
+    with pytest.raises(ArgumentError, match="before the first step"):
+        Checkpoint(tmp_path, private)
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path, data):
+    model, optimizer, private = _run()
+    checkpoint = Checkpoint(tmp_path, private)
+    _take(model, optimizer, private, data, 1)
+    checkpoint.save()
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ArgumentError, match="safetensors"):
+        Checkpoint(tmp_path, _run()[2])
+
+
+def test_state_that_would_need_pickle_is_refused(tmp_path, data):
+    class Odd:
+        def state_dict(self):
+            return {"function": print}
+
+        def load_state_dict(self, state_dict):
+            pass
+
+    checkpoint = Checkpoint(tmp_path, _run()[2], extras={"odd": Odd()})
+    with pytest.raises(ArgumentError, match="never pickles"):
+        checkpoint.save()
+    assert not (tmp_path / "state.safetensors").exists()
