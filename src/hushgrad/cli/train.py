@@ -24,7 +24,8 @@ def _parser() -> Parser:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a .toml or .py file; a .py recipe is run as a program")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results: new, empty, or with --resume")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run, bit for bit")
-    parser.add_argument("--data", metavar="PATH", help="use this as the recipe's data.path")
+    parser.add_argument("--data", metavar="PATH", help="the same as --set data.path=PATH")
+    parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value of the recipe")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     return parser
 
@@ -34,7 +35,8 @@ def run(words: list[str]) -> int:
     options = _parser().parse(words)
     from hushgrad.recipes import load_recipe, train  # torch: imported after the words have been understood
 
-    recipe = None if options.recipe is None and options.data is None else load_recipe(options.recipe, data=options.data)
+    changes = [*options.set, *([] if options.data is None else [f"data.path={options.data!r}"])]
+    recipe = load_recipe(options.recipe, changes=changes) if options.recipe or changes else None
     try:
         outcome = train(recipe, options.out, resume=options.resume, progress=not options.quiet)
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import runpy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -152,16 +152,32 @@ DEMO: dict[str, Any] = {
 """The recipe of ``hushgrad train`` without a recipe."""
 
 
-def load_recipe(path: str | Path | None, *, data: str | None = None) -> Recipe:
+def load_recipe(path: str | Path | None, *, changes: Iterable[str] = ()) -> Recipe:
     """The recipe in a .toml file, or in the variable ``recipe`` (a dict of tables) of a .py file; None is the demo.
 
     A Python recipe is a program and is run: use only your own. Its folder is importable, so ``module:function`` can name
-    functions beside it. ``data`` replaces the recipe's ``data.path``.
+    functions beside it. ``changes`` such as ``"plan.epsilon=8"`` replace single values.
+
+        >>> load_recipe(None, changes=["plan.epsilon=8", "model.name=mlp"]).plan["epsilon"]
+        8
     """
-    tables = DEMO if path is None else _tables(path)
-    if data is not None and isinstance(tables.get("data"), dict):
-        tables = {**tables, "data": {**tables["data"], "path": data}}
+    tables = dict(DEMO if path is None else _tables(path))
+    for change in changes:
+        table, key, value = _change(change)
+        tables[table] = {**tables.get(table, {}), key: value}
     return Recipe.from_tables(tables)
+
+
+def _change(text: str) -> tuple[str, str, Any]:
+    """``table.key=value``; what is no TOML value is a word."""
+    place, equals, value = text.partition("=")
+    table, dot, key = place.strip().partition(".")
+    if not (equals and dot and table and key):
+        _check.fail("--set", text, "to have the form table.key=value", "For example --set plan.epsilon=8.")
+    try:
+        return table, key, _toml_text(f"value = {value}")["value"]
+    except ValueError:
+        return table, key, value.strip()
 
 
 def _tables(path: str | Path) -> dict[str, Any]:
@@ -180,14 +196,18 @@ def _tables(path: str | Path) -> dict[str, Any]:
 
 
 def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return _toml_text(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ArgumentError(f"Expected {path.name} to be TOML: {error}.") from None
+
+
+def _toml_text(text: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib as reader
     else:
         import tomli as reader  # the same module, before it joined the standard library
-    try:
-        tables: dict[str, Any] = reader.loads(path.read_text(encoding="utf-8"))
-    except (reader.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"Expected {path.name} to be TOML: {error}.") from None
+    tables: dict[str, Any] = reader.loads(text)
     return tables
 
 
