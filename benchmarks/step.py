@@ -238,7 +238,9 @@ def main() -> None:
 
 
 def report(case: Case, args: argparse.Namespace) -> dict[str, Any]:
-    peers = [] if args.alone else [n for n in IMPLEMENTATIONS if n.startswith("opacus") and not (args.quick and n in case.slow_peers)]
+    peers = (
+        [] if args.alone else [n for n in IMPLEMENTATIONS if n.startswith("opacus") and not (args.quick and n in case.slow_peers)]
+    )
     seconds = 2.0 if args.quick else 10.0
     result: dict[str, Any] = {"cpu": measure(case, peers, 1, seconds)}
     print(_line(f"{case.name} B={case.size}, CPU, 1 thread", result["cpu"], case.target))

@@ -138,30 +138,30 @@ def _by_offsets(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _by_patches(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
-    """One product over unfolded patches, a few examples at a time."""
+    """One product over unfolded patches, a few examples at a time. The result is a view whose memory has the channels last."""
     B, C_in, C_out, groups = x.shape[0], x.shape[1], g.shape[1], geometry.groups
-    taps, positions = prod(geometry.kernel), prod(g.shape[2:])
-    G = g.new_empty(B * groups, C_out // groups, C_in // groups * taps)
+    taps, positions, each = prod(geometry.kernel), prod(g.shape[2:]), C_in // groups
+    G = g.new_empty(B * groups, C_out // groups, taps * each)
     g = g.reshape(B * groups, C_out // groups, positions)
-    step = max(1, _CACHE // (C_in * taps * positions))
-    for start in range(0, B, step):
-        part = x[start : start + step]
-        patches = _patches(part, geometry).reshape(len(part) * groups, -1, positions)
-        some = slice(start * groups, (start + len(part)) * groups)
-        torch.bmm(g[some], patches.transpose(1, 2), out=G[some])
-    return G.view(B, C_out, C_in // groups, *geometry.kernel)
+    x = x.reshape(B * groups, each, *x.shape[2:])
+    step = max(1, _CACHE // (each * taps * positions))
+    for start in range(0, len(x), step):
+        some = slice(start, start + step)
+        torch.bmm(g[some], _patches(x[some], geometry), out=G[some])
+    return G.view(B, C_out, *geometry.kernel, each).movedim(-1, 2)
 
 
 def _patches(x: Tensor, geometry: Geometry) -> Tensor:
-    """A strided view of all patches: (B, C_in, *kernel, *output size)."""
-    out = [
-        (n - d * (k - 1) - 1) // s + 1
-        for n, k, d, s in zip(x.shape[2:], geometry.kernel, geometry.dilation, geometry.stride, strict=True)
-    ]
-    steps = x.stride()[2:]
+    """A copy of all patches: (B, positions, taps * C_in). Channels-last, so that whole rows of the kernel are one run of memory."""
+    x = x.movedim(1, -1).contiguous()
+    dims = len(geometry.kernel)
+    shape = zip(x.shape[1:-1], geometry.kernel, geometry.dilation, geometry.stride, strict=True)
+    out = [(n - d * (k - 1) - 1) // s + 1 for n, k, d, s in shape]
+    steps = x.stride()[1:-1]
     taps = [step * d for step, d in zip(steps, geometry.dilation, strict=True)]
     moves = [step * s for step, s in zip(steps, geometry.stride, strict=True)]
-    return x.as_strided((*x.shape[:2], *geometry.kernel, *out), (*x.stride()[:2], *taps, *moves), x.storage_offset())
+    sizes, strides = (len(x), *out, *geometry.kernel, x.shape[-1]), (x.stride(0), *moves, *taps, 1)
+    return x.as_strided(sizes, strides, x.storage_offset()).flatten(dims + 1).flatten(1, dims)
 
 
 def _prefers_gram(x: Tensor, g: Tensor, geometry: Geometry) -> bool:
@@ -207,8 +207,8 @@ def _gram_by_shifts(x: Tensor, out_size: Sequence[int], geometry: Geometry) -> T
 
 
 def _gram_by_patches(x: Tensor, out_size: Sequence[int], geometry: Geometry) -> Tensor:
-    patches = _patches(x, geometry).reshape(len(x), -1, prod(out_size))
-    return torch.bmm(patches.transpose(1, 2), patches)
+    patches = _patches(x, geometry)
+    return torch.bmm(patches, patches.transpose(1, 2))
 
 
 def _native(x: Tensor, g: Tensor, geometry: Geometry, padding: Sequence[int] | None = None) -> Tensor:
@@ -234,9 +234,12 @@ def _add_kept(out: Tensor, G: Tensor, weights: Tensor) -> None:
     """``out += sum_i weights[i] G[i]`` in one pass over G, whichever way its memory is laid out."""
     if G.is_contiguous():
         add_kept(out, G, weights)
-    else:  # by offsets: (offsets, B, C_out, C_in) in memory
+    elif G.movedim(2, -1).is_contiguous():  # by patches: (B, C_out, *kernel, C_in) in memory
+        last = G.movedim(2, -1)
+        out.movedim(1, -1).add_(torch.mv(last.reshape(len(G), -1).t(), weights).view(last.shape[1:]))
+    else:  # by offsets: (*kernel, B, C_out, C_in) in memory
         sums = torch.matmul(weights, G.flatten(3).permute(3, 0, 1, 2).flatten(2))
-        out.flatten(2).permute(2, 0, 1).add_(sums.view(-1, *out.shape[:2]))
+        out.add_(sums.view(*G.shape[3:], *out.shape[:2]).movedim((-2, -1), (0, 1)))
 
 
 def _geometry(module: Any) -> Geometry:
