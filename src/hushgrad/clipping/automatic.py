@@ -1,0 +1,54 @@
+"""Automatic clipping: every gradient is normalised, so that the clip norm only scales the learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hushgrad import _check
+from hushgrad.clipping.base import Clipper
+from hushgrad.events import Relation
+
+__all__ = ["Automatic"]
+
+
+@dataclass(frozen=True)
+class Automatic(Clipper):
+    """Normalise each example's gradient: w_i = C / (‖G_i‖ + stability).
+
+    C need not be tuned: it multiplies the gradient and the noise alike, which the learning rate does as well. ``stability`` keeps small
+    gradients small; without it (0) all examples count the same and the sum need not vanish where every gradient is tiny.
+
+    **Formal guarantee.** ‖w_i G_i‖ = C ‖G_i‖ / (‖G_i‖ + stability) <= C for every example, so the clipped sums of neighbours differ by
+    at most C (add/remove, zero-out) or 2 C (replace-one).
+
+    | squared norm | weight |
+    |---|---|
+    | 0 | C / stability |
+    | NaN or infinite | 0 |
+
+        >>> import torch
+        >>> Automatic(1.0).weights(torch.tensor([0.0, 0.99**2, float("inf")]))
+        tensor([100.,   1.,   0.])
+
+    Reference: Bu et al., "Automatic clipping: differentially private deep learning made easier and stronger" (NeurIPS 2023),
+    where it is called AUTO-S.
+    """
+
+    max_grad_norm: float = 1.0
+    stability: float = 0.01
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_grad_norm", _check.positive(max_grad_norm=self.max_grad_norm))
+        remedy = "The paper uses 0.01; a gradient of norm 0 has no direction to be normalised to."
+        object.__setattr__(self, "stability", _check.positive(stability=self.stability, remedy=remedy))
+
+    def weights(self, sq_norms: Tensor) -> Tensor:
+        """C / (norm + stability); 0 where the norm is no number."""
+        # C / inf = 0 by itself; only NaN needs a word.
+        return (self.max_grad_norm / sq_norms.sqrt().add_(self.stability)).nan_to_num_(nan=0.0)
+
+    def sensitivity(self, relation: Relation) -> float:
+        """C times the number of contributions that neighbours differ by."""
+        return self.max_grad_norm * relation.contributions
