@@ -343,6 +343,45 @@ def test_a_denoiser_is_told_the_true_noise():
     assert info.max_grad_norm == 0.7 and info.learning_rate == 0.25
 
 
+def test_adaptive_clipping_is_the_formula_and_costs_what_the_plan_says():
+    from hushgrad.clipping import Adaptive
+    from hushgrad.errors import NoTheorem
+    from hushgrad.noise import BLT
+
+    clip = Adaptive(0.7, batch_size=6, quantile=0.4, count_noise=1.0)
+    plan = _plan(clip=clip)
+    model = _model()
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    private = make_private(model, optimizer, plan, key=KEY)
+    source = Source(key=KEY)
+    for x, y in private.loader(_data()):
+        step, rows = private.steps, _per_example(twin, x, y)
+        params = {n: p.detach() for n, p in twin.named_parameters()}
+        total = _clipped_sum(rows, params, clip.max_grad_norm)
+        std = clip.gradient_noise(0.8) * clip.max_grad_norm
+        norms = torch.tensor([float(torch.sqrt(sum(g.square().sum() for g in row.values()))) for row in rows])
+        with torch.no_grad():
+            for i, (n, p) in enumerate(twin.named_parameters()):
+                p -= 0.5 * (total[n] + std * source.z(step, i, params[n])) / 6
+        z = float(source.z(step, 4, torch.zeros(1, dtype=torch.float64)))
+        clip = clip.moved(clip.raw_count(norms) + 1.0 * z)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        assert private.clip.max_grad_norm == pytest.approx(clip.max_grad_norm, rel=1e-12)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+    assert private.clip != plan.clip and str(private.ledger.event()) == "4 x Poisson(0.25) Gaussian(0.8)"
+    saved = private.state_dict()
+    private.detach()
+    resumed = make_private(model, optimizer, plan, key=KEY)
+    resumed.load_state_dict(saved)
+    assert resumed.clip == private.clip
+    with pytest.raises(NoTheorem, match="independent"):
+        common = {"noise_multiplier": 0.8, "delta": 1e-5, "batch_size": 6, "dataset_size": 24, "epochs": 1}
+        Plan.dpftrl(clip=clip, noise=BLT(buffers=2), **common)
+
+
 # Averages and projections --------------------------------------------------------------------------------------------
 
 

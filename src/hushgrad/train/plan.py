@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
 from hushgrad._value import Value
+from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.clipping.base import Clipper
 from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.events import Compose, Event, Participation, Relation
 from hushgrad.guarantee import Guarantee
 from hushgrad.noise.base import Mechanism
+from hushgrad.noise.independent import Independent
 from hushgrad.sampling.base import Sampler
 from hushgrad.train.averaging import Average
 from hushgrad.train.projection import Projection
@@ -88,9 +90,22 @@ class Plan(_Description):
         if self.sampler.steps != self.steps:
             _check.fail("steps", self.steps, f"to be the sampler's steps={self.sampler.steps}")
         require_comparable(self.sampler, self.relation)
+        if isinstance(self.clip, Adaptive):
+            self._require_adaptive(self.clip)
         object.__setattr__(self, "noise", self.noise.resolved(steps=self.steps, participation=self.participation))
         # The theorems are asked for now: a plan that nobody can account for is refused before any data is touched.
         _require_theorem(self.noise, self.participation, self.steps, self.relation)
+
+    def _require_adaptive(self, clip: Adaptive) -> None:
+        """Gradient and count are one Gaussian mechanism only if the noise is independent, and the divisor is one."""
+        if not isinstance(self.noise, Independent):
+            raise NoTheorem(
+                "Adaptive clipping moves the clip norm, and correlated noise needs a constant one. Use independent noise."
+            )
+        if clip.batch_size != self.batch_size:
+            _check.fail("clip.batch_size", clip.batch_size, f"to be the plan's batch_size={self.batch_size}")
+        if self.noise_multiplier is not None:
+            clip.gradient_noise(self.noise_multiplier)
 
     @property
     def participation(self) -> Participation:

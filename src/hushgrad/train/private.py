@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hushgrad import _check, sampling
-from hushgrad.clipping import Capture
+from hushgrad.clipping import Capture, Clipper
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
@@ -108,7 +108,6 @@ class Private:
         self._key = self._world.share_key(key)
         self._books = Books(plan, self._key.run_name(plan.digest), prior=prior, max_epsilon=max_epsilon)
         self._capture = Capture(model, loss_reduction=loss_reduction)
-        self._capture.fold_with = plan.clip  # micro-batches are clipped as they come, and their activations released
         self._release = Release(plan, self._capture, self._params, self._key, self._world)
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
         self._issued: _Issued | None = None
@@ -191,6 +190,11 @@ class Private:
     def ledger(self) -> Ledger:
         """What happened, earlier phases included. Ledgers of runs on the same data add up."""
         return self._books.ledger()
+
+    @property
+    def clip(self) -> Clipper:
+        """The clipper of the next step: the plan's, or where adaptive clipping has moved it (released, so not sensitive)."""
+        return self._release.clip
 
     @property
     def raw_norms(self) -> Tensor:
@@ -281,6 +285,7 @@ class Private:
             "key_fingerprint": self._key.fingerprint,
             "reproducible": self._key.reproducible,
             "books": self._books.state_dict(),
+            "clip": self._release.clip.to_json(),
             "filter": dict(self._release.filter_state),
             "average": {} if self._averaged is None else self._averaged.state_dict(),
         }
@@ -308,6 +313,7 @@ class Private:
             self._release.stream.load_state_dict(state["noise"])
         else:
             self._release.replay(self.steps)
+        self._release.use_clip(Clipper.from_json(state["clip"]))
         self._release.filter_state = dict(state["filter"])
         if self._averaged is not None:
             self._averaged.load_state_dict(state["average"])

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from hushgrad.clipping import Capture, ClippedSum
+from hushgrad.clipping.adaptive import Adaptive
+from hushgrad.clipping.base import Clipper
 from hushgrad.denoise.base import NoiseInfo, Probe
 from hushgrad.errors import ArgumentError, CaptureError
+from hushgrad.events import Relation
 from hushgrad.noise.source import Source
 from hushgrad.train.distributed import World
 from hushgrad.train.keys import RunKey
@@ -30,16 +33,26 @@ class Release:
 
     def __init__(self, plan: Plan, capture: Capture, params: dict[str, Tensor], key: RunKey, world: World) -> None:
         self._plan, self._capture, self._params, self._world = plan, capture, params, world
-        self._scale = plan.noise_std / plan.batch_size
         self.filter_state: dict[str, Any] = {}
+        self.use_clip(plan.clip)
         self.use_key(key)
 
     def use_key(self, key: RunKey) -> None:
         """Start the noise of another key, from its first row."""
-        self._key = key
-        self.stream = self._plan.noise.stream(Source(key=key.secret), steps=self._plan.steps)
+        self._key, self._source = key, Source(key=key.secret)
+        self.stream = self._plan.noise.stream(self._source, steps=self._plan.steps)
         self.stateless = self._plan.noise.state_size(steps=self._plan.steps) == 0
         self._broken = False
+
+    def use_clip(self, clip: Clipper) -> None:
+        """Clip the next step with ``clip``: the plan's, or what adaptive clipping has moved it to."""
+        multiplier = self._plan.noise_multiplier or 0.0
+        if isinstance(clip, Adaptive):
+            multiplier = clip.gradient_noise(multiplier)  # the rest of the budget goes to the count
+        self.clip = clip
+        self._max_grad_norm = clip.sensitivity(Relation.ADD_REMOVE)
+        self._scale = multiplier * self._max_grad_norm / self._plan.batch_size
+        self._capture.fold_with(clip)  # micro-batches are clipped as they come, and their activations released
 
     def run(self, closure: Closure | None, announce: Callable[[], None]) -> Any:
         """Let ``closure`` do this step's passes, once for each point that the denoiser asks for; return its first result.
@@ -76,17 +89,29 @@ class Release:
         drawn = self.stream.state_dict() if self.stateless else None
         try:
             buffers = self._noise(step)
-            clipped = self._capture.collect(self._plan.clip, out=buffers, scale=1.0 / self._plan.batch_size)
+            clipped = self._capture.collect(self.clip, out=buffers, scale=1.0 / self._plan.batch_size)
             _require_complete(step, clipped, buffers, contributions)
         except BaseException:
             self._undraw(drawn)
             raise
         self._world.add_up(buffers.values())
-        return self._denoised(buffers, step, learning_rate), clipped._replace(raw_sums={})
+        used = self._scale, self._max_grad_norm  # of this step, before an adaptive clip norm moves on
+        self._adapt(step, clipped)
+        return self._denoised(buffers, step, learning_rate, *used), clipped._replace(raw_sums={})
 
     def _noise(self, step: int) -> dict[str, Tensor]:
         scale = self._scale / self._world.size  # every process draws the same row: W parts make one
         return {name: self.stream.row(step, i, p.detach(), scale=scale) for i, (name, p) in enumerate(self._params.items())}
+
+    def _adapt(self, step: int, clipped: ClippedSum) -> None:
+        """Release how many norms lie below the clip norm, with its own noise, and move the clip norm accordingly."""
+        clip = self.clip
+        if not isinstance(clip, Adaptive):
+            return
+        count = torch.tensor([clip.raw_count(clipped.raw_norms)], dtype=torch.float64)
+        self._world.add_up([count])
+        noise = self._source.z(step, len(self._params), count, scale=clip.count_noise or 0.0)  # an index that no tensor has
+        self.use_clip(clip.moved(float(count + noise)))
 
     def replay(self, steps: int) -> None:
         """Draw the first ``steps`` rows once more and drop them: what a stream keeps follows from its key."""
@@ -101,14 +126,16 @@ class Release:
             self.use_key(self._key)
             self.stream.load_state_dict(drawn)
 
-    def _denoised(self, grads: dict[str, Tensor], step: int, learning_rate: float | None) -> dict[str, Tensor]:
+    def _denoised(
+        self, grads: dict[str, Tensor], step: int, learning_rate: float | None, scale: float, max_grad_norm: float
+    ) -> dict[str, Tensor]:
         plan = self._plan
         if plan.denoise is None:
             return grads
         info = NoiseInfo(
-            std=self._scale * plan.noise.row_std(step, steps=plan.steps),
+            std=scale * plan.noise.row_std(step, steps=plan.steps),
             step=step,
-            max_grad_norm=plan.max_grad_norm,
+            max_grad_norm=max_grad_norm,
             learning_rate=learning_rate,
         )
         with torch.no_grad():
