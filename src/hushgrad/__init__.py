@@ -16,11 +16,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hushgrad import accounting, clipping, denoise, errors, events, noise, sampling, testing, train
+    from hushgrad import accounting, clipping, denoise, errors, estimators, events, noise, sampling, testing, train
     from hushgrad.accounting import calibrate, delta, epsilon
     from hushgrad.clipping import replace_batchnorm
     from hushgrad.guarantee import Guarantee, Ledger
-    from hushgrad.train import Plan, fit, make_private
+    from hushgrad.train import Plan, make_private
+    from hushgrad.train.fit import fit
 
 __version__ = "0.1.0"
 
@@ -36,7 +37,7 @@ _HOMES = {
     "make_private": "hushgrad.train",
     "replace_batchnorm": "hushgrad.clipping",
 }
-_ROOMS = ("accounting", "clipping", "denoise", "errors", "events", "noise", "sampling", "testing", "train")
+_ROOMS = ("accounting", "clipping", "denoise", "errors", "estimators", "events", "noise", "sampling", "testing", "train")
 
 __all__ = [
     "Guarantee",
@@ -49,6 +50,7 @@ __all__ = [
     "denoise",
     "epsilon",
     "errors",
+    "estimators",
     "events",
     "fit",
     "make_private",

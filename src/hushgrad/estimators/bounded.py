@@ -42,7 +42,7 @@ def bounded_values(y: np.ndarray, bounds: tuple[float, float] | None, name: str 
         raise ArgumentError(
             f"Expected {name}=None to be (low, high). Give limits of the values that you know without looking at the data."
         )
-    low, high = _check.number(**{name: bounds[0]}), _check.number(**{name: bounds[1]})
+    low, high = (_check.number("", **{name: end}) for end in bounds)
     if not low < high:
         _check.fail(name, bounds, "to be (low, high) with low < high")
     return np.clip(y, low, high)

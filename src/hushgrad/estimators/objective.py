@@ -64,10 +64,10 @@ __all__ = [
 
 
 class Term(NamedTuple):
-    """One term of the bound: ``count`` x H(``norm``/σ, epsilon - ``price``)."""
+    """One term of the bound: ``copies`` x H(``norm``/σ, epsilon - ``price``)."""
 
     norm: float
-    count: int
+    copies: int
     price: float
 
 
@@ -76,7 +76,7 @@ def profile(loss: LinearLoss, *, row_norm: float, l2: float, relation: Relation,
 
     >>> from hushgrad.estimators.losses import Logistic, Softmax
     >>> profile(Logistic(), row_norm=1.0, l2=10.0, relation=Relation.ADD_REMOVE, epsilon=0.1)
-    (Term(norm=1.0, count=1, price=0.0),)
+    (Term(norm=1.0, copies=1, price=0.0),)
     >>> [round(t.price, 3) for t in profile(Softmax(3), row_norm=1.0, l2=10.0, relation=Relation.ADD_REMOVE, epsilon=0.1)]
     [0.066]
     """
@@ -98,13 +98,13 @@ def objective_delta(epsilon: float, *, sigma: float, terms: tuple[Term, ...]) ->
     """The theorems' bound on delta at ``epsilon``; 1 where they say nothing (epsilon below a price)."""
     if any(epsilon < term.price for term in terms):
         return 1.0
-    return min(1.0, sum(term.count * gaussian_delta(term.norm / sigma, epsilon - term.price) for term in terms))
+    return min(1.0, sum(term.copies * gaussian_delta(term.norm / sigma, epsilon - term.price) for term in terms))
 
 
 def objective_noise(epsilon: float, delta: float, *, terms: tuple[Term, ...]) -> float:
     """The smallest sigma that the theorems allow for (epsilon, delta).
 
-    >>> round(objective_noise(0.1, 1e-5, terms=(Term(norm=1.0, count=1, price=0.0),)), 2)
+    >>> round(objective_noise(0.1, 1e-5, terms=(Term(norm=1.0, copies=1, price=0.0),)), 2)
     30.75
     """
     price = max(term.price for term in terms)
@@ -112,7 +112,7 @@ def objective_noise(epsilon: float, delta: float, *, terms: tuple[Term, ...]) ->
         raise ArgumentError(
             f"Expected epsilon={epsilon:g} to exceed the curvature's price {price:g}. Use a larger l2, which lowers that price."
         )
-    largest, total = max(term.norm for term in terms), sum(term.count for term in terms)
+    largest, total = max(term.norm for term in terms), sum(term.copies for term in terms)
     low = largest / gaussian_mu(epsilon, delta) * (1 - 1e-9)  # one vertex, no price
     high = largest / gaussian_mu(epsilon - price, delta / total) * (1 + 1e-9)  # all at the largest norm and price
 

@@ -108,9 +108,7 @@ class DPRidge(_LinearRegressor):
             return _adassp(X, y, row_norm, reach, budget, random, l2)
         loss = HuberResidual(_check.positive(huber=self.huber) * reach)
         problem = Problem(loss, X, y, row_norm)
-        release = objective_perturbation(
-            problem, budget, random, l2=l2, tol=self.tol * self.data_norm * reach, max_iter=self.max_iter
-        )
+        release = objective_perturbation(problem, budget, random, l2=l2, tol=self.tol * row_norm * reach, max_iter=self.max_iter)
         return release.theta[0], release.guarantee, release.iterations
 
 

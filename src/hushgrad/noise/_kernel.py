@@ -94,7 +94,7 @@ _SUFFIXES = ((np.dtype(np.float32), "f32", ctypes.c_float), (np.dtype(np.float64
 
 def _at(array: np.ndarray) -> int:
     # Three times faster than array.ctypes.data, which counts for the many small tensors of a model.
-    return ctypes.addressof(ctypes.c_char.from_buffer(array)) if array.size else 0
+    return ctypes.addressof(ctypes.c_char.from_buffer(array)) if array.size else 0  # type: ignore[arg-type]
 
 
 @final
