@@ -448,6 +448,14 @@ def test_an_input_changed_in_place_is_refused():
     refuses(capture, "changed in place")
 
 
+def test_an_input_changed_between_backward_and_collect_is_refused():
+    model, x = mlp(), torch.randn(4, 4).double()
+    capture = attached(model)
+    sum_of_sines(model(x)).backward()
+    x.zero_()
+    refuses(capture, "changed in place")
+
+
 def test_second_derivatives_are_refused():
     model, x = mlp(), torch.randn(4, 4).double().requires_grad_()
     capture = attached(model)

@@ -216,7 +216,7 @@ class Capture:
 
     def _reconcile(self) -> None:
         """Every trainable parameter seen, and seen completely; else raise, and forget the passes."""
-        problem = self._tape.failure or self._leaked() or self._changed() or self._unseen() or self._ambiguous()
+        problem = self._tape.failure or self._leaked() or self._changed() or self._unseen() or self._ambiguous() or self._stale()
         if problem:
             self._tape.failure = problem  # until the passes are discarded
             raise CaptureError(problem)
@@ -249,6 +249,9 @@ class Capture:
                         '(requires_grad_(False)), or say Capture(..., unused="zero").'
                     )
         return None
+
+    def _stale(self) -> str | None:
+        return next((call.stale_message() for batch in self._tape.batches for call in batch.calls if call.stale()), None)
 
     def _ambiguous(self) -> str | None:
         """Two calls of a module that were reached by different backward passes may hold different examples."""

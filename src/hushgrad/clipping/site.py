@@ -31,7 +31,7 @@ class Call:
 
     def __init__(self, site: Site, batch: Batch, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.site, self.batch, self.args, self.kwargs = site, batch, args, kwargs
-        self.versions = [a._version for a in args if isinstance(a, Tensor)]
+        self.versions = _versions(args, kwargs)
         self.record: Record | None = None
         self.sq_norms: dict[str, Tensor] | None = None
         self.tasks: list[int] = []
@@ -62,16 +62,23 @@ class Call:
 
     def _open(self, grads: tuple[Tensor | None, ...]) -> None:
         site = self.site
-        if self.versions != [a._version for a in self.args if isinstance(a, Tensor)]:
-            site.tape.fail(
-                f"The input of {site.path or 'the model'} was changed in place after the module had used it. "
-                "Write the operation out of place."
-            )
+        if self.versions != _versions(self.args, self.kwargs):
+            site.tape.fail(self.stale_message())
         args = tuple(site.ready(a) for a in self.args)
         kwargs = {key: site.ready(value) for key, value in self.kwargs.items()} if self.kwargs else self.kwargs
         self.record = Record(site.module, site.names, args, kwargs, grads)
-        self.args, self.kwargs = (), {}
+        self.args, self.kwargs, self.versions = (), {}, _versions(args, kwargs)
         self.batch.calls.append(self)
+
+    def stale(self) -> bool:
+        """Whether an input that is still needed was changed in place since the gradient came back."""
+        record = self.record
+        return record is not None and bool(record.grads) and self.versions != _versions(record.args, record.kwargs)
+
+    def stale_message(self) -> str:
+        """What to say then."""
+        path = self.site.path or "the model"
+        return f"The input of {path} was changed in place after the module had used it. Write the operation out of place."
 
     def measure(self) -> dict[str, Tensor]:
         """The squared norms by local name; the first time they are computed, and what is no longer needed is released."""
@@ -193,6 +200,12 @@ class Site:
         if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != self.dtype:
             return value.to(self.dtype)
         return value
+
+
+def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
+    """How often each input tensor was changed in place (tensors made in inference mode do not count)."""
+    values = (*args, *kwargs.values()) if kwargs else args
+    return [v._version for v in values if isinstance(v, Tensor) and not v.is_inference()]
 
 
 def _is_reshape(y: Tensor, base: Tensor) -> bool:
