@@ -44,7 +44,7 @@ bench: $(VENV)/.ready  ## run the benchmarks beside the peers (minutes)
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 docs: $(VENV)/.ready  ## build the documentation strictly into site/
-	$(BIN)/mkdocs build --strict -q && echo "Documentation: site/index.html"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q && echo "Documentation: site/index.html"
 
 clean:           ## remove the environment and everything built
 	rm -rf $(VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
