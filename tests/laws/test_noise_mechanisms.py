@@ -283,6 +283,24 @@ def test_dense_optimum_is_certified(loss, work):
         assert error >= found.lower
 
 
+def test_dense_optimum_of_several_epochs_is_certified_and_beats_the_others():
+    who = BallsInBins(bins=6, epochs=8)
+    found = Dense.optimum(steps=48, participation=who)
+    assert 0 <= found.gap < 1e-3
+    error = Dense(found.strategy).error(steps=48, participation=who)
+    assert error.rmse == pytest.approx(found.upper)
+    assert 0.9 * found.lower < error.lower_bound <= found.lower  # the bound that needs no optimisation is weaker
+    for other in (BLT(buffers=3), Banded(bands=6), Toeplitz(), Nu(), Independent()):
+        assert other.error(steps=48, participation=who).rmse > found.upper
+
+
+def test_dense_optimum_of_several_epochs_is_feasible_for_every_min_sep_pattern():
+    who = MinSep(gap=3, times=4)
+    found = Dense.optimum(steps=12, participation=who)
+    assert brute_force_sensitivity(found.strategy, who) <= 1 + 1e-9
+    assert found.lower <= found.upper
+
+
 # Events and refusals -----------------------------------------------------------------------------------------------------------
 
 

@@ -5,8 +5,9 @@ allowed contributions), sens² >= tr(C M Cᵀ), so by the trace inequality for s
 
     sens ||B||_F >= ||C M^½||_F ||B||_F >= ||A M^½||_*   and   rmse >= ||A M^½||_* / sqrt(n).
 
-Two choices of M are used, both from a record that joins every g-th step from a random first one (g = max(gap, n / times)):
-contributions of random signs (M = I / g), and equal contributions (M = E Eᵀ / g, E the n x g indicator of t mod g).
+The record joins every g-th step from a random first one (g = max(gap, n / times)). Two choices of M are used: contributions of
+random signs (M = I / g), and, up to a thousand steps, half of the time equal ones (M = (I + E Eᵀ) / 2g, E the n x g indicator of
+t mod g), which comes within 5 % of the best M.
 """
 
 from __future__ import annotations
@@ -40,11 +41,10 @@ def rmse_lower_bound(workload: Workload, steps: int, pattern: Pattern) -> tuple[
     spacing = max(pattern.gap, -(-steps // pattern.times))
     nuclear, how = _nuclear_norm(workload, steps)
     bound, certificate = nuclear / np.sqrt(spacing * steps), f"nuclear norm, {how}"
-    if pattern.times > 1 and steps <= 2 * _DENSE:
-        folded = _fold_columns(workload.matrix(steps), spacing)
-        equal = float(svdvals(folded).sum()) / np.sqrt(spacing * steps)
-        if equal > bound:
-            bound, certificate = equal, "nuclear norm, equal contributions"
+    if pattern.times > 1 and steps <= _DENSE:
+        mixed = float(svdvals(_times_root(workload.matrix(steps), spacing)).sum()) / np.sqrt(spacing * steps)
+        if mixed > bound:
+            bound, certificate = mixed, "nuclear norm, half equal contributions"
     return float(bound), certificate
 
 
@@ -64,9 +64,11 @@ def _nuclear_norm(workload: Workload, steps: int) -> tuple[float, str]:
     return sum(float(svdvals(block).sum()) for block in blocks), f"diagonal blocks of {_DENSE}"
 
 
-def _fold_columns(A: np.ndarray, spacing: int) -> np.ndarray:
-    """A E: the columns of A added up by their index modulo ``spacing``."""
-    n = len(A)
-    padded = np.zeros((n, -(-n // spacing) * spacing))
-    padded[:, :n] = A
-    return np.asarray(padded.reshape(n, -1, spacing).sum(axis=1))
+def _times_root(A: np.ndarray, spacing: int) -> np.ndarray:
+    """A R with R² = (I + E Eᵀ) / 2: on a group of k steps R = a I + c 1 1ᵀ has the eigenvalues a and sqrt((1 + k) / 2)."""
+    group = np.arange(len(A)) % spacing
+    k = np.bincount(group, minlength=spacing)
+    a = np.sqrt(0.5)
+    c = (np.sqrt((1 + k) / 2) - a) / np.maximum(k, 1)
+    E = (group[:, None] == np.arange(spacing)[None, :]).astype(float)
+    return np.asarray(a * A + ((A @ E) * c)[:, group])

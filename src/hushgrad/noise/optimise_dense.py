@@ -1,14 +1,16 @@
 """The best matrix mechanism of all, with a certificate, by a fixed point on the dual.
 
 Minimise (max over allowed contributions x of xᵀ X x) times tr(W X⁻¹) over positive X = CᵀC, where W = Aᵀ D_u A weighs the
-workload's rows: u = 1/n for the mean error, u itself the worst case for the max error. For weights v (of sum 1) on *atoms*
-M_a, each a mean of allowed x xᵀ, let M = sum_a v_a M_a = L Lᵀ. Then with
+workload's rows: u = 1/n for the mean error, u itself the worst case for the max error. Let M = L Lᵀ be the second moment of some
+random allowed contributions. Then with
 
     S = (Lᵀ W L)^½   and   X = L⁻ᵀ S L⁻¹:       tr(S)  <=  least possible error  <=  sqrt(tr(S) max_x xᵀ X x)
 
-since tr(W X⁻¹) = tr(S). The weights move by v_a <- v_a <M_a, X>^power, which stands still exactly where all atoms in use are
-equally sensitive: there the two bounds meet (Denisov et al. 2022, arXiv:2202.08312, Theorem 3.2, for one participation).
-The profile of v hardly depends on the number of steps, so it is found on a coarse grid first and then refined.
+since tr(W X⁻¹) = tr(S). A record joins in the steps j, j + spacing, ... of its group j, with unit vectors as contributions: M is
+block-diagonal over the groups, w_j V_j V_jᵀ, the rows of V_j being the vectors. Players improve in turn: w_j <- w_j <X_j, V_j V_jᵀ>^p
+(for one participation the fixed point of Denisov et al. 2022, arXiv:2202.08312, Theorem 3.2, which has p = 1), and each vector
+moves towards the worst direction, the rows of X_j V_j. Where they stand still the two bounds meet. The solution's profile
+hardly depends on the number of steps, so it is found on a coarse grid first and then refined.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ __all__ = ["DenseOptimum", "lower_factor", "optimise_dense"]
 _COARSEST = 64
 _TOLERANCE = {"mean": 3e-5, "max": 3e-4}  # the relative gap to stop at; the max error's last digits take many iterations
 _POWER = 1.9  # 1 is the classical fixed point; in the commuting case 2 would arrive in one step
+_FLOOR = 1e-9  # share of independent directions in V Vᵀ, which keeps M positive definite
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,23 @@ def lower_factor(X: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(cholesky(X[::-1, ::-1], lower=True).T[::-1, ::-1])
 
 
+@dataclass(frozen=True)
+class _Players:
+    """The dual variables: weights of the groups (g), vectors of their records (g, times, times), weights of the rows (n)."""
+
+    w: np.ndarray
+    V: np.ndarray
+    u: np.ndarray
+
+
 def optimise_dense(A: np.ndarray, pattern: Pattern, *, loss: str = "mean") -> DenseOptimum:
-    """The best C for the workload ``A`` under (gap, times) participation, as far as the iterations go: see ``gap``."""
-    tolerance = _TOLERANCE[loss]
+    """The best C for the workload ``A`` under (gap, times) participation, as far as the iterations go: see ``gap``.
+
+    The dual knows the patterns of a fixed order. For min-sep it is a valid lower bound, too, and C is scaled to the larger
+    sensitivity, but the two bounds do not meet.
+    """
     spacing = max(pattern.gap, -(-len(A) // pattern.times))
-    v, u = _coarse_to_fine(A, spacing, loss, tolerance)
-    X, lower, _, _ = _fixed_point(A, spacing, v, u, loss, tolerance)
+    X, lower, _ = _fixed_point(A, spacing, _coarse_to_fine(A, spacing, loss), loss)
     if pattern.times == 1:  # unit columns: no error is gained by a column that is less sensitive than another
         scale = 1 / np.sqrt(X.diagonal())
         X = X * np.outer(scale, scale)
@@ -63,19 +77,18 @@ def optimise_dense(A: np.ndarray, pattern: Pattern, *, loss: str = "mean") -> De
     return DenseOptimum(strategy=C, upper=upper, lower=lower)
 
 
-def _coarse_to_fine(A: np.ndarray, spacing: int, loss: str, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Weights (v, u) to start from: solved for every second step, then stretched."""
-    n = len(A)
-    atoms = n if spacing >= n else 2 * spacing
+def _coarse_to_fine(A: np.ndarray, spacing: int, loss: str) -> _Players:
+    """Where to start: the solution for every second step, stretched."""
+    n, times = len(A), -(-len(A) // spacing)
     if n <= _COARSEST or spacing < 8:
-        return np.full(atoms, 1 / atoms), np.full(n, 1 / n)
-    half = A[1::2, 1::2]
-    coarse = min(-(-spacing // 2), len(half))
-    v, u = _coarse_to_fine(half, coarse, loss, tolerance)
-    _, _, v, u = _fixed_point(half, coarse, v, u, loss, tolerance)
-    families = 1 if spacing >= n else 2
-    parts = [_stretch(part, atoms // families) for part in np.split(v, families)]
-    return _normalised(np.concatenate(parts)), _normalised(_stretch(u, n))
+        V = np.linalg.cholesky(0.5 * np.eye(times) + 0.5)  # half alike, half independent
+        return _Players(np.full(spacing, 1 / spacing), np.tile(V, (spacing, 1, 1)), np.full(n, 1 / n))
+    half, coarse = A[1::2, 1::2], -(-spacing // 2)
+    _, _, found = _fixed_point(half, coarse, _coarse_to_fine(half, coarse, loss), loss)
+    V = found.V[np.arange(spacing) // 2]
+    if V.shape[1] != times:
+        V = np.tile(np.linalg.cholesky(0.5 * np.eye(times) + 0.5), (spacing, 1, 1))
+    return _Players(_normalised(_stretch(found.w, spacing)), V, _normalised(_stretch(found.u, n)))
 
 
 def _stretch(weights: np.ndarray, length: int) -> np.ndarray:
@@ -87,51 +100,58 @@ def _normalised(weights: np.ndarray) -> np.ndarray:
     return np.asarray(weights / weights.sum())
 
 
-def _fixed_point(
-    A: np.ndarray, spacing: int, v: np.ndarray, u: np.ndarray, loss: str, tolerance: float
-) -> tuple[np.ndarray, float, np.ndarray, np.ndarray]:
-    """(X, lower bound, v, u) after the gap is closed or the iterations are used up; X has the least upper bound seen."""
-    best_upper, best_X, lower = np.inf, np.eye(len(A)), 0.0
-    for _ in range(max(60, min(600, 30_000_000 // len(A) ** 2))):  # as many as a minute allows
-        L = _factor(v, len(A), spacing)
-        eigenvalues, U = eigh(L.T @ ((A.T * u) @ A) @ L, driver="evd")
+def _fixed_point(A: np.ndarray, spacing: int, players: _Players, loss: str) -> tuple[np.ndarray, float, _Players]:
+    """(X, lower bound, players) when the gap is closed or the iterations are used up; X has the least upper bound seen."""
+    n, single = len(A), spacing >= len(A)
+    best_upper, best_X, lower = np.inf, np.eye(n), 0.0
+    for _ in range(max(60, min(600, 30_000_000 // n**2))):  # as many as a minute allows
+        L = np.diag(np.sqrt(players.w)) if single else cholesky(_moment(players, n, spacing), lower=True)
+        eigenvalues, U = eigh(L.T @ ((A.T * players.u) @ A) @ L, driver="evd")
         roots = np.sqrt(np.maximum(eigenvalues, eigenvalues[-1] * 1e-15))
-        half = solve_triangular(L.T, U * np.sqrt(roots), lower=False).T  # X = halfᵀ half
-        scores = _scores(half, spacing)
-        level = np.sqrt(scores) if spacing >= len(A) else np.full(len(A), np.sqrt(scores.max()))
-        # Columns are scaled to equal sensitivity before the rows' errors are taken: X is feasible then, and better.
+        half = solve_triangular(L.T, U * np.sqrt(roots), lower=False).T
+        X = half.T @ half
+        groups = _groups(X, spacing)
+        worst = np.abs(groups).sum(axis=(1, 2))  # no direction of the vectors is worse
+        # One participation: columns are scaled to equal sensitivity before the rows' errors are taken, which is better.
+        level = np.sqrt(worst) if single else np.full(n, np.sqrt(worst.max()))
         rows = np.sum(np.square((A * level) @ (L @ U) / np.sqrt(roots)), axis=1)
         upper = float(np.sqrt(rows.max() if loss == "max" else rows.mean()))
         lower = max(lower, float(roots.sum()))
         if upper < best_upper:
-            best_upper, best_X = upper, half.T @ half
-        if upper / lower - 1 < tolerance:
+            best_upper, best_X = upper, X
+        if upper / lower - 1 < _TOLERANCE[loss]:
             break
-        v = _normalised(v * scores**_POWER)
-        if loss == "max":
-            u = _normalised(u * rows**_POWER)
-    return best_X, lower, v, u
+        players = _improved(players, groups, rows if loss == "max" else None)
+    return best_X, lower, players
 
 
-def _factor(v: np.ndarray, n: int, spacing: int) -> np.ndarray:
-    """L with L Lᵀ = M = sum of v_a M_a. One participation: M is diagonal."""
-    return np.diag(np.sqrt(v)) if spacing >= n else cholesky(_mixture(v, n, spacing), lower=True)
+def _improved(players: _Players, groups: np.ndarray, rows: np.ndarray | None) -> _Players:
+    """Every player moves towards what X is worst at."""
+    pull = groups @ players.V
+    scores = np.einsum("jkr,jkr->j", pull, players.V)
+    length = np.linalg.norm(pull, axis=2, keepdims=True)
+    V = players.V + np.divide(pull, length, out=np.zeros_like(pull), where=length > 0)
+    V /= np.linalg.norm(V, axis=2, keepdims=True)
+    u = players.u if rows is None else _normalised(players.u * rows**_POWER)
+    return _Players(_normalised(players.w * scores**_POWER), V, u)
 
 
-def _mixture(v: np.ndarray, n: int, spacing: int) -> np.ndarray:
-    """M: for each first step j < spacing, a record in steps j, j + spacing, ... with random signs (v_j) or equal ones."""
-    residue = np.arange(n) % spacing
-    M = np.where(residue[:, None] == residue[None, :], v[spacing:][residue][:, None], 0.0)
-    M[np.diag_indices(n)] += v[:spacing][residue]
-    return M
+def _moment(players: _Players, n: int, spacing: int) -> np.ndarray:
+    """M: for each group j < spacing the block w_j V_j V_jᵀ at the steps j, j + spacing, ..."""
+    times = players.V.shape[1]
+    alike = players.V @ players.V.transpose(0, 2, 1)
+    alike = (alike + _FLOOR * np.eye(times)) / (1 + _FLOOR)
+    M = np.zeros((times, spacing, times, spacing))
+    j = np.arange(spacing)
+    M[:, j, :, j] = players.w[:, None, None] * alike
+    return M.reshape(times * spacing, -1)[:n, :n]
 
 
-def _scores(half: np.ndarray, spacing: int) -> np.ndarray:
-    """<M_a, X> for X = halfᵀ half: the squared column norms summed, and the norm of the summed columns, for each first step."""
-    n = half.shape[1]
-    if spacing >= n:
-        return np.asarray(np.einsum("ki,ki->i", half, half))
-    padded = np.zeros((len(half), -(-n // spacing) * spacing))
-    padded[:, :n] = half
-    folded = padded.reshape(len(half), -1, spacing)
-    return np.concatenate([np.sum(folded**2, axis=(0, 1)), np.sum(folded.sum(axis=1) ** 2, axis=0)])
+def _groups(X: np.ndarray, spacing: int) -> np.ndarray:
+    """X_j: the entries of X at the steps j, j + spacing, ... of each group; steps after the end count 0."""
+    n = len(X)
+    times = -(-n // spacing)
+    padded = np.zeros((times * spacing, times * spacing))
+    padded[:n, :n] = X
+    j = np.arange(spacing)
+    return padded.reshape(times, spacing, times, spacing)[:, j, :, j]
