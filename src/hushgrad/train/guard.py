@@ -72,7 +72,8 @@ class Guard:
         """Take the model's buffers as they are now for granted (after loading a checkpoint)."""
         params = set(map(id, self._model.parameters()))
         state = self._model.state_dict(keep_vars=True)
-        self._buffers = [(name, b, b._version) for name, b in state.items() if isinstance(b, Tensor) and id(b) not in params]
+        buffers = {name: b for name, b in state.items() if isinstance(b, Tensor) and id(b) not in params}
+        self._buffers = {name: (b, b._version, b.detach().clone()) for name, b in buffers.items()}
 
     def check(self) -> None:
         """Before a step: is everything still as attached, and did no raw gradient come in?
@@ -95,8 +96,12 @@ class Guard:
                     f"Parameter {name} has a gradient that did not pass the clipping, from a use outside the model's layers or "
                     "a backward pass before make_private. Clear it with optimizer.zero_grad(); for a penalty use weight_decay."
                 )
-        for name, buffer, version in self._buffers:
-            if buffer._version != version:
+        for name, (buffer, version, value) in self._buffers.items():
+            if buffer._version == version:
+                continue
+            if torch.equal(buffer, value):  # written to, but with what it held before
+                self._buffers[name] = (buffer, buffer._version, value)
+            else:
                 raise CaptureError(
                     f"Buffer {name} was changed by the forward pass: it holds statistics of the data without any noise. "
                     "Use a layer that keeps none (GroupNorm, or track_running_stats=False)."

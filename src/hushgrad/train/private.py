@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from hushgrad import _check, sampling
 from hushgrad.clipping import Capture, Clipper
-from hushgrad.errors import ArgumentError, CaptureError
+from hushgrad.clipping.isolation import isolation_at_first_call
+from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.sampling.batch import Batch
@@ -38,6 +39,7 @@ def make_private(
     max_epsilon: float | None = None,
     prior: Ledger | None = None,
     loss_reduction: str = "mean",
+    check_isolation: bool = True,
 ) -> Private:
     """Attach ``plan`` to a model and its optimizer: from now on ``optimizer.step()`` sees privatised gradients only.
 
@@ -53,6 +55,7 @@ def make_private(
         max_epsilon: a budget, ``prior`` included: the step that would exceed it raises BudgetExceeded and does nothing.
         prior: ledger of earlier phases on the same data; ``spent()`` and the budget include it.
         loss_reduction: whether the loss is the "mean" or the "sum" over the examples of a pass.
+        check_isolation: test on the first batch that no example influences another (NotIsolated); False: you vouch for it.
 
         >>> model = nn.Linear(3, 1)
         >>> plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=2)
@@ -71,6 +74,7 @@ def make_private(
         max_epsilon=max_epsilon,
         prior=prior,
         loss_reduction=loss_reduction,
+        check_isolation=check_isolation,
     )
 
 
@@ -99,6 +103,7 @@ class Private:
         max_epsilon: float | None = None,
         prior: Ledger | None = None,
         loss_reduction: str = "mean",
+        check_isolation: bool = True,
     ) -> None:
         plan = _check.instance(Plan, plan=plan)
         self.plan, self.model, self.optimizer = plan, model, optimizer
@@ -117,11 +122,15 @@ class Private:
         self._guard.attach()
         self._world.share_parameters([*model.parameters(), *model.buffers()])
         self._guard.renew()
+        self._mixes_examples = False
+        # Before the capture's own hooks, which then see the check's passes from their beginning and leave them out.
+        checks = [isolation_at_first_call(model, self._isolation_check)] if check_isolation else []
         self._capture.attach()
-        self._handles = (
+        self._handles = [
+            *checks,
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
-        )
+        ]
 
     # What a user does with it ----------------------------------------------------------------------------------------
 
@@ -231,6 +240,14 @@ class Private:
             self._capture.discard()
         self._announce(batch.examples, batch.units)
 
+    @contextmanager
+    def _isolation_check(self) -> Iterator[None]:
+        """Around the check on the first batch: a model that fails it is refused for good, also if the error was caught."""
+        self._mixes_examples = True
+        with self._capture.pause():
+            yield
+        self._mixes_examples = False
+
     def _announce(self, examples: int, units: Tensor | None) -> None:
         self._capture.examples(examples)
         if units is not None:
@@ -243,6 +260,10 @@ class Private:
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         closure: Closure | None = args[1] if len(args) > 1 else kwargs.get("closure")
         try:
+            if self._mixes_examples:
+                raise NotIsolated(
+                    "This model lets examples influence each other, as the first batch showed. Replace the layer first."
+                )
             self._books.require_room(issued=self._issued is not None)
             self._raw_loss = self._release.run(closure, self._announce_whole)
             self._guard.check()

@@ -1,0 +1,383 @@
+"""Loops that are written wrongly: each is refused, with nothing released, or makes ``spent()`` infinite."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hushgrad import events
+from hushgrad.errors import ArgumentError, BudgetExceeded, CaptureError, NoTheorem, NotIsolated
+from hushgrad.guarantee import Ledger
+from hushgrad.train import Plan, guarantee_of, make_private
+
+F = nn.functional
+
+
+@pytest.fixture
+def data():
+    g = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(40, 4, generator=g), torch.randint(2, (40,), generator=g))
+
+
+def _setup(steps=6, optimizer=None, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    optimizer = (optimizer or (lambda p: torch.optim.SGD(p, lr=0.1)))(model.parameters())
+    plan = Plan.dpsgd(noise_multiplier=2.0, delta=1e-5, batch_size=10, dataset_size=40, steps=steps)
+    return model, optimizer, make_private(model, optimizer, plan, **options)
+
+
+def _weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+
+
+def _train(model, optimizer, batches):
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+# Batches -------------------------------------------------------------------------------------------------------------
+
+
+def test_foreign_batches_make_epsilon_infinite_until_declared(data):
+    model, optimizer, private = _setup()
+    _train(model, optimizer, list(DataLoader(data, batch_size=10))[:3])
+    assert math.isinf(private.spent().epsilon) and "loader did not issue" in str(private.spent())
+    private.declare(events.MinSep(gap=4, times=1))
+    spent = private.spent()
+    assert spent.epsilon == pytest.approx(guarantee_of(_ledger(events.Gaussian(2.0)), private.plan).epsilon)
+    with pytest.raises(ArgumentError, match="declare"):
+        private.loader(data)
+
+
+def _ledger(event):
+    ledger = Ledger()
+    ledger.record(event)
+    return ledger
+
+
+def test_one_foreign_batch_among_our_own_is_enough(data):
+    model, optimizer, private = _setup()
+    batches = iter(private.loader(data))
+    _train(model, optimizer, [next(batches)])
+    assert math.isfinite(private.spent().epsilon)
+    _train(model, optimizer, list(DataLoader(data, batch_size=10))[:1])
+    assert math.isinf(private.spent().epsilon)
+    with pytest.raises(ArgumentError, match="before any batch"):
+        private.declare(events.Once())
+
+
+def test_declaring_what_no_theorem_covers_is_refused(data):
+    from hushgrad.noise import BLT
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.dpftrl(noise_multiplier=2.0, delta=1e-5, batch_size=10, dataset_size=40, epochs=2, noise=BLT(buffers=2))
+    private = make_private(model, optimizer, plan)
+    with pytest.raises(NoTheorem):
+        private.declare(events.Poisson(0.25))
+
+
+def test_a_batch_without_a_step_is_refused(data):
+    model, optimizer, private = _setup()
+    batches = iter(private.loader(data))
+    x, y = next(batches)
+    F.cross_entropy(model(x), y).backward()
+    with pytest.raises(CaptureError, match=r"optimizer\.step"):
+        next(batches)
+    _train(model, optimizer, private.loader(data))  # a new loader deals the untaken step again
+    assert private.steps == 6
+
+
+def test_two_loaders_cannot_deal_one_step_twice(data):
+    model, optimizer, private = _setup()
+    first, second = iter(private.loader(data)), iter(private.loader(data))
+    _train(model, optimizer, [next(first)])
+    with pytest.raises(CaptureError, match="1 steps have been taken"):
+        next(second)
+
+
+def test_two_backward_passes_over_one_batch_are_refused(data):
+    model, optimizer, private = _setup()
+    before = _weights(model)
+    x, y = next(iter(private.loader(data)))
+    for _ in range(2):
+        F.cross_entropy(model(x), y).backward()
+    with pytest.raises(CaptureError, match="contributions"):
+        optimizer.step()
+    assert torch.equal(_weights(model), before) and private.steps == 0
+    assert all(p.grad is None for p in model.parameters())
+    _train(model, optimizer, private.loader(data))  # nothing was released, so the run may go on
+    assert private.steps == 6
+
+
+def test_a_forgotten_backward_or_part_is_refused(data):
+    model, optimizer, private = _setup()
+    batch = next(iter(private.loader(data)))
+    with pytest.raises(CaptureError, match="contributions"):
+        optimizer.step()
+    x, y = next(iter(batch.split(2)))
+    F.cross_entropy(model(x), y).backward()
+    with pytest.raises(CaptureError, match="contributions"):
+        optimizer.step()
+    assert private.steps == 0
+
+
+# Model and optimizer -----------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_of_other_parameters_is_refused():
+    model, other = nn.Linear(4, 2), nn.Linear(4, 2)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=40, steps=2)
+    with pytest.raises(ArgumentError, match="parameters of this model only"):
+        make_private(model, torch.optim.SGD(other.parameters(), lr=0.1), plan)
+    with pytest.raises(ArgumentError, match="every trainable parameter"):
+        make_private(model, torch.optim.SGD([model.weight], lr=0.1), plan)
+    model.bias.requires_grad_(False)
+    make_private(model, torch.optim.SGD([model.weight], lr=0.1), plan)
+
+
+@pytest.mark.parametrize("change", ["added", "unfrozen", "frozen", "group", "replaced"])
+def test_a_model_that_changes_after_attaching_is_refused(data, change):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    model[0].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.dpsgd(noise_multiplier=2.0, delta=1e-5, batch_size=10, dataset_size=40, steps=6)
+    private = make_private(model, optimizer, plan)
+    batches = iter(private.loader(data))
+    _train(model, optimizer, [next(batches)])
+    if change == "added":
+        model.append(nn.Linear(2, 2))
+    elif change == "unfrozen":
+        model[0].bias.requires_grad_(True)
+    elif change == "frozen":
+        model[0].weight.requires_grad_(False)
+    elif change == "group":
+        optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+    else:
+        model[2] = nn.Linear(3, 2)
+    before = _weights(model)
+    with pytest.raises(CaptureError):
+        _train(model, optimizer, [next(batches)])
+    assert torch.equal(_weights(model), before) and private.steps == 1
+
+
+def test_lbfgs_and_sparse_optimizers_are_refused():
+    model = nn.Linear(4, 2)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=40, steps=2)
+    for kind in (torch.optim.LBFGS, torch.optim.SparseAdam):
+        with pytest.raises(ArgumentError, match="one dense gradient"):
+            make_private(model, kind(model.parameters()), plan)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_grad_scaler_is_refused(data, fused):
+    model, optimizer, private = _setup(optimizer=lambda p: torch.optim.Adam(p, lr=0.1, fused=fused))
+    scaler = torch.amp.GradScaler("cpu")
+    before = _weights(model)
+    x, y = next(iter(private.loader(data)))
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    with pytest.raises((CaptureError, AssertionError, TypeError)):
+        scaler.step(optimizer)
+    assert torch.equal(_weights(model), before) and private.steps == 0
+
+
+def test_wrapped_models_and_double_attachment_are_refused(data):
+    model, optimizer, private = _setup()
+    with pytest.raises(ArgumentError, match="not private yet"):
+        make_private(model, optimizer, private.plan)
+    private.detach()
+    again = make_private(model, optimizer, private.plan)
+    again.detach()
+    wrapped = nn.DataParallel(model)
+    with pytest.raises(ArgumentError, match="bare module"):
+        make_private(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1), private.plan)
+
+
+def test_raw_gradients_from_elsewhere_are_refused(data):
+    model, optimizer, private = _setup()
+    x, y = next(iter(private.loader(data)))
+    loss = F.cross_entropy(model(x), y) + 0.1 * sum(p.square().sum() for p in model.parameters())
+    loss.backward()
+    with pytest.raises(CaptureError):
+        optimizer.step()
+    assert private.steps == 0 and all(p.grad is None for p in model.parameters())
+
+
+def test_statistics_kept_in_buffers_are_refused(data):
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x):
+            self.mean.lerp_(x.detach().mean(0), 0.1)  # never noised, and part of the state_dict
+            return self.linear(x)
+
+    model = Centred()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=10, dataset_size=40, steps=2)
+    private = make_private(model, optimizer, plan, check_isolation=False)
+    with pytest.raises(CaptureError, match="Buffer mean"):
+        _train(model, optimizer, private.loader(data))
+    private.detach()
+    private = make_private(model, optimizer, plan)
+    with pytest.raises(NotIsolated, match="buffer mean"):  # the check on the first batch finds it before the first step
+        _train(model, optimizer, private.loader(data))
+
+
+def test_batch_norm_is_refused(data):
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=10, dataset_size=40, steps=2)
+    private = make_private(model, optimizer, plan)
+    for _ in range(2):  # refused again when the error was caught the first time
+        with pytest.raises(NotIsolated, match="influence each other"):
+            _train(model, optimizer, private.loader(data))
+            optimizer.step()
+    assert private.steps == 0
+
+
+def test_mixing_without_any_layer_is_refused(data):
+    class Centred(nn.Linear):
+        def forward(self, x):
+            return super().forward(x - x.mean(0, keepdim=True))
+
+    model = Centred(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=10, dataset_size=40, steps=2)
+    private = make_private(model, optimizer, plan, seed=0)
+    with pytest.raises(NotIsolated, match="influence each other"):
+        _train(model, optimizer, private.loader(data))
+    assert private.steps == 0
+
+
+# Budget and books ----------------------------------------------------------------------------------------------------
+
+
+def test_the_budget_stops_before_it_is_exceeded(data):
+    *_, probe = _setup()
+    three = probe.plan.guarantee(steps=3).epsilon
+    model, optimizer, private = _setup(max_epsilon=three * 1.0001)
+    assert private.steps_allowed == 3
+    with pytest.raises(BudgetExceeded, match="max_epsilon"):
+        _train(model, optimizer, private.loader(data))
+    assert private.steps == 3 and private.spent().epsilon <= three * 1.0001
+    before = _weights(model)
+    with pytest.raises(BudgetExceeded):
+        optimizer.step()
+    assert torch.equal(_weights(model), before)
+
+
+def test_the_budget_counts_earlier_phases(data):
+    model, optimizer, first = _setup()
+    _train(model, optimizer, first.loader(data))
+    first.detach()
+    whole = first.spent().epsilon
+    second = make_private(model, optimizer, first.plan, prior=first.ledger, max_epsilon=whole * 1.2)
+    assert 0 < second.steps_allowed < 6
+    assert second.spent().epsilon == pytest.approx(whole)
+    _train(model, optimizer, [next(iter(second.loader(data)))])
+    assert whole < second.spent().epsilon <= whole * 1.2
+    assert (first.ledger + second.ledger).steps == 6 + 7  # the second ledger holds the first
+
+
+def test_a_foreign_step_is_over_any_budget(data):
+    model, optimizer, private = _setup(max_epsilon=100.0)
+    with pytest.raises(BudgetExceeded, match="unknown"):
+        _train(model, optimizer, list(DataLoader(data, batch_size=10))[:1])
+    assert private.steps == 0
+
+
+def test_more_steps_than_planned_are_refused(data):
+    model, optimizer, private = _setup(steps=2)
+    _train(model, optimizer, private.loader(data))
+    with pytest.raises(BudgetExceeded, match="longer plan"):
+        optimizer.step()
+    assert private.steps == 2
+
+
+def test_early_stopping_reports_what_was_spent(data):
+    model, optimizer, private = _setup()
+    batches = iter(private.loader(data))
+    _train(model, optimizer, [next(batches) for _ in range(1)])
+    assert private.spent().epsilon == private.plan.guarantee(steps=1).epsilon < private.plan.guarantee().epsilon
+
+
+def test_an_optimizer_that_fails_has_spent_its_noise(data):
+    """The gradient was released to it: the same noise must not be used for another batch."""
+
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            raise RuntimeError("out of memory")
+
+    model, optimizer, private = _setup(optimizer=lambda p: Failing(p, lr=0.1))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        _train(model, optimizer, private.loader(data))
+    assert private.steps == 1 and math.isfinite(private.spent().epsilon)
+
+
+# The key -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_key_is_nowhere_but_where_it_was_asked_for(data):
+    key = bytes(range(1, 33))
+    model, optimizer, private = _setup(key=key)
+    _train(model, optimizer, private.loader(data))
+    public = [private, private.state_dict(), private.spent(), private.ledger, private.plan, private.key]
+    texts = [repr(x) for x in public] + [str(x) for x in public] + [repr(optimizer.state_dict()), repr(model.state_dict())]
+    for text in texts:
+        assert key.hex() not in text and repr(key) not in text
+    assert key in private.state_dict(with_key=True).values()
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(private.key)
+
+
+def test_a_seeded_run_says_that_it_is_reproducible(data):
+    *_, private = _setup(seed=4)
+    assert "whoever knows the seed" in str(private.spent())
+    *_, private = _setup()
+    assert private.spent().notes == ()
+
+
+def test_a_key_serves_one_run(data):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    plan = Plan.dpftrl(noise_multiplier=2.0, delta=1e-5, batch_size=10, dataset_size=40, epochs=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = make_private(model, optimizer, plan, key=bytes(32))
+    _train(model, optimizer, private.loader(data))
+    private.detach()
+    with pytest.raises(ArgumentError, match="One key serves one run"):
+        make_private(model, optimizer, plan, key=bytes(32), prior=private.ledger)
+    for bad in (b"short", "x" * 32, bytes(31)):
+        with pytest.raises(ArgumentError, match="32 bytes") as error:
+            make_private(nn.Linear(2, 2), optimizer, plan, key=bad)
+        assert repr(bad) not in str(error.value)
+
+
+def test_users_need_groups_and_examples_have_none(data):
+    *_, private = _setup()
+    with pytest.raises(ArgumentError, match="groups"):
+        private.loader(data, groups=[0] * 40)
+    model = nn.Linear(4, 2)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=10, steps=3, unit="user")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = make_private(model, optimizer, plan, seed=0)
+    with pytest.raises(ArgumentError, match="groups"):
+        private.loader(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _train(model, optimizer, private.loader(data, groups=[i // 4 for i in range(40)]))
+    assert private.steps == 3 and len(private.raw_norms) <= 10 and "per user" in str(private.spent())
