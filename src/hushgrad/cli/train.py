@@ -51,9 +51,11 @@ def run(words: list[str]) -> int:
 
 
 def _interrupted(options: argparse.Namespace) -> int:
-    if (Path(options.out) / "checkpoint" / "state.safetensors").exists():
+    folder = Path(options.out)
+    saved = "a checkpoint is saved" if (folder / "checkpoint" / "state.safetensors").exists() else "no step is saved yet"
+    if (folder / "recipe.json").exists():
         command = f"hushgrad train --out {shlex.quote(options.out)} --resume"
-        print(f"Interrupted; a checkpoint is saved. Continue with: {command}", file=sys.stderr)
+        print(f"Interrupted; {saved}. Continue with: {command}", file=sys.stderr)
     else:
-        print("Interrupted before the first checkpoint: nothing was trained. Start again.", file=sys.stderr)
+        print("Interrupted before the training began.", file=sys.stderr)
     return _INTERRUPTED

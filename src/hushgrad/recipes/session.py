@@ -88,10 +88,10 @@ def train(recipe: Recipe | None, out: str | Path, *, resume: bool = False, progr
     optimizer = recipe.make_optimizer(model)
     scheduler = recipe.make_schedule(optimizer, plan.steps)
     private = make_private(model, optimizer, plan, seed=run.seed, max_epsilon=run.max_epsilon)
+    _write(out / "recipe.json", recipe.tables())  # before its key is there: from here on the folder can be resumed
+    _write(out / "plan.json", plan.to_json())
     checkpoint = Checkpoint(out / "checkpoint", private, extras={} if scheduler is None else {"scheduler": scheduler})
     _forget_after(out / "metrics.jsonl", private.steps)
-    _write(out / "recipe.json", recipe.tables())
-    _write(out / "plan.json", plan.to_json())
     run_steps(
         private,
         F.cross_entropy,
