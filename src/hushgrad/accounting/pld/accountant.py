@@ -23,7 +23,7 @@ class PLD(Accountant):
         >>> loss = PLD().loss(Gaussian(1.1).sampled(rate=0.01) * 1000)
         >>> lower, upper = loss.epsilon_interval(delta=1e-5)
         >>> round(lower, 3), round(upper, 3)
-        (1.716, 1.716)
+        (1.515, 1.515)
 
     Reference: Sommer, Meiser and Mohammadi 2019; Doroshenko et al. 2022 for the upper discretisation.
     """

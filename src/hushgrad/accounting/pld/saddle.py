@@ -114,7 +114,7 @@ def window(moments: Moments, at: Saddle, share: float) -> Window:
     so much that the window becomes very wide; a smaller tilt then costs some digits and saves most of the work.
     """
     best = _window(moments, at, at.tilt, share)
-    usual = 4.5 * math.sqrt(-2 * math.log(share)) * at.spread
+    usual = 3.5 * math.sqrt(-2 * math.log(share)) * at.spread
     for factor in (0.85, 0.7, 0.55, 0.4):
         if best.high - best.low < usual:
             break

@@ -88,6 +88,8 @@ def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-
     """A bound on delta at ``epsilon``."""
     if _is_single(parts):
         return min(1.0, parts[0][0].delta(epsilon) * (1 + ACCURACY if upper else 1 - ACCURACY))
+    if epsilon >= sum(n * curve.support[1] for curve, n in parts) * (1 + ACCURACY):
+        return _infinite(parts) * (1 + ACCURACY if upper else 1 - ACCURACY)  # no finite loss is as large
     try:
         with np.errstate(all="ignore"):
             bound = _composed_delta(parts, epsilon, width, upper=upper)
@@ -95,7 +97,7 @@ def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-
         bound = math.nan
     if upper:
         simple = sum(n * curve.delta(epsilon / sum(m for _, m in parts)) for curve, n in parts) * (1 + ACCURACY)
-        return min(1.0, simple) if math.isnan(bound) else min(1.0, bound)
+        return min(1.0, simple) if math.isnan(bound) else min(1.0, simple, bound)
     return max(curve.delta(epsilon) for curve, _ in parts) * (1 - ACCURACY) if math.isnan(bound) else bound
 
 
@@ -155,7 +157,12 @@ class _Budget:
         """Masses for every curve on one grid, and the window to compose them on."""
         around = window(self.moments, at, self.share)
         cells = CELLS if upper or _smooth(self.parts) else CELLS_DOWN
-        step = max(_step(self.parts, at, error, upper=upper), (around.high - around.low) / cells)
+        width = around.high - around.low
+        step = max(_step(self.parts, at, error, upper=upper), width / cells)
+        if not upper and _smooth(
+            self.parts
+        ):  # tangents need a few cells between zero and the end of the support at which the losses crowd
+            step = min(step, max(0.3 * _nearest_end(self.parts), width / 2**17))
         make: Callable[[Curve, float, float, float], Masses] = connect_the_dots if upper else from_below
         return [(make(curve, step, self.tail, at.tilt), n) for curve, n in self.parts], around
 
@@ -173,6 +180,10 @@ def _step(parts: Parts, at: Saddle, error: float, *, upper: bool) -> float:
     if lattices:
         step = max(lattices) / math.ceil(max(lattices) / step)
     return step
+
+
+def _nearest_end(parts: Parts) -> float:
+    return min(abs(end) for curve, _ in parts for end in (*curve.support, math.inf))
 
 
 def _smooth(parts: Parts) -> bool:
