@@ -1,0 +1,1 @@
+"""Audit: an epsilon that has been attacked."""

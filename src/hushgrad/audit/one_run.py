@@ -1,0 +1,152 @@
+r"""Lower bounds on epsilon from one run with many canaries, without assuming that the scores are independent.
+
+Each of m canaries is in the data by a fair coin of its own. The attacker sees the run's output and guesses r of the coins
+(the r/2 highest scores "in", the r/2 lowest "out"), abstaining on the others. Privacy bounds how many guesses v can be right,
+because the *coins* are independent, whatever the scores are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import expit, ndtr, ndtri
+from scipy.stats import binom
+
+from hushgrad import _check
+from hushgrad.accounting import gaussian_epsilon
+
+__all__ = ["correct_guesses", "epsilon_one_run", "epsilon_one_run_fdp", "one_run_p_value", "refutes_curve"]
+
+FRACTIONS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+"""Which parts of the canaries are guessed; a bound over several pays for each of them."""
+
+_LARGEST_MU = 60.0
+
+
+def correct_guesses(scores: ArrayLike, members: ArrayLike, fraction: float) -> tuple[int, int]:
+    """(right, made): guess "in" for the highest scores and "out" for the lowest, ``fraction`` of all canaries in all.
+
+    >>> correct_guesses([0.1, 0.9, 0.4, 0.8], [False, True, True, False], 0.5)
+    (2, 2)
+    """
+    values, truth = np.asarray(scores, dtype=np.float64), np.asarray(members, dtype=bool)
+    if truth.shape != values.shape or truth.ndim != 1 or not truth.size:
+        _check.fail("members", members, "to say of each canary whether it was in the data")
+    truth = truth[np.argsort(values, kind="stable")]
+    each = max(1, int(_check.rate(fraction=fraction) * len(truth)) // 2)
+    return int((~truth[:each]).sum() + truth[len(truth) - each :].sum()), 2 * each
+
+
+def one_run_p_value(right: int, made: int, canaries: int, *, epsilon: float, delta: float) -> float:
+    r"""At most how probable it is that an (epsilon, delta)-DP mechanism lets ``right`` of ``made`` guesses be right.
+
+        P[B >= v] + 2 m delta max_{1 <= i <= v} P[v - i <= B < v] / i,      B ~ Binomial(r, e^epsilon / (1 + e^epsilon))
+
+        >>> round(one_run_p_value(60, 100, 100, epsilon=0.0, delta=1e-9), 4)  # a fair coin
+        0.0284
+
+    Reference: Steinke, Nasr and Jagielski 2023, theorem 5.2.
+    """
+    law = binom(made, float(expit(epsilon)))
+    tail = float(law.sf(right - 1))
+    below = np.cumsum(law.pmf(np.arange(right - 1, -1, -1)))  # P[v - i <= B < v] for i = 1, 2, ...
+    worst = float((below / np.arange(1, right + 1)).max()) if right else 0.0
+    return min(1.0, tail + 2.0 * canaries * delta * worst)
+
+
+def epsilon_one_run(
+    scores: ArrayLike,
+    members: ArrayLike,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    fractions: Sequence[float] = FRACTIONS,
+) -> float:
+    """A lower bound on epsilon from one run, for every (epsilon, delta)-DP mechanism and every way of scoring.
+
+    **Formal guarantee.** With probability ``confidence`` over the coins and the run, epsilon is at least this. Each of
+    ``fractions`` pays its share (Bonferroni).
+
+    Reference: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", theorem 5.2.
+    """
+    delta, level = _check.delta(delta=delta), _share(confidence, fractions)
+    best = 0.0
+    for fraction in fractions:
+        right, made = correct_guesses(scores, members, fraction)
+        count = int(np.size(np.asarray(scores)))
+
+        def rejected(epsilon: float, right: int = right, made: int = made, count: int = count) -> bool:
+            return one_run_p_value(right, made, count, epsilon=epsilon, delta=delta) <= level
+
+        best = max(best, _largest(rejected, 50.0))
+    return best
+
+
+def refutes_curve(right: int, made: int, canaries: int, curve: Callable[[np.ndarray], np.ndarray], *, level: float) -> bool:
+    r"""Is it less probable than ``level`` that a mechanism with this trade-off curve lets ``right`` of ``made`` guesses be right?
+
+    With f-bar^-1(x) = f(1 - x), the smallest false-alarm rate at detection rate x (f symmetric), the recursion
+
+        r_v = level v / m,   h_v = level (r - v) / m
+        h_i = max(h_{i+1}, f(1 - r_{i+1})),   r_i = r_{i+1} + i / (r - i) (h_i - h_{i+1}),      i = v - 1, ..., 0
+
+    bounds from below how probable fewer right guesses must be; together with the guesses themselves they cannot exceed r / m.
+
+    Reference: Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-differential privacy in one run", algorithm 3.
+    """
+    hit, miss = level * right / canaries, level * (made - right) / canaries
+    for i in range(right - 1, -1, -1):
+        raised = max(miss, float(curve(np.asarray(1.0 - min(hit, 1.0)))))
+        if i < made:
+            hit += i / (made - i) * (raised - miss)
+        miss = raised
+        if hit + miss > made / canaries:
+            return True
+    return False
+
+
+def epsilon_one_run_fdp(
+    scores: ArrayLike,
+    members: ArrayLike,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    fractions: Sequence[float] = FRACTIONS,
+) -> float:
+    """A lower bound on epsilon from one run, if the mechanism's trade-off curve is Gaussian: the largest mu that is refuted.
+
+    **Formal guarantee.** With probability ``confidence`` a mechanism that is mu-GDP has a mu of at least the one refuted here;
+    what is returned is that mu's epsilon at ``delta``. The scores need not be independent.
+
+    Reference: Mahloujifar, Melis and Chaudhuri 2024, algorithm 3.
+    """
+    delta, level = _check.delta(delta=delta), _share(confidence, fractions)
+    best = 0.0
+    for fraction in fractions:
+        right, made = correct_guesses(scores, members, fraction)
+        count = int(np.size(np.asarray(scores)))
+
+        def rejected(mu: float, right: int = right, made: int = made, count: int = count) -> bool:
+            return refutes_curve(right, made, count, lambda x: ndtr(ndtri(1.0 - x) - mu), level=level)
+
+        best = max(best, _largest(rejected, _LARGEST_MU))
+    return gaussian_epsilon(best, delta) if best > 0 else 0.0
+
+
+def _share(confidence: float, fractions: Sequence[float]) -> float:
+    if not fractions:
+        _check.fail("fractions", fractions, "to hold at least one number")
+    return (1.0 - _check.between(0, 1, confidence=confidence)) / len(fractions)
+
+
+def _largest(rejected: Callable[[float], bool], top: float) -> float:
+    """The largest parameter that is still rejected, from below: 0 if none is."""
+    if not rejected(0.0):
+        return 0.0
+    low, high = 0.0, top
+    while high - low > 1e-4 * (1.0 + low):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if rejected(middle) else (low, middle)
+    return low
