@@ -1,0 +1,55 @@
+"""BatchNorm mixes the examples of a batch; GroupNorm does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from hushgrad import _check
+
+__all__ = ["replace_batchnorm"]
+
+_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_CHANNELS = 4  # of a group at least: a group of one channel on (B, C) inputs would normalise every number to 0
+
+
+def replace_batchnorm(model: nn.Module, *, groups: int = 32) -> nn.Module:
+    """Put a GroupNorm in the place of every BatchNorm of ``model``, in place; returns the model.
+
+    C channels are normalised in the largest number of equal groups that is at most ``groups`` and leaves four channels or more in
+    each; one group if there is none. Weight and bias are the *same* parameters, so their values, device, dtype and names stay, and so
+    does an optimizer that holds them; the running statistics are dropped.
+
+        >>> net = replace_batchnorm(nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU()))
+        >>> type(net[1]).__name__, net[1].num_groups
+        ('GroupNorm', 16)
+
+    Reference: Wu and He, "Group normalization" (ECCV 2018); its use in DP-SGD: De et al., "Unlocking high-accuracy differentially private
+    image classification through scale" (2022), section 3.1.
+    """
+    _check.instance(nn.Module, model=model)
+    _check.positive_int(groups=groups)
+    made: dict[int, nn.GroupNorm] = {}  # a layer that is used in two places is replaced by one layer
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if id(module) not in made:
+                made[id(module)] = _group_norm(path or "the model", module, groups)
+            if not path:
+                return made[id(module)]
+            parent, _, name = path.rpartition(".")
+            model.get_submodule(parent).register_module(name, made[id(module)])
+    return model
+
+
+def _group_norm(path: str, module: Any, groups: int) -> nn.GroupNorm:
+    if type(module) not in _KINDS:
+        _check.fail("model", path, "to be one of torch's own BatchNorm layers", f"Replace this {type(module).__name__} by hand.")
+    if isinstance(module, nn.BatchNorm1d) and module.num_features == 1:
+        _check.fail("model", path, "to have more than one channel", "Alone it would be normalised to 0: remove the layer.")
+    channels = module.num_features
+    fitting = [g for g in range(1, groups + 1) if channels % g == 0 and channels // g >= _CHANNELS]
+    norm = nn.GroupNorm(max(fitting, default=1), channels, eps=module.eps, affine=False)
+    if module.affine:
+        norm.affine, norm.weight, norm.bias = True, module.weight, module.bias
+    return norm.train(module.training)

@@ -1,0 +1,229 @@
+"""Layers that mix the examples of a batch are found by what they do, named, and told how to be mended."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+import hushgrad
+from hushgrad.clipping import Capture, Flat, isolation, isolation_at_first_call, replace_batchnorm, self_check
+from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def convnet(norm=nn.BatchNorm2d):
+    block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), norm(8), nn.ReLU(inplace=True))
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+
+class Text(nn.Module):
+    """Integer inputs: there is nothing to differentiate before the embedding."""
+
+    def __init__(self, middle):
+        super().__init__()
+        self.tokens, self.middle, self.head = nn.Embedding(11, 8), middle, nn.Linear(8, 3)
+
+    def forward(self, ids):
+        return self.head(self.middle(self.tokens(ids).mean(1)))
+
+
+class Custom(nn.Module):
+    """Subtracts something that was computed over the batch."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.inner = how, nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        h = self.inner(x)
+        if self.how == "mean":
+            return h - h.mean(0)
+        if self.how == "detached":
+            return h - h.mean(0).detach()
+        if self.how == "earlier":
+            return h.cumsum(0)
+        if self.how == "rank":
+            return h * (h[:, :1] >= h[:, :1].median()).to(h.dtype)
+        if self.how == "memory":
+            self.mean = 0.9 * self.mean + 0.1 * h.mean(0).detach()
+        if self.how == "memory in place":
+            self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return h
+
+
+# Isolated ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.LayerNorm(8)), (torch.randn(5, 4),)),
+        (convnet(lambda c: nn.GroupNorm(2, c)), (torch.randn(4, 3, 8, 8),)),
+        (convnet().eval(), (torch.randn(4, 3, 8, 8),)),
+        (Text(nn.LayerNorm(8)), (torch.randint(11, (4, 6)),)),
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (torch.randn(3, 5, 8),)),
+        (parametrizations.spectral_norm(nn.Linear(4, 3)), (torch.randn(5, 4),)),
+        (Custom("none"), (torch.full((3, 4), float("nan")),)),
+    ],
+)
+def test_models_that_keep_examples_apart(model, inputs):
+    isolation(model, *inputs)
+
+
+def test_nothing_is_changed():
+    model, x = convnet(lambda c: nn.GroupNorm(2, c)), torch.randn(4, 3, 8, 8)
+    mixing = convnet()
+    model[0].weight.requires_grad_(False)
+    before, random = {k: v.clone() for k, v in mixing.state_dict().items()}, torch.get_rng_state()
+    isolation(model, x)
+    with pytest.raises(NotIsolated):
+        isolation(mixing, x)
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(v, before[k]) for k, v in mixing.state_dict().items())
+    assert [p.requires_grad for p in model.parameters()][:2] == [False, True] and not x.requires_grad
+    assert not any(m._forward_hooks for net in (model, mixing) for m in net.modules())
+
+
+# Not isolated ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [
+        (
+            convnet(),
+            (torch.randn(4, 3, 8, 8),),
+            r"2\.1 \(BatchNorm2d\).*replace_batchnorm\(model\) before the optimizer is built",
+        ),
+        (convnet(lambda c: nn.BatchNorm2d(c, affine=False)), (torch.randn(4, 3, 8, 8),), r"2\.1 \(BatchNorm2d\)"),
+        (Text(nn.BatchNorm1d(8)), (torch.randint(11, (4, 6)),), r"middle \(BatchNorm1d\)"),
+        (
+            nn.Sequential(Custom("mean")),
+            (torch.randn(5, 4),),
+            r"0 \(Custom\).*depends on the input of others.*within each example",
+        ),
+        (Custom("earlier"), (torch.randn(5, 4),), r"The model \(Custom\)"),
+        (nn.Sequential(nn.Linear(4, 4), Custom("detached")), (torch.randn(5, 4),), r"1 \(Custom\).*changes when the others"),
+        (Custom("rank"), (torch.randn(6, 4),), "changes when the others"),
+        (nn.Sequential(Custom("memory")), (torch.randn(5, 4),), r"0 \(Custom\).*buffer mean keeps something of the data"),
+        (nn.Sequential(Custom("memory in place")), (torch.randn(5, 4),), "buffer mean keeps"),
+        (nn.InstanceNorm2d(3, track_running_stats=True), (torch.randn(4, 3, 5, 5),), "buffer running_mean keeps"),
+    ],
+)
+def test_models_that_mix_examples(model, inputs, message):
+    with pytest.raises(NotIsolated, match=message):
+        isolation(model, *inputs)
+
+
+def test_attention_over_the_batch_names_batch_first():
+    class Attending(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.attention = nn.Linear(4, 8), nn.MultiheadAttention(8, 2)  # (T, B, E), but gets (B, T, E)
+
+        def forward(self, x):
+            h = self.first(x)
+            return self.attention(h, h, h)[0]
+
+    with pytest.raises(NotIsolated, match=r"attention \(MultiheadAttention\).*batch_first=True"):
+        isolation(Attending(), torch.randn(3, 5, 4))
+    isolation(Attending(), torch.randn(5, 3, 4), batch_dim=1)
+
+
+def test_one_example_cannot_show_it():
+    for x in (torch.randn(1, 4), torch.randn(0, 4)):
+        with pytest.raises(ArgumentError, match="two examples or more"):
+            isolation(nn.Linear(4, 3), x)
+
+
+# While training --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_batch_is_checked_once():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2)), torch.randn(6, 4)
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    isolation_at_first_call(model, capture.pause)
+    model.eval()
+    model(x)  # fixed statistics: not what training does
+    model.train()
+    with pytest.raises(NotIsolated, match="BatchNorm1d"):
+        model(x)
+    good = replace_batchnorm(model)
+    isolation_at_first_call(good, capture.pause)
+    for _ in range(2):
+        good(x).sum().backward()
+    assert not good._forward_pre_hooks or len(good._forward_pre_hooks) == 0
+    assert capture.collect(Flat(1.0)).raw_norms.shape == (12,)  # the check's own passes do not count
+
+
+# The remedy ------------------------------------------------------------------------------------------------------------------
+
+
+def test_replaced_batchnorm_keeps_parameters_and_optimizer():
+    model, x = convnet().double(), torch.randn(4, 3, 8, 8).double()
+    nn.init.normal_(model[2][1].weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = dict(model.named_parameters())
+    assert hushgrad.replace_batchnorm(model.eval()) is model
+    norm = model[2][1]
+    assert isinstance(norm, nn.GroupNorm) and norm.num_groups == 2 and not norm.training
+    assert all(p is before[name] for name, p in model.named_parameters()) and norm.weight.dtype == torch.float64
+    assert not [name for name, _ in model.named_buffers()]
+    isolation(model.train(), x)
+    F.cross_entropy(model(x), torch.zeros(4, dtype=torch.long)).backward()
+    old = norm.weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(old, norm.weight)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(64, 16), (48, 12), (512, 32), (7, 1), (6, 1), (96, 24), (4, 1)])
+def test_groups(channels, groups):
+    assert replace_batchnorm(nn.BatchNorm2d(channels)).num_groups == groups
+    flat = replace_batchnorm(nn.BatchNorm1d(channels))(torch.randn(5, channels))
+    assert flat.std() > 0.5  # (B, C) inputs are not normalised away
+
+
+def test_a_layer_in_two_places_stays_one_layer_and_options_survive():
+    shared = nn.BatchNorm1d(8, eps=0.1, affine=False)
+    model = replace_batchnorm(nn.Sequential(shared, nn.Linear(8, 8), shared))
+    assert model[0] is model[2] and model[0].eps == 0.1 and model[0].weight is None
+
+
+def test_what_cannot_be_replaced_is_named():
+    class Activated(nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(x).relu()
+
+    for layer in (Activated(8), nn.LazyBatchNorm1d(), nn.BatchNorm1d(1)):
+        with pytest.raises(ArgumentError, match=r"0\.norm"):
+            replace_batchnorm(nn.Sequential(nn.ModuleDict({"norm": layer})))
+
+
+# Self-check ------------------------------------------------------------------------------------------------------------------
+
+
+def test_self_check_gives_errors_by_name():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    errors = self_check(model, F.cross_entropy, (torch.randn(6, 4), torch.randint(3, (6,))))
+    assert set(errors) == {"0.weight", "0.bias", "2.weight", "2.bias"} and max(errors.values()) < 1e-5
+    assert model[1].training
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        (Custom("mean"), F.cross_entropy),
+        (nn.Linear(4, 3), lambda out, y: F.cross_entropy(out, y, reduction="sum")),
+        (nn.Linear(4, 3), lambda out, y: F.cross_entropy(out - out.mean(0), y)),
+    ],
+)
+def test_self_check_rejects_mixing_and_other_reductions(model, loss):
+    with pytest.raises(CaptureError, match="differ from single-example passes"):
+        self_check(model, loss, (torch.randn(6, 4), torch.randint(3, (6,))))
