@@ -219,7 +219,7 @@ def test_decreasing_coefficients_have_exact_sensitivity(steps, gap, times, decay
 
 
 @pytest.mark.parametrize(
-    "who", [Once(), MinSep(gap=7, times=3), MinSep(gap=7, times=100), Everyone(), BallsInBins(bins=9, epochs=4)]
+    "who", [Once(), MinSep(gap=7, times=3), MinSep(gap=7, times=100), Everyone(), BallsInBins(bins=9, epochs=40)]
 )
 def test_closed_form_of_blt_equals_its_series(who):
     blt = BLT(buffers=3, decay=(0.999, 0.9, 0.3), inverse_decay=(0.99, 0.6, 0.1))
@@ -294,6 +294,12 @@ def test_dense_optimum_of_several_epochs_is_certified_and_beats_the_others():
         assert other.error(steps=48, participation=who).rmse > found.upper
 
 
+def test_optimised_bands_may_overlap():
+    for steps, bands, who in ((2, 2, MinSep(gap=1, times=2)), (60, 10, MinSep(gap=5, times=12))):
+        best, cut = Banded(bands=bands), Banded.square_root(bands=bands)
+        assert best.error(steps=steps, participation=who).rmse <= cut.error(steps=steps, participation=who).rmse
+
+
 def test_dense_optimum_of_several_epochs_is_feasible_for_every_min_sep_pattern():
     who = MinSep(gap=3, times=4)
     found = Dense.optimum(steps=12, participation=who)
@@ -347,6 +353,7 @@ def test_correlated_noise_has_no_theorem_for_independent_batches(mechanism, who)
         (lambda: Dense(np.ones((2, 2))), "lower-triangular"),
         (lambda: Dense(np.eye(4)).event(1.0, Once(), 5), "rows of C"),
         (lambda: Dense.optimal(steps=100_000), "BLT.optimal"),
+        (lambda: BLT().event(1.0, BallsInBins(bins=5, epochs=1), 6), "bins x epochs"),
         (lambda: Nu(nu=0.2, series="slide"), "sensitivity 8e58"),
         (lambda: Nu(nu=1.0), "nu=1.0"),
         (lambda: Nu().stream(noise.Source(seed=0), steps=4), "resolved"),

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from hushgrad import _check
 from hushgrad.events import (
     BallsInBins,
     CyclicPoisson,
@@ -22,6 +21,7 @@ from hushgrad.events import (
 )
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz
+from hushgrad.noise.participation import pattern_of
 
 __all__ = ["Independent"]
 
@@ -74,10 +74,7 @@ class Independent(LowerToeplitz):
         if isinstance(participation, CyclicPoisson):
             return step.sampled(rate=participation.rate) * -(-steps // participation.period)
         if isinstance(participation, BallsInBins):
-            whole = participation.bins * participation.epochs
-            if steps > whole:
-                remedy = f"Plan {whole} steps, or more epochs."
-                _check.fail("steps", steps, f"to be at most bins x epochs = {whole}", remedy)
+            pattern_of(participation, steps)  # refuses more steps than there are batches
             return Sampled(participation, step)
         if isinstance(participation, Everyone):
             return step * steps

@@ -36,7 +36,11 @@ def optimise_banded(steps: int, bands: int, loss: str, gap: int, times: int) -> 
         slope = error_slope / error + 2 * _correlate(y, comb, bands) / sens
         return float(np.log(error) + np.log(sens)), slope[1:]
 
-    found = minimize(objective, binomial(-0.5, bands)[1:], jac=True, method="L-BFGS-B", options={"maxiter": 500, "maxcor": 30})
+    start = binomial(-0.5, bands)[1:]
+    # Where participations overlap, a negative coefficient would have to be paid for by its absolute value.
+    bounds = [(0.0, None)] * (bands - 1) if times > 1 and gap < bands else None
+    options = {"maxiter": 500, "maxcor": 30}
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     return (1.0, *map(float, found.x))
 
 

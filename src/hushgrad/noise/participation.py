@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hushgrad import _check
 from hushgrad.errors import NoTheorem
 from hushgrad.events import BallsInBins, CyclicPoisson, Everyone, MinSep, Once, Participation
 
@@ -42,6 +43,9 @@ def pattern_of(participation: Participation, steps: int) -> Pattern:
         gap, times = participation.period, steps
     elif isinstance(participation, BallsInBins):
         gap, times = participation.bins, participation.epochs
+        if steps > gap * times:
+            remedy = "Plan no more steps, or more epochs: later steps would meet records again."
+            _check.fail("steps", steps, f"to be at most bins x epochs = {gap * times}", remedy)
     else:
         raise NoTheorem(
             f"No theorem bounds how often a record takes part under {participation}, so correlated noise has no sensitivity. "
