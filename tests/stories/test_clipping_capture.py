@@ -485,6 +485,21 @@ def test_an_exception_in_forward_leaves_the_model_whole():
     assert capture.collect(Flat(CLIP)).raw_norms.shape == (4,)
 
 
+def test_an_interrupted_forward_is_refused_and_detach_mends_it():
+    class Interrupted(nn.Linear):
+        def forward(self, x):
+            raise KeyboardInterrupt
+
+    model = nn.Sequential(nn.Linear(4, 4), Interrupted(4, 2))
+    capture = attached(model)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.randn(3, 4))
+    with pytest.raises(CaptureError, match=r"requires_grad of 1\.bias, 1\.weight has changed"):
+        capture.collect(Flat(CLIP))
+    capture.detach()
+    assert all(p.requires_grad for p in model.parameters())
+
+
 def test_embedding_options_that_mix_examples_are_refused():
     for option in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}):
         with pytest.raises(CaptureError, match=next(iter(option))):

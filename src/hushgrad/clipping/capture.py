@@ -84,8 +84,8 @@ class Capture:
         """Remove all hooks; the model is as it was."""
         for handle in self._handles:
             handle.remove()
-        for p in self._params.values():
-            p.requires_grad = True  # in case a forward was interrupted between the hooks
+        for site in self._sites:
+            site.restore()
         self._handles, self._sites = [], []
         self.discard()
 

@@ -146,6 +146,13 @@ class Site:
             p.requires_grad = True
         return None if output is None else self._watch(args, kwargs, output)  # None: the forward raised
 
+    def restore(self) -> None:
+        """Give back what a forward that was interrupted between the hooks (Ctrl-C) left turned off."""
+        for off in self._off:
+            for p in off or ():
+                p.requires_grad = True
+        self._off.clear()
+
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Wait for the gradient of this call's output."""
         count = self.rule.examples(self.module, args, kwargs)
