@@ -84,7 +84,7 @@ class Conv(Rule):
                 norms["weight"] = _gram_sq_norm(_padded(record), record.g, geometry)
             else:
                 record.kept["weight"] = per_example_kernel(_padded(record), record.g, geometry)
-                norms["weight"] = sq_norm(record.kept["weight"])
+                norms["weight"] = _sq_norm(record.kept["weight"])
         return norms
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
@@ -228,6 +228,14 @@ def _native_weighted(record: Record, weights: Tensor) -> Tensor:
     if module.padding_mode == "zeros" and not isinstance(module.padding, str):  # the kernel pads by itself
         return _native(record.x, g, _geometry(module), module.padding)
     return _native(_padded(record), g, _geometry(module))
+
+
+def _sq_norm(G: Tensor) -> Tensor:
+    """As ``sq_norm``, reading G in the order of its memory."""
+    if G.is_contiguous() or G.movedim(2, -1).is_contiguous():
+        return sq_norm(G)
+    by_offset = G.flatten(3).permute(3, 0, 1, 2)
+    return torch.linalg.vector_norm(by_offset, dim=(2, 3)).square_().sum(0)
 
 
 def _add_kept(out: Tensor, G: Tensor, weights: Tensor) -> None:
