@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hushgrad import _check, sampling
-from hushgrad.clipping import Capture, Clipper
-from hushgrad.clipping.isolation import isolation_at_first_call
+from hushgrad.clipping import Capture, Clipper, isolation_at_first_call
 from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
