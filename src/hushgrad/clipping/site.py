@@ -171,10 +171,13 @@ class Site:
         return output
 
     def _watch_one(self, call: Call, y: Tensor, count: int | None) -> Tensor:
-        spread = count is not None and count != call.batch.examples
-        if not y.requires_grad:
+        B = call.batch.examples
+        spread = (count is not None and count != B) or (y.dim() > 0 and y.shape[0] == 1 != B)  # a row for all: positions
+        # A module may return its own parameter, or a view of it (``self.position[:, :T]``); it requires gradients again by now.
+        own = any(p is y or p is y._base for p in self.params) if y.requires_grad else False
+        if not y.requires_grad or own:
             # An in-place operation on a view would move the hooks' node out of the graph; a detached tensor is no view.
-            plain = y.detach() if y._is_view() else y
+            plain = y.detach().clone() if own else y.detach() if y._is_view() else y
             y = _Root.apply(plain, self.tape.anchor, None if spread else call)  # type: ignore[no-untyped-call]
             if not spread:
                 return y

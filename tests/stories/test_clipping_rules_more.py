@@ -1,0 +1,372 @@
+"""Whole models with recurrent layers, attention, adapters and bare parameters: exact, or refused with a remedy."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.flop_counter import FlopCounterMode
+
+from hushgrad.clipping import Capture, Flat, Shared
+from hushgrad.clipping.base import rule_for
+from hushgrad.clipping.rules import attention, conv_transpose, embedding_bag, instance_norm, outer, rms_norm, rnn
+from hushgrad.errors import CaptureError
+from hushgrad.testing.rules import check_rule, one_by_one, sum_of_sines
+
+CLIP = 0.5
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def attached(model):
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    return capture
+
+
+def agrees(clipped, rows, tolerance=1e-11):
+    """With the per-example gradients of the loop, clipped."""
+    norms = sum(G.flatten(1).square().sum(1) for G in rows.values()).sqrt()
+    torch.testing.assert_close(clipped.raw_norms, norms, rtol=tolerance, atol=tolerance)
+    for name, G in rows.items():
+        expected = torch.tensordot((CLIP / norms).clamp(max=1), G, dims=1)
+        torch.testing.assert_close(clipped.raw_sums[name], expected, rtol=tolerance, atol=tolerance)
+
+
+class Tagger(nn.Module):
+    """A recurrent layer (on packed sequences, if asked) and a head on its last state."""
+
+    def __init__(self, kind=nn.LSTM, packed=False):
+        super().__init__()
+        self.packed, self.embed = packed, nn.Embedding(9, 5)
+        self.layer, self.head = kind(5, 4, batch_first=True, bidirectional=True), nn.Linear(8, 3)
+
+    def forward(self, ids):
+        h = self.embed(ids)
+        if self.packed:
+            lengths = 1 + ids[:, 0] % ids.shape[1]
+            h = pack_padded_sequence(h, lengths, batch_first=True, enforce_sorted=False)
+        state = self.layer(h)[1]
+        state = state[0] if isinstance(state, tuple) else state
+        return self.head(state.transpose(0, 1).flatten(1))
+
+
+class Encoder(nn.Module):
+    """A transformer with a class token and positions of its own."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.token, self.position = Shared(torch.randn(1, 8)), Shared(torch.randn(6, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True, norm_first=True)
+        self.first, self.layers, self.head = (
+            nn.Linear(4, 8),
+            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+            nn.Linear(8, 3),
+        )
+
+    def forward(self, x, padding=None):
+        h = torch.cat([self.token(x), self.first(x)], 1) + self.position(x)
+        return self.head(self.layers(h, src_key_padding_mask=padding)[:, 0])
+
+
+# Exact -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("packed", [False, True])
+def test_tagger_with_micro_batches(kind, packed):
+    model, ids = Tagger(kind, packed).double(), torch.randint(9, (7, 5))
+    rows = one_by_one(model, (ids,), sum_of_sines)
+    capture = attached(model)
+    for part in ids.split(3):
+        sum_of_sines(model(part)).backward()
+    agrees(capture.collect(Flat(CLIP)), rows)
+
+
+def test_encoder_with_padding_masks():
+    model, x = Encoder().double(), torch.randn(5, 5, 4).double()
+    padding = torch.rand(5, 6) < 0.3
+    padding[:, 0] = False
+    rows = one_by_one(model, (x, padding), sum_of_sines)
+    capture = attached(model)
+    sum_of_sines(model(x, padding)).backward()
+    agrees(capture.collect(Flat(CLIP)), rows)
+
+
+@pytest.mark.parametrize("make", [lambda: Tagger(packed=True), lambda: Tagger(nn.GRU)])
+def test_units_over_recurrent_layers(make):
+    model, ids, owners = make().double(), torch.randint(9, (8, 5)), torch.tensor([4, 2, 4, 4, 0, 2, 0, 1])
+    rows = one_by_one(model, (ids,), sum_of_sines)
+    units = {name: torch.stack([G[owners == u].sum(0) for u in (0, 1, 2, 4)]) for name, G in rows.items()}
+    capture = attached(model)
+    for part, who in zip(ids.split(5), owners.split(5), strict=True):
+        capture.units(who)
+        sum_of_sines(model(part)).backward()
+    agrees(capture.collect(Flat(CLIP)), units)
+
+
+@pytest.mark.parametrize("way", ["keep", "gram"])
+@pytest.mark.parametrize("name", ["encoder", "lstm", "bag", "up"])
+def test_a_nan_example_leaves_the_others_as_they_are(name, way, monkeypatch):
+    monkeypatch.setattr(outer, "_READ_COST", 0 if way == "keep" else 10**9)
+    monkeypatch.setattr(conv_transpose, "_KEEP_AT_MOST", 1 << 26 if way == "keep" else 0)
+    make, x = {
+        "encoder": (Encoder, torch.randn(5, 5, 4)),
+        "lstm": (lambda: nn.Sequential(nn.LSTM(4, 3, batch_first=True), First()), torch.randn(5, 5, 4)),
+        "bag": (lambda: Weighted(nn.EmbeddingBag(7, 3, mode="sum")), torch.rand(5, 4)),
+        "up": (lambda: nn.ConvTranspose2d(2, 3, 3), torch.randn(5, 2, 4, 4)),
+    }[name]
+    model, x = make().double(), x.double()
+    good = torch.tensor([0, 1, 3, 4])
+    rows = one_by_one(model, (x[good],), sum_of_sines)
+    x[2].flatten()[0] = float("nan")
+    capture = attached(model)
+    sum_of_sines(model(x)).backward()
+    clipped = capture.collect(Flat(CLIP))
+    assert clipped.rejected == 1
+    agrees(clipped._replace(raw_norms=clipped.raw_norms[good]), rows)
+
+
+class First(nn.Module):
+    def forward(self, pair):
+        return pair[0]
+
+
+class Weighted(nn.Module):
+    """Bags by offsets, with weights per id."""
+
+    def __init__(self, bag):
+        super().__init__()
+        self.bag = bag
+
+    def forward(self, weights):
+        B, T = weights.shape
+        ids = torch.arange(B * T).remainder(7)
+        ids = ids.view(B, T)[:1].expand(B, T)  # the same for every example, whatever the batch
+        return self.bag(ids.flatten(), torch.arange(0, B * T, T), weights.flatten())
+
+
+def test_layers_that_are_called_twice():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.attend = nn.GRU(4, 4, batch_first=True), nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x):
+            h = self.rnn(self.rnn(x)[0])[0]
+            a = self.attend(h, x, x)[0]
+            return self.attend(a, a, a, need_weights=False)[0]
+
+    check_rule(Twice, torch.randn(5, 3, 4))
+
+
+@pytest.mark.parametrize("frozen", [("in_proj",), ("out_proj",), ("weight_ih",), ("weight_hh", "bias"), ("position", "head")])
+def test_frozen_parts(frozen):
+    model = nn.ModuleDict({"a": Encoder(), "b": Tagger()}).double()
+    for name, p in model.named_parameters():
+        if any(part in name for part in frozen):
+            p.requires_grad_(False)
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x, ids):
+            return self.parts["a"](x), self.parts["b"](ids)
+
+    check_rule(Both, (torch.randn(4, 5, 4), torch.randint(9, (4, 5))))
+
+
+def test_bare_parameters_go_through_the_fallback():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token, self.scale = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(4))
+            self.position, self.inner = nn.Parameter(torch.randn(1, 6, 4)), nn.Linear(4, 4)
+
+        def forward(self, x):
+            h = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position
+            return self.inner(h) * self.scale + self.position[0]
+
+    check_rule(Scaled, torch.randn(5, 5, 4))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_module_that_returns_its_own_parameter(whole):
+    class Position(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(1, 3 if whole else 9, 4))
+
+        def forward(self, x):
+            return self.table if whole else self.table[:, : x.shape[1]]
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.position, self.inner = Position(), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.inner(x).sin() * self.position(x)
+
+    check_rule(Net, torch.randn(5, 3, 4))
+
+
+# Adapters --------------------------------------------------------------------------------------------------------------------
+
+
+class LoraLinear(nn.Module):
+    """The structure of a peft adapter: a frozen base layer and two small linear layers by adapter name."""
+
+    def __init__(self, base, rank=2, dropout=0.0):
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.lora_dropout = nn.ModuleDict({"default": nn.Dropout(dropout) if dropout else nn.Identity()})
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
+
+    def forward(self, x):
+        small = self.lora_A["default"](self.lora_dropout["default"](x))
+        return self.base_layer(x) + 2.0 * self.lora_B["default"](small)
+
+
+def test_adapters_are_exact_and_the_frozen_base_costs_no_weight_gradient():
+    width, rank, B, T = 64, 2, 4, 8
+    model = nn.Sequential(*(LoraLinear(nn.Linear(width, width), rank) for _ in range(3))).double()
+    check_rule(lambda: model, torch.randn(B, T, width))
+    capture = attached(model)
+    assert {name.rpartition(".")[0].split(".")[1] for name in capture._params} == {"lora_A", "lora_B"}
+    with FlopCounterMode(display=False) as counter:
+        sum_of_sines(model(torch.randn(B, T, width).double())).backward()
+        capture.collect(Flat(CLIP))
+    base = 2 * B * T * width * width  # one product with a base layer's weight
+    adapters = counter.get_total_flops() - (3 + 2) * base  # forward of three, backward to the activations of two
+    assert 0 < adapters < base  # a weight gradient of one base layer would be one more
+
+
+def test_an_adapter_parameter_used_by_hand_is_named():
+    class LoraEmbedding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base_layer = nn.Embedding(9, 4).requires_grad_(False)
+            self.lora_embedding_A = nn.ParameterDict({"default": nn.Parameter(torch.randn(2, 9))})
+            self.lora_embedding_B = nn.ParameterDict({"default": nn.Parameter(torch.randn(4, 2))})
+
+        def forward(self, ids):
+            a, b = self.lora_embedding_A["default"], self.lora_embedding_B["default"]
+            return self.base_layer(ids) + F.embedding(ids, a.T) @ b.T
+
+    model = LoraEmbedding()
+    capture = attached(model)
+    sum_of_sines(model(torch.randint(9, (3, 4)))).backward()
+    with pytest.raises(CaptureError, match=r"lora_embedding_A\.default, lora_embedding_B\.default got a gradient outside"):
+        capture.collect(Flat(CLIP))
+
+
+# Parametrised layers -----------------------------------------------------------------------------------------------------------
+
+
+def test_weight_norm_and_orthogonal_are_exact():
+    check_rule(lambda: parametrizations.weight_norm(nn.Linear(4, 3)), torch.randn(5, 4))
+    check_rule(lambda: parametrizations.orthogonal(nn.Linear(4, 4)), torch.randn(5, 4))
+
+
+def test_spectral_norm_is_exact_with_fixed_vectors_and_refused_otherwise():
+    model, x = parametrizations.spectral_norm(nn.Linear(4, 3)).double(), torch.randn(5, 4).double()
+    capture = attached(model)
+    sum_of_sines(model(x)).backward()
+    with pytest.raises(CaptureError, match=r"parametrizations\.eval\(\)"):
+        capture.collect(Flat(CLIP))
+    capture.detach()
+    model.parametrizations.eval()
+    rows = one_by_one(model, (x,), sum_of_sines)
+    capture.attach()
+    sum_of_sines(model(x)).backward()
+    agrees(capture.collect(Flat(CLIP)), rows)
+
+
+# Refused -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.LSTM(3, 4, num_layers=2, dropout=0.1), "dropout"),
+        (nn.EmbeddingBag(5, 3, mode="max"), "mode"),
+        (nn.EmbeddingBag(5, 3, max_norm=1.0), "max_norm"),
+        (nn.EmbeddingBag(5, 3, scale_grad_by_freq=True), "scale_grad_by_freq"),
+        (nn.InstanceNorm1d(3, affine=True, track_running_stats=True), "track_running_stats"),
+    ],
+)
+def test_options_without_a_rule_are_refused(layer, message):
+    with pytest.raises(CaptureError, match=message):
+        attached(nn.Sequential(layer))
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(4, 3, batch_first=True), nn.GRU(4, 3), nn.InstanceNorm1d(4, affine=True)])
+def test_single_examples_without_a_batch_dimension_are_refused(layer):
+    capture = attached(layer)
+    capture.examples(1)
+    with pytest.raises(CaptureError):
+        out = layer(torch.randn(4, 4))
+        sum_of_sines(out).backward()
+        capture.collect(Flat(CLIP))
+
+
+# Planted defects: each of these mistakes is found by the conformance check -------------------------------------------------------
+
+
+def lstm():
+    return nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True)
+
+
+def bag():
+    return nn.EmbeddingBag(3, 2, mode="mean")
+
+
+def _wrong_gru(gates, hidden, state):
+    return rnn._gru(gates + hidden, torch.zeros_like(hidden), state)  # forgets that the reset gate acts on the hidden part
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "wrong", "make", "inputs"),
+    [
+        (rnn._Cell, "_in_time", lambda self, rows: torch.stack(rows, 1), lstm, torch.randn(4, 5, 3)),
+        (rnn._Cell, "_times", lambda self: iter(range(self.x.shape[1])), lstm, torch.randn(4, 5, 3)),
+        (rnn, "_step_of", lambda module: _wrong_gru, lambda: nn.GRU(3, 4, batch_first=True), torch.randn(4, 5, 3)),
+        (attention, "_mask", lambda *args: None, Encoder, (torch.randn(4, 5, 4), torch.arange(24).view(4, 6) % 5 == 1)),
+        (attention, "sqrt", lambda x: 1.0, Encoder, torch.randn(4, 5, 4)),
+        (outer, "gram_sq_norm", lambda x, g: x.square().sum((1, 2)) * g.square().sum((1, 2)), Encoder, torch.randn(4, 5, 4)),
+        (conv_transpose, "_padded", lambda r: F.pad(r.g, (0, 2)), lambda: nn.ConvTranspose1d(2, 3, 3, padding=1), torch.randn(4, 2, 6)),
+        (embedding_bag, "rows_sq_norm", lambda r, t: r.values.square().sum(1).view(4, -1).sum(1), bag,
+         torch.randint(3, (4, 6))),
+        (instance_norm.F, "instance_norm", lambda x, eps: x.clone(), lambda: nn.InstanceNorm1d(3, affine=True), torch.randn(4, 3, 6)),
+        (rms_norm.torch, "rms_norm", lambda x, *_: x, lambda: nn.RMSNorm(3), torch.randn(4, 6, 3)),
+    ],
+)  # fmt: skip
+def test_a_planted_defect_is_found(target, name, wrong, make, inputs, monkeypatch):
+    monkeypatch.setattr(outer, "_READ_COST", 10**9)
+    check_rule(make, inputs)
+    if name in ("instance_norm", "rms_norm"):  # the defect must not be in the model itself
+        check = lambda rule, original: lambda self, record: (setattr(target, name, wrong), original(self, record))[1]  # noqa: E731
+        kind = instance_norm.InstanceNorm if name == "instance_norm" else rms_norm.RMSNorm
+        right = vars(target)[name]
+        monkeypatch.setattr(kind, "per_example", check(kind, kind.per_example))
+        monkeypatch.setattr(target, name, right)
+    else:
+        monkeypatch.setattr(target, name, wrong)
+    with pytest.raises((AssertionError, RuntimeError)):
+        check_rule(make, inputs)
+
+
+def test_every_layer_of_this_page_has_a_rule_of_its_own():
+    layers = [nn.RNN(2, 2), nn.LSTM(2, 2), nn.GRU(2, 2), nn.MultiheadAttention(2, 1), nn.EmbeddingBag(2, 2), nn.RMSNorm(2)]
+    layers += [nn.ConvTranspose1d(2, 2, 2), nn.ConvTranspose2d(2, 2, 2), nn.ConvTranspose3d(2, 2, 2), Shared(torch.ones(2))]
+    layers += [nn.InstanceNorm1d(2, affine=True), nn.InstanceNorm2d(2, affine=True), nn.InstanceNorm3d(2, affine=True)]
+    for layer in layers:
+        assert rule_for(layer, [name for name, _ in layer.named_parameters(recurse=False)]) is not None, layer
