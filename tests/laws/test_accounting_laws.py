@@ -39,11 +39,7 @@ from hushgrad.testing.accountants import EVENTS, check_accountant
 NAMES = sorted(ACCOUNTANTS)
 
 
-# The pld accountant is being tightened for atoms (few Laplace steps) and for delta at small counts; these two laws are its goal.
-unfinished = pytest.mark.xfail(reason="pld: delta at few sampled steps, tightness at atoms", strict=False)
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=unfinished) if n == "pld" else n for n in NAMES])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_accountant_conforms(name: str) -> None:
     check_accountant(accountant_of(name))
 
@@ -202,7 +198,6 @@ def test_the_better_theorem_is_never_above(event: Event, times: int, delta_: flo
     assert not optimal > advanced * (1 + 1e-6)
 
 
-@unfinished
 @given(event=leaves, times=st.integers(1, 40), delta_=st.floats(-9.0, -3.0).map(lambda x: 10.0**x))
 @settings(max_examples=25, deadline=None)
 def test_pld_is_never_above_the_others(event: Event, times: int, delta_: float) -> None:

@@ -24,14 +24,16 @@ def log_add(a: float, b: float) -> float:
     return high + math.log1p(math.exp(low - high))
 
 
-def smallest_true(holds: Callable[[float], bool], low: float, high: float, *, tolerance: float = 1e-12) -> float:
+def smallest_true(
+    holds: Callable[[float], bool], low: float, high: float, *, tolerance: float = 1e-12, absolute: float = 1e-300
+) -> float:
     """The smallest x in [low, high] at which the monotone ``holds`` is true, rounded up: the answer itself holds.
 
-    ``holds(high)`` must be true. The error is at most ``tolerance`` relative to the answer (or absolute below 1e-300).
+    ``holds(high)`` must be true. The error is at most ``tolerance`` relative to the answer, or ``absolute``.
     """
     if holds(low):
         return low
-    while high - low > tolerance * max(abs(high), 1e-300):
+    while high - low > max(tolerance * abs(high), absolute):
         middle = 0.5 * (low + high)
         if middle <= low or middle >= high:
             break

@@ -23,8 +23,8 @@ def least_delta(epsilon_at: Callable[[float], float], epsilon: float) -> float:
         return 0.0
     if epsilon_at(1.0 - 1e-9) > epsilon:
         return 1.0
-    # log10(delta) is searched: delta may be 1e-300
-    exponent = smallest_true(lambda x: epsilon_at(min(10.0**x, 1.0 - 1e-9)) <= epsilon, -300.0, 0.0, tolerance=1e-13)
+    # log10(delta) is searched, to an absolute accuracy: delta may be 1e-300, and log10(delta) may be 0
+    exponent = smallest_true(lambda x: epsilon_at(min(10.0**x, 1.0 - 1e-9)) <= epsilon, -300.0, 0.0, absolute=1e-12)
     return float(min(1.0, 10.0**exponent))
 
 

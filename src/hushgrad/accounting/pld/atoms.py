@@ -15,12 +15,7 @@ __all__ = ["Atoms", "DiscreteGaussianCurve", "DiscreteLaplaceCurve", "Response"]
 
 
 class Atoms(Curve):
-    """A pair whose loss takes finitely many values; profiles by sums of positive terms from both ends.
-
-    ``impossible`` is Q[P = 0], the mass of Q at a loss of minus infinity.
-    """
-
-    impossible: float = 0.0
+    """A pair whose loss takes finitely many values; profiles by sums of positive terms from both ends."""
 
     lattice = math.nan
     smooth = False
@@ -107,6 +102,7 @@ class Response(Atoms):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lattice", self.epsilon)
+        object.__setattr__(self, "ends_only", self.neutral == 0)
         object.__setattr__(self, "infinite", self.failure)
         object.__setattr__(self, "impossible", self.failure)
 

@@ -22,7 +22,7 @@ from scipy import fft
 from hushgrad.accounting.pld.curve import Array
 from hushgrad.accounting.pld.grid import Indices, Masses
 
-__all__ = ["Composed", "Part", "Window", "compose", "log_moment"]
+__all__ = ["Composed", "Part", "Window", "compose", "log_moment", "range_of"]
 
 Part = tuple[Masses, int]
 _U = 2.0**-53
@@ -155,11 +155,12 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
         spread += times * (16.0 + reach) * 8 * _U
     start = math.ceil((window.low - base) / step)
     low, high = base + start * step, base + (start + n) * step
+    least, most = range_of(parts)
     k_down, k_up = log_moment(parts, t - window.down), log_moment(parts, t + window.up)
-    below = math.exp(min(0.0, k_down - log_mass + window.down * low))
-    above = math.exp(min(0.0, k_up - log_mass - window.up * high))
+    below = 0.0 if least >= low + step else math.exp(min(0.0, k_down - log_mass + window.down * low))
+    above = 0.0 if most <= high - 2 * step else math.exp(min(0.0, k_up - log_mass - window.up * high))
     # the untilted mass above: e^{-t S} <= e^{-t high} there, for t >= 0
-    beyond = math.exp(min(0.0, k_up - (t + window.up) * high))
+    beyond = 0.0 if most <= high - 2 * step else math.exp(min(0.0, k_up - (t + window.up) * high))
     infinite = -math.expm1(sum(times * math.log1p(-min(m.infinite, 1 - 1e-16)) for m, times in parts))
     return Composed(
         low=low,
@@ -173,6 +174,12 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
         relative=math.expm1(spread + 64 * _U * (1 + abs(t * base) + abs(log_mass))),
         infinite=infinite,
     )
+
+
+def range_of(parts: Sequence[Part]) -> tuple[float, float]:
+    """The smallest and the largest total loss that has mass."""
+    inside = [(masses.losses[masses.p > 0], times) for masses, times in parts]
+    return sum(times * float(x[0]) for x, times in inside), sum(times * float(x[-1]) for x, times in inside)
 
 
 def _tilted(masses: Masses, t: float) -> tuple[Array, float, int, float]:

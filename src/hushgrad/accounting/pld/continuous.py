@@ -19,6 +19,7 @@ class LaplaceCurve(Curve):
 
     distance: float
     smooth = False
+    ends_only = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lattice", self.distance)

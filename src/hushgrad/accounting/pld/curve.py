@@ -36,11 +36,17 @@ ACCURACY = 2.0**-30
 class Curve(ABC):
     """The privacy profile of one ordered pair (P, Q)."""
 
-    # Spacing of the losses if all atoms sit on multiples of it (0: no atoms, NaN: atoms anywhere); no other losses if discrete.
+    # Spacing if all atoms sit on ``origin`` plus multiples of it (0: no atoms, NaN: atoms anywhere); no other losses if discrete.
     lattice: float = 0.0
+    # The atom that matters most, which grids are laid through: the largest finite loss, or 0 where that is on the same grid.
+    origin: float = 0.0
     discrete: bool = False
+    # Whether the only atoms are the two ends of the support.
+    ends_only: bool = False
     # P[L = infinity]: exact, kept apart from the finite losses.
     infinite: float = 0.0
+    # Q[L = -infinity], where P has no mass.
+    impossible: float = 0.0
     # Whether the finite losses have a density that is smooth on the scale of its own spread.
     smooth: bool = True
 
@@ -93,7 +99,11 @@ class Mirror(Curve):
     def __post_init__(self) -> None:
         object.__setattr__(self, "lattice", self.of.lattice)
         object.__setattr__(self, "discrete", self.of.discrete)
+        object.__setattr__(self, "infinite", self.of.impossible)
+        object.__setattr__(self, "impossible", self.of.infinite)
+        object.__setattr__(self, "origin", -self.of.support[0] if self.of.origin else 0.0)
         object.__setattr__(self, "smooth", self.of.smooth)
+        object.__setattr__(self, "ends_only", self.of.ends_only)
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """P[L <= -eps] = below - put."""
@@ -125,6 +135,7 @@ class Mixture(Curve):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "infinite", sum(w * c.infinite for c, w in zip(self.curves, self.weights, strict=True)))
+        object.__setattr__(self, "impossible", sum(w * c.impossible for c, w in zip(self.curves, self.weights, strict=True)))
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """See :class:`Curve`."""

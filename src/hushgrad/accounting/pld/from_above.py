@@ -32,8 +32,8 @@ def connect_the_dots(curve: Curve, step: float, tail: float, tilt: float) -> Mas
     ratio = max(1.0, float(np.max(values / np.maximum(made, 1e-300)))) * (1 + ACCURACY)
     p = balance(others * ratio, losses, split, 1 - infinite + GUARD, 1 - lost * ratio - GUARD)
     if p is None:  # no mass near zero that could give way, as for losses on a lattice: scale all of it
-        # to the left of zero the profile is at least 1 - x; half a grid step away that is step/2, so this pays for the rounding
-        small = 8 * GUARD / -math.expm1(-step)
+        # to the left of zero the profile is at least 1 - x: at the first point there, this share of it pays for the rounding
+        small = 8 * GUARD / -math.expm1(losses[split - 1])
         ratio = ratio * (1 + ACCURACY) + 2 * small
         others = others / (1 + ACCURACY)
         plain = balance(others, losses, split, 1 - infinite / (1 + ACCURACY), 1 - lost / (1 + ACCURACY), tolerance=small)

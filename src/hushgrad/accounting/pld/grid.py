@@ -58,11 +58,12 @@ class Masses(Grid):
 def anchored(curve: Curve, step: float, tail: float, tilt: float) -> Grid:
     """A grid over the losses of ``curve``, apart from tails of ``tail``.
 
-    It has a point where the losses crowd at an end of the support: sampling with a small rate puts nearly all the mass next to
-    ln(1-q). Away from the bulk of the *tilted* losses it leaves out points, because little mass is spread there.
+    It has a point at the atom that matters most, or where the losses crowd at an end of the support: sampling with a small rate
+    puts nearly all the mass next to ln(1-q). Away from the bulk of the *tilted* losses it leaves out points, because little mass
+    is spread there.
     """
     low, high = curve.reach(tail)
-    shift = _crowd(curve, step) if curve.smooth else 0.0
+    shift = _crowd(curve, step) if curve.smooth else math.remainder(curve.origin, step)
     first = math.floor((min(low, 0.0) - shift) / step) - 3
     stop = math.ceil((max(high, 0.0) - shift) / step) + 4
     if curve.lattice > 0:

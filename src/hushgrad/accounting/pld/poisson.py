@@ -28,6 +28,15 @@ class PoissonRemove(Curve):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lattice", math.nan if self.base.lattice != 0 else 0.0)
+        if (
+            self.base.ends_only and not self.base.impossible
+        ):  # the loss is mapped by l -> ln(1 - q + q e^l), which leaves two atoms
+            low, high = self.support
+            object.__setattr__(self, "lattice", high - low)
+            object.__setattr__(self, "ends_only", True)
+            object.__setattr__(self, "discrete", self.base.discrete)
+        if self.lattice != 0:
+            object.__setattr__(self, "origin", self.support[1])
         object.__setattr__(self, "infinite", self.rate * self.base.infinite)
         object.__setattr__(self, "smooth", self.base.smooth)
 
@@ -47,7 +56,8 @@ class PoissonRemove(Curve):
     @property
     def support(self) -> tuple[float, float]:
         """The base's support mapped by l -> ln(1 - q + q e^l)."""
-        return _mix(self.base.support[0], self.rate), _mix(self.base.support[1], self.rate)
+        low, high = self.base.support
+        return _mix(-math.inf if self.base.impossible else low, self.rate), _mix(high, self.rate)
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,13 @@ class Symmetrised(Curve):
     half: Curve
     lattice = math.nan
     smooth = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "infinite", self.half.infinite)
+        object.__setattr__(self, "impossible", self.half.infinite)
+        if self.half.ends_only:  # atoms at 0 and at both ends
+            object.__setattr__(self, "lattice", self.support[1])
+            object.__setattr__(self, "discrete", self.half.discrete)
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """See :class:`Curve`."""

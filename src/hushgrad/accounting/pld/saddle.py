@@ -30,39 +30,71 @@ class Moments:
         self._times = np.array([[n] for _, n in parts], dtype=float)
         rows = [_quadrature(curve, tail) for curve, _ in parts]
         self._epsilon = np.stack([epsilon for epsilon, _ in rows])
-        self._weight = np.stack([weight for _, weight in rows])
+        self._log_weight = np.log(np.maximum(np.stack([weight for _, weight in rows]), 1e-320))
+
+    @property
+    def longest(self) -> float:
+        """The longest range of the losses of one step."""
+        return float(np.max(np.max(self._epsilon, axis=1) - np.min(self._epsilon, axis=1)))
 
     def __call__(self, t: float) -> tuple[float, float, float]:
         """K(t), K'(t), K''(t)."""
-        terms = self._weight * np.exp(np.clip(t * self._epsilon, -700, 600))
+        terms, top = self._terms(t)
         zero = np.sum(terms, axis=1, keepdims=True)
         terms *= self._epsilon
         one = np.sum(terms, axis=1, keepdims=True)
         two = np.sum(terms * self._epsilon, axis=1, keepdims=True)
         a, b = t * (t + 1), 2 * t + 1
-        excess = np.maximum(a * zero, -1 + 1e-12)
-        first = (b * zero + a * one) / (1 + excess)
-        second = np.maximum((2 * zero + 2 * b * one + a * two) / (1 + excess) - first**2, 1e-300)
-        return tuple(float(np.sum(self._times * x)) for x in (np.log1p(excess), first, second))  # type: ignore[return-value]
+        log, total = _log_sum(a * zero, top)
+        first = (b * zero + a * one) / total
+        second = np.maximum((2 * zero + 2 * b * one + a * two) / total - first**2, (1e-6 * first) ** 2 + 1e-300)
+        return tuple(float(np.sum(self._times * x)) for x in (log, first, second))  # type: ignore[return-value]
 
     def log(self, t: float) -> float:
         """K(t) alone."""
-        zero = np.sum(self._weight * np.exp(np.clip(t * self._epsilon, -700, 600)), axis=1, keepdims=True)
-        return float(np.sum(self._times * np.log1p(np.maximum(t * (t + 1) * zero, -1 + 1e-12))))
+        terms, top = self._terms(t)
+        return float(np.sum(self._times * _log_sum(t * (t + 1) * np.sum(terms, axis=1, keepdims=True), top)[0]))
+
+    def _terms(self, t: float) -> tuple[Array, Array]:
+        """The weights times e^{t eps} over e^top, where top is the logarithm of the largest of them or of 1."""
+        exponent = self._log_weight + t * self._epsilon
+        top = np.maximum(np.max(exponent, axis=1, keepdims=True), 0.0)
+        return np.exp(exponent - top), top
+
+
+def _log_sum(excess: Array, top: Array) -> tuple[Array, Array]:
+    """ln(1 + E) and (1 + E) e^{-top} for E = ``excess`` e^top, with full relative accuracy where E is small."""
+    unit = np.exp(-top)
+    excess = np.maximum(excess, (1e-12 - 1) * unit)
+    return np.where(top > 0, np.log(unit + excess) + top, np.log1p(excess)), unit + excess
 
 
 def _quadrature(curve: Curve, tail: float) -> tuple[Array, Array]:
-    """Points and weights times otm for the integral over epsilon: trapezoid rule in the logarithm, on both sides of zero."""
+    """Points and weights times otm for the integral over epsilon: trapezoid rule in the logarithm, on both sides of zero.
+
+    Towards a finite end of the support it is a rule in the logarithm of the distance to that end, too: atoms sit there.
+    """
     low, high = curve.reach(tail)
     sides = []
-    for end, sign in ((-low, -1.0), (high, 1.0)):
+    for end, sign, bounded in ((-low, -1.0, curve.support[0] > -math.inf), (high, 1.0, curve.support[1] < math.inf)):
         end = max(end, 1e-13)
-        points = np.geomspace(end * 1e-7, end, _POINTS)
+        points, pieces = _logistic(end) if bounded else _geometric(end)
         otm = curve.right(points)[0] - curve.infinite if sign > 0 else curve.left(-points)[0]
-        weights = otm * points * math.log(points[1] / points[0])
-        weights[0] += otm[0] * points[0]  # the piece next to zero
-        sides.append((sign * points, weights))
+        sides.append((sign * points, np.maximum(otm, 0.0) * pieces))
     return np.concatenate([sides[0][0], sides[1][0]]), np.concatenate([sides[0][1], sides[1][1]])
+
+
+def _geometric(end: float) -> tuple[Array, Array]:
+    points = np.geomspace(end * 1e-7, end, _POINTS)
+    pieces = points * math.log(points[1] / points[0])
+    pieces[0] += points[0]  # the piece next to zero
+    return points, pieces
+
+
+def _logistic(end: float) -> tuple[Array, Array]:
+    place = np.linspace(-16.0, 16.0, _POINTS)
+    share = 1 / (1 + np.exp(-place))
+    return end * share, end * share * (1 - share) * (place[1] - place[0])
 
 
 @dataclass(frozen=True)

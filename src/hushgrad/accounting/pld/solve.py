@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hushgrad.accounting.pld.compose import Composed, Part, Window, compose
+from hushgrad.accounting.pld.compose import Composed, Part, Window, compose, range_of
 from hushgrad.accounting.pld.curve import ACCURACY, Curve
 from hushgrad.accounting.pld.from_above import connect_the_dots
 from hushgrad.accounting.pld.from_below import lower as from_below
@@ -19,6 +19,7 @@ __all__ = ["Answer", "delta_bound", "epsilon_bound"]
 
 CELLS = 2**21  # of the FFT window; keeps a question below about 150 MB
 CELLS_DOWN = 2**18  # for losses that are rounded down, where a finer grid pays off slowly
+_FEW_CELLS = 4096
 _ATTEMPTS = 4
 
 Parts = Sequence[tuple[Curve, int]]
@@ -43,9 +44,10 @@ def epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, know
         return Answer(0.0)  # at epsilon 0 delta is a total variation, which composes by sums
     try:
         with np.errstate(all="ignore"):
-            return _composed_epsilon(parts, delta, width, upper=upper, known=known, infinite=infinite)
+            answer = _composed_epsilon(parts, delta, width, upper=upper, known=known, infinite=infinite)
     except (FloatingPointError, OverflowError, ValueError):
-        return Answer(_simple(parts, delta, upper=upper))
+        answer = Answer(_simple(parts, delta, upper=upper))
+    return replace(answer, epsilon=min(answer.epsilon, _largest_loss(parts))) if upper else answer
 
 
 def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, known: float, infinite: float) -> Answer:
@@ -87,9 +89,9 @@ def _simple(parts: Parts, delta: float, *, upper: bool) -> float:
 def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-4) -> float:
     """A bound on delta at ``epsilon``."""
     if _is_single(parts):
-        return min(1.0, parts[0][0].delta(epsilon) * (1 + ACCURACY if upper else 1 - ACCURACY))
-    if epsilon >= sum(n * curve.support[1] for curve, n in parts) * (1 + ACCURACY):
-        return _infinite(parts) * (1 + ACCURACY if upper else 1 - ACCURACY)  # no finite loss is as large
+        return min(1.0, abs(parts[0][0].delta(epsilon)) * (1 + ACCURACY if upper else 1 - ACCURACY))
+    if epsilon >= _largest_loss(parts):
+        return _infinite(parts) * (1 + ACCURACY if upper else 1 - ACCURACY)
     try:
         with np.errstate(all="ignore"):
             bound = _composed_delta(parts, epsilon, width, upper=upper)
@@ -104,14 +106,26 @@ def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-
 def _composed_delta(parts: Parts, epsilon: float, width: float, *, upper: bool) -> float:
     at = saddle_for_epsilon(_Budget(parts, 1e-30).moments, epsilon)
     budget = _Budget(parts, min(max(math.exp(max(at.log_delta, -600.0)), 1e-260), 0.5))
-    at = saddle_for_epsilon(budget.moments, epsilon)
-    error = width / max(at.tilt, 1e-3)  # a relative error w of delta is an error w / t of epsilon
-    grids, around = budget.refined(at, error).discretised(at, error, upper=upper)
-    return compose(grids, around).delta(epsilon, upper=upper)
+    bounds: list[float] = []
+    for attempt in range(_ATTEMPTS):
+        at = saddle_for_epsilon(budget.moments, epsilon)
+        error = width / max(at.tilt, 1e-3) / 4**attempt  # a relative error w of delta is an error w / t of epsilon
+        grids, around = budget.refined(at, error).discretised(at, error, upper=upper)
+        composed = compose(grids, around)
+        bounds.append(composed.delta(epsilon, upper=upper))
+        if composed.delta(epsilon, upper=True) <= (1 + 2 * width) * composed.delta(epsilon, upper=False):
+            break  # the window did not cost more than the grid
+        budget = _Budget(parts, min(budget.delta, max(bounds[-1], 1e-260)), budget.share / 1000)
+    return min(bounds) if upper else max(bounds)
 
 
 def _infinite(parts: Parts) -> float:
-    return -math.expm1(sum(n * math.log1p(-min(curve.infinite, 1 - 1e-16)) for curve, n in parts))
+    return abs(math.expm1(sum(n * math.log1p(-min(curve.infinite, 1 - 1e-16)) for curve, n in parts)))
+
+
+def _largest_loss(parts: Parts) -> float:
+    """No finite loss is larger, so beyond it delta is the mass at infinity."""
+    return sum(n * curve.support[1] for curve, n in parts) * (1 + 1e-12)
 
 
 def _is_single(parts: Parts) -> bool:
@@ -158,13 +172,22 @@ class _Budget:
         around = window(self.moments, at, self.share)
         cells = CELLS if upper or _smooth(self.parts) else CELLS_DOWN
         width = around.high - around.low
-        step = max(_step(self.parts, at, error, upper=upper), width / cells)
+        step = max(_step(self.parts, at, error, upper=upper), width / cells, self.moments.longest / cells)
         if not upper and _smooth(
             self.parts
         ):  # tangents need a few cells between zero and the end of the support at which the losses crowd
             step = min(step, max(0.3 * _nearest_end(self.parts), width / 2**17))
         make: Callable[[Curve, float, float, float], Masses] = connect_the_dots if upper else from_below
-        return [(make(curve, step, self.tail, at.tilt), n) for curve, n in self.parts], around
+        grids = [(make(curve, step, self.tail, at.tilt), n) for curve, n in self.parts]
+        return grids, _widened(around, grids, step)
+
+
+def _widened(around: Window, grids: list[Part], step: float) -> Window:
+    """All losses, where that costs little: then nothing is lost or re-enters. Few steps need it, for which Chernoff is poor."""
+    least, most = range_of(grids)
+    if (most - least) / step > max(_FEW_CELLS, 2 * (around.high - around.low) / step):
+        return around
+    return replace(around, low=least - 2 * step, high=most + 4 * step)
 
 
 def _step(parts: Parts, at: Saddle, error: float, *, upper: bool) -> float:
