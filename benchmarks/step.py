@@ -94,17 +94,15 @@ def opacus(mode: str) -> Callable[[Case, nn.Module, tuple[Tensor, Tensor]], Step
         def step() -> None:
             optimizer.zero_grad()
             output = model(batch[0])
-            (criterion(_ghost_shape(output), _ghost_shape(batch[1])) if ghost else criterion(output, batch[1])).backward()
+            if ghost and output.dim() == 3:  # one loss per sequence, as in hushgrad's capture
+                criterion(output.flatten(0, 1), batch[1].flatten(), shape=output.shape).backward()
+            else:
+                criterion(output, batch[1]).backward()
             optimizer.step()
 
         return step
 
     return make
-
-
-def _ghost_shape(t: Tensor) -> Tensor:
-    """Opacus ghost wants (B, classes, T) and (B, T)."""
-    return t.transpose(1, 2) if t.dim() == 3 else t
 
 
 IMPLEMENTATIONS: dict[str, Callable[[Case, nn.Module, tuple[Tensor, Tensor]], Step]] = {

@@ -53,7 +53,8 @@ class Linear(Rule):
         if "weight" in record.names:
             norms["weight"] = self._sq_norm_of_weight(record, x, g)
         if "bias" in record.names:
-            norms["bias"] = sq_norm(g.sum(1))
+            record.kept["bias"] = g.sum(1)  # small; with the weight's kept too, x and g are released
+            norms["bias"] = sq_norm(record.kept["bias"])
         return norms
 
     def _sq_norm_of_weight(self, record: Record, x: Tensor, g: Tensor) -> Tensor:
