@@ -217,6 +217,78 @@ def test_a_module_that_returns_its_own_parameter(whole):
     check_rule(Net, torch.randn(5, 3, 4))
 
 
+# Dropout inside a layer --------------------------------------------------------------------------------------------------------
+
+
+class Heads(nn.Module):
+    """Attention with its own dropout between two dropout layers, in each layout."""
+
+    def __init__(self, weights, **options):
+        super().__init__()
+        self.weights, self.drop, self.attend = weights, nn.Dropout(0.2), nn.MultiheadAttention(4, 2, dropout=0.3, **options)
+
+    def forward(self, x):
+        swap = (lambda t: t) if self.attend.batch_first else (lambda t: t.transpose(0, 1))
+        h = swap(self.drop(x))
+        return self.drop(swap(self.attend(h, h, h, need_weights=self.weights)[0]))
+
+
+def stacked(kind, packed, **options):
+    class Stacked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = kind(4, 3, num_layers=3, dropout=0.4, **options)
+
+        def forward(self, x):
+            first = self.layer.batch_first
+            if packed:
+                lengths = torch.arange(len(x)) % x.shape[1] + 1
+                x = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+                state = self.layer(x)[1]
+                return (state[0] if isinstance(state, tuple) else state).transpose(0, 1)
+            out = self.layer(x if first else x.transpose(0, 1))[0]
+            return out if first else out.transpose(0, 1)
+
+    return Stacked
+
+
+def with_the_same_draws(model, x, seed):
+    """Per-example gradients of one and the same random forward, example by example."""
+    rows = []
+    for i in range(len(x)):
+        torch.manual_seed(seed)
+        rows.append(torch.autograd.grad(sum_of_sines(model(x)[i]), list(model.parameters())))
+    names = [name for name, _ in model.named_parameters()]
+    return {name: torch.stack(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+@pytest.mark.parametrize("size", [(5, 3), (6, 40)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Encoder(0.3).layers.layers[0],
+        lambda: Heads(True, batch_first=True),
+        lambda: Heads(False, batch_first=True),
+        lambda: Heads(False),
+        lambda: Heads(True, add_bias_kv=True, add_zero_attn=True),
+        stacked(nn.LSTM, False),
+        stacked(nn.GRU, False, batch_first=True, bidirectional=True),
+        stacked(nn.LSTM, True, proj_size=2),
+        stacked(nn.RNN, True, bidirectional=True),
+    ],
+)
+def test_dropout_inside_a_layer_is_drawn_again(make, size):
+    model = make().double()
+    x = torch.randn(*size, 8 if isinstance(model, nn.TransformerEncoderLayer) else 4).double()
+    rows = with_the_same_draws(model, x, 3)
+    capture = attached(model)
+    torch.manual_seed(3)
+    sum_of_sines(model(x)).backward()
+    state = torch.get_rng_state()
+    agrees(capture.collect(Flat(CLIP)), rows)
+    assert torch.equal(state, torch.get_rng_state())
+
+
 # Adapters --------------------------------------------------------------------------------------------------------------------
 
 
@@ -296,7 +368,6 @@ def test_spectral_norm_is_exact_with_fixed_vectors_and_refused_otherwise():
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (nn.LSTM(3, 4, num_layers=2, dropout=0.1), "dropout"),
         (nn.EmbeddingBag(5, 3, mode="max"), "mode"),
         (nn.EmbeddingBag(5, 3, max_norm=1.0), "max_norm"),
         (nn.EmbeddingBag(5, 3, scale_grad_by_freq=True), "scale_grad_by_freq"),

@@ -77,7 +77,7 @@ class Record:
     (the inputs and gradients are then no longer needed and may be released with :meth:`release`).
     """
 
-    __slots__ = ("args", "grads", "kept", "kwargs", "module", "names")
+    __slots__ = ("args", "grads", "kept", "kwargs", "memory", "module", "names")
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class Record:
     ) -> None:
         self.module, self.names, self.args, self.kwargs, self.grads = module, names, args, kwargs, grads
         self.kept: dict[str, Tensor] = {}
+        self.memory: Any = None  # what the rule noted before the call
 
     @property
     def x(self) -> Tensor:
@@ -144,6 +145,10 @@ class Rule(ABC):
 
     def check(self, module: nn.Module) -> str | None:
         """Why this module cannot be clipped per example, with the remedy; None if it can (the default)."""
+        return None
+
+    def remember(self, module: nn.Module) -> Any:
+        """What must be noted before a call (the random state); it comes back as ``record.memory``. Default: nothing."""
         return None
 
     def examples(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:

@@ -27,10 +27,10 @@ __all__ = ["Call", "Site"]
 class Call:
     """One call of a captured module; it becomes part of its batch when a gradient comes back to it."""
 
-    __slots__ = ("args", "batch", "kwargs", "record", "site", "sq_norms", "tasks", "versions")
+    __slots__ = ("args", "batch", "kwargs", "memory", "record", "site", "sq_norms", "tasks", "versions")
 
-    def __init__(self, site: Site, batch: Batch, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.site, self.batch, self.args, self.kwargs = site, batch, args, kwargs
+    def __init__(self, site: Site, batch: Batch, args: tuple[Any, ...], kwargs: Mapping[str, Any], memory: Any) -> None:
+        self.site, self.batch, self.args, self.kwargs, self.memory = site, batch, args, kwargs, memory
         self.versions = _versions(args, kwargs)
         self.record: Record | None = None
         self.sq_norms: dict[str, Tensor] | None = None
@@ -67,6 +67,7 @@ class Call:
         args = tuple(site.ready(a) for a in self.args)
         kwargs = {key: site.ready(value) for key, value in self.kwargs.items()} if self.kwargs else self.kwargs
         self.record = Record(site.module, site.names, args, kwargs, grads)
+        self.record.memory = self.memory
         self.args, self.kwargs, self.versions = (), {}, _versions(args, kwargs)
         self.batch.calls.append(self)
 
@@ -120,7 +121,8 @@ class Site:
         self.names, self.params = tuple(params), list(params.values())
         dtype = self.params[0].dtype
         self.dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype  # norms and sums need the bits
-        self._off: list[list[nn.Parameter] | None] = []  # a stack: a module may call itself
+        # A stack, for a module may call itself: the parameters that were turned off, and what the rule noted.
+        self._off: list[tuple[list[nn.Parameter], Any] | None] = []
 
     def hooks(self) -> list[Any]:
         """Attach; the handles to detach with."""
@@ -136,28 +138,29 @@ class Site:
         off = [p for p in self.params if p.requires_grad]  # those that an outer call has not already turned off
         for p in off:
             p.requires_grad = False
-        self._off.append(off)
+        self._off.append((off, self.rule.remember(module)))
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        off = self._off.pop() if self._off else None  # empty: somebody's pre-hook raised before ours was called
-        if off is None:
+        noted = self._off.pop() if self._off else None  # empty: somebody's pre-hook raised before ours was called
+        if noted is None:
             return None
+        off, memory = noted
         for p in off:
             p.requires_grad = True
-        return None if output is None else self._watch(args, kwargs, output)  # None: the forward raised
+        return None if output is None else self._watch(args, kwargs, output, memory)  # None: the forward raised
 
     def restore(self) -> None:
         """Give back what a forward that was interrupted between the hooks (Ctrl-C) left turned off."""
-        for off in self._off:
-            for p in off or ():
+        for noted in self._off:
+            for p in noted[0] if noted else ():
                 p.requires_grad = True
         self._off.clear()
 
-    def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, memory: Any) -> Any:
         """Wait for the gradient of this call's output."""
         count = self.rule.examples(self.module, args, kwargs)
         batch = self.tape.batch_of(count, shared=count is None or self.rule.shared(count, args, kwargs))
-        call = Call(self, batch, args, kwargs)
+        call = Call(self, batch, args, kwargs, memory)
         if isinstance(output, Tensor):
             return self._watch_one(call, output, count)
         if count is not None and count != batch.examples:

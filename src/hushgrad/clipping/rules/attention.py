@@ -34,15 +34,20 @@ class Attention(OuterProducts):
     subtree = True  # it uses out_proj's parameters without calling out_proj
 
     def check(self, module: nn.Module) -> str | None:
-        """Dropout of attention weights cannot be repeated; a replaced ``out_proj`` computes something else."""
+        """Dropout of attention weights can be repeated on a CPU only; a replaced ``out_proj`` computes something else."""
         assert isinstance(module, nn.MultiheadAttention)
-        if module.dropout > 0:
+        if module.dropout > 0 and module.out_proj.weight.device.type != "cpu":
             return (
-                "its dropout of attention weights is drawn inside the layer and cannot be repeated. Set its attribute dropout = 0.0 "
-                "(nn.Dropout elsewhere in the model may stay)"
+                "its dropout of attention weights is drawn inside a fused kernel and cannot be repeated. Set its attribute "
+                "dropout = 0.0 (nn.Dropout elsewhere in the model may stay)"
             )
         others = {name for name, p in module.named_parameters() if p.requires_grad} - {*_IN, "out_proj.weight", "out_proj.bias"}
         return f"its {min(others)} is not a parameter of torch's own layer. Leave out_proj as it is" if others else None
+
+    def remember(self, module: nn.Module) -> Any:
+        """The random state before the call, from which the same attention weights can be dropped once more."""
+        layer: Any = module
+        return torch.get_rng_state() if layer.training and layer.dropout > 0 else None
 
     def examples(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """The batch dimension is the second, unless ``batch_first``."""
@@ -86,6 +91,7 @@ class Attention(OuterProducts):
             key=query if call.key is call.query else key,
             value=query if call.value is call.query else value,
             mask=call.mask if call.mask is None or len(call.mask) == 1 else call.mask[index],
+            keep=None if call.keep is None else call.keep[index],
             grads=tuple(None if g is None else g[index] for g in call.grads),
         )
         return Record(record.module, record.names, (chosen,), {}, ())
@@ -98,6 +104,7 @@ class _Call(NamedTuple):
     key: Tensor
     value: Tensor
     mask: Tensor | None  # (B or 1, heads or 1, L or 1, S), added to the scores
+    keep: Tensor | None  # (B, heads, L, S): what dropout multiplies the attention weights by
     average: bool
     grads: tuple[Tensor | None, ...]  # of the output (B, L, E) and, if asked for, of the attention weights
 
@@ -121,7 +128,18 @@ def _read(record: Record) -> _Call:
     query = query.detach()
     key = query if given["key"] is given["query"] else key.detach()
     value = query if given["value"] is given["query"] else value.detach()
-    return _Call(query, key, value, mask, given["average_attn_weights"], (first, *rest))
+    return _Call(query, key, value, mask, _keep(record, query, key), given["average_attn_weights"], (first, *rest))
+
+
+def _keep(record: Record, query: Tensor, key: Tensor) -> Tensor | None:
+    """The factors of the forward's dropout, drawn again: torch draws them for all weights at once, and nothing before them."""
+    if record.memory is None:
+        return None
+    module: Any = record.module
+    keys = key.shape[1] + (module.bias_k is not None) + module.add_zero_attn
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(record.memory)
+        return F.dropout(query.new_ones(len(query), module.num_heads, query.shape[1], keys), module.dropout)
 
 
 def _mask(module: Any, given: dict[str, Any], query: Tensor, key: Tensor) -> Tensor | None:
@@ -177,4 +195,6 @@ def _attend(layer: _Layer, call: _Call, q: Tensor, k: Tensor, v: Tensor) -> tupl
     if call.mask is not None:
         scores = scores + F.pad(call.mask, (0, scores.shape[3] - call.mask.shape[3]))  # further keys are never masked
     attention = scores.softmax(3)
+    if call.keep is not None:
+        attention = attention * call.keep
     return (attention @ v).transpose(1, 2).flatten(2), attention

@@ -35,14 +35,19 @@ class Recurrent(OuterProducts):
     """One repetition of the recurrence gives the gradients at the gates; the rest are outer products."""
 
     def check(self, module: nn.Module) -> str | None:
-        """Dropout between the layers cannot be repeated."""
+        """Dropout between the layers can be repeated on a CPU only."""
         assert isinstance(module, nn.RNNBase)
-        if module.dropout > 0 and module.num_layers > 1:
+        if module.dropout > 0 and module.num_layers > 1 and next(module.parameters()).device.type != "cpu":
             return (
-                "its dropout between layers is drawn inside the layer and cannot be repeated. Use dropout=0, or one layer after "
+                "its dropout between layers is drawn inside a fused kernel and cannot be repeated. Use dropout=0, or one layer after "
                 "another with nn.Dropout in between"
             )
         return None
+
+    def remember(self, module: nn.Module) -> Any:
+        """The random state before the call, from which the same dropout between the layers can be drawn once more."""
+        layer: Any = module
+        return torch.get_rng_state() if layer.training and layer.dropout > 0 and layer.num_layers > 1 else None
 
     def examples(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """The batch dimension is the second, unless ``batch_first``; packed sequences know their number."""
@@ -72,6 +77,7 @@ class Recurrent(OuterProducts):
             s.x[index],
             None if s.active is None else s.active[index],
             tuple(h[:, index] for h in s.state),
+            [k[index] for k in s.keep],
             (
                 None if s.grads[0] is None else s.grads[0][index],
                 *(None if g is None else g[:, index] for g in s.grads[1:]),
@@ -86,6 +92,7 @@ class _Sequence(NamedTuple):
     x: Tensor  # (B, T, d)
     active: Tensor | None  # (B, T) or None: everywhere
     state: tuple[Tensor, ...]  # h_0, or (h_0, c_0): (layers * directions, B, size)
+    keep: list[Tensor]  # what dropout multiplies each layer's output by, except the last; empty: no dropout
     grads: tuple[Tensor | None, ...]  # of the output (B, T, size) and of the final states
 
 
@@ -96,6 +103,7 @@ def _read(record: Record) -> _Sequence:
     x, hx = [*record.args, *record.kwargs.values(), None][:2]
     first, *rest = record.grads
     active, dtype = None, next(g.dtype for g in record.grads if g is not None)
+    keep = _keep(record, x, dtype)
     if isinstance(x, PackedSequence):
         packed, (x, lengths) = x, pad_packed_sequence(x, batch_first=True)
         active = torch.arange(x.shape[1]) < lengths.unsqueeze(1)
@@ -107,7 +115,23 @@ def _read(record: Record) -> _Sequence:
         )
     elif not module.batch_first:
         x, first = x.transpose(0, 1), None if first is None else first.transpose(0, 1)
-    return _Sequence(x.detach().to(dtype), active, _state(module, hx, x, dtype), (first, *rest))
+    return _Sequence(x.detach().to(dtype), active, _state(module, hx, x, dtype), keep, (first, *rest))
+
+
+def _keep(record: Record, x: Any, dtype: torch.dtype) -> list[Tensor]:
+    """The factors of the forward's dropout, drawn again: one draw for each layer but the last, with time first."""
+    if record.memory is None:
+        return []
+    module: Any = record.module
+    width = (module.proj_size or module.hidden_size) * (2 if module.bidirectional else 1)
+    packed = isinstance(x, PackedSequence)
+    rows = x.data.shape[:1] if packed else (x.transpose(0, 1) if module.batch_first else x).shape[:2]
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(record.memory)
+        drawn = [F.dropout(torch.ones(*rows, width, dtype=dtype), module.dropout) for _ in range(module.num_layers - 1)]
+    if packed:
+        return [pad_packed_sequence(x._replace(data=keep), batch_first=True)[0] for keep in drawn]
+    return [keep.transpose(0, 1) for keep in drawn]
 
 
 def _state(module: Any, hx: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -138,6 +162,8 @@ class _Run:
                 finals.append(cell.state)
                 self.cells.append(cell)
             x = torch.cat(outs, 2)
+            if k < len(sequence.keep):
+                x = x * sequence.keep[k]
         self.outputs = [x, *(torch.stack(states) for states in zip(*finals, strict=True))]
 
 
