@@ -1,0 +1,139 @@
+"""``hushgrad plan``: which mechanism, noise and sampling are best for a budget, with reasons."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from hushgrad.cli._parser import Parser, UsageError, print_json
+
+if TYPE_CHECKING:
+    from hushgrad.planner import Comparison
+
+__all__ = ["run"]
+
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "plan",
+        "Compare mechanisms under a privacy budget, best first: DP-SGD with amplification, banded noise with cyclic sampling,\n"
+        "BLT, trees and others over a fixed order. Uses public numbers only and costs no privacy.",
+        example="hushgrad plan --epsilon 2 --delta 1e-6 --dataset-size 60000 --batch-size 600 --epochs 20 --parameters 1e6",
+    )
+    parser.add_argument("--epsilon", type=float, required=True, help="the budget")
+    parser.add_argument("--delta", type=float, required=True, help="the probability that is left out of the promise")
+    parser.add_argument("--dataset-size", type=_count, required=True, metavar="N", help="public number of records")
+    parser.add_argument("--batch-size", type=_count, metavar="B", help="default: the power of two nearest to sqrt(N)")
+    parser.add_argument("--epochs", type=float, help="passes over the data; or --steps")
+    parser.add_argument("--steps", type=_count, help="steps instead of epochs")
+    parser.add_argument("--parameters", type=_count, metavar="P", help="parameters of the model, to say what noise state takes")
+    parser.add_argument("--memory", type=_bytes, metavar="BYTES", help="limit of the noise state; 500M and 2Gi are understood")
+    parser.add_argument("--no-sampling", action="store_true", help="batches cannot be random and secret")
+    parser.add_argument("--relation", default="add_remove", help="add_remove, replace_one or zero_out")
+    parser.add_argument("--max-grad-norm", type=float, default=1.0, metavar="C", help="clip norm (default 1)")
+    parser.add_argument("--momentum", type=float, default=0.0, help="judge by SGD with this momentum")
+    parser.add_argument("--tune-bands", action="store_true", help="optimise banded noise for SGD's iterates")
+    parser.add_argument("--save", metavar="PATH", help="write the best plan as JSON")
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Answer; see ``hushgrad plan --help``."""
+    options = _parser().parse(words)
+    from hushgrad.noise.workload import SGDWorkload
+    from hushgrad.planner import compare
+
+    found = compare(
+        epsilon=options.epsilon,
+        delta=options.delta,
+        dataset_size=options.dataset_size,
+        batch_size=options.batch_size,
+        epochs=options.epochs,
+        steps=options.steps,
+        parameters=options.parameters,
+        memory=options.memory,
+        sampling_allowed=not options.no_sampling,
+        max_grad_norm=options.max_grad_norm,
+        workload=SGDWorkload(momentum=options.momentum) if options.momentum else None,
+        relation=options.relation,
+        tune_bands=options.tune_bands,
+    )
+    if options.save:
+        _save(options.save, found[0].plan.to_json())
+    if options.json:
+        print_json(found.to_json())
+    else:
+        _print(found, options)
+    return 0
+
+
+def _print(found: Comparison, options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    question = found.question
+    console = Console(highlight=False)
+    title = f"epsilon {question.epsilon:g}, delta {question.delta:g}, {question.dataset_size} records, batches of {question.size}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    table.add_column("plan", no_wrap=True)
+    for name in ("noise", "rmse", "error", "state", "work"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for place, one in enumerate(found, 1):
+        state = f"{one.state}/param" if one.state_bytes is None else _human(one.state_bytes)
+        cells = (f"{one.noise_multiplier:.4g}", f"{one.rmse:.4g}", f"x{one.relative:.3f}", state, f"{one.work:.4g}")
+        table.add_row(str(place), one.name, *cells, style="bold" if place == 1 else None)
+    console.print(table)
+    console.print("noise: multiplier of the clip norm; rmse: of the optimiser's sums; work: rows of noise per step.\n")
+    for place, one in enumerate(found, 1):
+        console.print(f"{place}. {one.name}: {one.reason}")
+    if found.dropped:
+        console.print("\nNot ranked:")
+    for dropped in found.dropped:
+        console.print(f"- {dropped.name}: {dropped.reason}")
+    if options.save:
+        console.print(f"The best plan is in {options.save}.")
+
+
+def _save(path: str, plan: dict[str, Any]) -> None:
+    import json
+    from pathlib import Path
+
+    try:
+        Path(path).write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"Cannot save the plan to {path}: {error}.") from None
+
+
+def _count(text: str) -> int:
+    """A whole number; 1e6 is one."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value.is_integer() or value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+    return int(value)
+
+
+def _bytes(text: str) -> float:
+    """A number of bytes, with a unit or without."""
+    body = text.strip().lower().removesuffix("b")
+    digits = body.rstrip("kmgi")
+    try:
+        value = float(digits) * _UNITS.get(body[len(digits) :], 0 if body != digits else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf") or (value == 0 and float(digits or 1) != 0):
+        raise argparse.ArgumentTypeError(f"expected bytes such as 1000000, 500M or 2Gi, got {text!r}")
+    return value
+
+
+def _human(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

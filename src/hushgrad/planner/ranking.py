@@ -1,0 +1,215 @@
+"""compare and plan_for: the candidates of a question, ranked by their predicted error."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from hushgrad.errors import ArgumentError, NoTheorem
+from hushgrad.events import Relation
+from hushgrad.noise.workload import AnyWorkload
+from hushgrad.planner.candidates import Proposal, Skipped, proposals
+from hushgrad.planner.question import Question
+from hushgrad.train.plan import Plan
+
+__all__ = ["Candidate", "Comparison", "Dropped", "answer", "compare", "plan_for"]
+
+_FLOAT = 4  # bytes of a number of noise state: parameters are float32 unless somebody changes them
+_WORTH = 1e-3  # a larger member of a family has to be better by this much to be worth its state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A calibrated plan with what the planner knows about it.
+
+    | field | meaning |
+    |---|---|
+    | ``rmse`` | noise multiplier x error of the workload per unit noise: the rms noise in the sums A G at clip norm 1 |
+    | ``relative`` | rmse per step, divided by that of the best candidate (1 for the best) |
+    | ``gap`` | how far above the best possible rmse for this fixed order at most; None where sampling amplifies (no bound known) |
+    | ``state`` | numbers of noise state per model parameter |
+    | ``state_bytes`` | the same in bytes, if the number of parameters is known |
+    | ``work`` | rows of noise drawn or combined in an average step; 1 for independent noise |
+    """
+
+    name: str
+    plan: Plan
+    rmse: float
+    relative: float
+    gap: float | None
+    state: int
+    state_bytes: int | None
+    work: float
+    reason: str
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The calibrated noise, in units of the clip norm."""
+        assert self.plan.noise_multiplier is not None
+        return self.plan.noise_multiplier
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, the plan included."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "plan"}
+        return {**fields, "noise_multiplier": self.noise_multiplier, "plan": self.plan.to_json()}
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A mechanism that was not ranked, and why."""
+
+    name: str
+    reason: str
+
+
+class Comparison(list[Candidate]):
+    """Candidates, best first; ``dropped`` says which mechanisms were left out, and why."""
+
+    def __init__(self, question: Question, candidates: Iterable[Candidate], dropped: Iterable[Dropped]) -> None:
+        super().__init__(candidates)
+        self.question = question
+        self.dropped = tuple(dropped)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "candidates": [candidate.to_json() for candidate in self],
+            "dropped": [vars(dropped) for dropped in self.dropped],
+        }
+
+
+def compare(
+    *,
+    epsilon: float,
+    delta: float,
+    dataset_size: int,
+    batch_size: int | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    parameters: int | None = None,
+    memory: float | None = None,
+    sampling_allowed: bool = True,
+    max_grad_norm: float = 1.0,
+    workload: AnyWorkload = None,
+    relation: Relation | str = Relation.ADD_REMOVE,
+    unit: str = "example",
+    tune_bands: bool = False,
+) -> Comparison:
+    r"""All mechanisms under one budget, best first: predicted error, memory, work, and a reason in one sentence.
+
+    The predicted error is sigma ||A C⁻¹||_F / sqrt(n): the calibrated noise times the workload's error per unit noise
+    (Denisov et al. 2022, section 2). It does not see clipping or the loss: it ranks mechanisms at equal batches and steps.
+
+    **Formal guarantee.** Every plan that is returned satisfies (``epsilon``, ``delta``)-DP under ``relation``; the choice uses
+    public numbers only and costs nothing.
+
+        >>> found = compare(epsilon=8.0, delta=1e-6, dataset_size=2000, batch_size=100, epochs=5)
+        >>> found[0].relative, found[0].rmse <= found[-1].rmse
+        (1.0, True)
+    """
+    return answer(Question(**{**locals(), "relation": Relation.of(relation)}))
+
+
+def plan_for(
+    *,
+    epsilon: float,
+    delta: float,
+    dataset_size: int,
+    batch_size: int | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    parameters: int | None = None,
+    memory: float | None = None,
+    sampling_allowed: bool = True,
+    max_grad_norm: float = 1.0,
+    workload: AnyWorkload = None,
+    relation: Relation | str = Relation.ADD_REMOVE,
+    unit: str = "example",
+    tune_bands: bool = False,
+) -> list[Plan]:
+    """Calibrated plans for a budget, best first: the plans of :func:`compare`, whose arguments these are.
+
+    >>> plans = plan_for(epsilon=0.5, delta=1e-6, dataset_size=2000, batch_size=100, epochs=5)
+    >>> print(plans[0].participation, type(plans[0].noise).__name__)
+    Poisson(0.05) Independent
+    """
+    return [candidate.plan for candidate in answer(Question(**{**locals(), "relation": Relation.of(relation)}))]
+
+
+def answer(question: Question) -> Comparison:
+    """The comparison that answers ``question``."""
+    scored: list[Candidate] = []
+    dropped: list[Dropped] = []
+    for proposal in proposals(question):
+        found = _scored(question, proposal, scored)
+        if isinstance(found, Dropped):
+            dropped.append(found)
+        else:
+            scored.append(found)
+    if not scored:
+        raise ArgumentError("Expected a question that some mechanism can answer. " + " ".join(d.reason for d in dropped))
+    scored.sort(key=_per_step)
+    best = _per_step(scored[0])
+    return Comparison(question, [_placed(candidate, best) for candidate in scored], dropped)
+
+
+def _per_step(candidate: Candidate) -> float:
+    """Noise relative to the way that the optimiser goes: plans may differ in steps by a short last batch."""
+    return candidate.rmse / candidate.plan.steps
+
+
+def _scored(question: Question, proposal: Proposal | Skipped, earlier: list[Candidate]) -> Candidate | Dropped:
+    if isinstance(proposal, Skipped):
+        return Dropped(proposal.name, proposal.why)
+    try:
+        plan = proposal.make()
+        state = plan.noise.state_size(steps=plan.steps)
+        bytes_ = None if question.parameters is None else state * question.parameters * _FLOAT
+        if question.memory is not None and bytes_ is not None and bytes_ > question.memory:
+            return Dropped(proposal.name, f"Its noise state takes {bytes_:.3g} bytes; {question.memory:.3g} are allowed.")
+        plan = _calibrated(plan, question.epsilon)
+    except NoTheorem as error:
+        return Dropped(proposal.name, str(error))
+    assert plan.noise_multiplier is not None
+    rmse = plan.noise_multiplier * plan.noise.unit_error(steps=plan.steps, workload=question.workload)[0]
+    for other in earlier:
+        if proposal.family and other.name.startswith(proposal.family) and rmse > (1 - _WORTH) * other.rmse:
+            return Dropped(proposal.name, f"It is no better than {other.name}, which keeps less.")
+    return Candidate(
+        name=proposal.name,
+        plan=plan,
+        rmse=rmse,
+        relative=1.0,
+        gap=_gap(plan, question.workload),
+        state=state,
+        state_bytes=bytes_,
+        work=proposal.work,
+        reason=proposal.why,
+    )
+
+
+def _gap(plan: Plan, workload: AnyWorkload) -> float | None:
+    """Distance to the certified bound, which is known for an order that is fixed, not for one that amplifies."""
+    from hushgrad.sampling import RoundRobin
+
+    if not isinstance(plan.sampler, RoundRobin):
+        return None
+    return plan.noise.error(steps=plan.steps, participation=plan.participation, workload=workload).gap
+
+
+def _placed(candidate: Candidate, best: float) -> Candidate:
+    relative = _per_step(candidate) / best
+    words = [candidate.reason]
+    if candidate.gap is not None:
+        words.append(f"At most {candidate.gap:.1%} above the best possible for this order.")
+    words.append("Least predicted error here." if relative == 1 else f"{relative - 1:.1%} more error than the best.")
+    return dataclasses.replace(candidate, relative=relative, reason=" ".join(words))
+
+
+@lru_cache(maxsize=256)
+def _calibrated(plan: Plan, epsilon: float) -> Plan:
+    # Sweeps ask the same question again and again, and this is what takes the time.
+    return plan.calibrated(epsilon=epsilon)
