@@ -1,1 +1,42 @@
-"""Audit: an epsilon that has been attacked."""
+"""Audit: an epsilon that has been attacked.
+
+An audit bounds the true epsilon from below. Beside the claimed upper bound it shows that the code does what the theorem says;
+it never proves privacy.
+"""
+
+from __future__ import annotations
+
+from hushgrad.audit.auditor import Auditor
+from hushgrad.audit.bounds import (
+    ErrorRates,
+    curve_gap,
+    epsilon_clopper_pearson,
+    epsilon_gaussian,
+    error_rates,
+    grid_rates,
+    split_rates,
+)
+from hushgrad.audit.canaries import Canaries
+from hushgrad.audit.checks import Check
+from hushgrad.audit.one_run import epsilon_one_run, epsilon_one_run_fdp
+from hushgrad.audit.report import AuditReport, LowerBound
+from hushgrad.clipping import isolation, self_check
+
+__all__ = [
+    "AuditReport",
+    "Auditor",
+    "Canaries",
+    "Check",
+    "ErrorRates",
+    "LowerBound",
+    "curve_gap",
+    "epsilon_clopper_pearson",
+    "epsilon_gaussian",
+    "epsilon_one_run",
+    "epsilon_one_run_fdp",
+    "error_rates",
+    "grid_rates",
+    "isolation",
+    "self_check",
+    "split_rates",
+]

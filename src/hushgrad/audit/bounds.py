@@ -29,7 +29,8 @@ from scipy.special import ndtri
 from scipy.stats import beta
 
 from hushgrad import _check
-from hushgrad.accounting import gaussian_epsilon, trade_off
+from hushgrad.accounting import gaussian_epsilon
+from hushgrad.audit.curve import ClaimedCurve
 from hushgrad.events import Event, Relation
 
 __all__ = [
@@ -44,7 +45,7 @@ __all__ = [
     "split_rates",
 ]
 
-Curve = Callable[[float], float]
+Curve = Callable[[float], float | np.ndarray]
 """A trade-off curve: from a false-alarm rate to the least miss rate."""
 
 
@@ -175,8 +176,8 @@ def curve_gap(rates: ErrorRates, claimed: Event | Curve, *, relation: Relation |
     Reference: Dong, Roth and Su 2022, definition 2.3.
     """
     a = rates.false_alarms_up
-    allowed = trade_off(claimed, [a], relation=relation)[0] if isinstance(claimed, Event) else claimed(a)
-    return float(allowed) - rates.misses_up
+    curve = ClaimedCurve(claimed, relation=relation) if isinstance(claimed, Event) else claimed
+    return float(curve(a)) - rates.misses_up
 
 
 def _scores(**argument: ArrayLike) -> np.ndarray:

@@ -1,0 +1,112 @@
+"""The report of an audit: the claim, what was bounded from below beside it, and a verdict. A frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hushgrad import _check
+from hushgrad.audit.bounds import ErrorRates
+from hushgrad.audit.checks import Check, _Finding
+from hushgrad.errors import ArgumentError
+from hushgrad.events import Gaussian, Repeat
+from hushgrad.guarantee import Guarantee
+
+__all__ = ["AuditReport", "LowerBound"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowerBound(_Finding):
+    """With ``confidence``, epsilon at the claim's delta is at least this, if ``assumption`` holds."""
+
+    method: str
+    epsilon: float
+    confidence: float
+    assumption: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditReport(_Finding):
+    """What an audit found. ``str()`` is one honest sentence; an audit that finds nothing proves nothing.
+
+    ``claimed`` is the guarantee of the audited steps. ``rates`` are the attack's errors at the ``threshold`` fixed beforehand, with
+    upper bounds at the gate's confidence; ``gap`` is how far that point lies below the claimed trade-off curve (``curve``: pairs
+    of false-alarm and miss rates), so a positive one refutes. ``checks`` are the white-box ones.
+    """
+
+    claimed: Guarantee
+    lower_bounds: tuple[LowerBound, ...]
+    confidence: float
+    verdict: str
+    refuted_by: tuple[str, ...]
+    checks: tuple[Check, ...]
+    steps: int
+    canaries: int
+    threshold: float
+    false_alarms: float
+    misses: float
+    false_alarms_up: float
+    misses_up: float
+    gap: float
+    scores_in: tuple[float, ...]
+    scores_out: tuple[float, ...]
+    curve: tuple[tuple[float, float], ...]
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check.one_of(("refuted", "not refuted"), verdict=self.verdict)
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the claim is false, at the stated confidence."""
+        return self.verdict == "refuted"
+
+    @property
+    def lower_bound(self) -> float:
+        """The largest of the lower bounds on epsilon. Each holds with ``confidence``; look at its assumption."""
+        return max((bound.epsilon for bound in self.lower_bounds), default=0.0)
+
+    @property
+    def rates(self) -> ErrorRates:
+        """The attack's errors and their upper bounds."""
+        return ErrorRates(
+            threshold=self.threshold,
+            false_alarms=self.false_alarms,
+            misses=self.misses,
+            false_alarms_up=self.false_alarms_up,
+            misses_up=self.misses_up,
+            confidence=self.confidence,
+        )
+
+    @property
+    def bound_is_exact(self) -> bool:
+        """Whether the claimed curve is a Gaussian one, so that the Gaussian bounds assume nothing that is not claimed."""
+        event = self.claimed.event
+        return isinstance(event.of if isinstance(event, Repeat) else event, Gaussian)
+
+    def bound(self, method: str) -> float:
+        """The lower bound of one method by its name."""
+        names = {bound.method: bound.epsilon for bound in self.lower_bounds}
+        return names[_check.one_of(tuple(names), method=method)]
+
+    def __str__(self) -> str:
+        claim = f"({self.claimed.epsilon:.3g}, {self.claimed.delta:g})-DP of {self.steps} steps ({self.claimed.event})"
+        found = f"{self.canaries} canaries bound epsilon from below by {self.lower_bound:.2f} at {self.confidence:.0%} confidence"
+        if self.refuted:
+            details = "; ".join(check.seen for check in self.checks if not check.passed)
+            return f"The claim {claim} is refuted by: {', '.join(self.refuted_by)}. {found.capitalize()}.{' ' * bool(details)}{details}"
+        return f"The claim {claim} is not refuted: {found}, and every check passed. This is no proof of privacy."
+
+    def summary(self) -> dict[str, Any]:
+        """The report without the single scores, as a JSON object."""
+        content = self.to_json()
+        return {key: value for key, value in content.items() if key not in ("scores_in", "scores_out", "curve")}
+
+    def plot(self, path: str | Path) -> None:
+        """Save a picture: the scores' histograms, and the attack's errors against the claimed trade-off curve."""
+        try:
+            from hushgrad.audit.picture import draw
+        except ImportError:
+            raise ArgumentError("A picture needs matplotlib. Install hushgrad[report].") from None
+        draw(self, path)
