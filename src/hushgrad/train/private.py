@@ -237,6 +237,8 @@ class Private:
                 )
             self._issued = _Issued(batch.examples, batch.units)
             self._capture.discard()
+        # Micro-batches are clipped as they come and their activations released; a whole batch needs no second buffer.
+        self._capture.fold_with(None if batch.part is None else self._release.clip)
         self._announce(batch.examples, batch.units)
 
     @contextmanager
@@ -313,6 +315,7 @@ class Private:
 
     def noise_state(self) -> dict[str, Any]:
         """The buffers of correlated noise (counts only, for independent noise): as secret as the key."""
+        self._release.settle(self.steps)
         return self._release.stream.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], *, key: bytes | None = None) -> None:

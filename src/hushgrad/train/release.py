@@ -41,8 +41,7 @@ class Release:
         """Start the noise of another key, from its first row."""
         self._key, self._source = key, Source(key=key.secret)
         self.stream = self._plan.noise.stream(self._source, steps=self._plan.steps)
-        self.stateless = self._plan.noise.state_size(steps=self._plan.steps) == 0
-        self._broken = False
+        self._ahead = False
 
     def use_clip(self, clip: Clipper) -> None:
         """Clip the next step with ``clip``: the plan's, or what adaptive clipping has moved it to."""
@@ -52,13 +51,14 @@ class Release:
         self.clip = clip
         self._max_grad_norm = clip.sensitivity(Relation.ADD_REMOVE)
         self._scale = multiplier * self._max_grad_norm / self._plan.batch_size
-        self._capture.fold_with(clip)  # micro-batches are clipped as they come, and their activations released
 
     def run(self, closure: Closure | None, announce: Callable[[], None]) -> Any:
         """Let ``closure`` do this step's passes, once for each point that the denoiser asks for; return its first result.
 
         The parameters are moved to each point and restored bit for bit. ``announce`` tells the capture what a pass is over.
         """
+        if closure is None and self._plan.denoise is None:
+            return None
         probes = self._probes()
         if closure is None:
             if probes != [Probe()]:
@@ -82,22 +82,17 @@ class Release:
 
         ``contributions`` is how many examples or units the issued batch has; None for a batch from elsewhere.
         """
-        if self._broken:
-            raise CaptureError(
-                "An earlier step was refused after its noise was drawn. Resume from a checkpoint, or start a new run."
-            )
-        drawn = self.stream.state_dict() if self.stateless else None
-        try:
-            buffers = self._noise(step)
-            clipped = self._capture.collect(self.clip, out=buffers, scale=1.0 / self._plan.batch_size)
-            _require_complete(step, clipped, buffers, contributions)
-        except BaseException:
-            self._undraw(drawn)
-            raise
+        self.settle(step)
+        self._ahead = True  # until this returns, the row of the step is drawn but not released
+        buffers = self._noise(step)
+        clipped = self._capture.collect(self.clip, out=buffers, scale=1.0 / self._plan.batch_size)
+        _require_complete(step, clipped, buffers, contributions)
         self._world.add_up(buffers.values())
         used = self._scale, self._max_grad_norm  # of this step, before an adaptive clip norm moves on
         self._adapt(step, clipped)
-        return self._denoised(buffers, step, learning_rate, *used), clipped._replace(raw_sums={})
+        grads = self._denoised(buffers, step, learning_rate, *used)
+        self._ahead = False
+        return grads, clipped._replace(raw_sums={})
 
     def _noise(self, step: int) -> dict[str, Tensor]:
         scale = self._scale / self._world.size  # every process draws the same row: W parts make one
@@ -113,18 +108,16 @@ class Release:
         noise = self._source.z(step, len(self._params), count, scale=clip.count_noise or 0.0)  # an index that no tensor has
         self.use_clip(clip.moved(float(count + noise)))
 
+    def settle(self, step: int) -> None:
+        """After a refused step: bring the stream back to row ``step``. Nothing was released, so its row may be drawn again."""
+        if self._ahead:
+            self.use_key(self._key)
+            self.replay(step)
+
     def replay(self, steps: int) -> None:
         """Draw the first ``steps`` rows once more and drop them: what a stream keeps follows from its key."""
         for step in range(steps):
             self._noise(step)
-
-    def _undraw(self, drawn: dict[str, Any] | None) -> None:
-        """A refused step released nothing, so its row may be drawn again; a stream with buffers cannot go back."""
-        if drawn is None:
-            self._broken = True
-        else:
-            self.use_key(self._key)
-            self.stream.load_state_dict(drawn)
 
     def _denoised(
         self, grads: dict[str, Tensor], step: int, learning_rate: float | None, scale: float, max_grad_norm: float
@@ -164,7 +157,7 @@ class Release:
 
 
 def _require_complete(step: int, clipped: ClippedSum, buffers: dict[str, Tensor], contributions: int | None) -> None:
-    if any(clipped.raw_sums[name] is not buffer for name, buffer in buffers.items()):
+    if clipped.raw_sums.keys() != buffers.keys() or any(clipped.raw_sums[n] is not b for n, b in buffers.items()):
         raise CaptureError("The clipped sum was not added to the noise. This is a defect of the capture; nothing was released.")
     if contributions is not None and len(clipped.raw_norms) != contributions:
         raise CaptureError(
