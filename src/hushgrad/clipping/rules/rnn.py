@@ -195,11 +195,12 @@ class _Cell:
     def run(self, state: tuple[Tensor, ...], active: Tensor | None) -> Tensor:
         """The outputs (B, T, size); the final state is left in ``state``."""
         outs: list[Tensor] = []
+        gates = self.gates.unbind(1)  # once: the way back of self.gates[:, t] would fill a tensor of all times at every t
         for t in self._times():
             hidden = _tapped(F.linear(state[0], self._weight("weight_hh"), self.p["bias_hh"]))
             self.before.append(state[0].detach())
             self.hidden.append(hidden)
-            new = self._project(self.step(self.gates[:, t], hidden, state))
+            new = self._project(self.step(gates[t], hidden, state))
             if active is not None:
                 here = active[:, t].unsqueeze(1)
                 state = tuple(torch.where(here, a, b) for a, b in zip(new, state, strict=True))
@@ -257,9 +258,10 @@ def _step_of(module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _lstm(gates: Tensor, hidden: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    i, f, g, o = (gates + hidden).chunk(4, 1)
-    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
+    total = gates + hidden
+    i, f, _, o = total.sigmoid().chunk(4, 1)  # one call for all; the quarter that is not needed costs less than two more calls
+    c = f * state[1] + i * total.chunk(4, 1)[2].tanh()
+    return o * c.tanh(), c
 
 
 def _gru(gates: Tensor, hidden: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
