@@ -8,7 +8,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
-from hushgrad.clipping import Capture, Flat, Shared
+from hushgrad.clipping import Capture, Flat, Shared, rule, rules
 from hushgrad.clipping.base import rule_for
 from hushgrad.clipping.rules import attention, conv_transpose, embedding_bag, instance_norm, outer, rms_norm, rnn
 from hushgrad.errors import CaptureError
@@ -338,6 +338,9 @@ def test_an_adapter_parameter_used_by_hand_is_named():
     sum_of_sines(model(torch.randint(9, (3, 4)))).backward()
     with pytest.raises(CaptureError, match=r"lora_embedding_A\.default, lora_embedding_B\.default got a gradient outside"):
         capture.collect(Flat(CLIP))
+    capture.detach()
+    rule(LoraEmbedding)(rules.VmapTree)  # the remedy: one rule for the module and what it owns
+    check_rule(LoraEmbedding, torch.randint(9, (3, 4)))
 
 
 # Parametrised layers -----------------------------------------------------------------------------------------------------------
