@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from hushgrad.accounting import calibrate, delta, epsilon
     from hushgrad.clipping import replace_batchnorm
     from hushgrad.guarantee import Guarantee, Ledger
-    from hushgrad.train import Plan, make_private
+    from hushgrad.train import Checkpoint, Plan, make_private
     from hushgrad.train.fit import fit
 
 __version__ = "0.1.0"
 
 # The public names and the modules where they live.
 _HOMES = {
+    "Checkpoint": "hushgrad.train",
     "Guarantee": "hushgrad.guarantee",
     "Ledger": "hushgrad.guarantee",
     "Plan": "hushgrad.train",
@@ -40,6 +41,7 @@ _HOMES = {
 _ROOMS = ("accounting", "clipping", "denoise", "errors", "estimators", "events", "noise", "sampling", "testing", "train")
 
 __all__ = [
+    "Checkpoint",
     "Guarantee",
     "Ledger",
     "Plan",
