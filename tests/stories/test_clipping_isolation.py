@@ -163,6 +163,28 @@ def test_the_first_batch_is_checked_once():
     assert capture.collect(Flat(1.0)).raw_norms.shape == (12,)  # the check's own passes do not count
 
 
+@pytest.mark.parametrize("norm", [None, nn.BatchNorm1d(4)])
+def test_time_may_come_first(norm):
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.norm, self.head = nn.GRU(3, 4), norm or nn.Identity(), nn.Linear(4, 2)
+
+        def forward(self, x):  # (T, B, 3)
+            return self.head(self.norm(self.rnn(x)[0][-1]))
+
+    model = Last()
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    isolation_at_first_call(model, capture.pause)
+    if norm is None:
+        model(torch.randn(7, 5, 3)).sum().backward()
+        assert capture.collect(Flat(1.0)).raw_norms.shape == (5,)
+    else:
+        with pytest.raises(NotIsolated, match=r"norm \(BatchNorm1d\)"):
+            model(torch.randn(7, 5, 3))
+
+
 # The remedy ------------------------------------------------------------------------------------------------------------------
 
 

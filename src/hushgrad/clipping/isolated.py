@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hushgrad import _check
-from hushgrad.errors import NotIsolated
+from hushgrad.errors import ArgumentError, NotIsolated
 
 __all__ = ["isolation", "isolation_at_first_call"]
 
@@ -32,7 +32,8 @@ def isolation(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = 
     """Raise :class:`~hushgrad.errors.NotIsolated`, with the path of the module, if an example influences another.
 
     ``model(*inputs, **named)`` is called a few times in the mode (training or not) that it is in; its buffers, ``requires_grad`` flags and
-    the random state are as before afterwards. The inputs need two examples or more, in dimension ``batch_dim`` of every batched tensor.
+    the random state are as before afterwards. The inputs need two examples or more, in dimension ``batch_dim`` of the first tensor; other
+    tensors have them there, or in the first or second dimension if it has that size, or are shared by all examples.
 
     **Formal guarantee.** None: the check is a test at one input. A model that passes may still mix examples elsewhere, for instance
     through an operation that only large batches reach. A model that fails does mix them.
@@ -46,16 +47,17 @@ def isolation(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = 
     Reference: the definition of a per-example gradient in Abadi et al., "Deep learning with differential privacy" (CCS 2016), section 3.1.
     """
     kwargs = dict(named or {})
-    examples = _examples((inputs, kwargs), batch_dim)
-    if examples is None or examples < 2:
+    examples = _examples((inputs, kwargs), batch_dim) or 0
+    batch = _Batch(examples, batch_dim)
+    if examples < 2:
         _check.fail(
             "inputs", examples, "to hold two examples or more", "One example alone cannot show whether it influences another."
         )
     with _as_it_was(model):
-        finding = _finding(model, inputs, kwargs, examples, batch_dim)
+        finding = _finding(model, inputs, kwargs, batch)
         if finding is None:
             return
-        path, module, detail = _culprit(model, inputs, kwargs, examples, batch_dim) or ("", model, finding)
+        path, module, detail = _culprit(model, inputs, kwargs, batch) or ("", model, finding)
     where = f"{path} ({type(module).__name__})" if path else f"The model ({type(module).__name__})"
     raise NotIsolated(f"{where} lets the examples of a batch influence each other: {detail}. {_remedy(module)}")
 
@@ -71,7 +73,10 @@ def isolation_at_first_call(model: nn.Module, paused: Callable[[], AbstractConte
             return
         handle.remove()
         with paused():
-            isolation(module, *args, named=kwargs)
+            try:
+                isolation(module, *args, named=kwargs)
+            except ArgumentError:  # no output has as many rows as the first dimension: the inputs may have time first
+                isolation(module, *args, named=kwargs, batch_dim=1)
 
     handle = model.register_forward_pre_hook(check, with_kwargs=True)
     return handle
@@ -80,24 +85,24 @@ def isolation_at_first_call(model: nn.Module, paused: Callable[[], AbstractConte
 # The three tests ---------------------------------------------------------------------------------------------------------
 
 
-def _finding(module: nn.Module, args: Any, kwargs: Any, examples: int, dim: int) -> str | None:
+def _finding(module: nn.Module, args: Any, kwargs: Any, batch: _Batch) -> str | None:
     """What is wrong with this module on these inputs, in words; None if nothing is."""
     start, random = _buffers(module), _random_state()
     args, kwargs = tree_map(_detached, args), tree_map(_detached, kwargs)
-    with _roots(module, examples, dim) as roots:
-        roots += [t for t in _batched((args, kwargs), examples, dim) if t.is_floating_point() and _rooted(t)]
-        outputs = _batched(module(*args, **kwargs), examples, dim)
+    with _roots(module, batch) as roots:
+        roots += [t for t in batch.of((args, kwargs)) if t.is_floating_point() and _rooted(t)]
+        outputs = batch.of(module(*args, **kwargs))
     after = _buffers(module)
     if not outputs:
         remedy = "Return something with the examples first, or give the body of the model."
         _check.fail("model", type(module).__name__, "to return a tensor with one row for each example", remedy)
-    if _gradient_crosses(outputs, roots, examples, dim):
+    if _gradient_crosses(outputs, roots, batch):
         return "the output of one depends on the input of others"
     for factor in (1.0, 10.0, -10.0):
         _restore(module, start)
         _set_random_state(random)
-        again = _rows_with_others(module, args, kwargs, factor, examples, dim)
-        if not all(_same(a.select(dim, 0), b.select(dim, 0)) for a, b in zip(outputs, again, strict=True)):
+        again = _rows_with_others(module, args, kwargs, factor, batch)
+        if not all(_same(batch.row(a, 0), batch.row(b, 0)) for a, b in zip(outputs, again, strict=True)):
             return "the output of the first changes when the others are replaced"
         changed = [name for name, value in _buffers(module).items() if not _same(value, after[name])]
         if changed:
@@ -106,12 +111,12 @@ def _finding(module: nn.Module, args: Any, kwargs: Any, examples: int, dim: int)
 
 
 @contextmanager
-def _roots(module: nn.Module, examples: int, dim: int) -> Iterator[list[Tensor]]:
+def _roots(module: nn.Module, batch: _Batch) -> Iterator[list[Tensor]]:
     """The first floating-point activations of integer inputs are differentiated instead of the inputs (embeddings)."""
     roots: list[Tensor] = []
 
     def hook(_: nn.Module, args: Any, output: Any) -> None:
-        for y in _batched(output, examples, dim):
+        for y in batch.of(output):
             if y.is_floating_point() and not y.requires_grad and y.is_leaf:
                 roots.append(y.requires_grad_())
 
@@ -123,37 +128,37 @@ def _roots(module: nn.Module, examples: int, dim: int) -> Iterator[list[Tensor]]
             handle.remove()
 
 
-def _gradient_crosses(outputs: list[Tensor], roots: list[Tensor], examples: int, dim: int) -> bool:
+def _gradient_crosses(outputs: list[Tensor], roots: list[Tensor], batch: _Batch) -> bool:
     """A gradient from the first (or last) example's output that arrives at another example's input. NaN counts as arrived."""
     differentiable = [y for y in outputs if y.requires_grad]
     if not differentiable or not roots:
         return False
-    for own in (0, examples - 1):
-        loss = sum((y.select(dim, own) * torch.randn_like(y.select(dim, own))).sum() for y in differentiable)
+    for own in (0, batch.examples - 1):
+        rows = [batch.row(y, own) for y in differentiable]
+        loss = sum((row * torch.randn_like(row)).sum() for row in rows)
         grads = torch.autograd.grad(loss, roots, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
-        others = torch.tensor([i for i in range(examples) if i != own])
-        for g in grads:
-            if g is not None and bool((g.index_select(dim, others.to(g.device)) != 0).any()):
-                return True
+        if any(g is not None and bool((batch.without(g, own) != 0).any()) for g in grads):
+            return True
     return False
 
 
-def _rows_with_others(module: nn.Module, args: Any, kwargs: Any, factor: float, examples: int, dim: int) -> list[Tensor]:
+def _rows_with_others(module: nn.Module, args: Any, kwargs: Any, factor: float, batch: _Batch) -> list[Tensor]:
     """The outputs where the examples after the first are in other places, and floats somewhat changed and times ``factor``."""
-    order = torch.tensor([0, *range(2, examples), 0])
+    order = torch.tensor([0, *range(2, batch.examples), 0])
 
     def replaced(t: Any) -> Any:
-        if not _is_batched(t, examples, dim):
+        axis = batch.axis(t)
+        if axis is None:
             return t
-        other = t.detach().index_select(dim, order.to(t.device))
+        other = t.detach().index_select(axis, order.to(t.device))
         if other.is_floating_point() and other.numel():
-            rest = other.narrow(dim, 1, examples - 1)
+            rest = other.narrow(axis, 1, batch.examples - 1)
             change = torch.linspace(0.05, 0.15, rest.numel(), device=rest.device).view(rest.shape).to(rest.dtype)
             rest.add_(change * (1 + rest.abs())).mul_(factor)
         return other
 
     with torch.no_grad():
-        return _batched(module(*tree_map(replaced, args), **tree_map(replaced, kwargs)), examples, dim)
+        return batch.of(module(*tree_map(replaced, args), **tree_map(replaced, kwargs)))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -174,7 +179,7 @@ class _Seen(NamedTuple):
     kwargs: Any
 
 
-def _culprit(model: nn.Module, args: Any, kwargs: Any, examples: int, dim: int) -> tuple[str, nn.Module, str] | None:
+def _culprit(model: nn.Module, args: Any, kwargs: Any, batch: _Batch) -> tuple[str, nn.Module, str] | None:
     """The innermost module that mixes examples by itself: calls are tried in the order in which they finish."""
     seen: list[_Seen] = []
     handles = [
@@ -189,16 +194,16 @@ def _culprit(model: nn.Module, args: Any, kwargs: Any, examples: int, dim: int) 
     for handle in handles:
         handle.remove()
     for path, module, its_args, its_kwargs in seen:
-        if _batched((its_args, its_kwargs), examples, dim) and _returns_rows(module, its_args, its_kwargs, examples, dim):
-            detail = _finding(module, its_args, its_kwargs, examples, dim)
+        if batch.of((its_args, its_kwargs)) and _returns_rows(module, its_args, its_kwargs, batch):
+            detail = _finding(module, its_args, its_kwargs, batch)
             if detail is not None:
                 return path, module, detail
     return None
 
 
-def _returns_rows(module: nn.Module, args: Any, kwargs: Any, examples: int, dim: int) -> bool:
+def _returns_rows(module: nn.Module, args: Any, kwargs: Any, batch: _Batch) -> bool:
     with torch.no_grad():
-        return bool(_batched(module(*args, **kwargs), examples, dim))
+        return bool(batch.of(module(*args, **kwargs)))
 
 
 def _remedy(module: nn.Module) -> str:
@@ -260,12 +265,33 @@ def _examples(inputs: Any, dim: int) -> int | None:
     return next((int(t.shape[dim]) for t in tree_flatten(inputs)[0] if isinstance(t, Tensor) and t.dim() > dim), None)
 
 
-def _is_batched(value: Any, examples: int, dim: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() > dim and value.shape[dim] == examples
+class _Batch(NamedTuple):
+    """Where the examples are: in dimension ``dim``, else in the first or second dimension that has their number."""
 
+    examples: int
+    dim: int
 
-def _batched(value: Any, examples: int, dim: int) -> list[Tensor]:
-    return [t for t in tree_flatten(value)[0] if _is_batched(t, examples, dim)]
+    def axis(self, t: Any) -> int | None:
+        """The dimension of the examples; None if the tensor has none."""
+        if not isinstance(t, Tensor):
+            return None
+        return next((d for d in (self.dim, 0, 1) if d < t.dim() and t.shape[d] == self.examples), None)
+
+    def of(self, value: Any) -> list[Tensor]:
+        """All tensors in a nested value that hold examples."""
+        return [t for t in tree_flatten(value)[0] if self.axis(t) is not None]
+
+    def row(self, t: Tensor, i: int) -> Tensor:
+        """One example."""
+        axis = self.axis(t)
+        assert axis is not None
+        return t.select(axis, i)
+
+    def without(self, t: Tensor, i: int) -> Tensor:
+        """All examples but one."""
+        axis = self.axis(t)
+        assert axis is not None
+        return t.index_select(axis, torch.tensor([j for j in range(self.examples) if j != i], device=t.device))
 
 
 def _detached(value: Any) -> Any:
