@@ -18,19 +18,19 @@ from hushgrad.train.private import Private
 
 __all__ = ["EpsilonSoFar", "SignalToNoise"]
 
-_MARKS = 8
+_MARKS = (1 / 128, 1 / 64, 1 / 32, *(k / 16 for k in range(1, 17)))  # a question costs about 20 ms
 
 
 class EpsilonSoFar:
     """An upper bound of the epsilon spent, from a table that is made once: no step ever waits for an accountant.
 
-    The table has the exact epsilon at 1/128, 1/64, ..., 1/2 and all of the steps; between two marks the next one's is told.
-    It holds because epsilon grows with the number of steps.
+    The table has the exact epsilon at every sixteenth of the steps, and at 1/128, 1/64 and 1/32 of them; between two marks
+    the next one's is told. It holds because epsilon grows with the number of steps.
     """
 
     def __init__(self, plan: Plan, *, steps: int | None = None, prior: Ledger | None = None) -> None:
         last = plan.steps if steps is None else _check.positive_int(steps=steps)
-        self._marks = sorted({math.ceil(last / 2**k) for k in range(_MARKS)})
+        self._marks = sorted({math.ceil(last * share) for share in _MARKS})
         self._table = [self._epsilon(plan, mark, prior) for mark in self._marks]
 
     @staticmethod
