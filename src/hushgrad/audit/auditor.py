@@ -11,8 +11,8 @@ from scipy.special import ndtri
 from hushgrad import _check
 from hushgrad.audit import bounds, checks, one_run
 from hushgrad.audit.bounds import ErrorRates
-from hushgrad.audit.canaries import Canaries, Released, Undo, release
-from hushgrad.audit.curve import ClaimedCurve
+from hushgrad.audit.canaries import Canaries, Released, Undo, bare, release
+from hushgrad.audit.curve import ClaimedCurve, claimed_curve
 from hushgrad.audit.report import AuditReport, LowerBound
 from hushgrad.audit.scores import Scorer
 from hushgrad.errors import ArgumentError
@@ -24,6 +24,7 @@ __all__ = ["Auditor"]
 
 _CURVE = tuple(np.concatenate([[0.0, 1e-4, 1e-3], np.linspace(0.005, 0.995, 199), [1.0]]).tolist())
 _SIMULATIONS = 8
+_FAR_TOO_SMALL = 0.2
 
 
 class Auditor:
@@ -34,7 +35,7 @@ class Auditor:
     ``plan.event(steps)`` under the plan's relation; where the steps of a canary are not claimed to be secret the attack knows them.
 
     **What refutes.** (1) *The gate*: the attack's errors lie below the claimed trade-off curve, at ``confidence``, by exact
-    (Clopper-Pearson) bounds at a threshold that was chosen on a simulation of the claim, so no score is looked at twice. (2) The
+    (Clopper-Pearson) bounds at two thresholds that were chosen on simulations, so no score is looked at twice. (2) The
     white-box checks of noise, contributions, batches and fresh keys, each with a false-alarm rate of at most 1e-4. Correct code is
     refuted with probability at most 1 - ``confidence`` + 4e-4.
 
@@ -72,7 +73,9 @@ class Auditor:
         progress: bool = False,
     ) -> None:
         _check.instance((Plan, Private), plan=plan)
-        self.plan: Plan = plan.plan if isinstance(plan, Private) else plan
+        self.plan, self.notes = bare(plan.plan if isinstance(plan, Private) else plan)
+        if self.plan.denoise is not None and undo is None:
+            self.notes += ("noise and contributions, which the denoiser changes, were not checked one by one",)
         if not self.plan.noise_multiplier:
             raise ArgumentError("Expected a plan with noise: without any it claims nothing that an audit could refute.")
         self.steps = min(_check.positive_int(steps=steps), self.plan.steps)
@@ -87,8 +90,8 @@ class Auditor:
     def run(self) -> AuditReport:
         """Attack once and report."""
         claimed = self.plan.guarantee(steps=self.steps)
-        curve = ClaimedCurve(claimed.event, relation=self.plan.relation)
-        gate, plain = self._thresholds(curve)
+        curve = claimed_curve(claimed.event, self.plan.relation)
+        gates, plain = self._thresholds(curve)
         with _bar(self.steps, self.progress) as on_step:
             released = self._release(self.seed, on_step)
         scores = self.scorer(released.signal, released.present[:, : len(self.canaries)])
@@ -98,20 +101,21 @@ class Auditor:
             raise ArgumentError(
                 "No canary took part in the audited steps on one of the sides. Audit more steps or more canaries."
             )
-        rates = bounds.error_rates(scores[members], scores[~members], threshold=gate, confidence=self.confidence)
+        points = bounds.grid_rates(scores[members], scores[~members], thresholds=gates, confidence=self.confidence)
+        rates = max(points, key=lambda point: bounds.curve_gap(point, curve))
         gap = bounds.curve_gap(rates, curve)
         made = self._checks(released)
         refuted_by = [*(["trade-off"] if gap > 0 else []), *(check.name for check in made if not check.passed)]
         return AuditReport(
             claimed=claimed,
-            lower_bounds=self._bounds(scores, members, rates, plain),
+            lower_bounds=self._bounds(scores, members, points, plain),
             confidence=self.confidence,
             verdict="refuted" if refuted_by else "not refuted",
             refuted_by=tuple(refuted_by),
             checks=tuple(made),
             steps=self.steps,
             canaries=len(scores),
-            threshold=gate,
+            threshold=rates.threshold,
             false_alarms=rates.false_alarms,
             misses=rates.misses,
             false_alarms_up=rates.false_alarms_up,
@@ -121,6 +125,7 @@ class Auditor:
             scores_out=tuple(scores[~members].tolist()),
             curve=tuple(zip(_CURVE, curve(_CURVE).tolist(), strict=True)),
             seed=self.seed,
+            notes=self.notes,
         )
 
     def _release(self, seed: int | None, on_step: Callable[[int], None] = lambda step: None, steps: int = 0) -> Released:
@@ -136,16 +141,26 @@ class Auditor:
 
     # Thresholds, without looking at the run ----------------------------------------------------------------------------
 
-    def _thresholds(self, curve: ClaimedCurve) -> tuple[float, float]:
-        """The best thresholds for the gate and for the plain bound, on scores *simulated* from the claim."""
-        ins, outs = self._simulated()
+    def _thresholds(self, curve: ClaimedCurve) -> tuple[tuple[float, ...], float]:
+        """The best thresholds for the gate and for the plain bound, on *simulated* scores.
+
+        The gate has two, and pays for both: the best one if the claim is true, and the best one if the noise is far too small.
+        """
+        gates = []
+        for noise in (1.0, _FAR_TOO_SMALL):
+            rates = self._simulated_rates(noise)
+            allowed = np.clip(curve([r.false_alarms_up for r in rates]), 1e-9, 1 - 1e-9)
+            # In standard deviations, so that the middle of the curve is not preferred to its ends.
+            depth = ndtri(allowed) - ndtri(np.clip([r.misses_up for r in rates], 1e-9, 1 - 1e-9))
+            gates.append(rates[int(np.argmax(depth))].threshold)
+            if noise == 1.0:
+                plain = max(rates, key=lambda r: bounds.epsilon_clopper_pearson(r, delta=self.plan.delta)).threshold
+        return tuple(gates), plain
+
+    def _simulated_rates(self, noise: float) -> list[ErrorRates]:
+        ins, outs = self._simulated(noise)
         tried = np.unique(np.quantile(np.concatenate([ins, outs]), np.linspace(0.01, 0.99, 99)))
-        rates = [self._expected(ins, outs, float(t)) for t in tried]
-        allowed = np.clip(curve([r.false_alarms_up for r in rates]), 1e-9, 1 - 1e-9)
-        # In standard deviations, so that the middle of the curve is not preferred to its ends.
-        depth = ndtri(allowed) - ndtri(np.clip([r.misses_up for r in rates], 1e-9, 1 - 1e-9))
-        plain = max(rates, key=lambda r: bounds.epsilon_clopper_pearson(r, delta=self.plan.delta))
-        return rates[int(np.argmax(depth))].threshold, plain.threshold
+        return [self._expected(ins, outs, float(t)) for t in tried]
 
     def _expected(self, ins: np.ndarray, outs: np.ndarray, threshold: float) -> ErrorRates:
         """The bounds to expect at a threshold from as many canaries as there are."""
@@ -162,35 +177,39 @@ class Auditor:
             confidence=self.confidence,
         )
 
-    def _simulated(self) -> tuple[np.ndarray, np.ndarray]:
+    def _simulated(self, noise: float) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng([self.seed, 2])
-        draws = [self._simulate(rng) for _ in range(_SIMULATIONS)]
+        draws = [self._simulate(rng, noise) for _ in range(_SIMULATIONS)]
         ins, outs = (np.concatenate(scores) for scores in zip(*draws, strict=True))
         usable = np.isfinite(ins) & np.isfinite(outs)
         if not usable.any():
             raise ArgumentError("No canary takes part in the audited steps. Audit more steps or more canaries.")
         return ins[usable], outs[usable]
 
-    def _simulate(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Scores of canaries in and out, as the plan says that they are: with other batches and other noise than the run's."""
+    def _simulate(self, rng: np.random.Generator, factor: float) -> tuple[np.ndarray, np.ndarray]:
+        """Scores of canaries in and out, with ``factor`` times the plan's noise; other batches and other noise than the run's."""
         count = len(self.canaries)
         deal, present = self.plan.sampler.dealer(self.records, Draws(rng.bytes(32))), np.zeros((self.steps, self.records))
         for step in range(self.steps):
             present[step, deal(step)] = 1.0
         present = present[:, :count]
-        noise = [self.scorer.noise * self.scorer.factor @ rng.standard_normal((self.steps, count)) for _ in range(2)]
+        noise = [factor * self.scorer.noise * self.scorer.factor @ rng.standard_normal((self.steps, count)) for _ in range(2)]
         other = -present if self.plan.relation is Relation.REPLACE_ONE else 0.0
         return self.scorer(noise[0] + present, present > 0), self.scorer(noise[1] + other, present > 0)
 
     # What is found -----------------------------------------------------------------------------------------------------
 
-    def _bounds(self, scores: np.ndarray, members: np.ndarray, rates: ErrorRates, plain: float) -> tuple[LowerBound, ...]:
+    def _bounds(self, scores: np.ndarray, members: np.ndarray, points: list[ErrorRates], plain: float) -> tuple[LowerBound, ...]:
         delta, level = self.plan.delta, self.confidence
         simple = bounds.error_rates(scores[members], scores[~members], threshold=plain, confidence=level)
         fit = "the trade-off curve is Gaussian" + ("" if _is_gaussian(self.plan.event(self.steps)) else " (here only a fit)")
         found = [
             ("clopper-pearson", bounds.epsilon_clopper_pearson(simple, delta=delta), "scores are independent"),
-            ("clopper-pearson gdp", bounds.epsilon_gaussian(rates, delta=delta), f"scores are independent; {fit}"),
+            (
+                "clopper-pearson gdp",
+                max(bounds.epsilon_gaussian(r, delta=delta) for r in points),
+                f"scores are independent; {fit}",
+            ),
             ("one run", one_run.epsilon_one_run(scores, members, delta=delta, confidence=level), "none beside fair coins"),
             ("one run f-dp", one_run.epsilon_one_run_fdp(scores, members, delta=delta, confidence=level), f"fair coins; {fit}"),
         ]

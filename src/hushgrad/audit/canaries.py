@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hushgrad import _check
-from hushgrad.clipping import PerLayer
+from hushgrad.clipping import Adaptive, Flat, PerLayer
 from hushgrad.events import Relation
 from hushgrad.train import Plan, make_private
 from hushgrad.train.private import Private
 
-__all__ = ["Canaries", "Released", "release"]
+__all__ = ["Canaries", "Released", "bare", "release"]
 
 Undo = Callable[[Tensor], Tensor]
 """An attacker's inverse of a linear denoiser: from released rows (steps, dimension) of one parameter to rows before it."""
@@ -130,7 +130,7 @@ def release(
     It is an ordinary run: ``make_private``, its loader, SGD with learning rate 1, whose parameters' moves are read. Averaging and
     projection of parameters, which are post-processing, are left out. With ``seed=None`` the key is fresh.
     """
-    plan = _bare(plan)
+    plan, _ = bare(plan)
     model = _Model(canaries.directions.shape[1])
     private = make_private(model, torch.optim.SGD(model.parameters(), lr=1.0), plan, seed=seed)
     rows = _rows(private, canaries, records)
@@ -152,11 +152,18 @@ def release(
     return _released(plan, canaries, moves, present, undo)
 
 
-def _bare(plan: Plan) -> Plan:
-    clip = plan.clip
+def bare(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """The part of ``plan`` that canaries can go through, with what its event says, and notes on what was left out or replaced."""
+    notes, clip = [], plan.clip
     if isinstance(clip, PerLayer) and clip.shares:  # they name the layers of another model
         clip = PerLayer(clip.max_grad_norm)
-    return replace(plan, average=None, projection=None, clip=clip)
+        notes.append("per-layer clip norms were replaced by equal ones")
+    if isinstance(clip, Adaptive):
+        clip = Flat(clip.max_grad_norm)
+        notes.append("adaptive clipping was audited at its first clip norm, without the count")
+    if plan.average is not None or plan.projection is not None:
+        notes.append("averaging and projection, which are post-processing, were left out")
+    return replace(plan, average=None, projection=None, clip=clip), tuple(notes)
 
 
 def _rows(private: Private, canaries: Canaries, records: int) -> Callable[[list[int]], list[Tensor]]:

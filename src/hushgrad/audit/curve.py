@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hushgrad.accounting import delta_curve, epsilon
 from hushgrad.events import Event, Relation
 
-__all__ = ["ClaimedCurve"]
+__all__ = ["ClaimedCurve", "claimed_curve"]
 
 _SMALLEST_DELTA = 1e-7  # an audit of thousands of canaries cannot see error rates below this
 
@@ -41,3 +43,9 @@ class ClaimedCurve:
         steep = 1.0 - self._deltas - np.exp(np.minimum(self._epsilons, 700.0)) * a
         flat = np.exp(-self._epsilons) * (1.0 - self._deltas - a)
         return np.asarray(np.maximum(0.0, np.maximum(steep, flat)).max(axis=-1))
+
+
+@lru_cache(maxsize=32)
+def claimed_curve(event: Event, relation: Relation) -> ClaimedCurve:
+    """The curve of an event, remembered: repeated audits of one plan analyse its claim once."""
+    return ClaimedCurve(event, relation=relation)

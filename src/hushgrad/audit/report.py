@@ -53,6 +53,7 @@ class AuditReport(_Finding):
     scores_out: tuple[float, ...]
     curve: tuple[tuple[float, float], ...]
     seed: int
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check.one_of(("refuted", "not refuted"), verdict=self.verdict)
@@ -93,10 +94,11 @@ class AuditReport(_Finding):
     def __str__(self) -> str:
         claim = f"({self.claimed.epsilon:.3g}, {self.claimed.delta:g})-DP of {self.steps} steps ({self.claimed.event})"
         found = f"{self.canaries} canaries bound epsilon from below by {self.lower_bound:.2f} at {self.confidence:.0%} confidence"
+        notes = "".join(f" Note: {note}." for note in self.notes)
         if self.refuted:
-            details = "; ".join(check.seen for check in self.checks if not check.passed)
-            return f"The claim {claim} is refuted by: {', '.join(self.refuted_by)}. {found.capitalize()}.{' ' * bool(details)}{details}"
-        return f"The claim {claim} is not refuted: {found}, and every check passed. This is no proof of privacy."
+            details = "".join(f" {check.name}: {check.seen}." for check in self.checks if not check.passed)
+            return f"The claim {claim} is refuted by {', '.join(self.refuted_by)}; {found}.{details}{notes}"
+        return f"The claim {claim} is not refuted: {found}, and every check passed; this is no proof of privacy.{notes}"
 
     def summary(self) -> dict[str, Any]:
         """The report without the single scores, as a JSON object."""
