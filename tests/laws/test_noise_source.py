@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel, _threads, _transform
+from hushgrad.noise._keystream import KeyStream
 from hushgrad.noise.source import Source
 
 KEY = bytes(range(32))
@@ -135,14 +136,42 @@ def test_the_other_kernels_agree_too(real, n):
 
 
 @needs_c
+@pytest.mark.parametrize("real", REAL)
+@pytest.mark.parametrize("cipher", [0, 1, 2])
+@pytest.mark.parametrize(("start", "size"), [(0, 1), (255, 2), (256, 5000), (10**9 + 3, 2047), (7, 0), (100, 2 * _threads.CHUNK)])
+def test_every_cipher_gives_the_same_bits(real, cipher, start, size, monkeypatch):
+    kernel = _kernel.KERNEL
+    assert isinstance(kernel, _kernel.CKernel)
+    if cipher > kernel.cipher:
+        pytest.skip("this processor has no such instructions")
+    monkeypatch.setattr(kernel, "cipher", cipher)
+    stream, before = KeyStream(KEY, b"test"), np.random.default_rng(size).normal(size=size).astype(real)
+    for fresh in (True, False):
+        ours, theirs = before.copy(), before.copy()
+        kernel.draw(stream, 2**40 + 1, 2**31 + 7, start, 0.3, ours, fresh)
+        _kernel.NumpyKernel().draw(stream, 2**40 + 1, 2**31 + 7, start, 0.3, theirs, fresh)
+        assert ours.tobytes() == theirs.tobytes()
+
+
+@needs_c
 def test_a_kernel_with_other_arithmetic_is_turned_away(monkeypatch):
     class Fused:
         def gaussians(self, words, out):
             _transform.gaussians(words, out)
             out[3] = np.nextafter(out[3], 9)
 
+        def draw(self, *arguments, fresh):
+            _kernel.NumpyKernel().draw(*arguments, fresh=fresh)
+
+    class OtherCipher(Fused):
+        gaussians = staticmethod(_transform.gaussians)
+
+        def draw(self, stream, step, index, start, scale, out, fresh):
+            _kernel.NumpyKernel().draw(stream, step, index, start + 256, scale, out, fresh)
+
     assert _kernel._agrees(_kernel.KERNEL)
     assert not _kernel._agrees(Fused())
+    assert not _kernel._agrees(OtherCipher())
     monkeypatch.setattr(_kernel, "_agrees", lambda kernel: False)
     with pytest.warns(UserWarning, match="other arithmetic"):
         assert _kernel._choose().name == "numpy"

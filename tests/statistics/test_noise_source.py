@@ -12,8 +12,11 @@ import pytest
 import torch
 from scipy import special, stats
 
-from hushgrad.noise._transform import GROUP, PAIRS
+from hushgrad.noise import _kernel
+from hushgrad.noise._transform import GROUP, GROUP_BYTES, PAIRS
 from hushgrad.noise.source import Source
+
+BLOCKS = GROUP_BYTES // 16
 
 ALARM = 1e-6
 SIZE = 1 << 20
@@ -83,31 +86,43 @@ def test_double_precision_passes():
 
 
 class TwoPercentTooSmall(Source):
-    def fill(self, step, index, start, out):
-        super().fill(step, index, start, out)
-        out *= 0.98
+    def write(self, step, index, start, out, scale, fresh):
+        super().write(step, index, start, out, 0.98 * scale, fresh)
 
 
-class RepeatedBlock(Source):
+class TakenApart(Source):
+    """Words, Gaussians and sum one after the other, so that a defect can be put into the words."""
+
+    def write(self, step, index, start, out, scale, fresh):
+        _kernel.Kernel.draw(_kernel.KERNEL, self, step, index, start, scale, out, fresh)
+
+    def words(self, step, index, block, size):
+        return self._words(step, index, block // BLOCKS, size // GROUP_BYTES)
+
+    def _words(self, step, index, first, groups):
+        return self._stream.words(step, index, first * BLOCKS, groups * GROUP_BYTES)
+
+
+class RepeatedBlock(TakenApart):
     """Each group of numbers comes twice."""
 
     def _words(self, step, index, first, groups):
         return super()._words(step, index, first // 2, groups)
 
 
-class ShiftedCounter(Source):
+class ShiftedCounter(TakenApart):
     """The step moves the counter by one group instead of having a field of its own."""
 
     def _words(self, step, index, first, groups):
         return super()._words(0, index, first + step, groups)
 
 
-class StepIgnored(Source):
+class StepIgnored(TakenApart):
     def _words(self, step, index, first, groups):
         return super()._words(0, index, first, groups)
 
 
-class CutTails(Source):
+class CutTails(TakenApart):
     """The smallest uniforms are missing: nothing beyond 3.72."""
 
     def _words(self, step, index, first, groups):
@@ -116,7 +131,7 @@ class CutTails(Source):
         return words.reshape(-1)
 
 
-class UnevenAngle(Source):
+class UnevenAngle(TakenApart):
     """One quadrant a little more often: 2 % of the pairs."""
 
     def _words(self, step, index, first, groups):

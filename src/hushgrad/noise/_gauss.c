@@ -1,4 +1,5 @@
-/* The noise kernels: the arithmetic of _transform.py and NumpyKernel, operation for operation.
+/* The noise kernels: the arithmetic of _transform.py and NumpyKernel, operation for operation, and the key stream of
+ * _keystream.py by the processor's own AES instructions where it has them.
  *
  * Compile with -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math and never with -ffast-math: every IEEE addition,
  * multiplication, division and square root must be rounded separately, so that the results are the same bits as numpy's.
@@ -9,7 +10,15 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#define CIPHER 1
+#else
+#define CIPHER 0
+#endif
+
 #define PAIRS 128
+#define GROUP_BLOCKS 96 /* cipher blocks for a group of 256 numbers */
 
 /* One binary with a copy of each function for every vector width; the loader picks one. Contraction is off in all of them. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
@@ -204,3 +213,113 @@ static const double COS64[] = {1.0,
 
 KERNELS(f32, float, int32_t, 23, 127, sqrtf, LOG32, SIN32, COS32)
 KERNELS(f64, double, int64_t, 52, 1023, sqrt, LOG64, SIN64, COS64)
+
+/* AES-256 in counter mode -------------------------------------------------------------------------------------------------
+ * The same bytes as any other AES; constant time, for the rounds are single instructions. A key is kept as its 15 round keys.
+ */
+#define ROUNDS 14
+
+/* What the processor can do: 0, nothing, so use another AES; 1, a block in each register; 2, four blocks. */
+int hushgrad_cipher(void) {
+#if CIPHER
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) return 2;
+    return __builtin_cpu_supports("aes") && __builtin_cpu_supports("ssse3");
+#else
+    return 0;
+#endif
+}
+
+#if CIPHER
+#define AES __attribute__((target("aes,ssse3")))
+#define VAES __attribute__((target("vaes,aes,avx512f,avx512bw")))
+
+AES static inline __m128i running_xor(__m128i x) {
+    x = _mm_xor_si128(x, _mm_slli_si128(x, 4));
+    return _mm_xor_si128(x, _mm_slli_si128(x, 8));
+}
+
+AES void hushgrad_expand_key(const uint8_t *key, uint8_t *schedule) {
+    __m128i even = _mm_loadu_si128((const __m128i *)key), odd = _mm_loadu_si128((const __m128i *)key + 1);
+    __m128i *to = (__m128i *)schedule;
+#define NEXT_EVEN(constant)                                                                                               \
+    even = _mm_xor_si128(running_xor(even), _mm_shuffle_epi32(_mm_aeskeygenassist_si128(odd, constant), 0xff));           \
+    _mm_storeu_si128(to++, even)
+#define NEXT_ODD                                                                                                          \
+    odd = _mm_xor_si128(running_xor(odd), _mm_shuffle_epi32(_mm_aeskeygenassist_si128(even, 0), 0xaa));                   \
+    _mm_storeu_si128(to++, odd)
+    _mm_storeu_si128(to++, even);
+    _mm_storeu_si128(to++, odd);
+    NEXT_EVEN(1);
+    NEXT_ODD;
+    NEXT_EVEN(2);
+    NEXT_ODD;
+    NEXT_EVEN(4);
+    NEXT_ODD;
+    NEXT_EVEN(8);
+    NEXT_ODD;
+    NEXT_EVEN(16);
+    NEXT_ODD;
+    NEXT_EVEN(32);
+    NEXT_ODD;
+    NEXT_EVEN(64);
+}
+
+/* The blocks of the counters (high, low), (high, low + 1), ...; blocks is a multiple of 32. The counter is big-endian. */
+AES static void key_stream_1(const uint8_t *schedule, uint64_t high, uint64_t low, uint8_t *out, size_t blocks) {
+    const __m128i swap = _mm_set_epi8(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    const __m128i *key = (const __m128i *)schedule;
+    for (size_t b = 0; b < blocks; b += 8, low += 8) {
+        __m128i x[8];
+        for (int j = 0; j < 8; j++)
+            x[j] = _mm_xor_si128(_mm_shuffle_epi8(_mm_set_epi64x((int64_t)(low + j), (int64_t)high), swap), _mm_loadu_si128(key));
+        for (int r = 1; r < ROUNDS; r++) {
+            __m128i k = _mm_loadu_si128(key + r);
+            _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) x[j] = _mm_aesenc_si128(x[j], k);
+        }
+        for (int j = 0; j < 8; j++)
+            _mm_storeu_si128((__m128i *)out + b + j, _mm_aesenclast_si128(x[j], _mm_loadu_si128(key + ROUNDS)));
+    }
+}
+
+VAES static void key_stream_2(const uint8_t *schedule, uint64_t high, uint64_t low, uint8_t *out, size_t blocks) {
+    const __m512i swap = _mm512_broadcast_i32x4(_mm_set_epi8(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    const __m512i four = _mm512_set_epi64(4, 0, 4, 0, 4, 0, 4, 0);
+    __m512i counter = _mm512_broadcast_i32x4(_mm_set_epi64x((int64_t)low, (int64_t)high)), key[ROUNDS + 1];
+    counter = _mm512_add_epi64(counter, _mm512_set_epi64(3, 0, 2, 0, 1, 0, 0, 0));
+    for (int r = 0; r <= ROUNDS; r++) key[r] = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)schedule + r));
+    for (size_t b = 0; b < blocks; b += 32) {
+        __m512i x[8];
+        _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++, counter = _mm512_add_epi64(counter, four))
+            x[j] = _mm512_xor_si512(_mm512_shuffle_epi8(counter, swap), key[0]);
+        _Pragma("GCC unroll 14") for (int r = 1; r < ROUNDS; r++)
+            _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) x[j] = _mm512_aesenc_epi128(x[j], key[r]);
+        _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++)
+            _mm512_storeu_si512((__m512i *)(out + 16 * b) + j, _mm512_aesenclast_epi128(x[j], key[ROUNDS]));
+    }
+}
+
+/* Numbers start, start + 1, ... of (step, index), the first two fields of the counter; a few groups at a time, in the first-level
+ * cache. out = scale z, or out += scale z. */
+#define FEW 8
+#define DRAW(suffix, real)                                                                                                \
+    void hushgrad_draw_##suffix(int cipher, const uint8_t *schedule, uint64_t step, uint64_t index, uint64_t start,       \
+                                real scale, int add, real *out, size_t n) {                                               \
+        static const size_t group = 2 * PAIRS;                                                                            \
+        uint32_t words[FEW * 3 * PAIRS];                                                                                  \
+        real z[FEW * 2 * PAIRS];                                                                                          \
+        while (n) {                                                                                                       \
+            size_t skip = start % group, groups = (skip + n + group - 1) / group;                                         \
+            groups = groups < FEW ? groups : FEW;                                                                         \
+            uint64_t high = step << 16 | index >> 16, low = index << 48 | start / group * GROUP_BLOCKS;                   \
+            (cipher == 2 ? key_stream_2 : key_stream_1)(schedule, high, low, (uint8_t *)words, groups * GROUP_BLOCKS);    \
+            hushgrad_gaussians_##suffix(words, z, groups);                                                                \
+            size_t count = groups * group - skip < n ? groups * group - skip : n;                                         \
+            (add ? hushgrad_add_##suffix : hushgrad_write_##suffix)(z + skip, scale, out, count);                         \
+            start += count, out += count, n -= count;                                                                     \
+        }                                                                                                                 \
+    }
+
+DRAW(f32, float)
+DRAW(f64, double)
+#endif

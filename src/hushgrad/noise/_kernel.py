@@ -12,19 +12,39 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any, ClassVar, Protocol, final
 
 import numpy as np
 
 from hushgrad.noise import _transform
+from hushgrad.noise._keystream import KeyStream, check_address
+from hushgrad.noise._threads import CHUNK
 
 __all__ = ["KERNEL", "CKernel", "Kernel", "NumpyKernel"]
+
+_BLOCKS = _transform.GROUP_BYTES // 16  # cipher blocks for one group of numbers
+
+
+class Words(Protocol):
+    """Random words at any address; :class:`~hushgrad.noise._keystream.KeyStream` is one."""
+
+    def words(self, step: int, index: int, block: int, size: int) -> np.ndarray:
+        """``size`` bytes from ``block`` on, as 32-bit words."""
 
 
 class Kernel(ABC):
     """Operations on contiguous float32 or float64 arrays; of a two-dimensional array each row is contiguous."""
 
     name: ClassVar[str]
+
+    def draw(self, stream: Words, step: int, index: int, start: int, scale: float, out: np.ndarray, fresh: bool) -> None:
+        """``out = scale * z`` if fresh, else ``out += scale * z``, for the numbers at ``start``, ``start + 1``, ..."""
+        for low in range(0, out.size, CHUNK):
+            part = out[low : low + CHUNK]
+            first, last = (start + low) // _transform.GROUP, -(-(start + low + part.size) // _transform.GROUP)
+            z = np.empty((last - first) * _transform.GROUP, out.dtype)
+            self.gaussians(stream.words(step, index, first * _BLOCKS, (last - first) * _transform.GROUP_BYTES), z)
+            self.emit(z[start + low - first * _transform.GROUP :][: part.size], scale, part, fresh)
 
     @abstractmethod
     def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
@@ -88,7 +108,8 @@ class NumpyKernel(Kernel):
             s += x
 
 
-_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
+_POINTER, _SIZE, _FIELD = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
+_ROUND_KEYS = 15 * 16  # bytes
 _SUFFIXES = ((np.dtype(np.float32), "f32", ctypes.c_float), (np.dtype(np.float64), "f64", ctypes.c_double))
 
 
@@ -99,15 +120,24 @@ def _at(array: np.ndarray) -> int:
 
 @final
 class CKernel(Kernel):
-    """The functions of _gauss.c; ctypes releases the interpreter lock while one runs."""
+    """The functions of _gauss.c; ctypes releases the interpreter lock while one runs.
+
+    Where the processor has AES instructions (``cipher``), key stream and Gaussians are made in one call, a few kilobytes at a time.
+    """
 
     name = "c"
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        self._functions = {}
+        self.cipher: int = library["hushgrad_cipher"]()  # 0: none; 1: one block in a register; 2: four
+        self._functions: dict[tuple[str, np.dtype[Any]], Any] = {}
         for dtype, suffix, real in _SUFFIXES:
             signatures = {
+                **(
+                    {"draw": (ctypes.c_int, _POINTER, _FIELD, _FIELD, _FIELD, real, ctypes.c_int, _POINTER, _SIZE)}
+                    if self.cipher
+                    else {}
+                ),
                 "gaussians": (_POINTER, _POINTER, _SIZE),
                 "write": (_POINTER, real, _POINTER, _SIZE),
                 "add": (_POINTER, real, _POINTER, _SIZE),
@@ -119,6 +149,23 @@ class CKernel(Kernel):
                 function = library[f"hushgrad_{name}_{suffix}"]
                 function.argtypes, function.restype = arguments, None
                 self._functions[name, dtype] = function
+
+        if self.cipher:
+            self._expand_key = library["hushgrad_expand_key"]
+            self._expand_key.argtypes, self._expand_key.restype = (_POINTER, _POINTER), None
+
+    def draw(self, stream: Words, step: int, index: int, start: int, scale: float, out: np.ndarray, fresh: bool) -> None:
+        """See Kernel."""
+        if not self.cipher or not isinstance(stream, KeyStream):
+            super().draw(stream, step, index, start, scale, out, fresh)
+            return
+        if stream.round_keys is None:
+            round_keys = ctypes.create_string_buffer(_ROUND_KEYS)
+            self._expand_key(stream.key, round_keys)
+            stream.round_keys = round_keys
+        check_address(step, index, (start + out.size) // _transform.GROUP * _BLOCKS)
+        where = stream.round_keys, step, index, start
+        self._functions["draw", out.dtype](self.cipher, *where, scale, not fresh, _at(out), out.size)
 
     def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
         """See Kernel."""
@@ -150,13 +197,20 @@ class CKernel(Kernel):
 
 
 def _agrees(kernel: Kernel) -> bool:
-    """Whether a kernel gives numpy's bits on 2048 numbers: a compiler that broke a rule must not pass unnoticed."""
+    """Whether a kernel gives numpy's bits on 2048 numbers: a compiler that broke a rule must not pass unnoticed.
+
+    The same numbers are drawn with a cipher of its own, at an address that fills all three fields of the counter.
+    """
+    stream, at = KeyStream(bytes(range(32)), b"hushgrad check"), ((1 << 48) - 2, (1 << 32) - 3, (1 << 40) + 5)
     words = np.random.Generator(np.random.PCG64(0)).integers(0, 1 << 32, 8 * 3 * _transform.PAIRS, dtype=np.uint32)
     for dtype, _, _ in _SUFFIXES:
         ours, theirs = np.empty((2, 8 * _transform.GROUP), dtype)
         NumpyKernel().gaussians(words, ours)
         kernel.gaussians(words, theirs)
-        if ours.tobytes() != theirs.tobytes():
+        same = ours.tobytes() == theirs.tobytes()
+        NumpyKernel().draw(stream, *at, 0.3, ours, fresh=False)
+        kernel.draw(stream, *at, 0.3, theirs, fresh=False)
+        if not same or ours.tobytes() != theirs.tobytes():
             return False
     return True
 

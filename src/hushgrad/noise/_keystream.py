@@ -24,7 +24,9 @@ class KeyStream:
     """
 
     def __init__(self, key: bytes, purpose: bytes) -> None:
-        self._cipher = algorithms.AES(hashlib.blake2b(key, digest_size=32, person=purpose).digest())
+        self.key = hashlib.blake2b(key, digest_size=32, person=purpose).digest()  # as secret as the key it comes from
+        self.round_keys: object = None  # the C kernel's own form of the key, made by it
+        self._cipher = algorithms.AES(self.key)
         self._threads = threading.local()  # a cipher context for each thread; only its counter changes
 
     def words(self, step: int, index: int, block: int, size: int) -> np.ndarray:

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-__all__ = ["CHUNK", "over_chunks"]
+__all__ = ["CHUNK", "SHARE", "over_chunks"]
 
 CHUNK = 1 << 15  # numbers: 128 KiB of float32 and 192 KiB of key stream stay in a core's L2 cache
-_PARALLEL = 1 << 17  # below this, starting a thread costs more than it saves
+SHARE = 1 << 17  # numbers for a thread at a time, where the work itself stays in the cache; for less, a thread does not pay
 
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
@@ -26,7 +26,11 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 def over_chunks(count: int, work: Callable[[int, int], None], chunk: int = CHUNK) -> None:
     """Call ``work(low, high)`` for consecutive chunks of ``range(count)``; the result must not depend on the order."""
-    threads = min(torch.get_num_threads(), -(-count // chunk)) if count >= _PARALLEL else 1
+    if count <= chunk:
+        if count:
+            work(0, count)
+        return
+    threads = min(torch.get_num_threads(), -(-count // chunk)) if count >= SHARE else 1
     chunks, lock = iter(range(0, count, chunk)), threading.Lock()
 
     def run() -> None:

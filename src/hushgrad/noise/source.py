@@ -16,7 +16,7 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel
 from hushgrad.noise._keystream import KeyStream, check_address
-from hushgrad.noise._threads import over_chunks
+from hushgrad.noise._threads import CHUNK, SHARE, over_chunks
 from hushgrad.noise._transform import GROUP, GROUP_BYTES
 
 if TYPE_CHECKING:
@@ -80,43 +80,23 @@ class Source:
         added to it in place, in one pass, and it is returned; otherwise the result is a fresh tensor.
         """
         place = Destination.of(like, out, exact=self.secure)
-        scale = _check.number(scale=scale)
-        start = _check.integer(0, offset=offset)
-        check_address(step, index, (start + place.flat.size) // GROUP * _BLOCKS)
-
-        def work(low: int, high: int) -> None:
-            self.write(step, index, start + low, place.flat[low:high], scale, place.fresh)
-
-        over_chunks(place.flat.size, work)
+        flat, fresh = place.flat, place.fresh
+        scale, start = _check.number(scale=scale), _check.integer(0, offset=offset)
+        check_address(step, index, (start + flat.size) // GROUP * _BLOCKS)
+        over_chunks(flat.size, lambda low, high: self.write(step, index, start + low, flat[low:high], scale, fresh), SHARE)
         return place.deliver(like, out)
 
     def fill(self, step: int, index: int, start: int, out: np.ndarray) -> None:
-        """Write the Gaussians at ``start``, ``start + 1``, ... to the float32 or float64 array ``out``: one chunk, one thread."""
-        first, last = start // GROUP, -(-(start + out.size) // GROUP)
-        words = self._words(step, index, first, last - first)
-        if out.size == (last - first) * GROUP:
-            _kernel.KERNEL.gaussians(words, out)
-        else:
-            whole = np.empty((last - first) * GROUP, out.dtype)
-            _kernel.KERNEL.gaussians(words, whole)
-            out[:] = whole[start - first * GROUP :][: out.size]
+        """Write the Gaussians at ``start``, ``start + 1``, ... to the float32 or float64 array ``out``, on one thread."""
+        _kernel.KERNEL.draw(self._stream, step, index, start, 1.0, out, fresh=True)
 
     def write(self, step: int, index: int, start: int, out: np.ndarray, scale: float, fresh: bool) -> None:
-        """One chunk of ``z``: ``out = scale * z`` if fresh, else ``out += scale * z``."""
-        if self._grid is not None:
-            self._grid.write(step, index, start, out, scale, fresh)
-        elif fresh:
-            self.fill(step, index, start, out)
-            if scale != 1.0:
-                _kernel.KERNEL.emit(out, scale, out, fresh=True)
-        else:
-            block = np.empty_like(out)
-            self.fill(step, index, start, block)
-            _kernel.KERNEL.emit(block, scale, out, fresh=False)
-
-    def _words(self, step: int, index: int, first: int, groups: int) -> np.ndarray:
-        """The random words of ``groups`` groups from group ``first`` on."""
-        return self._stream.words(step, index, first * _BLOCKS, groups * GROUP_BYTES)
+        """A share of ``z``, on one thread: ``out = scale * z`` if fresh, else ``out += scale * z``."""
+        if self._grid is None:
+            _kernel.KERNEL.draw(self._stream, step, index, start, scale, out, fresh)
+            return
+        for low in range(0, out.size, CHUNK):
+            self._grid.write(step, index, start + low, out[low : low + CHUNK], scale, fresh)
 
 
 def _master(key: bytes | None, seed: int | None) -> bytes:

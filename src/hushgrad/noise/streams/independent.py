@@ -7,6 +7,7 @@ from typing import final
 
 import numpy as np
 
+from hushgrad.noise._threads import SHARE
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.ordered import Lane, OrderedStream
 
@@ -25,6 +26,7 @@ class IndependentStream(OrderedStream):
     """
 
     _on_grid = True
+    _chunk = SHARE
 
     def __init__(self, source: Source, *, steps: int | None = None) -> None:
         super().__init__(source, steps=steps)
