@@ -1,0 +1,16 @@
+"""Report: the privacy card of a run (JSON, Markdown, one HTML page), and citations for what it used.
+
+| file | what is in it |
+|---|---|
+| ``folder`` | what a run folder says, read with suspicion; never the checkpoint or its key |
+| ``card`` | ``privacy_card``: the facts of a run, and their JSON |
+| ``words`` | the guarantee in plain words |
+| ``markdown``, ``page``, ``plots`` | the card as text, as one self-contained HTML page, its pictures |
+| ``citations``, ``papers`` | ``citation``: BibTeX for exactly what a plan used |
+"""
+
+from hushgrad.report.card import Card, privacy_card
+from hushgrad.report.citations import citation
+from hushgrad.report.papers import Paper
+
+__all__ = ["Card", "Paper", "citation", "privacy_card"]

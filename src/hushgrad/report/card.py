@@ -1,0 +1,225 @@
+"""The privacy card: everything about a run that a reader needs in order to believe its guarantee, or not to."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hushgrad.errors import NoTheorem
+from hushgrad.guarantee import Guarantee
+from hushgrad.report.citations import citation
+from hushgrad.report.folder import Folder, read_folder
+from hushgrad.report.words import in_plain_words, sampling_assumed, sampling_done
+from hushgrad.train.plan import Plan
+
+__all__ = ["Card", "privacy_card"]
+
+_POINTS = 49
+_LONGEST = 400  # points of a curve: more cannot be seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """The facts of a run, ready for print. ``interval``, ``gap``, ``audit`` and ``tuning`` are None where nothing is known.
+
+    ``curve`` holds (epsilon, delta) pairs, ``trade_off`` (false alarms, misses) pairs; both are valid bounds at every point.
+    ``series`` are the metrics over the steps; those that begin with ``raw_`` are not covered by the guarantee.
+    """
+
+    name: str
+    guarantee: Guarantee
+    plan: Plan
+    steps: int
+    plain: tuple[str, ...]
+    sampling: dict[str, str]
+    interval: tuple[float, float] | None
+    curve: tuple[tuple[float, float], ...]
+    trade_off: tuple[tuple[float, float], ...]
+    noise_source: str
+    gap: float | None
+    gap_note: str
+    audit: dict[str, Any] | None
+    tuning: dict[str, Any] | None
+    results: dict[str, float]
+    series: dict[str, tuple[tuple[float, float], ...]]
+    versions: dict[str, str]
+    caveats: tuple[str, ...]
+    citations: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        content |= {
+            "privacy_card": 1,
+            "claim": str(self.guarantee),
+            "guarantee": self.guarantee.to_json(),
+            "plan": self.plan.to_json(),
+            "plan_digest": self.plan.digest,
+            "plain": list(self.plain),
+            "caveats": list(self.caveats),
+        }
+        return dict(sorted(content.items()))
+
+    def to_markdown(self) -> str:
+        """As a section of a model card."""
+        from hushgrad.report.markdown import to_markdown
+
+        return to_markdown(self)
+
+    def to_html(self) -> str:
+        """As one self-contained page: no network, no scripts, light and dark, good on paper. Needs ``hushgrad[report]``."""
+        from hushgrad.report.page import to_html
+
+        return to_html(self)
+
+
+def privacy_card(run_folder: str | Path, *, raw: bool = False) -> Card:
+    """The card of a finished ``hushgrad train`` run.
+
+    The files are checked against each other, and epsilon against the ledger. The checkpoint folder, where a key may lie, is
+    never opened. ``raw=True`` adds metrics that show un-noised data; such a card is for those who may see the data.
+
+    Raises:
+        ArgumentError: where the folder holds no finished run, or its files contradict each other.
+    """
+    folder = read_folder(run_folder)
+    guarantee, plan, steps = folder.guarantee, folder.plan, folder.ledger.steps
+    gap, gap_note = _distance(plan)
+    return Card(
+        name=folder.name,
+        guarantee=guarantee,
+        plan=plan,
+        steps=steps,
+        plain=in_plain_words(guarantee),
+        sampling={"assumed": sampling_assumed(plan.participation), "done": sampling_done(plan, guarantee, steps)},
+        interval=_interval(guarantee),
+        curve=_curve(guarantee),
+        trade_off=_trade_off(guarantee),
+        noise_source=_noise_source(folder),
+        gap=gap,
+        gap_note=gap_note,
+        audit=_audit(folder.audit),
+        tuning=_tuning(folder.tuning),
+        results=_results(folder),
+        series=_series(folder, raw),
+        versions=_versions(folder),
+        caveats=_caveats(folder, raw),
+        citations=citation(plan, accountant=guarantee.accountant),
+    )
+
+
+def _interval(guarantee: Guarantee) -> tuple[float, float] | None:
+    from hushgrad.accounting import epsilon_interval
+
+    try:
+        return epsilon_interval(guarantee.event, delta=guarantee.delta, relation=guarantee.relation)
+    except NoTheorem:
+        return None
+
+
+@lru_cache(maxsize=32)
+def _curve(guarantee: Guarantee) -> tuple[tuple[float, float], ...]:
+    """Delta over epsilon, from 0 to a little beyond the claim."""
+    if not math.isfinite(guarantee.epsilon):
+        return ()
+    from hushgrad.accounting import delta_curve
+
+    epsilons = [1.25 * guarantee.epsilon * k / (_POINTS - 1) for k in range(_POINTS)]
+    deltas = delta_curve(guarantee.event, epsilons, accountant=guarantee.accountant, relation=guarantee.relation)
+    return tuple(zip(epsilons, deltas, strict=True))
+
+
+@lru_cache(maxsize=32)
+def _trade_off(guarantee: Guarantee) -> tuple[tuple[float, float], ...]:
+    if not math.isfinite(guarantee.epsilon):
+        return ()
+    from hushgrad.accounting import trade_off
+
+    alphas = [(k / (_POINTS - 1)) ** 2 for k in range(_POINTS)]  # dense where false alarms are rare
+    misses = trade_off(guarantee.event, alphas, accountant=guarantee.accountant, relation=guarantee.relation, points=80)
+    return tuple(zip(alphas, misses, strict=True))
+
+
+def _distance(plan: Plan) -> tuple[float | None, str]:
+    """How far the mechanism is from the best possible one, where a bound is known."""
+    try:
+        error = plan.noise.error(steps=plan.steps, participation=plan.participation)
+    except NoTheorem:
+        return None, "No bound is known for the best mechanism under this sampling."
+    if _is_amplified(plan):
+        return None, "Sampling amplifies this mechanism, and no bound is known for the best one under it."
+    return error.gap, f"Prefix-sum rmse at most {error.gap:.1%} above the certified bound ({error.certificate})."
+
+
+def _is_amplified(plan: Plan) -> bool:
+    """Whether the plan's theorem is better than the worst case over who takes part."""
+    from hushgrad.events import Gaussian
+
+    return not isinstance(plan.event(), Gaussian)
+
+
+def _noise_source(folder: Folder) -> str:
+    seeded = folder.recipe.get("run", {}).get("seed") is not None or any(
+        "seed" in note.lower() for note in folder.guarantee.notes
+    )
+    if seeded:
+        return "A seed: the run can be repeated, and is not private against whoever knows or guesses the seed."
+    return "A secret 256-bit key from the operating system, erased when the run was finished. It is in no report."
+
+
+def _audit(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The lower bounds and the verdict; single scores are left out, as they show un-noised data."""
+    if found is None:
+        return None
+    bounds = [b for b in found.get("lower_bounds", ()) if isinstance(b, dict) and isinstance(b.get("epsilon"), (int, float))]
+    keep = ("verdict", "confidence", "canaries", "steps", "refuted_by")
+    shown = ("method", "epsilon", "confidence", "assumption")
+    return {
+        **{key: found[key] for key in keep if key in found},
+        "lower_bound": max((float(b["epsilon"]) for b in bounds), default=0.0),
+        "lower_bounds": [{key: b[key] for key in shown if key in b} for b in bounds],
+    }
+
+
+def _tuning(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    keep = ("method", "trials", "naive_epsilon", "epsilon", "delta")
+    return None if found is None else {key: found[key] for key in keep if key in found}
+
+
+def _results(folder: Folder) -> dict[str, float]:
+    outcome = folder.report.get("outcome", {})
+    names = [name for name in outcome if name.startswith("test_")] + ["seconds"]
+    return {name: float(outcome[name]) for name in names if isinstance(outcome.get(name), (int, float))}
+
+
+def _series(folder: Folder, raw: bool) -> dict[str, tuple[tuple[float, float], ...]]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for line in folder.metrics:
+        for name, value in line.items():
+            usable = isinstance(value, (int, float)) and isinstance(line.get("step"), (int, float)) and math.isfinite(value)
+            if usable and name not in ("step", "steps") and (raw or not name.startswith("raw_")):
+                found.setdefault(name, []).append((float(line["step"]), float(value)))
+    return {name: tuple(_thinned(points)) for name, points in found.items()}
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    every = -(-len(points) // _LONGEST)
+    return points if every == 1 else [*points[::every], points[-1]]
+
+
+def _versions(folder: Folder) -> dict[str, str]:
+    found = folder.report.get("versions", {})
+    return {str(name): str(version) for name, version in found.items()} if isinstance(found, dict) else {}
+
+
+def _caveats(folder: Folder, raw: bool) -> tuple[str, ...]:
+    found = [str(caveat) for caveat in folder.report.get("caveats", ())]
+    if folder.tuning is None:
+        found.append("What was tuned, and on which data, is not recorded in the run folder: its cost is unknown and not counted.")
+    if raw:
+        found.append("This card shows metrics (raw_...) that the guarantee does not cover: it is as sensitive as the data.")
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,116 @@
+"""A run folder as a card needs it: read with suspicion, checked against itself, and never its checkpoint or key."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.train.plan import Plan
+
+__all__ = ["Folder", "read_folder"]
+
+_LARGEST = 256 << 20  # bytes of one file: a report reads what a run wrote, not whatever lies there
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """What was found: a finished run, and what else is known about it."""
+
+    name: str
+    plan: Plan
+    guarantee: Guarantee
+    ledger: Ledger
+    report: dict[str, Any]
+    recipe: dict[str, Any]
+    metrics: tuple[dict[str, Any], ...]
+    audit: dict[str, Any] | None
+    tuning: dict[str, Any] | None
+
+
+def read_folder(path: str | Path) -> Folder:
+    """Read the folder of a finished ``hushgrad train`` run.
+
+    Raises:
+        ArgumentError: where a file is missing or broken, or the files do not belong to each other.
+    """
+    folder = Path(path)
+    if not (folder / "plan.json").is_file():
+        _check.fail("run", str(path), "to be the folder of a run, with plan.json in it", "Give the --out of hushgrad train.")
+    if not (folder / "guarantee.json").is_file():
+        remedy = "Finish it with hushgrad train --resume; a card states what a finished run promises."
+        _check.fail("run", str(path), "to be a finished run", remedy)
+    plan = Plan.from_json(_object(folder / "plan.json"))
+    guarantee = Guarantee.from_json(_object(folder / "guarantee.json"))
+    ledger = Ledger.from_json(_object(folder / "ledger.json"))
+    report = _object(folder / "report.json") if (folder / "report.json").is_file() else {}
+    found = Folder(
+        name=folder.resolve().name,
+        plan=plan,
+        guarantee=guarantee,
+        ledger=ledger,
+        report=report,
+        recipe=_object(folder / "recipe.json") if (folder / "recipe.json").is_file() else {},
+        metrics=_lines(folder / "metrics.jsonl"),
+        audit=_object(folder / "audit.json") if (folder / "audit.json").is_file() else None,
+        tuning=_object(folder / "tuning.json") if (folder / "tuning.json").is_file() else None,
+    )
+    _require_consistent(found)
+    return found
+
+
+def _require_consistent(found: Folder) -> None:
+    """The guarantee is recomputed from the ledger: a card must not repeat a number that somebody has edited."""
+    from hushgrad.accounting import epsilon
+
+    claim = found.guarantee
+    if claim.event != found.ledger.event():
+        raise ArgumentError("Expected guarantee.json to be about the steps in ledger.json. One of them was changed.")
+    if claim.delta != found.plan.delta or claim.relation != found.plan.relation or claim.unit != found.plan.unit:
+        raise ArgumentError("Expected guarantee.json to have the delta, relation and unit of plan.json. One of them was changed.")
+    spent = epsilon(claim.event, delta=claim.delta, accountant=claim.accountant, relation=claim.relation)
+    if claim.epsilon < spent * (1 - 1e-6):  # the accountant of another version may differ in the last digits
+        raise ArgumentError(
+            f"Expected epsilon={claim.epsilon:.6g} in guarantee.json to be at least {spent:.6g}, the ledger's cost."
+        )
+    digest = found.report.get("plan_digest", found.plan.digest)
+    if digest != found.plan.digest:
+        raise ArgumentError("Expected report.json to be about plan.json: the plan's hash differs. One of them was changed.")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(f"Expected {path.name} to be JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise ArgumentError(f"Expected {path.name} to hold one JSON object.")
+    return content
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise ArgumentError(f"Expected {path.name} to have at most {_LARGEST} bytes.")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"Expected a readable {path.name}: {error}.") from None
+
+
+def _lines(path: Path) -> tuple[dict[str, Any], ...]:
+    """The metrics of all steps; lines that a killed run cut short are left out."""
+    if not path.is_file():
+        return ()
+    found = []
+    for line in _text(path).splitlines():
+        try:
+            item = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(item, dict):
+            found.append(item)
+    return tuple(found)

@@ -1,0 +1,85 @@
+"""The card as Markdown: a section that fits into a model card."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hushgrad.report.card import Card
+
+__all__ = ["audit_words", "details", "interval_words", "to_markdown", "tuning_words"]
+
+
+def to_markdown(card: Card) -> str:
+    """The whole card; see :meth:`Card.to_markdown`."""
+    lines = ["## Privacy", "", f"**{_escaped(str(card.guarantee))}**", ""]
+    lines += [f"{_escaped(sentence)}\n" for sentence in card.plain]
+    lines += ["| | |", "|---|---|"]
+    lines += [f"| {_escaped(name)} | {_escaped(value)} |" for name, value in details(card)]
+    lines += ["", "### What the guarantee does not say", "", *(f"- {_escaped(caveat)}" for caveat in card.caveats)]
+    lines += ["", "### Plan", "", "```", str(card.plan), "```"]
+    lines += ["", "### Citations", "", "```bibtex", card.citations.strip(), "```", ""]
+    return "\n".join(lines)
+
+
+def details(card: Card) -> list[tuple[str, str]]:
+    """The card's facts as (name, words)."""
+    claim = card.guarantee
+    rows = [
+        ("epsilon, delta", f"{_up(claim.epsilon)}, {claim.delta:g}"),
+        ("certified interval", interval_words(card)),
+        ("unit", claim.unit),
+        ("neighbours", str(claim.relation)),
+        ("sampling assumed", card.sampling["assumed"]),
+        ("sampling done", card.sampling["done"]),
+        ("mechanism", f"{type(card.plan.noise).__name__}, noise multiplier {_number(card.plan.noise_multiplier)}"),
+        ("distance from the optimum", card.gap_note),
+        ("clipping", f"{type(card.plan.clip).__name__}, norm {card.plan.max_grad_norm:g}; divided by {card.plan.batch_size:g}"),
+        ("accountant", claim.accountant),
+        ("noise source", card.noise_source),
+        ("tuning", tuning_words(card.tuning)),
+        ("audit", audit_words(card.audit)),
+        ("steps", f"{card.steps} of {card.plan.steps}"),
+        *((name.replace("_", " "), f"{value:.4g}") for name, value in card.results.items()),
+        ("versions", ", ".join(f"{name} {version}" for name, version in card.versions.items()) or "not recorded"),
+        ("plan (SHA-256)", card.plan.digest),
+    ]
+    return rows
+
+
+def interval_words(card: Card) -> str:
+    """The tight epsilon lies in it, proved from both sides."""
+    if card.interval is None:
+        return "no two-sided analysis"
+    return f"the tight epsilon of this event lies between {card.interval[0]:.6g} and {card.interval[1]:.6g}"
+
+
+def audit_words(audit: dict[str, Any] | None) -> str:
+    """What was found from below, beside the claim."""
+    if audit is None:
+        return "not audited"
+    where = f" over {audit['steps']} steps with {audit['canaries']} canaries" if {"steps", "canaries"} <= set(audit) else ""
+    return f"epsilon is at least {audit['lower_bound']:.3g}{where}; the claim is {audit.get('verdict', 'not judged')}"
+
+
+def tuning_words(tuning: dict[str, Any] | None) -> str:
+    """What the choice of hyper-parameters cost."""
+    if tuning is None:
+        return "unknown: nothing is recorded; trials on the same data would cost more than the epsilon above"
+    words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in tuning.items())
+    return words or "recorded, without details"
+
+
+def _up(epsilon: float) -> str:
+    from hushgrad.guarantee import _round_up
+
+    return "infinite" if epsilon == float("inf") else _round_up(epsilon)
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"
+
+
+def _escaped(text: str) -> str:
+    """Table cells and sentences must not end early or turn into mark-up."""
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("\n", " ")

@@ -1,0 +1,212 @@
+"""The privacy card of a real run, as its readers meet it: complete, honest, without secrets and without network."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hushgrad.cli.main import main
+from hushgrad.errors import ArgumentError
+from hushgrad.recipes import Recipe, train
+from hushgrad.report import Card, privacy_card
+from hushgrad.train import private as running
+
+TABLES = {
+    "model": {"name": "logistic"},
+    "data": {"name": "digits"},
+    "plan": {"noise_multiplier": 2.0, "delta": 1e-4, "batch_size": 128, "steps": 12},
+    "optimizer": {"lr": 2.0},
+    "run": {"evaluate_every": 4, "raw_metrics": True, "threads": 1},
+}
+AUDIT = {
+    "verdict": "not refuted",
+    "confidence": 0.95,
+    "canaries": 50,
+    "steps": 12,
+    "scores_in": [0.123456789],
+    "lower_bounds": [{"method": "one run", "epsilon": 0.31, "confidence": 0.95, "assumption": "nothing"}],
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """A finished run and the key that it had."""
+    keys = []
+    out = tmp_path_factory.mktemp("runs") / "digits <b>&"  # a hostile name
+    original = running.RunKey.make
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running.RunKey, "make", staticmethod(lambda key, seed: keys.append(original(key, seed)) or keys[-1]))
+        train(Recipe.from_tables(TABLES), out, progress=False)
+    assert len(keys) == 1
+    return out, keys[0].secret
+
+
+@pytest.fixture(scope="module")
+def card(finished: tuple[Path, bytes]) -> Card:
+    return privacy_card(finished[0])
+
+
+@pytest.fixture
+def copy(finished: tuple[Path, bytes], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished[0], tmp_path / "run"))
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def outputs(card: Card) -> list[str]:
+    return [json.dumps(card.to_json()), card.to_markdown(), card.to_html()]
+
+
+class Page(HTMLParser):
+    """Collects tags, and everything that a browser would fetch."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "data", "action", "srcset") and not (value or "").startswith("#"):
+                self.fetched.append(f"{tag} {name}={value}")
+
+
+def test_the_claim_in_words_and_in_full(card: Card) -> None:
+    lower, upper = card.interval
+    assert lower <= card.guarantee.epsilon * (1 + 1e-9) and upper <= card.guarantee.epsilon * (1 + 1e-3)
+    for text in outputs(card):
+        assert card.plan.digest in text and "abadi2016deep" in text and "pld" in text
+    markdown = card.to_markdown()
+    for word in (
+        "add/remove one",
+        "Poisson",
+        "as assumed",
+        "not audited",
+        "unknown: nothing is recorded",
+        "256-bit key",
+        "torch",
+    ):
+        assert word in markdown
+    assert "at most" in card.plain[0] and "right at most" in card.plain[1]
+
+
+def test_curves_are_bounds(card: Card) -> None:
+    deltas = [d for _, d in card.curve]
+    assert deltas == sorted(deltas, reverse=True) and card.curve[0][0] == 0
+    at_claim = next(d for e, d in card.curve if e >= card.guarantee.epsilon)
+    assert at_claim <= card.guarantee.delta * (1 + 1e-6)
+    assert all(0 <= beta <= 1 - alpha + 1e-9 for alpha, beta in card.trade_off)
+
+
+def test_no_secret_in_any_output(finished: tuple[Path, bytes], card: Card) -> None:
+    secret = finished[1]
+    forms = [secret.hex(), base64.b64encode(secret).decode().rstrip("="), base64.urlsafe_b64encode(secret).decode().rstrip("=")]
+    forms += [str(int.from_bytes(secret, "big")), str(list(secret))]
+    assert len(secret) == 32
+    for text in [*outputs(card), *outputs(privacy_card(finished[0], raw=True))]:
+        assert not any(form in text or form.upper() in text for form in forms)
+
+
+def test_a_key_that_lies_around_is_not_read(copy: Path) -> None:
+    (copy / "checkpoint").mkdir()
+    (copy / "checkpoint" / "key").write_text("5ec2e7" * 10)
+    assert not any("5ec2e7" in text for text in outputs(privacy_card(copy)))
+
+
+def test_the_page_is_self_contained_and_escaped(card: Card) -> None:
+    text = card.to_html()
+    page = Page(text)
+    assert page.fetched == [] and "script" not in page.tags and "link" not in page.tags
+    assert not re.search(r"url\((?!#)|@import", text)
+    assert "digits &lt;b&gt;&amp;" in text and "<b>" not in text
+    assert page.tags.count("svg") >= 4 and text.count("currentColor") > 20
+    assert "prefers-color-scheme: dark" in text and "@media print" in text
+    # the parser above can find what it looks for
+    assert Page('<img src="http://x.y/z.png">').fetched == ["img src=http://x.y/z.png"]
+
+
+def test_raw_metrics_only_when_asked_for(finished: tuple[Path, bytes], card: Card) -> None:
+    assert "raw_loss" in (finished[0] / "metrics.jsonl").read_text()
+    assert {"epsilon", "signal_to_noise", "test_accuracy"} <= set(card.series)
+    assert not any(name.startswith("raw_") for name in card.series)
+    raw = privacy_card(finished[0], raw=True)
+    assert "raw_clipped_fraction" in raw.series and any("as sensitive as the data" in caveat for caveat in raw.caveats)
+
+
+def test_audit_and_tuning_beside_the_claim(copy: Path) -> None:
+    (copy / "audit.json").write_text(json.dumps(AUDIT))
+    (copy / "tuning.json").write_text(json.dumps({"trials": 12, "naive_epsilon": 1.0, "epsilon": 2.5}))
+    card = privacy_card(copy)
+    assert card.audit["lower_bound"] == 0.31 and card.tuning["trials"] == 12
+    for text in outputs(card):
+        assert "0.31" in text and "0.123456789" not in text
+    assert "epsilon is at least 0.31 over 12 steps with 50 canaries" in card.to_markdown()
+    assert "trials 12, naive epsilon 1.0, epsilon 2.5" in card.to_html()
+    assert not any("its cost is unknown" in caveat for caveat in card.caveats)
+
+
+def test_a_seeded_run_says_so(copy: Path) -> None:
+    recipe = json.loads((copy / "recipe.json").read_text())
+    edit(copy / "recipe.json", run={**recipe["run"], "seed": 7})
+    assert "not private against whoever knows" in privacy_card(copy).to_markdown()
+
+
+def test_changed_files_are_refused(copy: Path) -> None:
+    claim = json.loads((copy / "guarantee.json").read_text())
+    edit(copy / "guarantee.json", epsilon=claim["epsilon"] * 0.9)
+    with pytest.raises(ArgumentError, match="to be at least"):
+        privacy_card(copy)
+    edit(copy / "guarantee.json", epsilon=claim["epsilon"], delta=1e-3)
+    with pytest.raises(ArgumentError, match="delta, relation and unit"):
+        privacy_card(copy)
+    edit(copy / "guarantee.json", delta=claim["delta"])
+    privacy_card(copy)
+    plan = json.loads((copy / "plan.json").read_text())
+    edit(copy / "plan.json", batch_size=64)
+    with pytest.raises(ArgumentError, match="hash differs"):
+        privacy_card(copy)
+    edit(copy / "plan.json", **plan)
+    edit(copy / "ledger.json", entries=[])
+    with pytest.raises(ArgumentError, match=r"steps in ledger\.json"):
+        privacy_card(copy)
+
+
+@pytest.mark.parametrize(("spoil", "message"), [("guarantee.json", "finished run"), ("plan.json", "folder of a run")])
+def test_unfinished_or_foreign_folders(copy: Path, spoil: str, message: str) -> None:
+    (copy / spoil).unlink()
+    with pytest.raises(ArgumentError, match=message):
+        privacy_card(copy)
+    (copy / spoil).write_text("[1, 2")
+    with pytest.raises(ArgumentError, match="JSON"):
+        privacy_card(copy)
+
+
+def test_the_command(finished: tuple[Path, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    html, markdown = tmp_path / "card.html", tmp_path / "card.md"
+    assert main(["report", str(finished[0]), "--html", str(html), "--markdown", str(markdown), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["privacy_card"] == 1 and content["plan_digest"]
+    assert html.read_text().startswith("<!doctype html>") and markdown.read_text().startswith("## Privacy")
+    assert main(["report", str(finished[0])]) == 0
+    assert "## Privacy" in capsys.readouterr().out
+    assert main(["report", str(tmp_path)]) == 2
+    assert "to be the folder of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["matplotlib", "jinja2"])
+def test_a_missing_extra_is_one_sentence(card: Card, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ArgumentError, match=rf"{missing}.*hushgrad\[report\]"):
+        card.to_html()
+    card.to_markdown()  # needs neither
