@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from hushgrad.accounting.base import Accountant, Loss
-from hushgrad.accounting.pld.loss import PrivacyLoss
+from hushgrad.accounting.pld.loss import PrivacyLoss, merged
+from hushgrad.events import Event, Relation
 
 __all__ = ["PLD"]
 
@@ -32,7 +34,12 @@ class PLD(Accountant):
 
     def total(self, parts: list[tuple[Loss, int]]) -> PrivacyLoss:
         """All parts in one list."""
-        total = PrivacyLoss(())
-        for loss, times in parts:
-            total = total + cast(PrivacyLoss, loss) * times
-        return total
+        losses = [(cast(PrivacyLoss, loss), times) for loss, times in parts]
+        return PrivacyLoss(
+            merged((pair, n * times) for loss, times in losses for pair, n in loss.parts),
+            tuple((event, relation, n * times) for loss, times in losses for event, relation, n in loss.sources),
+        )
+
+    def _leaf(self, event: Event, relation: Relation) -> Loss:
+        loss = super()._leaf(event, relation)
+        return replace(loss, sources=((event, relation, 1),)) if isinstance(loss, PrivacyLoss) else loss

@@ -20,6 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,24 +71,32 @@ class Curve(ABC):
 
     def reach(self, tail: float) -> tuple[float, float]:
         """Losses (low, high) with put(low) and call(high) - infinite at most ``tail``; found by bisection."""
-        low, high = self.support
-        if math.isinf(high):
-            high = _first_below(lambda e: self.right(e)[0] - self.infinite, tail)
-        if math.isinf(low):
-            low = -_first_below(lambda e: self.left(-e)[0], tail)
-        return low, high
+        return _reach(self, tail)
+
+
+@lru_cache(maxsize=8192)
+def _reach(curve: Curve, tail: float) -> tuple[float, float]:
+    low, high = curve.support
+    if math.isinf(high):
+        high = _first_below(lambda e: curve.right(e)[0] - curve.infinite, tail)
+    if math.isinf(low):
+        low = -_first_below(lambda e: curve.left(-e)[0], tail)
+    return low, high
+
+
+_RAMP = np.linspace(0.0, 1.0, 17)
 
 
 def _first_below(tail_of: Callable[[Array], Array], tail: float) -> float:
     """A positive number, within 2 % of the smallest, at which a decreasing function is at most ``tail``."""
     low, high = 2.0**-46, 2.0**40
     for _ in range(4):
-        points = np.geomspace(low, high, 17)
+        points = low * (high / low) ** _RAMP
         below = np.flatnonzero(tail_of(points) <= tail)
         if not len(below):
             return high
-        low, high = points[max(below[0] - 1, 0)], points[below[0]]
-    return float(high)
+        low, high = float(points[max(below[0] - 1, 0)]), float(points[below[0]])
+    return high
 
 
 @dataclass(frozen=True)

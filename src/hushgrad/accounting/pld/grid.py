@@ -25,6 +25,7 @@ __all__ = ["GUARD", "Grid", "Masses", "anchored", "balance", "both_sides", "kink
 Indices = NDArray[np.int64]
 GUARD = 2.0**-47  # covers the rounding of sums of up to 2**24 positive terms by pairwise summation
 _MOST = 2**16  # points on one side, about
+_PLACES = np.linspace(0.0, 1.0, 33)
 LESS, MORE = 1 - 2 * ACCURACY, 1 + 2 * ACCURACY
 
 
@@ -108,7 +109,7 @@ def _crowd(curve: Curve, step: float) -> float:
         return 0.0
     start, width = 0.0, 1.0  # in cells from the end
     for _ in range(4):
-        at = start + width * np.linspace(0, 1, 33)
+        at = start + width * _PLACES
         call, above, put, below = both_sides(curve, outer + direction * (at + 0.5))
         inside = LESS * put - MORE * down * below >= 0 if direction > 0 else LESS * call - MORE * up * above >= 0
         chosen = int(np.argmax(inside)) if inside.any() else 32

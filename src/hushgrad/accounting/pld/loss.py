@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hushgrad import _check
+from hushgrad.accounting.base import Loss
 from hushgrad.accounting.pld.curve import ACCURACY, Curve, GaussianCurve
+from hushgrad.accounting.pld.merge import rounded
 from hushgrad.accounting.pld.solve import Answer, delta_bound, epsilon_bound
+from hushgrad.accounting.rdp import RDP
+from hushgrad.errors import NoTheorem
+from hushgrad.events import Compose, Event, Relation
 
-__all__ = ["Pair", "PrivacyLoss"]
+__all__ = ["Pair", "PrivacyLoss", "merged"]
 
 WIDTH = 1e-4
+_NET = 32  # as many distinct events at most are asked for a second bound
 
 
 @dataclass(frozen=True)
@@ -35,22 +41,31 @@ class Pair:
 
 @dataclass(frozen=True)
 class PrivacyLoss:
-    """A composition of pairs, kept as a list: the numerical work is chosen for each question."""
+    """A composition of pairs, kept as a list: the numerical work is chosen for each question.
+
+    ``sources`` are the events behind the pairs, asked for a Rényi bound where the numerics come near their limits.
+    """
 
     parts: tuple[tuple[Pair, int], ...]
+    sources: tuple[tuple[Event, Relation, int], ...] = field(default=(), compare=False, repr=False)
 
     def __add__(self, other: PrivacyLoss) -> PrivacyLoss:
         if not isinstance(other, PrivacyLoss):
             return NotImplemented
-        return PrivacyLoss(_merged((*self.parts, *other.parts)))
+        return PrivacyLoss(merged((*self.parts, *other.parts)), (*self.sources, *other.sources))
 
     def __mul__(self, times: int) -> PrivacyLoss:
         times = _check.integer(0, times=times)
-        return PrivacyLoss(tuple((pair, n * times) for pair, n in self.parts) if times else ())
+        if times == 0:
+            return PrivacyLoss(())
+        return PrivacyLoss(
+            tuple((pair, n * times) for pair, n in self.parts),
+            tuple((event, relation, n * times) for event, relation, n in self.sources),
+        )
 
     def epsilon(self, delta: float, *, width: float = WIDTH) -> float:
         """A certified upper bound on epsilon, too large by a fraction of about ``width`` at most."""
-        return max(self._epsilons(_check.delta(delta=delta), width, upper=True), default=0.0)
+        return self._upper(_check.delta(delta=delta), width)
 
     def delta(self, epsilon: float) -> float:
         """A certified upper bound on delta."""
@@ -59,42 +74,63 @@ class PrivacyLoss:
     def epsilon_interval(self, delta: float, width: float = WIDTH) -> tuple[float, float]:
         """Certified bounds (lower, upper) on epsilon, ``width`` apart relative to epsilon if that can be had."""
         delta, width = _check.delta(delta=delta), _check.positive(width=width)
-        upper = max(self._epsilons(delta, 0.62 * width, upper=True), default=0.0)
+        upper = self._upper(delta, 0.62 * width)
         if math.isinf(upper):
             return 0.0, upper
-        lower = max(self._epsilons(delta, 0.35 * width, upper=False), default=0.0)
+        lower = max((a.epsilon for a in self._epsilons(delta, 0.35 * width, upper=False)), default=0.0)
         return min(lower, upper), upper
 
     def delta_interval(self, epsilon: float, *, lower: bool = True) -> tuple[float, float]:
         """Certified bounds (lower, upper) on delta."""
         epsilon = _check.non_negative(epsilon=epsilon)
-        uppers = [delta_bound(parts, epsilon, upper=True) for parts in self._directions(upper=True)]
-        lowers = [delta_bound(parts, epsilon, upper=False) for parts in self._directions(upper=False)] if lower else []
-        high = max(uppers, default=0.0)
-        return min(max(lowers, default=0.0), high), high
+        high = low = 0.0
+        for parts in self._directions(WIDTH, upper=True):
+            high = max(high, delta_bound(parts, epsilon, upper=True, known=high))
+        for parts in self._directions(WIDTH, upper=False) if lower else ():
+            low = max(low, delta_bound(parts, epsilon, upper=False))
+        return min(low, high), high
 
-    def _epsilons(self, delta: float, width: float, *, upper: bool) -> list[float]:
+    def _upper(self, delta: float, width: float) -> float:
+        """The upper bound: where the numerics are at their limits a Rényi bound may be smaller, and then it is taken."""
+        found = self._epsilons(delta, width, upper=True)
+        epsilon = max((answer.epsilon for answer in found), default=0.0)
+        net = self._net() if any(answer.doubtful for answer in found) else None
+        return epsilon if net is None else min(epsilon, net.epsilon(delta))
+
+    def _net(self) -> Loss | None:
+        """The Rényi loss of the same events, where there is one and it costs little."""
+        relations = {relation for _, relation, _ in self.sources}
+        if len(relations) != 1 or len(self.sources) > _NET:
+            return None
+        try:
+            return RDP().loss(Compose(event * n for event, _, n in self.sources), relations.pop())
+        except NoTheorem:
+            return None
+
+    def _epsilons(self, delta: float, width: float, *, upper: bool) -> list[Answer]:
         """Bounds for each direction; a direction that the first answer already covers is computed as coarsely as that allows."""
         found: list[Answer] = []
-        for parts in self._directions(upper=upper):
+        for parts in self._directions(width, upper=upper):
             found.append(epsilon_bound(parts, delta, width, upper=upper, known=max((a.epsilon for a in found), default=0.0)))
-        return [answer.epsilon for answer in found]
+        return found
 
-    def _directions(self, *, upper: bool) -> list[list[tuple[Curve, int]]]:
-        """The curves of each direction, equal ones counted together and Gaussians added up exactly."""
+    def _directions(self, width: float, *, upper: bool) -> list[list[tuple[Curve, int]]]:
+        """The curves of each direction; equal ones are counted together, near-equal ones of very many too."""
         sides = [(pair.above if upper else pair.below, n) for pair, n in self.parts]
         count = max((len(curves) for curves, _ in sides), default=0)
-        return [_simplified((curves[min(k, len(curves) - 1)], n) for curves, n in sides) for k in range(count)]
+        directions = [_simplified((curves[min(k, len(curves) - 1)], n) for curves, n in sides) for k in range(count)]
+        return [list(rounded(counts, width, upper=upper).items()) for counts in directions]
 
 
-def _merged(parts: Iterable[tuple[Pair, int]]) -> tuple[tuple[Pair, int], ...]:
+def merged(parts: Iterable[tuple[Pair, int]]) -> tuple[tuple[Pair, int], ...]:
+    """Equal pairs counted together."""
     counts: dict[Pair, int] = {}
     for pair, n in parts:
         counts[pair] = counts.get(pair, 0) + n
     return tuple(counts.items())
 
 
-def _simplified(parts: Iterable[tuple[Curve, int]]) -> list[tuple[Curve, int]]:
+def _simplified(parts: Iterable[tuple[Curve, int]]) -> dict[Curve, int]:
     """Count equal curves together; Gaussians compose to one Gaussian with mu^2 = sum of n mu^2 (Dong, Roth and Su 2022)."""
     counts: dict[Curve, int] = {}
     square = 0.0
@@ -105,4 +141,4 @@ def _simplified(parts: Iterable[tuple[Curve, int]]) -> list[tuple[Curve, int]]:
             counts[curve] = counts.get(curve, 0) + n
     if square > 0:
         counts[GaussianCurve(math.sqrt(square) * (1 + ACCURACY * 2**-14))] = 1
-    return list(counts.items())
+    return counts

@@ -21,6 +21,8 @@ __all__ = ["Moments", "Saddle", "saddle_for_delta", "saddle_for_epsilon", "windo
 
 _POINTS = 160
 _LARGEST_TILT = 1e9
+_DECADES = np.geomspace(1e-7, 1.0, _POINTS)
+_SHARES = 1 / (1 + np.exp(-np.linspace(-16.0, 16.0, _POINTS)))
 
 
 class Moments:
@@ -85,16 +87,14 @@ def _quadrature(curve: Curve, tail: float) -> tuple[Array, Array]:
 
 
 def _geometric(end: float) -> tuple[Array, Array]:
-    points = np.geomspace(end * 1e-7, end, _POINTS)
+    points = end * _DECADES
     pieces = points * math.log(points[1] / points[0])
     pieces[0] += points[0]  # the piece next to zero
     return points, pieces
 
 
 def _logistic(end: float) -> tuple[Array, Array]:
-    place = np.linspace(-16.0, 16.0, _POINTS)
-    share = 1 / (1 + np.exp(-place))
-    return end * share, end * share * (1 - share) * (place[1] - place[0])
+    return end * _SHARES, end * _SHARES * (1 - _SHARES) * (32.0 / (_POINTS - 1))
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,11 @@ class Saddle:
     epsilon: float
     log_delta: float
     spread: float
+
+    @property
+    def slope(self) -> float:
+        """-d ln(delta) / d epsilon, about: an error of epsilon times this is one of ln(delta)."""
+        return max(self.tilt, 1 / self.spread)
 
 
 def _saddle(moments: Moments, t: float) -> Saddle:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,10 +27,11 @@ Parts = Sequence[tuple[Curve, int]]
 
 @dataclass(frozen=True)
 class Answer:
-    """A bound on epsilon, and the grid step that it was found with (0: closed form)."""
+    """A bound on epsilon, the grid step that it was found with (0: closed form), and whether it may be far from the truth."""
 
     epsilon: float
     step: float = 0.0
+    doubtful: bool = False
 
 
 def epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, known: float = 0.0) -> Answer:
@@ -40,30 +41,36 @@ def epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, know
         return Answer(math.inf)
     if _is_single(parts):
         return Answer(_invert(parts[0][0], delta, upper=upper))
+    if _largest_loss(parts) <= known:
+        return Answer(_largest_loss(parts) if upper else 0.0)
     if sum(n * curve.delta(0.0) for curve, n in parts) * (1 + ACCURACY) <= delta:
         return Answer(0.0)  # at epsilon 0 delta is a total variation, which composes by sums
     try:
         with np.errstate(all="ignore"):
             answer = _composed_epsilon(parts, delta, width, upper=upper, known=known, infinite=infinite)
     except (FloatingPointError, OverflowError, ValueError):
-        answer = Answer(_simple(parts, delta, upper=upper))
+        answer = Answer(_simple(parts, delta, upper=upper), doubtful=True)
     return replace(answer, epsilon=min(answer.epsilon, _largest_loss(parts))) if upper else answer
 
 
 def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, known: float, infinite: float) -> Answer:
     budget = _Budget(parts, delta)
-    at = saddle_for_delta(budget.moments, max(delta - infinite, delta * 1e-6))
-    if at.epsilon <= 0:
-        at = saddle_for_epsilon(budget.moments, 0.0)
+    at = _saddle_at(budget.moments, max(delta - infinite, delta * 1e-6))
     error = max(width * max(at.epsilon, 1e-9), 0.4 * (known - at.epsilon))
     for _ in range(_ATTEMPTS):
         budget = budget.refined(at, error)
         grids, around = budget.discretised(at, error, upper=upper)
         found = _read(compose(grids, around), delta, at, upper=upper)
         if found is not None:
-            return Answer(found, grids[0][0].step)
+            return Answer(found, grids[0][0].step, doubtful=found > 1.02 * at.epsilon)
         budget, error = budget.stricter(), error / 4
     raise FloatingPointError("the answer was not inside any window")
+
+
+def _saddle_at(moments: Moments, delta: float) -> Saddle:
+    """The saddle point for ``delta``, or the one at epsilon 0 if that delta needs no epsilon."""
+    at = saddle_for_delta(moments, delta)
+    return at if at.epsilon > 0 else saddle_for_epsilon(moments, 0.0)
 
 
 def _read(composed: Composed, delta: float, at: Saddle, *, upper: bool) -> float | None:
@@ -86,37 +93,53 @@ def _simple(parts: Parts, delta: float, *, upper: bool) -> float:
     return sum(n * _invert(curve, delta / steps * (1 - 1e-12), upper=True) for curve, n in parts) * (1 + 1e-12)
 
 
-def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-4) -> float:
-    """A bound on delta at ``epsilon``."""
+def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-4, known: float = 0.0) -> float:
+    """A bound on delta at ``epsilon``; answers that turn out below ``known`` need not be accurate."""
     if _is_single(parts):
         return min(1.0, abs(parts[0][0].delta(epsilon)) * (1 + ACCURACY if upper else 1 - ACCURACY))
     if epsilon >= _largest_loss(parts):
         return _infinite(parts) * (1 + ACCURACY if upper else 1 - ACCURACY)
-    try:
-        with np.errstate(all="ignore"):
-            bound = _composed_delta(parts, epsilon, width, upper=upper)
-    except (FloatingPointError, OverflowError, ValueError):
-        bound = math.nan
     if upper:
         simple = sum(n * curve.delta(epsilon / sum(m for _, m in parts)) for curve, n in parts) * (1 + ACCURACY)
-        return min(1.0, simple) if math.isnan(bound) else min(1.0, simple, bound)
-    return max(curve.delta(epsilon) for curve, _ in parts) * (1 - ACCURACY) if math.isnan(bound) else bound
+    else:
+        simple = max(curve.delta(epsilon) for curve, _ in parts) * (1 - ACCURACY)
+    bounds = [min(1.0, simple)]
+    try:
+        with np.errstate(all="ignore"):
+            for bound in _composed_deltas(parts, epsilon, width, bounds[0], upper=upper):
+                bounds.append(bound)
+                if upper and bound <= known:
+                    break
+    except (FloatingPointError, OverflowError, ValueError):
+        pass  # what was found before is valid
+    return min(bounds) if upper else max(bounds)
 
 
-def _composed_delta(parts: Parts, epsilon: float, width: float, *, upper: bool) -> float:
+def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, *, upper: bool) -> Iterator[float]:
+    """Bounds on delta until one is as good as the wanted width, each from a composition made for a better guess of delta.
+
+    The first is made for the saddle point at ``epsilon``. Where rare large losses matter its estimate of delta is off by orders of
+    magnitude; the later ones are made for the delta that the bounds before them say, as for a question about epsilon.
+    """
     at = saddle_for_epsilon(_Budget(parts, 1e-30).moments, epsilon)
     budget = _Budget(parts, min(max(math.exp(max(at.log_delta, -600.0)), 1e-260), 0.5))
-    bounds: list[float] = []
-    for attempt in range(_ATTEMPTS):
-        at = saddle_for_epsilon(budget.moments, epsilon)
-        error = width / max(at.tilt, 1e-3) / 4**attempt  # a relative error w of delta is an error w / t of epsilon
-        grids, around = budget.refined(at, error).discretised(at, error, upper=upper)
-        composed = compose(grids, around)
-        bounds.append(composed.delta(epsilon, upper=upper))
-        if composed.delta(epsilon, upper=True) <= (1 + 2 * width) * composed.delta(epsilon, upper=False):
-            break  # the window did not cost more than the grid
-        budget = _Budget(parts, min(budget.delta, max(bounds[-1], 1e-260)), budget.share / 1000)
-    return min(bounds) if upper else max(bounds)
+    at, best = saddle_for_epsilon(budget.moments, epsilon), simple
+    for attempt in range(_ATTEMPTS + 2):
+        error = width / at.slope / 4 ** max(0, attempt - 1)
+        composed = compose(*budget.refined(at, error).discretised(at, error, upper=upper))
+        if not (np.all(np.isfinite(composed.c)) and math.isfinite(composed.log_mass) and math.isfinite(composed.noise)):
+            raise FloatingPointError("the composition overflows")
+        bound, before = composed.delta(epsilon, upper=upper), best
+        yield bound
+        best = min(best, bound) if upper else max(best, bound)
+        clear = composed.delta(epsilon, upper=True) <= (1 + 2 * width) * composed.delta(epsilon, upper=False)
+        cut = composed.infinite - _infinite(parts) > width * bound  # the guess was too large for these tails
+        stuck = attempt > 1 and abs(before - best) <= 1e-2 * best
+        if (clear or stuck) and not cut:
+            return
+        guess = min(max(best if best > 0 else budget.delta, 1e-260), 0.5)
+        budget = _Budget(parts, guess, budget.share if clear else budget.share / 1000)
+        at = _saddle_at(budget.moments, guess)
 
 
 def _infinite(parts: Parts) -> float:
@@ -140,7 +163,7 @@ def _invert(curve: Curve, delta: float, *, upper: bool) -> float:
     low, high = 0.0, 1.0
     while curve.delta(high) > target:
         low, high = high, 2 * high
-        if high > 1e7:
+        if high > 1e15:
             return math.inf if upper else low
     for _ in range(60):
         middle = 0.5 * (low + high)
@@ -159,8 +182,8 @@ class _Budget:
         self.moments = Moments(parts, self.tail)
 
     def refined(self, at: Saddle, error: float) -> _Budget:
-        """The budget for an absolute error of epsilon: a relative error of delta that is t times as large, a 30th of it here."""
-        share = min(1e-3, max(error * at.tilt / 30, 1e-12))
+        """The budget for an absolute error of epsilon: so much of ln(delta) times its slope, a 30th of it here."""
+        share = min(1e-3, max(error * at.slope / 30, 1e-12))
         return self if share >= self.share else _Budget(self.parts, self.delta, share)
 
     def stricter(self) -> _Budget:
@@ -176,7 +199,7 @@ class _Budget:
         if not upper and _smooth(
             self.parts
         ):  # tangents need a few cells between zero and the end of the support at which the losses crowd
-            step = min(step, max(0.3 * _nearest_end(self.parts), width / 2**17))
+            step = min(step, max(0.3 * _nearest_end(self.parts), width / 2**17, self.moments.longest / 2**17))
         make: Callable[[Curve, float, float, float], Masses] = connect_the_dots if upper else from_below
         grids = [(make(curve, step, self.tail, at.tilt), n) for curve, n in self.parts]
         return grids, _widened(around, grids, step)
