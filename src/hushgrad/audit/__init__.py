@@ -18,6 +18,11 @@ from hushgrad.audit.bounds import (
 )
 from hushgrad.audit.canaries import Canaries
 from hushgrad.audit.checks import Check
+from hushgrad.audit.curve import ClaimedCurve
+from hushgrad.audit.examples import ExampleCanaries, mislabelled, out_of_distribution
+from hushgrad.audit.exposure import exposure, secret_sequences, sequence_losses
+from hushgrad.audit.inversion import invert, likeness
+from hushgrad.audit.membership import MembershipReport, membership_inference
 from hushgrad.audit.one_run import epsilon_one_run, epsilon_one_run_fdp
 from hushgrad.audit.report import AuditReport, LowerBound
 from hushgrad.clipping import isolation, self_check
@@ -27,16 +32,27 @@ __all__ = [
     "Auditor",
     "Canaries",
     "Check",
+    "ClaimedCurve",
     "ErrorRates",
+    "ExampleCanaries",
     "LowerBound",
+    "MembershipReport",
     "curve_gap",
     "epsilon_clopper_pearson",
     "epsilon_gaussian",
     "epsilon_one_run",
     "epsilon_one_run_fdp",
     "error_rates",
+    "exposure",
     "grid_rates",
+    "invert",
     "isolation",
+    "likeness",
+    "membership_inference",
+    "mislabelled",
+    "out_of_distribution",
+    "secret_sequences",
     "self_check",
+    "sequence_losses",
     "split_rates",
 ]

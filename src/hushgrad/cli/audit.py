@@ -1,0 +1,84 @@
+"""``hushgrad audit``: attack the plan of a run with canaries and bound its epsilon from below."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hushgrad.cli._parser import Parser, UsageError, print_json, table
+
+if TYPE_CHECKING:
+    from hushgrad.audit import AuditReport
+
+__all__ = ["run"]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "audit",
+        "Attack the plan of a run: canaries of known gradient go through the real path of capture, clipping, noise and optimizer.\n"
+        "Prints lower bounds on epsilon beside the claimed one. It can refute the claim; it never proves privacy.\n"
+        "Exit code 0: not refuted; 1: refuted.",
+        example="hushgrad audit runs/demo --canaries 2000 --plot audit.png",
+    )
+    parser.add_argument("path", metavar="RUN", help="folder of hushgrad train, or a plan.json")
+    parser.add_argument("--canaries", type=int, default=1000, metavar="N", help="how many (default 1000)")
+    parser.add_argument("--steps", type=int, default=50, metavar="N", help="how many steps at most (default 50)")
+    parser.add_argument(
+        "--confidence", type=float, default=0.95, metavar="P", help="of the verdict and of each bound (default 0.95)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed, the same report")
+    parser.add_argument("--plot", metavar="PATH", help="save a picture (needs matplotlib)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Audit; see ``hushgrad audit --help``."""
+    options = _parser().parse(words)
+    text = _plan_text(Path(options.path))
+    from hushgrad.audit import Auditor  # torch: imported after the words have been understood
+    from hushgrad.train import Plan
+
+    report = Auditor(
+        Plan.from_json(text),
+        canaries=options.canaries,
+        steps=options.steps,
+        confidence=options.confidence,
+        seed=options.seed,
+        progress=not (options.quiet or options.json),
+    ).run()
+    if options.plot:
+        _save_plot(report, options)
+    if options.json:
+        print_json(report.summary())
+    else:
+        _print(report)
+    return 1 if report.refuted else 0
+
+
+def _plan_text(path: Path) -> str:
+    file = path / "plan.json" if path.is_dir() else path
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Cannot read the plan of a run from {file}: {error}.") from None
+
+
+def _save_plot(report: AuditReport, options: argparse.Namespace) -> None:
+    try:
+        report.plot(options.plot)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Cannot save the picture to {options.plot}: {error}.") from None
+
+
+def _print(report: AuditReport) -> None:
+    rows = [("lower bound on epsilon", "", "assumes")]
+    rows += [(bound.method, f"{bound.epsilon:.3f}", bound.assumption) for bound in report.lower_bounds]
+    rows += [("claimed (upper bound)", f"{report.claimed.epsilon:.3f}", f"{report.claimed.event}, {report.claimed.relation}")]
+    print(table(rows))
+    print()
+    print(table([("ok" if check.passed else "FAILED", check.name, check.seen) for check in report.checks]))
+    print()
+    print(report)
