@@ -1,1 +1,11 @@
-"""Experiments: the results of the source papers, each one reproducible by a command."""
+"""Experiments: the results of the source papers, each one reproducible by a command.
+
+``hushgrad reproduce NAME`` runs one and writes its claims with verdicts, a picture and tables. An experiment is one file with a
+function from :class:`Context` to :class:`Findings`, and one entry in ``registry.py``.
+"""
+
+from hushgrad.experiments.base import Claim, Context, Experiment, Findings, Table
+from hushgrad.experiments.frame import Outcome, reproduce
+from hushgrad.experiments.registry import EXPERIMENTS, find
+
+__all__ = ["EXPERIMENTS", "Claim", "Context", "Experiment", "Findings", "Outcome", "Table", "find", "reproduce"]

@@ -1,0 +1,151 @@
+"""What an experiment is, and what it finds: frozen values, standard library only (``hushgrad reproduce --list`` costs no torch).
+
+An experiment is a function from a :class:`Context` (how much work, which seed, which data) to :class:`Findings` (claims with
+verdicts, tables, the numbers behind a picture, and how to draw it). Writing files is the frame's business, not the experiment's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hushgrad import _check
+
+__all__ = ["HOLDS", "MISPRINT", "REFUTED", "Claim", "Context", "Experiment", "Findings", "Table"]
+
+T = TypeVar("T")
+
+HOLDS = "holds"
+MISPRINT = "does not hold as printed"  # the source is in error, and the corrected statement is what was found
+REFUTED = "not reproduced"  # neither the printed nor a corrected statement was found: a defect here or a false claim
+
+_BETTER = {"equal": "=", "at most": "≤", "at least": "≥"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One statement of a source beside what was found; the verdict follows from the numbers alone.
+
+    ``expected`` is the printed value and ``relation`` how the finding should lie to it ("equal", "at most", "at least", within
+    the absolute ``tolerance``). ``corrected`` is the true value, if that contradicts the print: found by other means, and to be met
+    within the tolerance or one per cent. ``note`` says why.
+
+        >>> Claim(source="000", says="2 + 2 = 5", expected=5, corrected=4, found=4.0).verdict
+        'does not hold as printed'
+        >>> Claim(source="000", says="2 + 2 = 5", expected=5, found=4.0).verdict
+        'not reproduced'
+    """
+
+    source: str
+    says: str
+    expected: float
+    found: float
+    tolerance: float = 0.0
+    relation: str = "equal"
+    corrected: float | None = None
+    stderr: float | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _check.one_of(tuple(_BETTER), relation=self.relation)
+
+    @property
+    def verdict(self) -> str:
+        """``holds``, ``does not hold as printed`` or ``not reproduced``."""
+        if self._agrees(self.expected):
+            return HOLDS
+        return MISPRINT if self._is_as_corrected() else REFUTED
+
+    def _is_as_corrected(self) -> bool:
+        if self.corrected is None:
+            return False
+        return self.found == self.corrected or abs(self.found - self.corrected) <= max(self.tolerance, 0.01 * abs(self.corrected))
+
+    def _agrees(self, value: float) -> bool:
+        # Written so that a NaN agrees with nothing.
+        if self.relation == "at most":
+            return self.found <= value + self.tolerance
+        if self.relation == "at least":
+            return self.found >= value - self.tolerance
+        return abs(self.found - value) <= self.tolerance or self.found == value
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``results.json``: all fields and the verdict."""
+        return {
+            "source": self.source,
+            "says": self.says,
+            "relation": self.relation,
+            "expected": self.expected,
+            "corrected": self.corrected,
+            "found": self.found,
+            "tolerance": self.tolerance,
+            "stderr": self.stderr,
+            "verdict": self.verdict,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A small table: a title, the names of the columns, and rows of numbers or words."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                _check.fail("rows", row, f"to have {len(self.columns)} entries, as columns={self.columns}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What an experiment found. ``draw`` fills a matplotlib figure; ``caption`` says what it shows, units included."""
+
+    claims: tuple[Claim, ...]
+    tables: tuple[Table, ...]
+    draw: Callable[[Any], None]
+    caption: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def _untracked(items: Sequence[T], about: str) -> Iterable[T]:
+    return items
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """How to run: ``quick`` for a small form on embedded data, ``seed`` of all randomness, ``data`` a folder of real data.
+
+    ``track(items, about)`` passes items on and shows progress, if somebody is watching.
+    """
+
+    quick: bool = False
+    seed: int = 0
+    data: Path | None = None
+    track: Callable[[Sequence[Any], str], Iterable[Any]] = _untracked
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A published result that a command repeats: its name, the document it is from, its claim, and where its code is.
+
+    ``code`` is "module:function" inside this room, imported when it is run. ``heavy`` experiments train models for minutes;
+    ``--all --quick`` runs their quick forms too.
+    """
+
+    name: str
+    source: str
+    claim: str
+    code: str
+    heavy: bool = False
+
+    def run(self, context: Context) -> Findings:
+        """Do it."""
+        module, function = self.code.split(":")
+        run: Callable[[Context], Findings] = vars(importlib.import_module(f"hushgrad.experiments.{module}"))[function]
+        return run(context)

@@ -1,0 +1,186 @@
+"""The frame: run an experiment, and write what it found as JSON, as a picture and as Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hushgrad import __version__
+from hushgrad.experiments.base import REFUTED, Context, Experiment, Findings, Table
+from hushgrad.experiments.picture import save
+from hushgrad.experiments.registry import EXPERIMENTS, SOURCES
+
+__all__ = ["Outcome", "page", "reproduce", "summary", "write_pages"]
+
+_SIGNS = {"equal": "", "at most": "≤ ", "at least": "≥ "}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """An experiment that was run: its findings and what it took."""
+
+    experiment: Experiment
+    context: Context
+    findings: Findings
+    wall_seconds: float
+    cpu_seconds: float
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether every claim holds, as printed or as corrected."""
+        return all(claim.verdict != REFUTED for claim in self.findings.claims)
+
+    @property
+    def command(self) -> str:
+        """The words that repeat it."""
+        words = ["hushgrad reproduce", self.experiment.name, *(["--quick"] if self.context.quick else [])]
+        return " ".join([*words, *([f"--seed {self.context.seed}"] if self.context.seed else [])])
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``results.json``."""
+        content = {
+            "experiment": self.experiment.name,
+            "claim": self.experiment.claim,
+            "source": self.experiment.source,
+            "command": self.command,
+            "quick": self.context.quick,
+            "seed": self.context.seed,
+            "hushgrad": __version__,
+            "wall_seconds": round(self.wall_seconds, 2),
+            "cpu_seconds": round(self.cpu_seconds, 2),
+            "reproduced": self.reproduced,
+            "caption": self.findings.caption,
+            "claims": [claim.to_json() for claim in self.findings.claims],
+            "tables": [{"title": t.title, "columns": t.columns, "rows": t.rows} for t in self.findings.tables],
+            "data": self.findings.data,
+        }
+        return dict(_plain(content))
+
+
+def reproduce(experiment: Experiment, context: Context, out: Path | None = None, *, picture: bool = True) -> Outcome:
+    """Run an experiment; with ``out``, write ``results.json``, ``NAME.md`` and ``NAME.png`` into ``out/NAME``."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    findings = experiment.run(context)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    outcome = Outcome(experiment=experiment, context=context, findings=findings, wall_seconds=wall, cpu_seconds=cpu)
+    if out is not None:
+        folder = out / experiment.name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "results.json").write_text(json.dumps(outcome.to_json(), indent=1) + "\n")
+        (folder / f"{experiment.name}.md").write_text(page(outcome, picture=f"{experiment.name}.png" if picture else None))
+        if picture:
+            save(folder / f"{experiment.name}.png", findings.draw)
+    return outcome
+
+
+def page(outcome: Outcome, *, picture: str | None) -> str:
+    """The Markdown page of an outcome: claim by claim, the picture, the tables, and how it was made."""
+    experiment, findings = outcome.experiment, outcome.findings
+    sources = "; ".join(f"{key} ({SOURCES[key]})" for key in experiment.source.split(", "))
+    parts = [f"# {experiment.name}", f"{experiment.claim[0].upper()}{experiment.claim[1:]}. Source: {sources}."]
+    parts.append(_claims_table([claim.to_json() for claim in findings.claims]))
+    if picture is not None:
+        parts.append(f"![{experiment.name}]({picture})\n\n*{findings.caption}*")
+    parts += [_markdown(table) for table in findings.tables]
+    parts.append(
+        f"Written by `{outcome.command}` (hushgrad {__version__}, seed {outcome.context.seed}) "
+        f"in {outcome.wall_seconds:.1f} s of wall time, {outcome.cpu_seconds:.1f} s of processor time."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def write_pages(outcome: Outcome, docs: Path) -> None:
+    """Write an outcome into the documentation: its page, its picture, its numbers; then the overview of all."""
+    name = outcome.experiment.name
+    for folder in (docs / "results", docs / "images"):
+        folder.mkdir(parents=True, exist_ok=True)
+    save(docs / "images" / f"results-{name}.png", outcome.findings.draw)
+    (docs / "results" / f"{name}.md").write_text(page(outcome, picture=f"../images/results-{name}.png"))
+    (docs / "results" / f"{name}.json").write_text(json.dumps(outcome.to_json(), indent=1) + "\n")
+    (docs / "results.md").write_text(summary(docs / "results"))
+
+
+def summary(folder: Path) -> str:
+    """The overview page: every claim of every experiment whose numbers are in ``folder``, errors of the sources apart."""
+    files = [folder / f"{experiment.name}.json" for experiment in EXPERIMENTS]
+    results = [json.loads(file.read_text()) for file in files if file.exists()]
+    claims = [(result["experiment"], claim) for result in results for claim in result["claims"]]
+    counts = {verdict: sum(c["verdict"] == verdict for _, c in claims) for verdict in {c["verdict"] for _, c in claims}}
+    parts = [
+        "# Results: the sources, claim by claim",
+        "Every line below was written by a command; nothing was edited by hand. A verdict follows from the numbers: a "
+        "claim *holds* "
+        "if the finding agrees with what the source prints, *does not hold as printed* if it agrees with a corrected statement "
+        "instead (the note says which), and is *not reproduced* otherwise. "
+        + "; ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts))
+        + ".",
+        "\n".join(f"* {key}: {title}" for key, title in SOURCES.items()),
+        "## Errors and omissions in the sources",
+        "\n".join(
+            f"* [{name}](results/{name}.md), {c['source']}: {_sentence(c)}"
+            for name, c in claims
+            if c["verdict"].startswith("does")
+        ),
+    ]
+    for result in results:
+        name = result["experiment"]
+        parts += [
+            f"## [{name}](results/{name}.md)",
+            f"{result['claim'][0].upper()}{result['claim'][1:]}. `{result['command']}`, seed {result['seed']}, "
+            f"{result['wall_seconds']:.1f} s.",
+            _claims_table(result["claims"]),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _sentence(claim: dict[str, Any]) -> str:
+    return f"{claim['says']}: printed {_number(claim['expected'])}, found {_number(claim['found'])}. {claim['note']}".rstrip()
+
+
+def _claims_table(claims: list[dict[str, Any]]) -> str:
+    rows = [
+        (c["source"], c["says"], _SIGNS[c["relation"]] + _number(c["expected"]), _found(c), f"**{c['verdict']}**", c["note"])
+        for c in claims
+    ]
+    return _rows(("source", "claim", "expected", "found", "verdict", "note"), rows)
+
+
+def _found(claim: dict[str, Any]) -> str:
+    spread = "" if claim["stderr"] is None else f" ± {_number(claim['stderr'])}"
+    return _number(claim["found"]) + spread
+
+
+def _markdown(table: Table) -> str:
+    return f"**{table.title}**\n\n" + _rows(table.columns, table.rows)
+
+
+def _rows(columns: tuple[str, ...], rows: Any) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_cell(entry) for entry in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(entry: Any) -> str:
+    text = _number(entry) if isinstance(entry, (int, float)) and not isinstance(entry, bool) else str(entry)
+    return text.replace("|", "\\|")
+
+
+def _number(x: float | str) -> str:
+    return x if isinstance(x, str) else f"{x:.4g}"
+
+
+def _plain(x: Any) -> Any:
+    """Built-in types only: numpy scalars and arrays become numbers and lists, infinities words (JSON has none)."""
+    if isinstance(x, dict):
+        return {str(key): _plain(item) for key, item in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_plain(item) for item in x]
+    if type(x).__module__ == "numpy":
+        return _plain(x.tolist())
+    if isinstance(x, float) and not math.isfinite(x):
+        return str(x)
+    return x

@@ -1,0 +1,258 @@
+"""The lectures' noise for DP-GD against the tight one, and their excess-risk bounds against measured risk."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from hushgrad.accounting import calibrate, classical, epsilon, gaussian_mu
+from hushgrad.events import Gaussian
+from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.convex import METHODS, Task, bound, dp_gd_bound, excess, output_bound
+from hushgrad.experiments.picture import MARKS, panel
+
+__all__ = ["run"]
+
+LOOKS = dict(zip(METHODS, ("independent", "anti", "other", "nu", "best"), strict=True))
+Rows = list[tuple[Any, ...]]
+
+
+def _ratio(n: int, steps: int, eps: float, delta: float) -> float:
+    """The lecture's sigma / the smallest sigma that is private (replace-one, the average of n gradients of norm 1)."""
+    printed = classical.dp_gd_sigma(epsilon=eps, delta=delta, lipschitz=1.0, dataset_size=n, steps=steps)
+    return printed * n / 2 * gaussian_mu(eps, delta) / math.sqrt(steps)
+
+
+def run(context: Context) -> Findings:
+    """Noise ratios over T; measured risk and bounds over n, d and epsilon."""
+    sizes = (300, 1000, 3000) if context.quick else (300, 1000, 3000, 10_000, 30_000)
+    runs = 4 if context.quick else 20
+    middle = sizes[2]
+    over_n = [row for n in context.track(sizes, "over n") for row in _measure(Task(n, 10, 0.5), runs, context.seed)]
+    over_d = [row for d in context.track((5, 20, 80), "over d") for row in _measure(Task(middle, d, 0.5), runs, context.seed)]
+    over_eps = [
+        row for e in context.track((0.1, 0.3, 0.9), "over epsilon") for row in _measure(Task(middle, 10, e), runs, context.seed)
+    ]
+    steps = (1, 10, 25, 100, 1000, 10_000)
+    ratios = {eps: [_ratio(60_000, t, eps, 1e-5) for t in steps] for eps in (0.1, 0.9)}
+    columns = ("n", "d", "epsilon", "method", "measured excess", "standard error", "bound")
+    return Findings(
+        claims=(
+            *_noise_claims(),
+            *_bound_claims(),
+            *_risk_claims([*over_n, *over_d, *over_eps], over_n),
+            *_median_claims(context.seed),
+        ),
+        tables=(
+            Table(title="Excess risk over n, d and epsilon", columns=columns, rows=(*over_n, *over_d, *over_eps)),
+            _slopes(over_n, over_d, over_eps),
+            Table(
+                title="Lecture's sigma / tight sigma, n = 60000, delta = 1e-5",
+                columns=("T", *(f"eps = {e}" for e in ratios)),
+                rows=tuple((t, *(ratios[e][i] for e in ratios)) for i, t in enumerate(steps)),
+            ),
+        ),
+        draw=lambda figure: _draw(figure, steps, ratios, over_n),
+        caption="(a) the lecture's noise for DP-GD divided by the smallest private noise (replace-one, n = 60000, "
+        "delta = 1e-5), over the number of "
+        "steps. (b) logistic regression, d = 10, epsilon = 0.5, delta = 1e-6: measured excess risk (lines, two "
+        "standard errors) and the "
+        "theorems' bounds with their constants (dotted, same colour), over the number of rows n.",
+        data={"over_n": over_n, "over_d": over_d, "over_epsilon": over_eps, "steps": steps, "ratios": ratios},
+    )
+
+
+def _measure(task: Task, runs: int, seed: int) -> Rows:
+    rng = np.random.default_rng((seed, task.n, task.d, round(1000 * task.epsilon)))
+    rows = task.draw(rng)
+    found = []
+    for method in METHODS:
+        values = excess(method, task, rows, runs, rng)
+        promised = math.nan if method.startswith("DP-SGD") else bound(method, task)
+        found.append((task.n, task.d, task.epsilon, method, values.mean(), values.std(ddof=1) / math.sqrt(runs), promised))
+    return found
+
+
+def _slope(rows: Rows, column: int, method: str) -> float:
+    mine = [row for row in rows if row[3] == method]
+    return float(np.polyfit(np.log([row[column] for row in mine]), np.log([max(row[4], 1e-12) for row in mine]), 1)[0])
+
+
+def _slopes(over_n: Rows, over_d: Rows, over_eps: Rows) -> Table:
+    rows = tuple((m, _slope(over_n, 0, m), _slope(over_d, 1, m), _slope(over_eps, 2, m)) for m in METHODS)
+    return Table(title="Fitted slopes of the measured excess risk", columns=("method", "in n", "in d", "in epsilon"), rows=rows)
+
+
+def _noise_claims() -> tuple[Claim, ...]:
+    sigma = classical.dp_gd_sigma(epsilon=0.1, delta=1e-5, lipschitz=1.0, dataset_size=60_000, steps=25)
+    spent = epsilon(Gaussian(sigma * 60_000 / 2) * 25, delta=1e-5, accountant="gdp")
+    full = math.sqrt(10_000) / gaussian_mu(0.5, 1e-6)
+    sampled = calibrate(lambda s: Gaussian(s).sampled(rate=0.01) * 10_000, epsilon=0.5, delta=1e-6)
+    few = calibrate(lambda s: Gaussian(s).sampled(rate=0.01) * 100, epsilon=0.5, delta=1e-6)
+    return (
+        Claim(
+            source="000",
+            says="DP-GD's sigma at n = 60000, T = 25, eps = 0.1, delta = 1e-5, L = 1",
+            expected=0.100,
+            found=sigma,
+            tolerance=1e-3,
+        ),
+        Claim(
+            source="000",
+            says="that sigma is private: the epsilon it really spends, at most 0.1",
+            expected=0.1,
+            relation="at most",
+            found=spent,
+        ),
+        Claim(
+            source="algorithms reference",
+            says="it is 19.5 times the tight sigma",
+            expected=19.5,
+            found=_ratio(60_000, 25, 0.1, 1e-5),
+            tolerance=0.1,
+        ),
+        Claim(
+            source="000",
+            says="delta spent with eps' = eps/sqrt(8 T ln(1/delta)), delta' = delta/(T + 1), T = 25 (in units of delta)",
+            expected=1.0,
+            relation="at most",
+            found=25 / 26 + 1,
+            corrected=51 / 26,
+            note="ln(1/delta_0) with delta_0 = delta/(T + 1) is meant: then (T + 1) delta_0 = delta. The final sigma "
+            "is large enough for the right reading.",
+        ),
+        Claim(
+            source="002",
+            says="amplification cancels the larger sensitivity of SGD, same noise as GD (n = 100, T = n² = 10000: ratio)",
+            expected=1.0,
+            found=sampled * 100 / full,
+            tolerance=0.1,
+        ),
+        Claim(
+            source="here",
+            says="for one epoch it does not cancel (T = n = 100: ratio)",
+            expected=1.1,
+            relation="at least",
+            found=few * 100 / (full / 10),
+            note="With little noise per step (multiplier near 1) amplification is weaker than the factor n; the notes "
+            "say 'basically'.",
+        ),
+    )
+
+
+def _bound_claims() -> tuple[Claim, ...]:
+    small, large = Task(10**6, 10, 0.5), Task(10**8, 10, 0.5)
+    output = math.log(output_bound(large)[0] / output_bound(small)[0]) / math.log(small.n / large.n)
+    grid = [2**k for k in range(60)]
+
+    def best(task: Task) -> float:
+        sigma = [classical.dp_gd_sigma(epsilon=0.5, delta=1e-6, lipschitz=1.0, dataset_size=task.n, steps=t) for t in grid]
+        return min(dp_gd_bound(task, t, s) / (2 + math.log(t)) / math.log(t + 2) for t, s in zip(grid, sigma, strict=True))
+
+    descent = math.log(best(large) / best(small)) / math.log(small.n / large.n)
+    return (
+        Claim(
+            source="004",
+            says="output perturbation: exponent of sqrt(d)/(eps n) in the bound, best mu",
+            expected=0.5,
+            found=output,
+            tolerance=1e-6,
+        ),
+        Claim(
+            source="000",
+            says="the same, as printed once with exponent 2",
+            expected=2.0,
+            found=output,
+            corrected=0.5,
+            tolerance=1e-6,
+            note="1/2 is right, as the same lecture prints before and after; exponent 2 would beat the lower bound "
+            "sqrt(d)/(eps n).",
+        ),
+        Claim(
+            source="000",
+            says="DP-GD: exponent of 1/n in the bound, best T (logarithms taken out)",
+            expected=1.0,
+            found=descent,
+            tolerance=0.1,
+        ),
+        Claim(
+            source="004",
+            says="the constant 3 of output perturbation's risk covers 2 sqrt(2)",
+            expected=3.0,
+            relation="at most",
+            found=2 * math.sqrt(2),
+        ),
+    )
+
+
+def _risk_claims(rows: Rows, over_n: Rows) -> tuple[Claim, ...]:
+    claims = []
+    for method in METHODS[:-1]:
+        worst = max(row[4] / row[6] for row in rows if row[3] == method)
+        claims.append(
+            Claim(
+                source="000, 004",
+                says=f"{method}: measured excess risk / bound, largest",
+                expected=1.0,
+                relation="at most",
+                found=worst,
+            )
+        )
+    last = {row[3]: row[4] for row in over_n[-len(METHODS) :]}
+    return (
+        *claims,
+        Claim(
+            source="000",
+            says="'which bound is better?': tight DP-GD / output perturbation, measured at the largest n",
+            expected=1.0,
+            relation="at most",
+            found=last["DP-GD, tight noise"] / last["output perturbation"],
+        ),
+        Claim(
+            source="000",
+            says="looser noise costs risk: tight / lecture's noise in DP-GD, measured at the largest n",
+            expected=1.0,
+            relation="at most",
+            found=last["DP-GD, tight noise"] / last["DP-GD, lecture's noise"],
+        ),
+    )
+
+
+def _median_claims(seed: int) -> tuple[Claim, ...]:
+    """|w| + |w - 100| + b w over two points: between the kinks the slope is b/2, so the sign of b picks a data point."""
+    tilt = np.random.default_rng(seed).standard_normal(4000)
+    kinks = np.array([0.0, 100.0])
+    values = (np.abs(kinks).T + np.abs(kinks - 100.0)) / 2 + tilt[:, None] * kinks / 2
+    inside = np.abs(tilt) < 2  # beyond, the objective has no minimum at all
+    share = float((kinks[values[inside].argmin(axis=1)] == 100.0).mean())
+    error = 0.5 / math.sqrt(int(inside.sum()))
+    return (
+        Claim(
+            source="000",
+            says="objective perturbation of the median reveals a data point exactly with probability 1/2",
+            expected=0.5,
+            found=share,
+            stderr=error,
+            tolerance=3.5 * error,
+            note="Hence the strong convexity (and smoothness) that its theorem asks for.",
+        ),
+    )
+
+
+def _draw(figure: Any, steps: tuple[int, ...], ratios: dict[float, list[float]], over_n: Rows) -> None:
+    spec = figure.add_gridspec(1, 2, width_ratios=(0.8, 1))
+    axes = panel(figure, spec[0], title="(a) lecture's sigma / tight sigma", x="steps T", y="ratio", log="x")
+    for (eps, values), key in zip(ratios.items(), ("independent", "nu"), strict=True):
+        axes.plot(steps, values, label=f"epsilon = {eps}", **MARKS[key])
+    axes.set_ylim(0)
+    axes.legend(frameon=False, fontsize=8)
+    risk = panel(figure, spec[1], title="(b) risk and bounds", x="rows n", y="excess risk")
+    for method in METHODS:
+        mine = [row for row in over_n if row[3] == method]
+        look = MARKS[LOOKS[method]]
+        n, value, error = [r[0] for r in mine], [r[4] for r in mine], [2 * r[5] for r in mine]
+        risk.errorbar(n, value, yerr=error, label=method, markersize=4, capsize=2, **look)
+        risk.plot(n, [r[6] for r in mine], color=look["color"], linestyle=":", linewidth=1.0)
+    risk.legend(frameon=False, fontsize=7)

@@ -1,0 +1,51 @@
+"""All experiments: one file and one entry here make one."""
+
+from __future__ import annotations
+
+from hushgrad import _check
+from hushgrad.experiments.base import Experiment
+
+__all__ = ["EXPERIMENTS", "SOURCES", "find"]
+
+SOURCES = {
+    "000": "Razaviyayn, lecture 12: DP-FTRL and denoising DP-SGD",
+    "001": "Pillutla, slides: correlated noise provably beats independent noise (ICLR 2024, arXiv:2310.06771)",
+    "002": "handwritten notes: DP-(S)GD",
+    "003": "Wang et al., DP-LSSGD (MSML 2020)",
+    "004": "Razaviyayn, lecture 9: approximate differential privacy and composition",
+}
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Experiment("composition", "000, 004", "how loose each composition theorem is on one mechanism", "composition:run"),
+    Experiment("tree", "000", "tree aggregation as drawn, and against the best correlated noise", "tree:run"),
+    Experiment(
+        "mean-estimation",
+        "001",
+        "correlated noise gives error eta² log²(1/eta) where independent gives eta",
+        "mean_estimation:run",
+    ),
+    Experiment("linear-regression", "001", "error grows with the effective dimension, not with d", "linear_regression:run"),
+    Experiment(
+        "laplacian-signals",
+        "003",
+        "Laplacian smoothing removes noise from smooth signals (figure 2)",
+        "laplacian_signals:experiment",
+    ),
+    Experiment("laplacian-tables", "003", "gamma and beta of tables 3 and 4, and their limits", "laplacian_tables:run"),
+    Experiment(
+        "lecture-dpgd",
+        "000, 002, 004",
+        "the lecture's noise and risk bounds against tight noise and measured risk",
+        "lecture_dpgd:run",
+    ),
+    Experiment("dp-rates", "001", "with clipping: 1/(rho T) + 1/T against 1/(rho T²) + 1/T", "dp_rates:run"),
+)
+
+
+def find(name: str) -> Experiment:
+    """The experiment of that name; a misspelt one is answered with the closest.
+
+    >>> find("tree").source
+    '000'
+    """
+    return {experiment.name: experiment for experiment in EXPERIMENTS}[_check.one_of([e.name for e in EXPERIMENTS], name=name)]
