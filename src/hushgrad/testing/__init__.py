@@ -16,6 +16,7 @@ from typing import Any
 # Checks and the modules where they live; imported on first use, so that checking an accountant does not import torch.
 _HOMES = {
     "check_accountant": "hushgrad.testing.accountants",
+    "check_clipper": "hushgrad.testing.clippers",
     "check_denoiser": "hushgrad.testing.denoisers",
     "check_disk": "hushgrad.testing.denoisers",
     "check_laplacian": "hushgrad.testing.denoisers",
@@ -26,6 +27,7 @@ _HOMES = {
 
 __all__ = [
     "check_accountant",
+    "check_clipper",
     "check_denoiser",
     "check_disk",
     "check_laplacian",
