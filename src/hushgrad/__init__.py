@@ -16,10 +16,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hushgrad import accounting, clipping, denoise, errors, estimators, events, noise, sampling, testing, train
+    from hushgrad import (
+        accounting,
+        audit,
+        clipping,
+        denoise,
+        errors,
+        estimators,
+        events,
+        noise,
+        planner,
+        report,
+        sampling,
+        testing,
+        train,
+    )
     from hushgrad.accounting import calibrate, delta, epsilon
     from hushgrad.clipping import replace_batchnorm
     from hushgrad.guarantee import Guarantee, Ledger
+    from hushgrad.planner import plan_for
+    from hushgrad.report import citation
     from hushgrad.train import Checkpoint, Plan, make_private
     from hushgrad.train.fit import fit
 
@@ -32,13 +48,29 @@ _HOMES = {
     "Ledger": "hushgrad.guarantee",
     "Plan": "hushgrad.train",
     "calibrate": "hushgrad.accounting",
+    "citation": "hushgrad.report",
     "delta": "hushgrad.accounting",
     "epsilon": "hushgrad.accounting",
     "fit": "hushgrad.train",
     "make_private": "hushgrad.train",
+    "plan_for": "hushgrad.planner",
     "replace_batchnorm": "hushgrad.clipping",
 }
-_ROOMS = ("accounting", "clipping", "denoise", "errors", "estimators", "events", "noise", "sampling", "testing", "train")
+_ROOMS = (
+    "accounting",
+    "audit",
+    "clipping",
+    "denoise",
+    "errors",
+    "estimators",
+    "events",
+    "noise",
+    "planner",
+    "report",
+    "sampling",
+    "testing",
+    "train",
+)
 
 __all__ = [
     "Checkpoint",
@@ -46,7 +78,9 @@ __all__ = [
     "Ledger",
     "Plan",
     "accounting",
+    "audit",
     "calibrate",
+    "citation",
     "clipping",
     "delta",
     "denoise",
@@ -57,7 +91,10 @@ __all__ = [
     "fit",
     "make_private",
     "noise",
+    "plan_for",
+    "planner",
     "replace_batchnorm",
+    "report",
     "sampling",
     "testing",
     "train",

@@ -32,8 +32,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("hushgrad.cli.audit:run", "attack a run and bound its epsilon from below"),
     "report": ("hushgrad.cli.report:run", "the privacy card of a run"),
     "reproduce": ("hushgrad.cli.reproduce:run", "repeat a published result"),
-    "ledger": ("hushgrad.cli.ledger:run", "show and add up ledgers"),
-    "serve": ("hushgrad.cli.serve:run", "answer privacy questions over HTTP"),
 }
 
 
