@@ -23,7 +23,7 @@ class Question:
     | ``epochs`` or ``steps`` | exactly one of them must be given |
     | ``memory`` | noise state may be of any size; else it is a limit in bytes and needs ``parameters`` |
     | ``workload`` | prefix sums: SGD at a constant learning rate |
-    | ``tune_bands`` | bands are the cut square root, good for every optimiser; True optimises them for prefix sums |
+    | ``tune_bands`` | bands are the cut square root, as in published comparisons; True optimises them for prefix sums: less error |
 
     >>> Question(epsilon=2, delta=1e-6, dataset_size=60_000, epochs=10).batch_size
     256
