@@ -129,13 +129,13 @@ def _composition_claims() -> tuple[Claim, ...]:
         ),
         Claim(
             source="004",
-            says="lecture 9's form improves on basic composition (T = 50, eps = 1: basic is 50)",
+            says="the theorems hold side by side, neither is always better: lecture 9's form at T = 50, eps = 1, where "
+            "basic is 50",
             expected=50.0,
-            relation="at most",
+            relation="at least",
             found=worst,
-            corrected=math.sqrt(100 * math.log(1e6)) + 50 * math.expm1(1.0),
-            note="True for small eps only: the e^eps - 1 drift passes basic composition at eps near ln 2, so the "
-            "library returns the minimum.",
+            note="Its drift e^eps - 1 is above 1 from eps = ln 2 on, and then basic composition is better; the library "
+            "returns the minimum.",
         ),
     )
 
@@ -179,12 +179,11 @@ def _loss_claims() -> tuple[Claim, ...]:
         Claim(source="004", says="the two-coin algorithm is (0, 1/6)-DP", expected=1 / 6, found=hockey, tolerance=1e-12),
         Claim(
             source="004",
-            says="converse: its privacy loss is bounded by 0 with probability 5/6, P(L > 0) <= 1/6",
-            expected=1 / 6,
+            says="its privacy loss is not bounded by 0 with probability 5/6, so the converse is false: P(L > 0)",
+            expected=1 / 2,
             found=tail,
-            corrected=1 / 2,
             tolerance=1e-12,
-            note="P(L > 0) = 1/2: the lecture's own counter-example; the exact condition is E[(1 - e^(eps - L))+] <= delta.",
+            note="The lecture's own counter-example; the exact condition for (eps, delta) is E[(1 - e^(eps - L))+] <= delta.",
         ),
         Claim(
             source="000",
@@ -217,7 +216,7 @@ def _gaussian_claims() -> tuple[Claim, ...]:
         ),
         Claim(
             source="000, 004",
-            says="the same with 'variance sigma', as printed",
+            says="the Gaussian theorem with 'variance sigma', as printed (eps = 0.5, delta = 1e-5)",
             expected=1e-5,
             relation="at most",
             found=literal,

@@ -119,6 +119,9 @@ def summary(folder: Path) -> str:
         + "; ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts))
         + ".",
         "\n".join(f"* {key}: {title}" for key, title in SOURCES.items()),
+        "`hushgrad reproduce --list` names the experiments, `hushgrad reproduce NAME --out DIR` repeats one, `--quick` in seconds. A new "
+        "one is a file in `src/hushgrad/experiments` with a function from `Context` to `Findings`, and an entry in its `registry.py`. "
+        "`hushgrad reproduce NAME --docs docs` writes its page and this one.",
         "## Errors and omissions in the sources",
         "\n".join(
             f"* [{name}](results/{name}.md), {c['source']}: {_sentence(c)}"

@@ -107,7 +107,7 @@ def _noise_claims() -> tuple[Claim, ...]:
             found=spent,
         ),
         Claim(
-            source="algorithms reference",
+            source="earlier measurement",
             says="it is 19.5 times the tight sigma",
             expected=19.5,
             found=_ratio(60_000, 25, 0.1, 1e-5),
@@ -162,7 +162,7 @@ def _bound_claims() -> tuple[Claim, ...]:
         ),
         Claim(
             source="000",
-            says="the same, as printed once with exponent 2",
+            says="output perturbation: the risk, printed once with exponent 2",
             expected=2.0,
             found=output,
             corrected=0.5,

@@ -212,7 +212,7 @@ def _bound_claims(
         ),
         *(
             Claim(
-                source="noise reference",
+                source="earlier measurement",
                 says=f"exact risk of independent noise at d = {d}, eta = 0.05",
                 expected=v,
                 found=over_d[d]["independent"],
@@ -252,12 +252,12 @@ def _boundary_claims() -> tuple[Claim, ...]:
         ),
         Claim(
             source="001",
-            says="the theorem's range 0 < eta < 1, lambda_max = 1: the risk is finite at eta = 0.9, d = 8 (1 = finite)",
+            says="the informal theorem's range 0 < eta < 1, lambda_max = 1: the risk is finite at eta = 0.9, d = 8 (1 = finite)",
             expected=1.0,
             found=float(_problem(8, 0.9).margin() > 0),
             corrected=0.0,
-            note="With Gaussian inputs SGD's second moment diverges there, for every noise; the paper's theorem takes "
-            "eta small against 1/Tr(H).",
+            note="With Gaussian inputs SGD's second moment diverges there, for every noise: eta Tr(H) must stay below "
+            "about 2, which the informal theorem leaves out.",
         ),
     )
 
@@ -345,3 +345,5 @@ def _draw(
             axes.text(place - 0.3, 1.002, f"d = {d}\neta = {eta:g}", fontsize=7, transform=axes.get_xaxis_transform(), va="top")
     axes.axhline(1.0, color="0.6", linewidth=0.8)
     axes.set_xticks([])
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.2 * (high - low))  # room for the labels

@@ -105,7 +105,7 @@ def _closed_form_claims() -> tuple[Claim, ...]:
     printed = {"Noisy-SGD": 0.005025, "damped anti-PGD": 0.0007089, "nu-FTRL, nu = eta": 0.0004566}
     table = tuple(
         Claim(
-            source="noise reference",
+            source="earlier measurement",
             says=f"stationary error of {m} at eta = 0.01",
             expected=v,
             found=_closed_form(m, 0.01),
