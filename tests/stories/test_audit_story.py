@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,3 +115,14 @@ def test_user_level_plans_are_audited_too() -> None:
     plan = Plan.dpsgd(noise_multiplier=2.0, delta=1e-5, batch_size=20, dataset_size=100, steps=5, unit="user")
     found = Auditor(plan, canaries=60).run()
     assert not found.refuted and found.claimed.unit == "user"
+
+
+def test_the_snippets_of_the_page_run(capsys) -> None:
+    page = Path(__file__).parents[2] / "docs" / "audit.md"
+    scope: dict[str, object] = {}
+    snippets = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
+    assert len(snippets) >= 4
+    for snippet in snippets:
+        exec(compile(snippet, "audit.md", "exec"), scope)
+    printed = capsys.readouterr().out
+    assert "not refuted" in printed and "is refuted at 95% confidence" in printed

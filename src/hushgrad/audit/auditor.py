@@ -201,10 +201,11 @@ class Auditor:
 
     def _bounds(self, scores: np.ndarray, members: np.ndarray, points: list[ErrorRates], plain: float) -> tuple[LowerBound, ...]:
         delta, level = self.plan.delta, self.confidence
-        simple = bounds.error_rates(scores[members], scores[~members], threshold=plain, confidence=level)
+        tried = (*(point.threshold for point in points), plain)
+        simple = bounds.grid_rates(scores[members], scores[~members], thresholds=tried, confidence=level)
         fit = "the trade-off curve is Gaussian" + ("" if _is_gaussian(self.plan.event(self.steps)) else " (here only a fit)")
         found = [
-            ("clopper-pearson", bounds.epsilon_clopper_pearson(simple, delta=delta), "scores are independent"),
+            ("clopper-pearson", max(bounds.epsilon_clopper_pearson(r, delta=delta) for r in simple), "scores are independent"),
             (
                 "clopper-pearson gdp",
                 max(bounds.epsilon_gaussian(r, delta=delta) for r in points),

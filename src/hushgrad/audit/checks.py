@@ -1,7 +1,8 @@
 """White-box checks of a canary run: does the code do what the theorem assumes? Sharper than any attack, and no bound on epsilon.
 
 The auditor knows which record took part when, so the noise, the contributions and the batches can be looked at one by one.
-Each check rejects correct code with probability at most ``FALSE_ALARM`` (by exact or normal tails, Bonferroni inside a check).
+Each check rejects correct code with probability of at most ``FALSE_ALARM``, by exact tails (chi-squared, Student, Kolmogorov-Smirnov)
+or, for the counts of random batches, by a gamma law with the right moments; Bonferroni inside a check.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import singledispatch
 import numpy as np
 from scipy.special import ndtri
 from scipy.stats import chi2, kstest
+from scipy.stats import t as student
 
 from hushgrad._value import Value
 from hushgrad.audit.canaries import Canaries, Released
@@ -63,10 +65,12 @@ def noise_check(scorer: Scorer, released: Released, canaries: Canaries) -> Check
     rows = [t for t in range(steps) if not _inside(float(gram[t, t]), count, level / steps)]
     if rows:
         seen.append(f"noise of step {rows[0]} off by a factor {np.sqrt(gram[rows[0], rows[0]] / count):.3f}")
-    correlations = np.abs(np.triu(gram, 1)) / np.sqrt(count)
-    if steps > 1 and correlations.max() > _two_sided(level, steps * (steps - 1) // 2) * _scale(white):
-        a, b = np.unravel_index(int(correlations.argmax()), correlations.shape)
-        seen.append(f"steps {a} and {b} correlated by {gram[a, b] / count:.3f}")
+    if steps > 1:
+        sizes = np.sqrt(np.diag(gram))
+        correlation = np.triu(gram / np.maximum(np.outer(sizes, sizes), 1e-300), 1)
+        a, b = np.unravel_index(int(np.abs(correlation).argmax()), correlation.shape)
+        if abs(correlation[a, b]) > _correlation_limit(count, level / (steps * (steps - 1) / 2)):
+            seen.append(f"steps {a} and {b} correlated by {correlation[a, b]:.3f}")
     if kstest(white.ravel(), "norm").pvalue < level:
         seen.append("not normally distributed")
     return Check(name="noise", passed=len(seen) == 1, seen=", ".join(seen))
@@ -216,6 +220,7 @@ def _two_sided(level: float, tests: int) -> float:
     return float(-ndtri(level / 2 / tests))
 
 
-def _scale(white: np.ndarray) -> float:
-    # Products of two normals have slightly heavier tails than a normal at a finite count; at 500 numbers 10 % cover 1e-9.
-    return 1.0 + 10.0 / np.sqrt(white.shape[1]) * 0.25
+def _correlation_limit(count: int, level: float) -> float:
+    """|r| of two independent rows of ``count`` normals exceeds this with probability ``level``: r sqrt(n-1) / sqrt(1-r²) is Student's."""
+    limit = float(student.isf(level / 2, count - 1))
+    return limit / np.sqrt(count - 1 + limit**2)
