@@ -106,6 +106,7 @@ def test_randomised_response_counts_its_repetitions() -> None:
     assert loss.epsilon(1e-5) > 90
 
 
+@pytest.mark.slow
 def test_oracle_dp_accounting() -> None:
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     cases = [
@@ -127,6 +128,7 @@ def test_oracle_dp_accounting() -> None:
         assert lower <= theirs and upper == pytest.approx(theirs, rel=1e-3), str(event)
 
 
+@pytest.mark.slow
 def test_truncated_poisson_is_between_poisson_and_dp_accounting() -> None:
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     how = TruncatedPoisson(rate=0.01, dataset_size=10_000, size=110)

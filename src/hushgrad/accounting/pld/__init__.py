@@ -3,9 +3,11 @@
 | file | what is in it |
 |---|---|
 | ``curve``, ``poisson``, ``continuous``, ``atoms`` | privacy profiles of single steps, evaluated to full relative accuracy |
+| ``balls`` | the profile of a whole run over balls in bins |
 | ``grid``, ``from_above``, ``from_below`` | discretisation that dominates, or is dominated |
 | ``compose`` | the tilted FFT and its error bounds |
 | ``saddle``, ``solve`` | the choice of tilt, window and step for a question |
+| ``merge`` | near-equal steps rounded to one, on the safe side |
 | ``loss``, ``leaves``, ``accountant`` | the loss object, the analysis of each event, ``PLD`` |
 """
 

@@ -14,7 +14,7 @@ import numpy as np
 from hushgrad.accounting.pld.curve import ACCURACY, Array, Curve
 from hushgrad.accounting.pld.grid import GUARD, Masses, anchored, balance, kinks, rebuild
 
-__all__ = ["connect_the_dots"]
+__all__ = ["chords", "connect_the_dots"]
 
 
 def connect_the_dots(curve: Curve, step: float, tail: float, tilt: float) -> Masses:
@@ -23,7 +23,12 @@ def connect_the_dots(curve: Curve, step: float, tail: float, tilt: float) -> Mas
     Losses beyond the last grid point count as infinite (mass call(last)), losses before the first one are raised to it.
     """
     grid = anchored(curve, step, tail, tilt)
-    losses, split = grid.losses, grid.split
+    p, infinite, _ = chords(curve, grid.losses, grid.split)
+    return Masses(step, grid.shift, grid.index, p, infinite)
+
+
+def chords(curve: Curve, losses: Array, split: int) -> tuple[Array, float, float]:
+    """P's masses at any increasing losses whose profile lies above ``curve``; P's mass at infinity, Q's at minus infinity."""
     values = np.concatenate([curve.left(losses[:split])[0], curve.right(losses[split:])[0]]) * (1 + ACCURACY)
     infinite = max(float(values[-1]), 1e-300)
     lost = float(values[0]) * math.exp(-losses[0])  # the first chord starts at x = 0: this much of Q has no counterpart
@@ -38,7 +43,7 @@ def connect_the_dots(curve: Curve, step: float, tail: float, tilt: float) -> Mas
         others = others / (1 + ACCURACY)
         plain = balance(others, losses, split, 1 - infinite / (1 + ACCURACY), 1 - lost / (1 + ACCURACY), tolerance=small)
         p = (_unbalanced(others, losses, split, infinite) if plain is None else plain) * ratio
-    return Masses(step, grid.shift, grid.index, p, infinite)
+    return p, infinite, lost * ratio
 
 
 def _unbalanced(p: Array, losses: Array, split: int, infinite: float) -> Array:

@@ -10,6 +10,7 @@ from scipy.special import bdtrc
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
 from hushgrad.accounting.pld.accountant import PLD
 from hushgrad.accounting.pld.atoms import DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
+from hushgrad.accounting.pld.balls import BallsInBinsCurve, balls_in_bins
 from hushgrad.accounting.pld.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
 from hushgrad.accounting.pld.curve import Curve, GaussianCurve, Mirror, Mixture
 from hushgrad.accounting.pld.loss import Pair, PrivacyLoss
@@ -17,6 +18,7 @@ from hushgrad.accounting.pld.poisson import PoissonRemove, PoissonReplace, Symme
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
     ApproxDP,
+    BallsInBins,
     CyclicPoisson,
     DiscreteGaussian,
     DiscreteLaplace,
@@ -132,6 +134,8 @@ def _(event: Sampled, relation: Relation) -> Loss:
         return _fixed_size(event.of, how.rate, relation)
     if isinstance(how, TruncatedPoisson):
         return _truncated(event.of, how, relation)
+    if isinstance(how, BallsInBins):
+        return _balls(event.of, how, relation)
     raise NoTheorem(
         f"The pld accountant has no analysis of {type(how).__name__} sampling. "
         "Describe the run by Poisson, FixedSize or MinSep, or by Everyone, which is an upper bound."
@@ -223,3 +227,11 @@ def _truncated(of: Event, how: TruncatedPoisson, relation: Relation) -> Loss:
         free = _mirrored(PoissonRemove(GaussianCurve(1 / sigma), q))
     swaps = _mirrored(swapped) if relation is Relation.ADD_REMOVE else (Symmetrised(swapped),) * len(free)
     return _once(*(Mixture((f, s), (1 - full, full)) for f, s in zip(free, swaps, strict=True)), below=())
+
+
+def _balls(of: Event, how: BallsInBins, relation: Relation) -> Loss:
+    """The mixture over bins for Gaussian noise; otherwise each record meets one step of each epoch, whichever it is."""
+    if relation is Relation.REPLACE_ONE or not isinstance(of, Gaussian) or of.noise_multiplier == 0:
+        return PLD().loss(of * how.epochs, relation)
+    curve = balls_in_bins(how.bins, math.sqrt(how.epochs) / of.noise_multiplier * (1 + 1e-15))
+    return _once(*_mirrored(curve), below=()) if isinstance(curve, BallsInBinsCurve) else _once(curve, below=())

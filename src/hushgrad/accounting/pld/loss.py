@@ -13,7 +13,7 @@ from hushgrad.accounting.pld.merge import rounded
 from hushgrad.accounting.pld.solve import Answer, delta_bound, epsilon_bound
 from hushgrad.accounting.rdp import RDP
 from hushgrad.errors import NoTheorem
-from hushgrad.events import Compose, Event, Relation
+from hushgrad.events import BallsInBins, Compose, Event, Relation, Sampled
 
 __all__ = ["Pair", "PrivacyLoss", "merged"]
 
@@ -94,7 +94,7 @@ class PrivacyLoss:
         """The upper bound: where the numerics are at their limits a Rényi bound may be smaller, and then it is taken."""
         found = self._epsilons(delta, width, upper=True)
         epsilon = max((answer.epsilon for answer in found), default=0.0)
-        net = self._net() if any(answer.doubtful for answer in found) else None
+        net = self._net() if any(answer.doubtful or math.isinf(answer.epsilon) for answer in found) else None
         return epsilon if net is None else min(epsilon, net.epsilon(delta))
 
     def _net(self) -> Loss | None:
@@ -103,7 +103,7 @@ class PrivacyLoss:
         if len(relations) != 1 or len(self.sources) > _NET:
             return None
         try:
-            return RDP().loss(Compose(event * n for event, _, n in self.sources), relations.pop())
+            return RDP().loss(Compose(_unamplified(event) * n for event, _, n in self.sources), relations.pop())
         except NoTheorem:
             return None
 
@@ -117,9 +117,17 @@ class PrivacyLoss:
     def _directions(self, width: float, *, upper: bool) -> list[list[tuple[Curve, int]]]:
         """The curves of each direction; equal ones are counted together, near-equal ones of very many too."""
         sides = [(pair.above if upper else pair.below, n) for pair, n in self.parts]
+        sides = [(curves, n) for curves, n in sides if curves]  # from below, a step about which nothing is known counts as free
         count = max((len(curves) for curves, _ in sides), default=0)
         directions = [_simplified((curves[min(k, len(curves) - 1)], n) for curves, n in sides) for k in range(count)]
         return [list(rounded(counts, width, upper=upper).items()) for counts in directions]
+
+
+def _unamplified(event: Event) -> Event:
+    """A run over balls in bins without its amplification: each record takes part once per epoch."""
+    if isinstance(event, Sampled) and isinstance(event.how, BallsInBins):
+        return event.of * event.how.epochs
+    return event
 
 
 def merged(parts: Iterable[tuple[Pair, int]]) -> tuple[tuple[Pair, int], ...]:

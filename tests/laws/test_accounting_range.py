@@ -1,0 +1,96 @@
+"""Extremes: right or refused, never NaN, negative or below the truth, and never a hang."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+
+from hushgrad.accounting import PLD, delta, epsilon, estimate, gaussian_epsilon
+from hushgrad.accounting.pld import merge
+from hushgrad.accounting.pld.loss import PrivacyLoss
+from hushgrad.errors import NoTheorem
+from hushgrad.events import Compose, Event, Gaussian
+
+LIMIT = 8.0  # seconds of CPU for one question, on a slow machine
+SIGMAS, RATES, STEPS, DELTAS = (0.1, 1.0, 30.0, 1e4), (1e-9, 1e-4, 0.5, 1.0), (1, 100, 10**5, 10**8), (1e-15, 1e-6)
+GRID = list(itertools.product(SIGMAS, RATES, STEPS, DELTAS))
+QUICK = GRID[::9]
+
+
+def _event(sigma: float, rate: float, steps: int) -> Event:
+    return (Gaussian(sigma) if rate == 1 else Gaussian(sigma).sampled(rate=rate)) * steps
+
+
+def _check(sigma: float, rate: float, steps: int, delta_: float) -> None:
+    event = _event(sigma, rate, steps)
+    start = time.process_time()
+    upper = epsilon(event, delta=delta_)
+    assert time.process_time() - start < LIMIT
+    assert upper >= 0  # NaN fails too
+    if rate == 1:
+        truth = gaussian_epsilon(math.sqrt(steps) / sigma, delta_)
+        assert truth * (1 - 1e-9) <= upper <= truth * (1 + 1e-6) + 1e-12
+    assert upper <= epsilon(event, delta=delta_, accountant="rdp") * (1 + 1e-3) + 1e-9
+    with contextlib.suppress(NoTheorem):  # the contour needs too many points where steps are few
+        assert upper >= estimate(event, delta=delta_).epsilon * (1 - 1e-6)
+    if math.isfinite(upper):
+        start = time.process_time()
+        assert 0 <= delta(event, epsilon=upper) <= 1
+        assert time.process_time() - start < LIMIT
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps", "delta_"), QUICK)
+def test_extremes(sigma: float, rate: float, steps: int, delta_: float) -> None:
+    _check(sigma, rate, steps, delta_)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sigma", "rate", "steps", "delta_"), [case for case in GRID if case not in QUICK])
+def test_more_extremes(sigma: float, rate: float, steps: int, delta_: float) -> None:
+    _check(sigma, rate, steps, delta_)
+
+
+@pytest.mark.parametrize("name", ["basic", "advanced", "zcdp", "rdp"])
+def test_the_other_accountants_end_too(name: str) -> None:
+    for sigma, rate, steps, delta_ in GRID[::23]:
+        start = time.process_time()
+        event = _event(sigma, rate, steps)
+        try:
+            upper = epsilon(event, delta=delta_, accountant=name)
+            assert upper >= 0
+            if math.isfinite(upper):
+                assert 0 <= delta(event, epsilon=0.5 * upper, accountant=name) <= 1
+        except NoTheorem:
+            continue
+        assert time.process_time() - start < LIMIT
+
+
+def _schedule(count: int) -> PrivacyLoss:
+    loss = PLD().loss(Compose(Gaussian(float(s)).sampled(rate=0.01) for s in np.geomspace(1.0, 1.2, count)))
+    assert isinstance(loss, PrivacyLoss)
+    return loss
+
+
+def test_merging_is_on_the_safe_side_and_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = _schedule(200)
+    exact = loss.epsilon_interval(1e-5)
+    monkeypatch.setattr(merge, "_FEW", 10)
+    merged = loss.epsilon_interval(1e-5, 1e-2)
+    assert len(loss._directions(1e-2, upper=True)[0]) < 60
+    assert merged[0] <= exact[0] * (1 + 1e-4)
+    assert exact[1] * (1 - 1e-4) <= merged[1] <= exact[1] * (1 + 1.5e-2)
+
+
+def test_merging_in_the_wrong_direction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted defect: upper bounds with rates and distances rounded down."""
+    loss = _schedule(200)
+    exact = loss.epsilon_interval(1e-5)
+    honest = merge._index
+    monkeypatch.setattr(merge, "_FEW", 10)
+    monkeypatch.setattr(merge, "_index", lambda x, ratio, *, upper: honest(x, ratio, upper=not upper))
+    assert loss.epsilon(1e-5, width=1e-2) < exact[0]
