@@ -17,7 +17,7 @@ from hushgrad.train.plan import Plan
 __all__ = ["Proposal", "Skipped", "proposals"]
 
 _MOST_BANDS = 64
-_DENSE = 256  # steps: the optimisation is O(n³) and should answer in about a second
+_DENSE = 64  # steps: the optimisation takes O(n³) for each of many iterations, and should answer within a second
 _REGENERATED = 4096  # steps: beyond, drawing all earlier rows again costs more than a training step
 _TREE = 1 << 17  # steps whose prefix variances are added up one by one
 

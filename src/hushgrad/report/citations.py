@@ -21,7 +21,7 @@ USED_BY: dict[str, tuple[str, ...]] = {
     "AntiPGD": ("kalinin2026lambda", "orvieto2022anticorrelated"),
     "BLT": ("dvijotham2024efficient", "denisov2022improved"),
     "Banded": ("choquette2023amplified", "kalinin2024banded"),
-    "BandedInverse": ("kalinin2025back",),
+    "BandedInverse": ("kalinin2026back",),
     "Dense": ("denisov2022improved",),
     "Independent": ("abadi2016deep",),
     "Nu": ("choquette2024correlated",),
@@ -43,7 +43,7 @@ USED_BY: dict[str, tuple[str, ...]] = {
     "Flat": ("abadi2016deep",),
     "PerLayer": ("mcmahan2018learning",),
     # sampling
-    "BallsInBins": ("chua2024balls",),
+    "BallsInBins": ("chua2025balls",),
     "CyclicPoisson": ("choquette2023amplified",),
     "FixedSize": ("balle2018subsampling",),
     "FullBatch": ("bassily2014private",),

@@ -48,7 +48,7 @@ PAPERS: dict[str, Paper] = {
     "balle2018improving": Paper(
         _IN,
         "Balle, Borja and Wang, Yu-Xiang",
-        "Improving the {Gaussian} Mechanism for Differential Privacy",
+        "Improving the {Gaussian} Mechanism for Differential Privacy: Analytical Calibration and Optimal Denoising",
         2018,
         "ICML",
         "1805.06530",
@@ -109,7 +109,7 @@ PAPERS: dict[str, Paper] = {
         "ICLR",
         "2310.06771",
     ),
-    "chua2024balls": Paper(_MISC, "Chua, Lynn and others", "Balls-and-Bins Sampling for {DP-SGD}", 2024, arxiv="2412.16802"),
+    "chua2025balls": Paper(_IN, "Chua, Lynn and others", "Balls-and-Bins Sampling for {DP-SGD}", 2025, "AISTATS", "2412.16802"),
     "chua2024scalable": Paper(
         _IN,
         "Chua, Lynn and Ghazi, Badih and Kamath, Pritish and Kumar, Ravi and Manurangsi, Pasin and Sinha, Amer and Zhang, Chiyuan",
@@ -202,12 +202,13 @@ PAPERS: dict[str, Paper] = {
         "NeurIPS",
         "2405.13763",
     ),
-    "kalinin2025back": Paper(
-        _MISC,
+    "kalinin2026back": Paper(
+        _IN,
         "Kalinin, Nikita P. and McKenna, Ryan and Upadhyay, Jalaj and Lampert, Christoph H.",
         "Back to Square Roots: An Optimal Bound on the Matrix Factorization Error for Multi-Epoch Differentially Private {SGD}",
-        2025,
-        arxiv="2505.12128",
+        2026,
+        "ICLR",
+        "2505.12128",
     ),
     "kalinin2026lambda": Paper(
         _IN,
@@ -296,9 +297,10 @@ PAPERS: dict[str, Paper] = {
     ),
     "zhang2024doppler": Paper(
         _IN,
-        "Zhang, Xinwei and others",
+        "Zhang, Xinwei and Bu, Zhiqi and Hong, Mingyi and Razaviyayn, Meisam",
         "{DOPPLER}: Differentially Private Optimizers with Low-pass Filter for Privacy Noise Reduction",
         2024,
         "NeurIPS",
+        "2408.13460",
     ),
 }
