@@ -37,7 +37,7 @@ def run(context: Context) -> Findings:
     rows = [row for t in context.track(sizes, "over T") for row in _runs(t, RHO, chains, context.seed)]
     levels, length = (0.5, 2.0, 8.0), 512 if context.quick else 4096
     over_rho = [row for rho in context.track(levels, "over rho") for row in _runs(length, rho, chains, context.seed + 1)]
-    columns = ("T", "rho", "noise", "excess without noise", "added by privacy", "standard error", "gradients clipped")
+    columns = ("T", "rho", "noise", "excess without noise", "added by privacy", "standard error", "clipped (run without noise)")
     return Findings(
         claims=(*_rate_claims(rows, sizes), *_rho_claims(over_rho)),
         tables=(
