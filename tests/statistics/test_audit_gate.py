@@ -17,6 +17,8 @@ from hushgrad.clipping import Flat, PerLayer
 from hushgrad.clipping import reduce as clipping_reduce
 from hushgrad.denoise import Kalman, Laplacian
 from hushgrad.errors import CaptureError
+from hushgrad.estimators import DPLogisticRegression, DPMean
+from hushgrad.estimators.randomness import Randomness
 from hushgrad.noise import BLT, Banded, Independent, Source, Tree
 from hushgrad.sampling import Draws, Poisson, RoundRobin
 from hushgrad.testing import check_disk
@@ -248,25 +250,45 @@ def test_assert_private_on_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_private(plan, epsilon=epsilon, delta=1e-5, runs=300)
 
 
-NEIGHBOURS = (np.ones((20, 2)) / 2**0.5, np.vstack([np.ones((19, 2)) / 2**0.5, -np.ones((1, 2)) / 2**0.5]))
+ROWS = np.ones((20, 2)) / 2**0.5
+OTHER = np.vstack([ROWS[:-1], -ROWS[:1]])  # one row replaced by its opposite: as far apart as the data may be
+LABELS = np.arange(20) % 2  # the last row has label 1; a large l2 makes the sensitivity bound of the output nearly sharp
+CLAIM = {"epsilon": 1.0, "delta": 1e-5, "relation": "replace_one"}
 
 
-def _mean(data: np.ndarray, seed: int, shrink: float = 1.0) -> np.ndarray:
-    from hushgrad.estimators import DPMean
-
-    fitted = DPMean(epsilon=1.0, delta=1e-5, data_norm=1.0, relation="replace_one", random_state=seed).fit(data)
-    return data.mean(axis=0) + shrink * (fitted.mean_ - data.mean(axis=0))
+def mean(data: np.ndarray, seed: int) -> DPMean:
+    return DPMean(**CLAIM, data_norm=1.0, random_state=seed).fit(data)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_an_estimator_is_not_refuted(seed: int) -> None:
-    from hushgrad.estimators import DPMean
+def output_perturbation(data: np.ndarray, seed: int) -> DPLogisticRegression:
+    model = DPLogisticRegression(**CLAIM, data_norm=1.0, method="output", l2=1000.0, fit_intercept=False, random_state=seed)
+    return model.fit(data, LABELS)
 
-    claim = DPMean(epsilon=1.0, delta=1e-5, data_norm=1.0, relation="replace_one", random_state=0).fit(NEIGHBOURS[0]).guarantee_
-    common = {"epsilon": 1.0, "delta": 1e-5, "neighbours": NEIGHBOURS, "relation": "replace_one", "runs": 400, "seed": seed}
-    assert_private(_mean, event=claim.event, **common)
-    if seed == 0:
-        with pytest.raises(AssertionError, match="refuted at 95%"):
-            assert_private(lambda data, s: _mean(data, s, 0.25), event=claim.event, **common)
-        with pytest.raises(AssertionError, match="refuted at 95%"):
-            assert_private(lambda data, s: _mean(data, s, 0.1), **common)
+
+ESTIMATORS = {
+    "mean": (mean, lambda fitted: fitted.mean_),
+    "output perturbation": (output_perturbation, lambda fitted: fitted.coef_),
+}
+
+
+def assert_estimator_private(name: str, seed: int) -> None:
+    fit, released = ESTIMATORS[name]
+    event = fit(ROWS, 0).guarantee_.event
+    assert_private(lambda data, s: released(fit(data, s)), **CLAIM, event=event, neighbours=(ROWS, OTHER), runs=400, seed=seed)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_estimator_is_not_refuted_and_with_a_tenth_of_its_noise_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(2):
+        assert_estimator_private(name, seed)
+    normal = Randomness.normal
+    monkeypatch.setattr(Randomness, "normal", lambda self, *shape: 0.1 * normal(self, *shape))
+    with pytest.raises(AssertionError, match="refuted at 95%"):
+        assert_estimator_private(name, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_no_false_alarm_in_twenty_repetitions_of_an_estimator(name: str) -> None:
+    for seed in range(20):
+        assert_estimator_private(name, seed)
