@@ -38,9 +38,9 @@ def _only(argument: dict[str, Any]) -> tuple[str, Any]:
 
 def _real(name: str, value: object, constraint: str, remedy: str = "") -> float:
     # numpy scalars register as Real/Integral, so they pass; bools do too and are turned away first.
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         fail(name, value, "to be a number", remedy)
-    number = float(value)
+    number = float(value)  # type: ignore[arg-type]
     if math.isnan(number):
         fail(name, value, constraint, remedy)
     return number
@@ -95,6 +95,8 @@ def delta(remedy: str = "", **argument: Any) -> float:
 def integer(low: int | None = None, *, remedy: str = "", **argument: Any) -> int:
     """An integer, of at least ``low`` if given. Floats are refused even when they are whole."""
     name, value = _only(argument)
+    if type(value) is int and (low is None or value >= low):  # nearly always, and some checks are made for every tensor of a step
+        return value
     constraint = "to be an integer" if low is None else f"to be an integer of at least {low}"
     if isinstance(value, bool) or not isinstance(value, Integral):
         fail(name, value, constraint, remedy)

@@ -64,8 +64,8 @@ def add_clipped(group: Group, names: dict[int, dict[str, str]], clipper: Clipper
     columns = None if grouping is None else dict(zip(order, grouping, strict=True))
     scaled: dict[float, Tensor] = {}
     for use in group.uses:
-        if use.factor not in scaled:
-            scaled[use.factor] = weights * (use.factor * scale)
+        if use.factor not in scaled:  # a mean over examples, divided by their number once more, needs no scaling at all
+            scaled[use.factor] = weights if use.factor * scale == 1 else weights * (use.factor * scale)
         _add_use(use, names[id(use.call.site)], scaled[use.factor], columns, finite, sums)
     return Part(total.sqrt(), weights, rejected)
 

@@ -163,7 +163,7 @@ class CKernel(Kernel):
             round_keys = ctypes.create_string_buffer(_ROUND_KEYS)
             self._expand_key(stream.key, round_keys)
             stream.round_keys = round_keys
-        check_address(step, index, (start + out.size) // _transform.GROUP * _BLOCKS)
+        check_address(step, index, -(-(start + out.size) // _transform.GROUP) * _BLOCKS)
         where = stream.round_keys, step, index, start
         self._functions["draw", out.dtype](self.cipher, *where, scale, not fresh, _at(out), out.size)
 

@@ -110,7 +110,7 @@ def _master(key: bytes | None, seed: int | None) -> bytes:
     return key
 
 
-def _is_dtensor(tensor: Tensor) -> bool:
+def _is_dtensor(tensor: Tensor | None) -> bool:
     module = sys.modules.get("torch.distributed.tensor")  # slow to import, and no DTensor exists before it is
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -126,9 +126,9 @@ class Destination:
     @staticmethod
     def of(like: Tensor, out: Tensor | None, *, exact: bool = False) -> Destination:
         """For a result like ``like``, or to be added to ``out``; ``exact``: in float64 throughout, rounded once at the end."""
-        for name, tensor in (("like", like), ("out", out)):
-            if tensor is not None and _is_dtensor(tensor):
-                _check.fail(name, type(tensor), "to be a local tensor", "Draw on tensor.to_local() with the shard's offset=.")
+        if _is_dtensor(like) or _is_dtensor(out):
+            name, tensor = ("like", like) if _is_dtensor(like) else ("out", out)
+            _check.fail(name, type(tensor), "to be a local tensor", "Draw on tensor.to_local() with the shard's offset=.")
         if not like.dtype.is_floating_point:
             _check.fail("like.dtype", like.dtype, "to be a floating-point type")
         if out is not None and (out.shape != like.shape or out.dtype != like.dtype or out.device != like.device):
@@ -140,12 +140,14 @@ class Destination:
             target = out.detach().to(device="cpu", dtype=dtype).contiguous()
         else:
             target = torch.empty(like.shape, dtype=dtype)
-        return Destination(target, target.detach().reshape(-1).numpy(), fresh=out is None or not (exact or target is out))
+        plain = target.detach() if target.requires_grad else target
+        return Destination(target, plain.numpy().reshape(-1), fresh=out is None or not (exact or target is out))
 
     def deliver(self, like: Tensor, out: Tensor | None) -> Tensor:
         """The result in the dtype and on the device of ``like``: a fresh tensor, or ``out``."""
         if out is None:
-            return self.target.to(device=like.device, dtype=like.dtype)
+            same = self.target.dtype == like.dtype and like.is_cpu
+            return self.target if same else self.target.to(device=like.device, dtype=like.dtype)
         if self.target is not out:
             with torch.no_grad():
                 if self.fresh:

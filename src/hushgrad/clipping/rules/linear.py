@@ -72,9 +72,13 @@ class Linear(Rule):
                 add_kept(out[name], record.kept[name], weights[name])
             elif name == "weight":
                 g = record.g * _column(weights[name], record.g)
-                out[name].addmm_(g.flatten(0, -2).t(), record.x.reshape(-1, record.x.shape[-1]))
+                x = record.x
+                if x.dim() > 2:
+                    g, x = g.flatten(0, -2), x.reshape(-1, x.shape[-1])
+                out[name].addmm_(g.t(), x)
             else:
-                _add_bias(out[name], _positions(record.g), weights[name])
+                g = record.g if record.g.dim() == 2 else _positions(record.g).sum(1)
+                out[name].addmv_(g.t(), weights[name])
 
     def factors(self, record: Record) -> dict[str, Factors]:
         """The weight's gradient is the outer product of g and x."""
@@ -94,11 +98,4 @@ def _positions(x: Tensor) -> Tensor:
 
 
 def _column(weights: Tensor, like: Tensor) -> Tensor:
-    return weights.view(-1, *(1 for _ in like.shape[1:]))
-
-
-def _add_bias(out: Tensor, g: Tensor, weights: Tensor) -> None:
-    if g.shape[1] == 1:
-        out.addmv_(g[:, 0].t(), weights)
-    else:
-        out.addmv_(g.sum(1).t(), weights)
+    return weights.unsqueeze(1) if like.dim() == 2 else weights.view(-1, *(1 for _ in like.shape[1:]))
