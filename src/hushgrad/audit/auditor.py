@@ -94,24 +94,17 @@ class Auditor:
         gates, plain = self._thresholds(curve)
         with _bar(self.steps, self.progress) as on_step:
             released = self._release(self.seed, on_step)
-        scores = self.scorer(released.signal, released.present[:, : len(self.canaries)])
-        usable = np.isfinite(scores)
-        scores, members = scores[usable], self.canaries.members[usable]
-        if members.all() or not members.any():
-            raise ArgumentError(
-                "No canary took part in the audited steps on one of the sides. Audit more steps or more canaries."
-            )
+        scores, members = self._scored(released)
         points = bounds.grid_rates(scores[members], scores[~members], thresholds=gates, confidence=self.confidence)
         rates = max(points, key=lambda point: bounds.curve_gap(point, curve))
-        gap = bounds.curve_gap(rates, curve)
-        made = self._checks(released)
-        refuted_by = [*(["trade-off"] if gap > 0 else []), *(check.name for check in made if not check.passed)]
+        gap, made = bounds.curve_gap(rates, curve), self._checks(released)
+        refuted_by = (*(["trade-off"] if gap > 0 else []), *(check.name for check in made if not check.passed))
         return AuditReport(
             claimed=claimed,
             lower_bounds=self._bounds(scores, members, points, plain),
             confidence=self.confidence,
             verdict="refuted" if refuted_by else "not refuted",
-            refuted_by=tuple(refuted_by),
+            refuted_by=refuted_by,
             checks=tuple(made),
             steps=self.steps,
             canaries=len(scores),
@@ -127,6 +120,17 @@ class Auditor:
             seed=self.seed,
             notes=self.notes,
         )
+
+    def _scored(self, released: Released) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and memberships of the canaries about which the audited steps say something."""
+        scores = self.scorer(released.signal, released.present[:, : len(self.canaries)])
+        usable = np.isfinite(scores)
+        members = self.canaries.members[usable]
+        if members.all() or not members.any():
+            raise ArgumentError(
+                "No canary took part in the audited steps on one of the sides. Audit more steps or more canaries."
+            )
+        return scores[usable], members
 
     def _release(self, seed: int | None, on_step: Callable[[int], None] = lambda step: None, steps: int = 0) -> Released:
         return release(

@@ -50,8 +50,8 @@ def sequence_losses(model: nn.Module, sequences: Tensor, *, start: int = 1) -> T
 def exposure(secret_losses: ArrayLike, reference_losses: ArrayLike) -> np.ndarray:
     r"""log2 |R| - log2 rank for each secret, ranked by loss among the reference sequences (ties count half).
 
-        >>> exposure([0.0, 2.5], [1.0, 2.0, 3.0])  # first of 4; third of 4
-        array([2.        , 0.4150375])
+        >>> exposure([0.0, 2.5], [1.0, 2.0, 3.0]).round(3).tolist()  # first of 4; third of 4
+        [2.0, 0.415]
 
     A secret that the model does not know has a uniform rank, hence an expected exposure of about 1 / ln 2 = 1.44 bits.
     Reference: Carlini et al. 2019, "The Secret Sharer", definition 3, with the rank among a random sample of the space.

@@ -65,8 +65,11 @@ class AuditReport(_Finding):
 
     @property
     def lower_bound(self) -> float:
-        """The largest of the lower bounds on epsilon. Each holds with ``confidence``; look at its assumption."""
-        return max((bound.epsilon for bound in self.lower_bounds), default=0.0)
+        """The lower bound on epsilon by the method that is fixed beforehand, so that ``confidence`` is its own.
+
+        The Gaussian one where the claimed curve is Gaussian, else the plain one. The largest of several would not hold with it.
+        """
+        return self.bound("clopper-pearson gdp" if self.bound_is_exact else "clopper-pearson")
 
     @property
     def rates(self) -> ErrorRates:
