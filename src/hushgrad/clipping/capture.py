@@ -159,6 +159,15 @@ class Capture:
         norms, weights = _joined([p.norms for p in parts]), _joined([p.weights for p in parts])
         return ClippedSum(sums, norms, weights, sum(p.rejected for p in parts))
 
+    def check(self) -> int:
+        """Raise what :meth:`collect` would raise of the passes so far; else how many examples (or units) it will clip.
+
+        So a caller can refuse a step before it draws the step's noise. Nothing is cleared.
+        """
+        self._reconcile()
+        folded = self._folded[1] if self._folded else []
+        return sum(len(part.norms) for part in folded) + sum(group.size for group in self._groups())
+
     @torch.no_grad()
     def fold(self, clipper: Clipper) -> None:
         """Clip and add up the micro-batches so far, so that their activations can be released before the next forward.

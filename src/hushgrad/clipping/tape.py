@@ -69,6 +69,9 @@ class Tape:
                 with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
                     return work()
             return work()
+        except CaptureError as error:
+            self.failure = str(error)  # an error inside backward may be swallowed
+            raise
         finally:
             self.silent -= 1
 
