@@ -1,6 +1,7 @@
 """Testing: the conformance checks of every room, public, for your own mechanisms, rules, samplers and accountants too.
 
-Each ``check_*`` function raises ``AssertionError`` with one sentence that says what does not hold. hushgrad's own tests run
+Each ``check_*`` function raises ``AssertionError`` with one sentence that says what does not hold, and ``assert_private`` does so
+where a claimed (epsilon, delta) is refuted by an attack. hushgrad's own tests run
 them over everything in each room's ``__all__``, so a new part is tested the moment it has its import line:
 
     for name in testing.members(hushgrad.noise, hushgrad.noise.Mechanism): ...
@@ -15,6 +16,7 @@ from typing import Any
 
 # Checks and the modules where they live; imported on first use, so that checking an accountant does not import torch.
 _HOMES = {
+    "assert_private": "hushgrad.testing.private",
     "check_accountant": "hushgrad.testing.accountants",
     "check_clipper": "hushgrad.testing.clippers",
     "check_denoiser": "hushgrad.testing.denoisers",
@@ -26,6 +28,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "assert_private",
     "check_accountant",
     "check_clipper",
     "check_denoiser",
