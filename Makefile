@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt $(wildcard setup.py src/hushgrad/
 	python3 -m venv $(VENV)
 	@echo "Installing hushgrad and its tools into $(VENV) ..."
 	@$(BIN)/python -m pip install -q uv \
-	  && $(BIN)/uv pip install -q -p $(BIN)/python -c constraints.txt -e '.[dev]' \
+	  && $(BIN)/uv pip install -q --compile-bytecode -p $(BIN)/python -c constraints.txt -e '.[dev]' \
 	  || { echo "uv did not manage; trying pip ..."; $(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'; }
 	@touch $@
 
