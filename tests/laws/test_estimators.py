@@ -312,6 +312,51 @@ def test_measured_excess_risk_stays_below_the_bounds_and_has_their_slope():
     assert -1.25 < slope < -0.75
 
 
+@pytest.mark.parametrize(
+    ("vary", "values", "power"), [("n", [500, 2000, 8000], -1.0), ("d", [4, 16, 64], 0.5), ("epsilon", [0.1, 0.3, 0.9], -1.0)]
+)
+def test_output_perturbation_attains_the_predicted_slopes_on_its_worst_case(vary, values, power):
+    """Loss |w - x| with all data at 0: the excess risk is E|Z|, below the bound and with its slope in n, d and epsilon."""
+    rng, setting, measured = np.random.default_rng(1), {"n": 2000, "d": 16, "epsilon": 0.5}, []
+    for value in values:
+        setting[vary] = value
+        sigma = classical_gaussian_sigma(epsilon=setting["epsilon"], delta=1e-5, sensitivity=2 / (0.1 * setting["n"]))
+        excess = np.linalg.norm(sigma * rng.normal(size=(2000, setting["d"])), axis=1).mean()
+        assert excess < bounds.output_perturbation_regularised(**setting, delta=1e-5, lipschitz=1.0, l2=0.1)
+        measured.append(excess)
+    assert np.polyfit(np.log(values), np.log(measured), 1)[0] == pytest.approx(power, abs=0.05)
+
+
+def test_objective_perturbation_and_gradient_descent_stay_below_their_bounds():
+    """Logistic loss on unit rows: the excess over the best point of the unit ball, averaged over seeds, and falling with n."""
+    rng, d, epsilon, delta = np.random.default_rng(2), 5, 0.5, 1e-5
+    excess = {"objective": [], "gd": []}
+    for n in (1000, 16_000):
+        X = normalize(rng.normal(size=(n, d)))
+        y = np.where(X @ np.ones(d) + 0.5 * rng.normal(size=n) > 0, 1.0, -1.0)
+        ball = minimum(Objective(Logistic(), X, y, 0.35 * n / 3, np.zeros(d)), tol=1e-8, max_iter=300).theta
+        ball /= max(1.0, np.linalg.norm(ball))
+        for method in excess:
+            fits = [
+                DPLogisticRegression(
+                    epsilon,
+                    delta=delta,
+                    data_norm=1.0,
+                    method=method,
+                    relation="replace_one",
+                    fit_intercept=False,
+                    random_state=s,
+                ).fit(X, y)
+                for s in range(10)
+            ]
+            excess[method].append(np.mean([risk(fit.coef_[0], X, y) for fit in fits]) - risk(ball, X, y))
+        common = {"n": n, "d": d, "epsilon": epsilon, "delta": delta, "lipschitz": 1.0, "diameter": 2.0}
+        assert excess["objective"][-1] < bounds.objective_perturbation(**common, smoothness=0.25)
+        assert excess["gd"][-1] < bounds.gradient_descent(**common)
+    assert excess["objective"][1] < excess["objective"][0]
+    assert excess["gd"][1] < excess["gd"][0]
+
+
 def test_bounds_have_the_lectures_rates():
     common = {"epsilon": 0.5, "delta": 1e-6, "lipschitz": 1.0, "diameter": 1.0}
     for function, extra, power in [
