@@ -47,6 +47,7 @@ def test_memory_is_a_limit():
     assert {c.name for c in tight} == {c.name for c in free if c.state_bytes <= 8000}
     assert len(tight) < len(free)
     assert any("8e+03 are allowed" in dropped.reason for dropped in tight.dropped)
+    assert [c.name for c in compare(epsilon=4.0, memory=2, **SMALL)] == [c.name for c in tight]  # 2 numbers of 4 bytes each
     stateless = plan_for(epsilon=4.0, parameters=1000, memory=0, **SMALL)
     assert all(plan.noise.state_size(steps=60) == 0 for plan in stateless)
 
@@ -105,7 +106,7 @@ def test_json_round_trip():
         ({"epochs": None}, "exactly one of epochs and steps"),
         ({"steps": 3}, "exactly one of epochs and steps"),
         ({"batch_size": 2000}, "to be at most dataset_size=1000"),
-        ({"memory": 10.0}, "parameters=None to be given with memory"),
+        ({"memory": -1.0}, "memory=-1.0"),
         ({"epsilon": 0.0}, "epsilon=0"),
     ],
 )

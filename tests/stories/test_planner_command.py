@@ -33,7 +33,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "exactly one of epochs and steps"),
         (["--epochs", "2", "--memory", "10x"], "expected bytes"),
-        (["--epochs", "2", "--memory", "10M"], "to be given with memory"),
+        (["--epochs", "2", "--memory", "10M"], "to be given with --memory"),
         (["--steps", "2.5"], "expected a whole number"),
         (["--epochs", "2", "--relation", "cousins"], "cousins"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from hushgrad import _check
 from hushgrad.cli._parser import Parser, UsageError, print_json
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Answer; see ``hushgrad plan --help``."""
     options = _parser().parse(words)
+    if options.memory is not None and options.parameters is None:
+        _check.fail(
+            "--parameters", None, "to be given with --memory", "Noise state is kept per parameter: say how many there are."
+        )
     from hushgrad.noise.workload import SGDWorkload
     from hushgrad.planner import compare
 

@@ -21,7 +21,7 @@ class Question:
     |---|---|
     | ``batch_size`` | the power of two nearest to sqrt(dataset_size), a rule of thumb (Abadi et al. 2016, section 5.2) |
     | ``epochs`` or ``steps`` | exactly one of them must be given |
-    | ``memory`` | noise state may be of any size; else it is a limit in bytes and needs ``parameters`` |
+    | ``memory`` | noise state may be of any size; else a limit in bytes, or in numbers per parameter if ``parameters`` is None |
     | ``workload`` | prefix sums: SGD at a constant learning rate |
     | ``tune_bands`` | bands are the cut square root, as in published comparisons; True optimises them for prefix sums: less error |
 
@@ -71,12 +71,8 @@ class Question:
     def _check_memory(self) -> None:
         if self.parameters is not None:
             _check.positive_int(parameters=self.parameters)
-        if self.memory is None:
-            return
-        _check.non_negative(memory=self.memory)
-        if self.parameters is None:
-            remedy = "Noise state is kept per parameter: say how many the model has."
-            _check.fail("parameters", None, "to be given with memory", remedy)
+        if self.memory is not None:
+            _check.non_negative(memory=self.memory)
 
     @property
     def size(self) -> int:

@@ -168,8 +168,9 @@ def _scored(question: Question, proposal: Proposal | Skipped, earlier: list[Cand
         plan = proposal.make()
         state = plan.noise.state_size(steps=plan.steps)
         bytes_ = None if question.parameters is None else state * question.parameters * _FLOAT
-        if question.memory is not None and bytes_ is not None and bytes_ > question.memory:
-            return Dropped(proposal.name, f"Its noise state takes {bytes_:.3g} bytes; {question.memory:.3g} are allowed.")
+        size, unit = (state, "numbers per parameter") if bytes_ is None else (bytes_, "bytes")
+        if question.memory is not None and size > question.memory:
+            return Dropped(proposal.name, f"Its noise state takes {size:.3g} {unit}; {question.memory:.3g} are allowed.")
         plan = _calibrated(plan, question.epsilon)
     except NoTheorem as error:
         return Dropped(proposal.name, str(error))
