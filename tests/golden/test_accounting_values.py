@@ -17,6 +17,7 @@ from hushgrad.accounting import (
     ZCDP,
     accountant_of,
     advantage,
+    calibrate,
     epsilon,
     estimate,
     gaussian_delta,
@@ -267,3 +268,15 @@ def test_trade_off_of_a_gaussian_is_known() -> None:
         assert a <= b + 1e-12  # a lower bound on the miss rate
         assert a == pytest.approx(b, abs=2e-4)
     assert advantage(Gaussian(1 / 1.5), accountant="gdp") == pytest.approx(2 * ndtr(0.75) - 1, rel=1e-9)
+
+
+@pytest.mark.parametrize("target", [0.5, 1.0, 2.9, 3.0, 3.2, 8.0])
+@pytest.mark.parametrize(("rate", "steps"), [(1 / 6, 6), (0.5, 2), (0.01, 1), (0.05, 40)])
+def test_calibration_ends_at_the_target_for_few_steps_too(target, rate, steps):
+    """With few steps the rough search is by Rényi divergences, far above the certified epsilon: the answer must not stop there."""
+
+    def event(sigma):
+        return Gaussian(sigma).sampled(rate=rate) * steps
+
+    sigma = calibrate(event, epsilon=target, delta=1e-4)
+    assert target * (1 - 1e-3) <= epsilon(event(sigma), delta=1e-4) <= target

@@ -73,7 +73,8 @@ def calibrate(
     except NoTheorem:
         low, high = _bracket(certified, bracket)
         start, slope = _root(certified, low, high, tolerance / 4.0)
-    return _certify(certified, start, slope, tolerance, (low, high))
+    # A rough answer may lie on the other side of its bracket from the certified one: only the caller's own ends bind.
+    return _certify(certified, start, slope, tolerance, _WIDEST if bracket is None else (low, high))
 
 
 def _rough(event: Event, delta: float, relation: Relation) -> float:
