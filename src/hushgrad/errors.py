@@ -6,7 +6,7 @@ what happened and what to do next. When in doubt the library raises: a privacy g
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "BudgetExceeded", "CaptureError", "HushgradError", "NoTheorem", "NotIsolated"]
+__all__ = ["ArgumentError", "BudgetExceeded", "CaptureError", "HushgradError", "NoTheorem", "NotIsolated", "StorageError"]
 
 
 class HushgradError(Exception):
@@ -31,3 +31,7 @@ class CaptureError(HushgradError, RuntimeError):
 
 class BudgetExceeded(HushgradError, RuntimeError):
     """The next step would spend more than the budget; it was not taken."""
+
+
+class StorageError(HushgradError, OSError):
+    """A file could not be written (disk full, no permission); what was there before is untouched."""

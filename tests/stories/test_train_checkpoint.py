@@ -30,6 +30,7 @@ RUN = textwrap.dedent(
     from torch import nn
     from torch.utils.data import TensorDataset
     from hushgrad.train import Checkpoint, Plan, make_private
+    import hushgrad.train.atomic as atomic
     import hushgrad.train.checkpoint as checkpoints
     from hushgrad.noise import BLT
 
@@ -49,8 +50,7 @@ RUN = textwrap.dedent(
                 return function(*args, **options)
             return call
         if kill_at is not None:
-            for name in ("write_tree", "_flush"):
-                setattr(checkpoints, name, dying(getattr(checkpoints, name)))
+            checkpoints.write_tree, atomic._flush = dying(checkpoints.write_tree), dying(atomic._flush)
             os.replace = dying(os.replace)
         torch.manual_seed(0)
         data = TensorDataset(torch.randn(64, 6), torch.randint(3, (64,)))
@@ -325,3 +325,30 @@ def test_state_that_would_need_pickle_is_refused(tmp_path, data):
     with pytest.raises(ArgumentError, match="never pickles"):
         checkpoint.save()
     assert not (tmp_path / "state.safetensors").exists()
+
+
+# Damage --------------------------------------------------------------------------------------------------------------------
+
+
+def _small_run(directory):
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=64, steps=4)
+    return Checkpoint(directory, make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan))
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "key.json"])
+def test_every_flipped_bit_and_every_truncation_is_noticed(tmp_path, name):
+    _small_run(tmp_path).save()
+    path = tmp_path / name
+    whole = path.read_bytes()
+    key = json.loads((tmp_path / "key.json").read_text())["key"]
+    positions = range(0, len(whole), 1 if name == "key.json" else 97)
+    damaged = [whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :] for i in positions] + [whole[: len(whole) // 2], b""]
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(ArgumentError) as refusal:
+            _small_run(tmp_path)
+        assert key not in str(refusal.value)
+    path.write_bytes(whole)
+    assert _small_run(tmp_path).resumed

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
+from hushgrad.train.atomic import replacing
 from hushgrad.train.distributed import World
 from hushgrad.train.keys import RunKey
 from hushgrad.train.private import Private
@@ -29,6 +30,7 @@ from hushgrad.train.tree import read_tree, rng_state, set_rng_state, write_tree
 __all__ = ["Checkpoint", "Stateful"]
 
 _STATE, _KEY = "state.safetensors", "key.json"
+_KEY_FIELDS = {"key": str, "reproducible": bool, "plan": str, "fingerprint": str}
 
 
 class Stateful(Protocol):
@@ -96,10 +98,8 @@ class Checkpoint:
             "rng": rng_state(),
             "notes": self.notes,
         }
-        temporary = self.directory / f".{_STATE}.{os.getpid()}"
-        os.close(_create_private(temporary))
-        write_tree(temporary, tree)
-        _replace(temporary, self.directory / _STATE)
+        with replacing(self.directory / _STATE) as temporary:
+            write_tree(temporary, tree)
 
     def _resume(self) -> None:
         tree = read_tree(self.directory / _STATE)
@@ -136,46 +136,42 @@ class Checkpoint:
 
 def _write_key(path: Path, private: Private) -> None:
     key = private.key
-    content = {"key": key.secret.hex(), "reproducible": key.reproducible, "plan": private.plan.digest}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(_create_private(temporary), "w") as file:
-        json.dump(content, file)
-    _replace(temporary, path)
-
-
-def _create_private(path: Path) -> int:
-    """A new empty file of mode 0600, open for writing; a leftover of that name is removed, whatever its mode."""
-    path.unlink(missing_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    content = {
+        "key": key.secret.hex(),
+        "reproducible": key.reproducible,
+        "plan": private.plan.digest,
+        "fingerprint": key.fingerprint,  # a damaged key would silently give other noise
+    }
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content))
 
 
 def _read_key(path: Path, private: Private) -> RunKey:
     if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
         _check.fail("mode", oct(stat.S_IMODE(path.stat().st_mode)), f"of {path.name} to be 0600", "Others may have read the key.")
-    content = json.loads(path.read_text())
+    content = _key_content(path)
     if content["plan"] != private.plan.digest:
         remedy = "A key serves one plan. Use a new directory for a new run."
         _check.fail("plan", private.plan.digest[:12], f"to be the one of this directory, {content['plan'][:12]}", remedy)
     key = RunKey(bytes.fromhex(content["key"]), reproducible=bool(content["reproducible"]))
+    if key.fingerprint != content["fingerprint"]:
+        raise _damaged_key(path)
     if not private.key.fresh and private.key.fingerprint != key.fingerprint:
         raise ArgumentError("Expected key to be that of the run in this directory, or to be left out.")
     return key
 
 
-# Atomic replacement --------------------------------------------------------------------------------------------------
-
-
-def _replace(temporary: Path, path: Path) -> None:
-    """Flush ``temporary`` to the disk, rename it to ``path``, flush the directory."""
-    _flush(temporary)
-    os.replace(temporary, path)
-    if os.name == "posix":  # elsewhere a directory cannot be opened, and the rename is journalled
-        _flush(path.parent)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _key_content(path: Path) -> dict[str, Any]:
+    """The key file's object. Its text never enters an error: it may hold the key."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        content = json.loads(path.read_text())
+        if set(content) == set(_KEY_FIELDS) and all(isinstance(content[name], kind) for name, kind in _KEY_FIELDS.items()):
+            bytes.fromhex(content["key"])
+            return content
+    except (ValueError, TypeError):  # not even the reason is told: it may quote the file
+        raise _damaged_key(path) from None
+    raise _damaged_key(path)
+
+
+def _damaged_key(path: Path) -> ArgumentError:
+    return ArgumentError(f"Expected {path.name} to be as it was written; it was damaged. Use a copy, or start a new run.")

@@ -1,7 +1,13 @@
-"""Trees of plain values and tensors as one safetensors file with JSON in its header: a checkpoint without pickle."""
+"""Trees of plain values and tensors as one safetensors file with JSON in its header: a checkpoint without pickle.
+
+The format itself has no checksum, and a flipped bit in a weight, a step count or a ledger would go unnoticed. So the header
+carries a digest of everything, and a file that does not match it is refused. It finds damage, not forgery: who can write the
+file can write the digest.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -17,7 +23,7 @@ from hushgrad.errors import ArgumentError
 
 __all__ = ["read_tree", "write_tree"]
 
-_HEADER = "hushgrad"
+_HEADER, _DIGEST = "hushgrad", "digest"
 _DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
 
 
@@ -28,11 +34,11 @@ def write_tree(path: Path, tree: Any) -> None:
     """
     tensors: dict[str, Tensor] = {}
     header = json.dumps(_encode(tree, tensors), separators=(",", ":"), allow_nan=False)
-    safetensors.torch.save_file(tensors, path, metadata={_HEADER: header})
+    safetensors.torch.save_file(tensors, path, metadata={_HEADER: header, _DIGEST: _digest(header, tensors)})
 
 
 def read_tree(path: Path) -> Any:
-    """The tree in a file of :func:`write_tree`; anything that is not understood is refused."""
+    """The tree in a file of :func:`write_tree`; anything that is not understood, or damaged, is refused."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -41,7 +47,24 @@ def read_tree(path: Path) -> Any:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
     except SafetensorError as error:
         raise ArgumentError(f"Expected path={str(path)!r} to be a safetensors file: {error}.") from None
-    return _decode(json.loads(metadata[_HEADER]), tensors)
+    if metadata.get(_DIGEST) != _digest(metadata[_HEADER], tensors):
+        raise ArgumentError(
+            f"Expected path={str(path)!r} to be as it was written; it was damaged. Use a copy, or start a new run."
+        )
+    try:
+        return _decode(json.loads(metadata[_HEADER]), tensors)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArgumentError(f"Expected path={str(path)!r} to hold a tree of values ({type(error).__name__}).") from None
+
+
+def _digest(header: str, tensors: dict[str, Tensor]) -> str:
+    """BLAKE2b over the JSON header and each tensor's name, type, shape and bytes."""
+    digest = hashlib.blake2b(header.encode(), digest_size=32)
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
+    return digest.hexdigest()
 
 
 def _encode(x: Any, tensors: dict[str, Tensor]) -> Any:

@@ -1,0 +1,63 @@
+"""Files that are replaced at once or not at all: a process killed at any instant leaves the old one or the new one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from hushgrad.errors import StorageError
+
+__all__ = ["replacing"]
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
+    """A new empty file beside ``path`` to be filled; it is flushed to the disk and renamed to ``path`` when the block ends.
+
+    The file system renames at once or not at all. If anything fails, ``path`` is as it was and the new file is gone.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     path = Path(directory) / "notes.txt"
+        ...     with replacing(path) as new:
+        ...         _ = new.write_text("whole")
+        ...     path.read_text(), oct(path.stat().st_mode & 0o777)
+        ('whole', '0o600')
+
+    Raises:
+        StorageError: if the disk is full, the folder is read-only, or something else is in the way.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        _create(temporary, mode)
+        yield temporary
+        _flush(temporary)
+        os.replace(temporary, path)
+        if os.name == "posix":  # elsewhere a directory cannot be opened, and the rename is journalled
+            _flush(path.parent)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        before = "What was there before is untouched. " if path.exists() else ""
+        remedy = "Make room or choose another folder, then continue."
+        raise StorageError(f"Expected to be able to write {str(path)!r}: {error}. {before}{remedy}") from None
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _create(path: Path, mode: int) -> None:
+    """A leftover of that name is removed, whatever its mode; nobody else can have opened the new file."""
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
