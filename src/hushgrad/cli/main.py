@@ -8,7 +8,8 @@ of words, prints its answer, returns the exit code, and raises the house's error
 |---|---|
 | 0 | done |
 | 1 | an answer that says no (a refuted claim, a failed check) |
-| 2 | the question was wrong: one sentence on stderr, no traceback |
+| 2 | the question was wrong, or a file could not be read or written: one sentence on stderr, no traceback |
+| 130 | interrupted |
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("hushgrad.cli.train:run", "train a model by a recipe"),
     "audit": ("hushgrad.cli.audit:run", "attack a run and bound its epsilon from below"),
     "report": ("hushgrad.cli.report:run", "the privacy card of a run"),
+    "key": ("hushgrad.cli.key:run", "look after the secret key of a run, or destroy it"),
     "reproduce": ("hushgrad.cli.reproduce:run", "repeat a published result"),
 }
 
@@ -94,6 +96,13 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # the reader (head, less) has gone: no more to say
         return 0
+    except OSError as error:  # the disk or the folder, not the program
+        where = "" if error.filename is None else f": {str(error.filename)!r}"
+        print(f"hushgrad: {error.strerror or error}{where}. Choose a path that can be read and written.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # a command with something to save catches it itself
+        print("Interrupted.", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":
