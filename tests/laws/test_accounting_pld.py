@@ -111,6 +111,28 @@ def test_gaussian_curves_have_the_promised_accuracy() -> None:
                 assert abs(call / exact - 1) < ACCURACY / 4
 
 
+def test_laplace_curves_have_their_own_finer_accuracy() -> None:
+    """Also one step from an atom, where the rounding of the grid point itself counts most."""
+    mpmath = pytest.importorskip("mpmath")
+    with mpmath.workdps(50):
+        for distance, cells in ((0.5, 7), (0.5, 13675), (3.0, 10**6), (1 / 3, 999), (40.0, 11)):
+            curve, step = LaplaceCurve(distance), distance / cells
+            for index in (0, 1, 2, cells // 2, cells - 2, cells - 1):
+                exact = -mpmath.expm1((index * mpmath.mpf(distance) / cells - mpmath.mpf(distance)) / 2)
+                call = float(curve.right(np.array([index * step]))[0][0])
+                put = float(curve.left(np.array([-index * step]))[0][0])
+                assert abs(call / exact - 1) < curve.accuracy(step) <= ACCURACY
+                assert abs(put / (exact * mpmath.exp(-index * mpmath.mpf(distance) / cells)) - 1) < curve.accuracy(step)
+
+
+def test_thirty_laplace_steps_to_nine_digits() -> None:
+    """Tighter than the peer, and finer grids only lower the bound."""
+    loss = PLD().loss(Laplace(2.0) * 30)
+    tight, coarse, coarser = (loss.epsilon(1e-6, width=w) for w in (1e-9, 1e-6, 4e-6))
+    assert 13.0656626 < tight < 13.06566264018  # what dp-accounting 0.6.0 reports at its default discretisation
+    assert tight <= coarse <= coarser <= tight * (1 + 4e-6)
+
+
 @given(sigma=sigmas, rate=rates, steps=st.integers(2, 3000), delta=st.sampled_from([1e-3, 1e-6, 1e-12]))
 @slow_enough
 def test_lower_below_upper_and_monotone(sigma: float, rate: float, steps: int, delta: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from hushgrad.accounting.pld.curve import Array, Curve, gaussian_tails
+from hushgrad.accounting.pld.curve import ACCURACY, Array, Curve, gaussian_tails
 
 __all__ = ["BoundedRange", "GaussianMixtureCurve", "LaplaceCurve"]
 
@@ -34,6 +34,10 @@ class LaplaceCurve(Curve):
         half = np.minimum((-epsilon - self.distance) / 2, 0.0)
         scale = np.exp(epsilon)
         return scale * -np.expm1(half), np.where(epsilon < -self.distance, 0.0, scale * (1 - 0.5 * np.exp(half)))
+
+    def accuracy(self, step: float) -> float:
+        """Two correctly rounded functions; a grid point is off by a few u d, which matters one step from an atom: u d / h."""
+        return min(ACCURACY, 2.0**-48 * (1 + self.distance + self.distance / step))
 
     @property
     def support(self) -> tuple[float, float]:

@@ -59,6 +59,10 @@ class Curve(ABC):
     def left(self, epsilon: Array) -> tuple[Array, Array]:
         """``(put, below)`` for epsilon <= 0, vectorised; relative error below ``ACCURACY``."""
 
+    def accuracy(self, step: float) -> float:
+        """A bound on the relative error of ``right`` and ``left`` at the points of a grid of this step."""
+        return ACCURACY
+
     @property
     def support(self) -> tuple[float, float]:
         """An interval that holds all finite losses; infinite ends are found by ``reach``."""

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from hushgrad.accounting.pld.curve import ACCURACY, Array, Curve
+from hushgrad.accounting.pld.curve import Array, Curve
 from hushgrad.accounting.pld.grid import GUARD, Masses, anchored, balance, kinks, rebuild
 
 __all__ = ["chords", "connect_the_dots"]
@@ -29,19 +29,20 @@ def connect_the_dots(curve: Curve, step: float, tail: float, tilt: float) -> Mas
 
 def chords(curve: Curve, losses: Array, split: int) -> tuple[Array, float, float]:
     """P's masses at any increasing losses whose profile lies above ``curve``; P's mass at infinity, Q's at minus infinity."""
-    values = np.concatenate([curve.left(losses[:split])[0], curve.right(losses[split:])[0]]) * (1 + ACCURACY)
+    accuracy = curve.accuracy(float(np.min(np.diff(losses))))
+    values = np.concatenate([curve.left(losses[:split])[0], curve.right(losses[split:])[0]]) * (1 + accuracy)
     infinite = max(float(values[-1]), 1e-300)
     lost = float(values[0]) * math.exp(-losses[0])  # the first chord starts at x = 0: this much of Q has no counterpart
     others = np.maximum(kinks(values, losses, split), 0.0)  # convexity makes them positive; what is clipped is rounding
     made = rebuild(others, losses, split, lost * np.exp(losses[:split]), infinite)
-    ratio = max(1.0, float(np.max(values / np.maximum(made, 1e-300)))) * (1 + ACCURACY)
+    ratio = max(1.0, float(np.max(values / np.maximum(made, 1e-300)))) * (1 + accuracy)
     p = balance(others * ratio, losses, split, 1 - infinite + GUARD, 1 - lost * ratio - GUARD)
     if p is None:  # no mass near zero that could give way, as for losses on a lattice: scale all of it
         # to the left of zero the profile is at least 1 - x: at the first point there, this share of it pays for the rounding
         small = 8 * GUARD / -math.expm1(losses[split - 1])
-        ratio = ratio * (1 + ACCURACY) + 2 * small
-        others = others / (1 + ACCURACY)
-        plain = balance(others, losses, split, 1 - infinite / (1 + ACCURACY), 1 - lost / (1 + ACCURACY), tolerance=small)
+        ratio = ratio * (1 + accuracy) + 2 * small
+        others = others / (1 + accuracy)
+        plain = balance(others, losses, split, 1 - infinite / (1 + accuracy), 1 - lost / (1 + accuracy), tolerance=small)
         p = (_unbalanced(others, losses, split, infinite) if plain is None else plain) * ratio
     return p, infinite, lost * ratio
 

@@ -208,7 +208,7 @@ class _Budget:
 def _widened(around: Window, grids: list[Part], step: float) -> Window:
     """All losses, where that costs little: then nothing is lost or re-enters. Few steps need it, for which Chernoff is poor."""
     least, most = range_of(grids)
-    if (most - least) / step > max(_FEW_CELLS, 2 * (around.high - around.low) / step):
+    if (most - least) / step > max(_FEW_CELLS, 1.25 * (around.high - around.low) / step):
         return around
     return replace(around, low=least - 2 * step, high=most + 4 * step)
 
@@ -216,9 +216,10 @@ def _widened(around: Window, grids: list[Part], step: float) -> Window:
 def _step(parts: Parts, at: Saddle, error: float, *, upper: bool) -> float:
     """The grid step: the error is about n (t + 1) h^2 / 12 from above and half of that from below."""
     steps = sum(n for curve, n in parts)
-    step = math.sqrt((7.0 if upper else 16.0) * error / (steps * (at.tilt + 1)))
-    step = min(step, at.spread / 8)
     lattices = {curve.lattice for curve, _ in parts if curve.lattice > 0}
+    spread = sum(n * _off_atoms(curve, at.tilt) for curve, n in parts) if len(lattices) == 1 else steps
+    step = math.sqrt((7.0 if upper else 16.0) * error / (spread * (at.tilt + 1)))
+    step = min(step, at.spread / 8)
     if len(lattices) == 1 and all(curve.discrete for curve, _ in parts):
         return lattices.pop()  # all losses lie on this grid: nothing to refine
     if not upper and not _smooth(parts):
@@ -226,6 +227,21 @@ def _step(parts: Parts, at: Saddle, error: float, *, upper: bool) -> float:
     if lattices:
         step = max(lattices) / math.ceil(max(lattices) / step)
     return step
+
+
+def _off_atoms(curve: Curve, tilt: float) -> float:
+    """The share of the tilted losses that a grid through the atoms at the ends of the support spreads: those between them."""
+    low, high = curve.support
+    if not (curve.ends_only and curve.lattice > 0 and low < 0 < high):
+        return 1.0
+    edges = np.linspace(low, high, 66)[1:-1]
+    put, below = curve.left(edges[edges < 0])
+    call, above = curve.right(edges[edges >= 0])
+    survival = np.concatenate([[1.0], 1 - (below - put), call + above])  # P[L > edge], from before the lower atom on
+    masses = np.append(-np.diff(survival), survival[-1])
+    top = float(edges[-1])  # of the cells at the two ends all is taken to be on the atom, of the others the heavier edge
+    weighted = masses * np.exp(tilt * (np.append(np.append(low, edges[1:]), high) - top))
+    return min(1.0, max(float(np.sum(weighted[1:-1]) / np.sum(weighted)) + 2 / 64, 0.01))
 
 
 def _nearest_end(parts: Parts) -> float:
