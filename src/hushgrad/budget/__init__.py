@@ -1,0 +1,29 @@
+"""Budget ledger: data sets with budgets, reservations before a run, commits after it, a hash chain through all of it.
+
+    >>> import tempfile
+    >>> from hushgrad.budget import Ledger
+    >>> from hushgrad.events import Gaussian
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ledger = Ledger.create(f"{folder}/budget.db")
+    ...     _ = ledger.add("patients", epsilon=1.0, delta=1e-6)
+    ...     ledger.reserve("patients", Gaussian(2.0))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    hushgrad.errors.BudgetExceeded: Run refused: with it 'patients' would have spent epsilon 2.254 of 1 at delta 1e-06. Spent and reserved so far: 0 ...
+
+| file | what is in it |
+|---|---|
+| ``values`` | data sets, reservations, statuses |
+| ``rows`` | the rows and their hash chain |
+| ``books`` | what the rows mean |
+| ``pricing`` | what charges cost together, and what would still fit |
+| ``store``, ``sqlite``, ``postgresql`` | where the rows are kept |
+| ``folder`` | what the folder of a killed run proves |
+| ``ledger`` | the ledger itself |
+"""
+
+from hushgrad.budget.ledger import Ledger, Verification
+from hushgrad.budget.rows import BrokenChain, Row
+from hushgrad.budget.values import Dataset, Reservation, Status
+
+__all__ = ["BrokenChain", "Dataset", "Ledger", "Reservation", "Row", "Status", "Verification"]

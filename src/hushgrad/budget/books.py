@@ -1,0 +1,108 @@
+"""The meaning of the rows: which data sets there are, and what each run is charged for. Replayed, never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from hushgrad import _check
+from hushgrad.budget.rows import START, BrokenChain, Row
+from hushgrad.budget.values import Dataset, Reservation
+from hushgrad.events import Compose, Event
+
+__all__ = ["Books"]
+
+NOTHING = Compose(())
+_NEXT = {"begin": ("held", "begun"), "cancel": ("held", "cancelled")}
+
+
+@dataclass
+class Books:
+    """What the rows up to number ``rows`` say. A row that cannot follow from the ones before it is refused, as damage."""
+
+    rows: int = 0
+    head: str = START
+    datasets: dict[str, Dataset] = field(default_factory=dict)
+    reservations: dict[str, Reservation] = field(default_factory=dict)
+
+    def read(self, rows: Iterable[Row]) -> Books:
+        """Take in the next rows."""
+        for row in rows:
+            self._take(row)
+            self.rows, self.head = row.number, row.hash
+        return self
+
+    def dataset(self, name: str) -> Dataset:
+        """The data set of this name.
+
+        Raises:
+            ArgumentError: for a name that was never added.
+        """
+        if name not in self.datasets:
+            known = ", ".join(self.datasets) or "none yet"
+            _check.fail("dataset", name, f"to be in the ledger ({known})", "Add it with its budget: hushgrad ledger add.")
+        return self.datasets[name]
+
+    def reservation(self, identifier: str) -> Reservation:
+        """The reservation with this id.
+
+        Raises:
+            ArgumentError: where there is none.
+        """
+        if identifier not in self.reservations:
+            _check.fail("reservation", identifier, "to be in the ledger", "hushgrad ledger list shows them.")
+        return self.reservations[identifier]
+
+    def of(self, dataset: str) -> tuple[Reservation, ...]:
+        """All reservations on a data set, in order."""
+        return tuple(r for r in self.reservations.values() if r.dataset == dataset)
+
+    def charges(self, dataset: str, *, open_too: bool = True) -> tuple[Event, ...]:
+        """What a data set is charged for: everything that happened and, usually, everything that is reserved."""
+        return tuple(r.charged for r in self.of(dataset) if r.charged != NOTHING and (open_too or not r.is_open))
+
+    # One row ------------------------------------------------------------------------------------------------------------
+
+    def _take(self, row: Row) -> None:
+        if (row.kind == "ledger") != (row.number == 1):
+            raise BrokenChain(f"Row {row.number} is of kind {row.kind!r}, which cannot stand there.")
+        if row.kind == "dataset":
+            self._add(row)
+        elif row.kind in ("reserve", "hold"):
+            self._reserve(row)
+        elif row.kind != "ledger":
+            self._move(row)
+
+    def _add(self, row: Row) -> None:
+        if row.budget is None or row.budget.name in self.datasets:
+            raise BrokenChain(f"Row {row.number} adds no data set, or one that exists.")
+        self.datasets[row.budget.name] = row.budget
+
+    def _reserve(self, row: Row) -> None:
+        if row.dataset not in self.datasets or row.event is None or row.reservation in self.reservations:
+            raise BrokenChain(f"Row {row.number} reserves nothing, for an unknown data set, or under an id in use.")
+        self.reservations[row.reservation] = Reservation(
+            id=row.reservation,
+            dataset=row.dataset,
+            run=row.run,
+            reserved=row.event,
+            charged=row.event,
+            state="held" if row.kind == "hold" else "begun",
+            since=row.time,
+        )
+
+    def _move(self, row: Row) -> None:
+        known = self.reservations.get(row.reservation)
+        if known is None:
+            raise BrokenChain(f"Row {row.number} is about a reservation that does not exist.")
+        if row.kind in _NEXT:
+            before, after = _NEXT[row.kind]
+            if known.state != before:
+                raise BrokenChain(f"Row {row.number} is of kind {row.kind!r}, but the run is {known.state}.")
+            charged = NOTHING if row.kind == "cancel" else known.charged
+            self.reservations[known.id] = replace(known, state=after, charged=charged)
+            return
+        if row.event is None:
+            raise BrokenChain(f"Row {row.number} does not say what the run is charged for.")
+        state = "committed" if row.kind == "commit" else "settled"
+        self.reservations[known.id] = replace(known, state=state, charged=row.event, overrun=known.overrun or row.overrun)

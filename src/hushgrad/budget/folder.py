@@ -1,0 +1,180 @@
+r"""What a run folder proves about a run that ended early: an upper bound on the steps that it took.
+
+**Why the charge is never below what was released.** ``hushgrad train`` charges a step before it takes it, and saves a
+checkpoint after every ``checkpoint_every``-th step (and when it is interrupted) *before* it takes another one. So a run whose
+last complete checkpoint holds s steps has taken, since it was last started, at most the steps up to and including the next
+multiple of ``checkpoint_every``: had it got further, a later checkpoint would be there. Steps up to that multiple may have
+been seen (metrics are written after each one), so they are all charged; a run that is continued and killed again repeats
+them with the same noise, which releases the same values. Without a checkpoint s is 0.
+
+The bound needs the reserved event to be a number of equal steps. Where it is not (correlated noise, whose steps do not
+compose), where the cadence of the checkpoints is unknown, or where a file cannot be read, the whole reservation stays charged:
+a part of a run never costs more than all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError, HushgradError
+from hushgrad.events import Event, Repeat, Unanalysed
+from hushgrad.guarantee import Ledger
+
+__all__ = ["RESERVATION", "SETTLED", "Finding", "finding", "holding"]
+
+RESERVATION, SETTLED, LOCK = "reservation.json", "settled.json", "running.lock"
+_LARGEST = 64 << 20  # bytes of a file or header: more is not what a run wrote
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "BOOL": "bool",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What to charge, and why."""
+
+    event: Event
+    why: str
+
+
+def finding(folder: Path, reserved: Event) -> Finding:
+    """What a run in ``folder`` may have released, given that it is not running any more."""
+    if (folder / "guarantee.json").is_file():
+        return _finished(folder, reserved)
+    try:
+        return _unfinished(folder, reserved)
+    except (OSError, ValueError, KeyError, TypeError, HushgradError) as error:
+        return Finding(reserved, f"the folder tells too little ({type(error).__name__}): the whole reservation is charged")
+
+
+def _finished(folder: Path, reserved: Event) -> Finding:
+    try:
+        event = Ledger.from_json(_read(folder / "ledger.json")).event()
+    except (OSError, ValueError, HushgradError):
+        return Finding(reserved, "finished, but its ledger cannot be read: the whole reservation is charged")
+    return Finding(event, "finished: charged for the steps in its ledger")
+
+
+def _unfinished(folder: Path, reserved: Event) -> Finding:
+    books = _saved_books(folder / "checkpoint" / "state.safetensors")
+    if books.get("declared") is not None or not isinstance(reserved, Repeat):
+        return Finding(reserved, "its steps do not compose: the whole reservation is charged")
+    if books.get("foreign"):
+        return Finding(Unanalysed("a step was taken on a batch that the run's loader did not issue"), "foreign steps")
+    every = _check.positive_int(checkpoint_every=_read(folder / "recipe.json")["run"]["checkpoint_every"])
+    planned = _check.positive_int(steps=_read(folder / "plan.json")["steps"])
+    if planned != reserved.times:
+        return Finding(reserved, "its plan is not the one that was reserved: the whole reservation is charged")
+    saved = _check.integer(0, issued=books.get("issued", 0))
+    taken = min((saved // every + 1) * every, planned)
+    why = f"{saved} steps in its checkpoint; at most {taken} were taken before the next one would have been saved"
+    return Finding(reserved.of * taken, why)
+
+
+def _saved_books(path: Path) -> dict[str, Any]:
+    """The counts in a checkpoint. Empty where nothing was ever saved.
+
+    Raises:
+        ValueError: for a damaged file, found by the digest that it carries.
+    """
+    if not path.exists():
+        return {}
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if not 0 < size <= _LARGEST:
+            raise ValueError("not a safetensors header")
+        header = json.loads(file.read(size))
+        metadata = header.pop("__metadata__")
+        if _digest(metadata["hushgrad"], header, file, 8 + size) != metadata["digest"]:
+            raise ValueError("damaged")
+    books: dict[str, Any] = _plain(json.loads(metadata["hushgrad"]))["private"]["books"]
+    return books
+
+
+def _digest(text: str, tensors: dict[str, Any], file: BinaryIO, start: int) -> str:
+    """The digest of ``hushgrad.train.tree``, without torch: over the text and each tensor's name, type, shape and bytes."""
+    digest = hashlib.blake2b(text.encode(), digest_size=32)
+    for name in sorted(tensors):
+        begin, end = tensors[name]["data_offsets"]
+        digest.update(f"\n{name} torch.{_DTYPES[tensors[name]['dtype']]} {tuple(tensors[name]['shape'])}\n".encode())
+        file.seek(start + begin)
+        missing = end - begin
+        while missing > 0:
+            chunk = file.read(min(missing, 1 << 20))
+            if not chunk:
+                raise ValueError("cut short")
+            digest.update(chunk)
+            missing -= len(chunk)
+    return digest.hexdigest()
+
+
+def _plain(x: Any) -> Any:
+    """The tagged JSON of a checkpoint as dicts and values; tensors stay names."""
+    if isinstance(x, list):
+        return [_plain(item) for item in x]
+    if not isinstance(x, dict):
+        return x
+    ((tag, content),) = x.items()
+    if tag == "dict":
+        return {key: _plain(value) for key, value in content}
+    return _plain(content)
+
+
+def reservation_of(folder: Path) -> str:
+    """The id of the reservation that the run in ``folder`` was made under; empty if there is none.
+
+    Raises:
+        ArgumentError: where the file is damaged.
+    """
+    path = folder / RESERVATION
+    if not path.is_file():
+        return ""
+    try:
+        return str(_read(path)["reservation"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ArgumentError(f"Expected {path.name} to name a reservation; it is damaged.") from None
+
+
+def retire(folder: Path, why: str) -> None:
+    """Make sure that the run cannot go on: its key is erased, so that no more of its steps can be taken, or undone."""
+    (folder / SETTLED).write_text(json.dumps({"settled": why}) + "\n", encoding="utf-8")
+    (folder / "checkpoint" / "key.json").unlink(missing_ok=True)
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a run folder for the block; False if another process (on this machine) holds it: the run is alive."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: no lock to ask, and the caller must know
+        yield True
+        return
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True  # given back when the file is closed, also by a kill
+
+
+def _read(path: Path) -> Any:
+    if path.stat().st_size > _LARGEST:
+        raise ValueError(f"{path.name} is too large")
+    return json.loads(path.read_text(encoding="utf-8"))

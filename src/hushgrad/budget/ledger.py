@@ -1,0 +1,374 @@
+"""The budget ledger: who may spend how much on which data set, and who did."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from hushgrad import _check
+from hushgrad.budget import folder as folders
+from hushgrad.budget.books import Books
+from hushgrad.budget.pricing import advice, exceeds, fits, price
+from hushgrad.budget.rows import BrokenChain, Row, Stored, checked
+from hushgrad.budget.store import Writer, open_store
+from hushgrad.budget.values import Dataset, Reservation, Status, _Account, name_of
+from hushgrad.errors import BudgetExceeded
+from hushgrad.events import Event, Relation
+
+__all__ = ["Ledger", "Verification"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification(_Account):
+    """What ``verify`` found: ``ok``, how many rows are good, the head to note down elsewhere, and the first problem if any."""
+
+    ok: bool
+    rows: int
+    head: str
+    problem: str = ""
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"The chain of {self.rows} rows is whole. Head: {self.head}"
+        return f"NOT VERIFIED after {self.rows} good rows. {self.problem}"
+
+
+class Ledger:
+    """A persistent ledger of privacy budgets: reserve before a run, commit after it.
+
+    ``place`` is a path (SQLite, by the standard library) or a ``postgresql://`` URL (``hushgrad[ledger]``). The ledger must
+    exist: :meth:`create` makes one, so that a misspelt path is not a fresh budget.
+
+    **Formal guarantee.** As long as every release about a data set goes through one ledger, and no run does more than it
+    reserved, the total of all charges never exceeds the data set's budget, whatever number of processes reserve at once and
+    whenever any of them is killed. A run is charged in full from its reservation on, and less only once it is known to have
+    done less.
+
+    The decision to admit is made inside the store's one write lock, on the rows that are there then. It is priced before,
+    outside the lock, so that inside it the accountant's answer is usually known already.
+
+        >>> import tempfile
+        >>> from hushgrad.events import Gaussian
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ledger = Ledger.create(f"{folder}/budget.db")
+        ...     dataset = ledger.add("patients", epsilon=2.0, delta=1e-6)
+        ...     with ledger.run("patients", Gaussian(5.0), run="histogram"):
+        ...         pass  # whatever has that event
+        ...     print(ledger.status("patients"))
+        patients: epsilon 0.8341 of 2 at delta 1e-06; 1 runs, 0 open.
+
+    Reference: Rogers, Roth, Ullman and Vadhan 2016, "Privacy odometers and filters"; and see :class:`Dataset`.
+    """
+
+    def __init__(self, place: str | Path) -> None:
+        self.place = str(place)
+        self._store = open_store(place)
+        self._books()  # a ledger that cannot be read is refused now
+
+    @classmethod
+    def create(cls, place: str | Path) -> Ledger:
+        """Make an empty ledger, or open the one that is there."""
+        store = open_store(place)
+        store.create(_stored(_row(Books(), kind="ledger", note=secrets.token_hex(16))))
+        store.close()
+        return cls(place)
+
+    # Data sets ----------------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        name: str,
+        *,
+        epsilon: float,
+        delta: float,
+        unit: str = "example",
+        relation: Relation | str = Relation.ADD_REMOVE,
+        composition: str = "pld",
+    ) -> Dataset:
+        """Add a data set with its budget. A budget never changes afterwards.
+
+        Raises:
+            ArgumentError: if there is a data set of this name.
+        """
+        dataset = Dataset(
+            name=name, epsilon=epsilon, delta=delta, unit=unit, relation=Relation.of(relation), composition=composition
+        )
+
+        def decide(books: Books) -> dict[str, Any]:
+            if name in books.datasets:
+                _check.fail("dataset", name, "to be new; it is in the ledger", "A budget that was promised is not changed.")
+            return {"kind": "dataset", "dataset": name, "budget": dataset}
+
+        self._write(decide)
+        return dataset
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """All data sets, in the order in which they were added."""
+        return tuple(self._books().datasets.values())
+
+    def status(self, dataset: str) -> Status:
+        """How much of a data set's budget is spent, open reservations included."""
+        books = self._books()
+        known = books.dataset(dataset)
+        return Status(
+            dataset=known,
+            epsilon=price(known, books.charges(dataset)),
+            committed_epsilon=price(known, books.charges(dataset, open_too=False)),
+            reservations=books.of(dataset),
+        )
+
+    # Runs ---------------------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        dataset: str,
+        event: Event,
+        *,
+        run: str = "",
+        hold: bool = False,
+        unit: str | None = None,
+        relation: Relation | str | None = None,
+    ) -> Reservation:
+        """Ask for room for a run, before it begins. It is charged in full from now on.
+
+        With ``hold=True`` the run may begin only after :meth:`begin`; until then it can be cancelled. ``unit`` and
+        ``relation`` of the run, where given, must be the data set's: an epsilon per example is none per user.
+
+        Raises:
+            BudgetExceeded: if everything charged and this would exceed the budget; nothing is recorded then.
+        """
+        _check.instance(Event, event=event)
+        self._require_comparable(dataset, unit, relation)
+        identifier = secrets.token_hex(8)
+        content = {"kind": "hold" if hold else "reserve", "dataset": dataset, "reservation": identifier, "event": event}
+        content["run"] = name_of("run", run) if run else f"run {identifier}"
+
+        def decide(books: Books) -> dict[str, Any]:
+            if not fits(books.dataset(dataset), (*books.charges(dataset), event)):
+                raise _Refused(books)
+            return content
+
+        try:
+            self._write(decide)
+        except _Refused as refused:
+            raise BudgetExceeded(_refusal(refused.books, dataset, event)) from None
+        return self.reservation(identifier)
+
+    def begin(self, reservation: Reservation | str) -> Reservation:
+        """The run of a held reservation begins now: from here on it cannot be cancelled."""
+
+        def decide(books: Books) -> dict[str, Any] | None:
+            known = books.reservation(_id(reservation))
+            if known.state not in ("held", "begun"):
+                _check.fail("reservation", known.id, f"to be open; it is {known.state}", "Reserve again.")
+            return {"kind": "begin", "reservation": known.id} if known.state == "held" else None
+
+        self._write(decide)
+        return self.reservation(_id(reservation))
+
+    def commit(self, reservation: Reservation | str, event: Event, *, overrun: bool = False, note: str = "") -> Reservation:
+        """Say what a run really did; it is charged for that from now on.
+
+        A run that did more than it is charged for is recorded at once, as an overrun, and then refused, so that nobody can
+        miss it; ``overrun=True`` says that you know. A finished run's charge never goes down, and the same words twice are
+        one commit.
+
+        Raises:
+            BudgetExceeded: if more happened than was charged (it *is* recorded).
+            ArgumentError: if the run was committed, settled or cancelled before, and less is claimed now.
+        """
+        _check.instance(Event, event=event)
+        done = self._charge("commit", _id(reservation), lambda known: (event, note))
+        if done.overrun and not overrun:
+            raise BudgetExceeded(
+                f"Run {done.run!r} did more than it had reserved. That is recorded as an overrun of {done.dataset!r}: "
+                f"{self.status(done.dataset)}"
+            )
+        return done
+
+    def settle(self, reservation: Reservation | str, run_folder: str | Path) -> Reservation:
+        """Close the reservation of a run that was killed, by what its folder proves; see ``hushgrad.budget.folder``.
+
+        The run is charged for the steps up to the checkpoint that it would have saved next, and cannot go on afterwards: its
+        key is erased. Where the folder proves nothing, the whole reservation stays charged.
+
+        Raises:
+            ArgumentError: if the folder is another run's, or the run is still going on (on this machine).
+        """
+        identifier, folder = _id(reservation), Path(run_folder)
+        if not folder.is_dir():
+            _check.fail("run_folder", str(folder), "to be a folder")
+        if folders.reservation_of(folder) != identifier:
+            _check.fail("run_folder", str(folder), f"to be of the run that reserved {identifier}")
+        with folders.holding(folder) as alone:
+            if not alone:
+                _check.fail("run_folder", str(folder), "to be of a run that has ended; it is running", "Stop it first.")
+            if self.reservation(identifier).state == "held":
+                return self.cancel(identifier)
+
+            def decide(known: Reservation) -> tuple[Event, str]:
+                found = folders.finding(folder, known.reserved)
+                folders.retire(folder, found.why)  # first: a crash in between leaves too high a charge, never too low a one
+                return found.event, found.why
+
+            return self._charge("settle", identifier, decide)
+
+    def cancel(self, reservation: Reservation | str) -> Reservation:
+        """Give back the room of a held reservation whose run has not begun.
+
+        Raises:
+            ArgumentError: if it has begun, or might have (it was not held).
+        """
+
+        def decide(books: Books) -> dict[str, Any]:
+            known = books.reservation(_id(reservation))
+            if known.state != "held":
+                remedy = "Commit what it did, or settle it by its folder."
+                _check.fail("reservation", known.id, f"not to have begun; it is {known.state}", remedy)
+            return {"kind": "cancel", "reservation": known.id}
+
+        self._write(decide)
+        return self.reservation(_id(reservation))
+
+    @contextmanager
+    def run(self, dataset: str, event: Event, *, run: str = "") -> Iterator[Reservation]:
+        """Reserve, run the block, commit. A block that raises leaves its reservation charged in full, and open.
+
+        Inside the block ``ledger.commit(reservation, event)`` says that less happened than reserved.
+        """
+        reservation = self.reserve(dataset, event, run=run)
+        yield reservation
+        if self.reservation(reservation.id).is_open:
+            self.commit(reservation, event)
+
+    def reservation(self, identifier: str) -> Reservation:
+        """The reservation with this id, as it stands now."""
+        return self._books().reservation(_id(identifier))
+
+    # The chain ----------------------------------------------------------------------------------------------------------
+
+    def entries(self) -> tuple[Row, ...]:
+        """All rows, in order; checked.
+
+        Raises:
+            BrokenChain: where one of them was changed.
+        """
+        return tuple(checked(self._store.rows()))
+
+    @property
+    def head(self) -> str:
+        """The hash of the last row. Note it elsewhere: it proves later that nothing before it was changed or cut off."""
+        return self._books().head
+
+    def verify(self, *, head: str | None = None) -> Verification:
+        """Check every row, the chain and, with ``head``, that the chain goes through a hash that was noted before.
+
+        Without ``head`` a chain that was cut off at its end, or wholly rewritten, is not found out.
+        """
+        books, heads = Books(), set()
+        try:
+            for row in checked(self._store.rows()):
+                heads.add(books.read([row]).head)
+        except BrokenChain as error:
+            return Verification(ok=False, rows=books.rows, head=books.head, problem=str(error))
+        if not books.rows:
+            return Verification(ok=False, rows=0, head=books.head, problem="Row 1 is missing: the ledger is empty.")
+        if head is not None and head not in heads:
+            problem = f"No row has the hash {head}: rows were cut off at the end, or the whole chain was rewritten."
+            return Verification(ok=False, rows=books.rows, head=books.head, problem=problem)
+        return Verification(ok=True, rows=books.rows, head=books.head)
+
+    def close(self) -> None:
+        """Give back connections."""
+        self._store.close()
+
+    def __repr__(self) -> str:
+        return f"Ledger({self._store!r})"
+
+    # Inside -------------------------------------------------------------------------------------------------------------
+
+    def _books(self) -> Books:
+        books = Books().read(checked(self._store.rows()))
+        if not books.rows:
+            raise BrokenChain("Row 1 is missing: the ledger is empty.")
+        return books
+
+    def _write(self, decide: Callable[[Books], dict[str, Any] | None]) -> None:
+        """Append the row that ``decide`` makes of the books; None appends nothing.
+
+        ``decide`` is first asked outside the lock: it prices (the answer is remembered) or refuses without disturbing others.
+        What counts is its second answer, inside the lock, on the rows that are there then.
+        """
+        before = self._books()
+        if decide(before) is None:
+            return
+        with self._store.writing() as writer:
+            books = _continued(before, writer)
+            content = decide(books)
+            if content is not None:
+                writer.append(_stored(_row(books, **content)))
+
+    def _charge(self, kind: str, identifier: str, decide: Callable[[Reservation], tuple[Event, str]]) -> Reservation:
+        """Replace what a run is charged for, never by less once it is closed."""
+        known = self.reservation(identifier)
+        event, note = decide(known)
+
+        def row(books: Books) -> dict[str, Any] | None:
+            known = books.reservation(identifier)
+            more = exceeds(books.dataset(known.dataset), event, known.charged)
+            if not known.is_open and not more:
+                if event == known.charged:
+                    return None
+                _check.fail("reservation", identifier, f"to be open; it is {known.state}, and its charge never goes down")
+            return {"kind": kind, "reservation": identifier, "event": event, "overrun": more, "note": note}
+
+        self._write(row)
+        return self.reservation(identifier)
+
+    def _require_comparable(self, dataset: str, unit: str | None, relation: Relation | str | None) -> None:
+        known = self._books().dataset(dataset)
+        if unit is not None and unit != known.unit:
+            _check.fail("unit", unit, f"to be the data set's, {known.unit!r}", "A guarantee per example is none per user.")
+        if relation is not None and Relation.of(relation) is not known.relation:
+            _check.fail("relation", Relation.of(relation).value, f"to be the data set's, {known.relation.value!r}")
+
+
+class _Refused(Exception):
+    """The budget does not admit the run; the books on which that was decided, so that the reason can be found outside the lock."""
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+
+
+def _refusal(books: Books, dataset: str, event: Event) -> str:
+    known, charges = books.dataset(dataset), books.charges(dataset)
+    spent, wanted = price(known, charges), price(known, (*charges, event))
+    open_runs = sum(r.is_open for r in books.of(dataset))
+    return (
+        f"Run refused: with it {dataset!r} would have spent epsilon {wanted:.4g} of {known.epsilon:g} at delta {known.delta:g}. "
+        f"Spent and reserved so far: {spent:.4g} ({open_runs} runs open), left: {max(0.0, known.epsilon - spent):.4g}."
+        f"{advice(known, charges, event)}"
+    )
+
+
+def _id(reservation: Reservation | str) -> str:
+    return reservation.id if isinstance(reservation, Reservation) else str(_check.instance(str, reservation=reservation))
+
+
+def _continued(before: Books, writer: Writer) -> Books:
+    """The books with what other writers appended meanwhile; the rows before were checked just now, outside the lock."""
+    return before.read(checked(writer.rows(before.rows), number=before.rows, previous=before.head))
+
+
+def _row(books: Books, **content: Any) -> Row:
+    time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Row(number=books.rows + 1, previous=books.head, time=time, **content)
+
+
+def _stored(row: Row) -> Stored:
+    return Stored(row.number, row.text, row.hash)

@@ -1,0 +1,163 @@
+"""What a set of charges costs together, and what would still fit. The only file here that asks an accountant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+from hushgrad.budget.values import Dataset
+from hushgrad.errors import NoTheorem
+from hushgrad.events import ApproxDP, Compose, Event, Gaussian, GaussianMixture, Laplace, Repeat, RepeatAndSelect, Sampled
+
+__all__ = ["advice", "exceeds", "fits", "price"]
+
+_TOLERANCE = 1e-9  # a budget of exactly what a plan was calibrated to must admit that plan, whatever the last digit
+
+
+def fits(dataset: Dataset, charges: tuple[Event, ...]) -> bool:
+    """Whether ``charges`` together are within the budget."""
+    return price(dataset, charges) <= dataset.epsilon * (1.0 + _TOLERANCE)
+
+
+@lru_cache(maxsize=256)
+def price(dataset: Dataset, charges: tuple[Event, ...]) -> float:
+    """The composed epsilon of ``charges`` at the data set's delta; infinite where no theorem covers them."""
+    if not charges:
+        return 0.0
+    try:
+        return _composed(dataset, charges) if dataset.composition == "pld" else _filtered(dataset, charges)
+    except NoTheorem:
+        return math.inf  # a budget fails closed
+
+
+def _composed(dataset: Dataset, charges: tuple[Event, ...]) -> float:
+    from hushgrad import accounting  # scipy: only where something is to be priced
+
+    event = Compose(charges)
+    if not _selections(event):
+        return accounting.epsilon(event, delta=dataset.delta, relation=dataset.relation)
+    # No privacy-loss distribution is known for a selection. Two valid bounds, and the better one counts: everything by
+    # Rényi divergences, or each selection as an (epsilon_i, delta_i)-DP step, whose deltas are half of the budget's.
+    renyi = accounting.epsilon(event, delta=dataset.delta, relation=dataset.relation, accountant="rdp")
+    return min(renyi, _with_selections_as_steps(dataset, charges))
+
+
+def _with_selections_as_steps(dataset: Dataset, charges: tuple[Event, ...]) -> float:
+    from hushgrad import accounting
+
+    share = dataset.delta / (2 * _selections(Compose(charges)))
+
+    def step(event: Event) -> Event:
+        if isinstance(event, RepeatAndSelect):
+            epsilon = accounting.epsilon(event, delta=share, relation=dataset.relation, accountant="rdp")
+            return ApproxDP(epsilon, share)
+        return event
+
+    try:
+        return accounting.epsilon(Compose(map(step, Compose(charges).events)), delta=dataset.delta, relation=dataset.relation)
+    except NoTheorem:  # a selection inside a repetition
+        return math.inf
+
+
+def _selections(event: Compose) -> int:
+    """How many selections there are at the top of the composition; one inside a repetition counts as one."""
+    return sum(isinstance(_innermost(part), RepeatAndSelect) for part in event.events)
+
+
+def _innermost(event: Event) -> Event:
+    return event.of if isinstance(event, Repeat) else event
+
+
+def _filtered(dataset: Dataset, charges: tuple[Event, ...]) -> float:
+    """The used share of a privacy filter, in units of the budget's epsilon."""
+    from hushgrad.accounting import Filter
+    from hushgrad.errors import BudgetExceeded
+
+    budget = Filter(epsilon=dataset.epsilon, delta=dataset.delta, kind=dataset.composition, relation=dataset.relation)
+    try:
+        budget.spend(Compose(charges))
+    except BudgetExceeded:
+        return math.inf
+    return budget.used * dataset.epsilon
+
+
+def exceeds(dataset: Dataset, happened: Event, reserved: Event) -> bool:
+    """Whether what happened costs more than what was reserved for it.
+
+    Fewer equal steps are less by definition; other events are compared by their epsilon at the budget's delta.
+    """
+    if happened in (reserved, Compose(())):
+        return False
+    of, times = _repeated(reserved)
+    if _repeated(happened)[0] == of:
+        return _repeated(happened)[1] > times
+    cost = price(dataset, (happened,))
+    return math.isinf(cost) or cost > price(dataset, (reserved,)) * (1.0 + _TOLERANCE)
+
+
+def _repeated(event: Event) -> tuple[Event, int]:
+    return (event.of, event.times) if isinstance(event, Repeat) else (event, 1)
+
+
+# What would fit ---------------------------------------------------------------------------------------------------------
+
+
+def advice(dataset: Dataset, charges: tuple[Event, ...], event: Event) -> str:
+    """How many steps of ``event`` would fit, or which factor of noise would make all of it fit; in one or two sentences."""
+
+    def fit(candidate: Event) -> bool:
+        return fits(dataset, (*charges, candidate))
+
+    found = []
+    of, times = _repeated(event)
+    if times > 1:
+        steps = _largest(lambda n: fit(of * n), times)
+        found.append(f"{steps} of its {times} steps would fit" if steps else "not one of its steps would fit")
+    factor = _noise_factor(event, fit)
+    if factor is not None:
+        found.append(f"all of it would fit with {factor:.3g} times its noise")
+    return f" {found[0][0].upper()}{found[0][1:]}{''.join('; ' + other for other in found[1:])}." if found else ""
+
+
+def _largest(fit: Callable[[int], bool], times: int) -> int:
+    """The largest number below ``times`` that fits, or 0."""
+    low, high = 0, times
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fit(middle) else (low, middle)
+    return low
+
+
+def _noise_factor(event: Event, fit: Callable[[Event], bool]) -> float | None:
+    """The smallest factor, to 1%, that makes the event fit; None where it has no noise to scale, or 1000 times do not do."""
+    if scaled(event, 2.0) == event:
+        return None
+    high = 2.0
+    while not fit(scaled(event, high)):
+        high *= 4.0
+        if high > 1000.0:
+            return None
+    low = 1.0
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fit(scaled(event, middle)) else (middle, high)
+    return math.ceil(high * 1000) / 1000  # printed to three digits: never rounded down to one that does not fit
+
+
+def scaled(event: Event, factor: float) -> Event:
+    """The event with ``factor`` times its Gaussian and Laplace noise, wherever it occurs.
+
+    >>> print(scaled(Gaussian(1.5).sampled(rate=0.1) * 10, 2.0))
+    10 x Poisson(0.1) Gaussian(3)
+    """
+    if isinstance(event, (Gaussian, GaussianMixture)):
+        return replace(event, noise_multiplier=event.noise_multiplier * factor)
+    if isinstance(event, Laplace):
+        return replace(event, scale=event.scale * factor)
+    if isinstance(event, Compose):
+        return Compose(scaled(part, factor) for part in event.events)
+    if isinstance(event, (Sampled, Repeat, RepeatAndSelect)):
+        return replace(event, of=scaled(event.of, factor))
+    return event

@@ -1,0 +1,105 @@
+"""Rows in an SQLite file, by the standard library.
+
+``BEGIN IMMEDIATE`` takes SQLite's one write lock before anything is read, so that what a writer decides is decided on the rows
+that are there when it appends. The journal is a write-ahead log with ``synchronous=FULL``: a commit is on the disk before it
+returns, and a killed writer leaves either its whole block or nothing. Connections live for one operation: they are cheap,
+and a ledger may be used from several threads and after a fork.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from hushgrad import _check
+from hushgrad.budget.rows import Stored
+from hushgrad.budget.store import TABLE, WAIT, Store, Writer
+from hushgrad.errors import ArgumentError
+
+__all__ = ["SqliteStore"]
+
+# The triggers stop accidents, not intruders, who are what the hash chain is for.
+_SCHEMA = f"""
+CREATE TABLE {TABLE} (number INTEGER PRIMARY KEY, text TEXT NOT NULL, hash TEXT NOT NULL);
+CREATE TRIGGER {TABLE}_keep BEFORE DELETE ON {TABLE} BEGIN SELECT RAISE(ABORT, 'a ledger only grows'); END;
+CREATE TRIGGER {TABLE}_same BEFORE UPDATE ON {TABLE} BEGIN SELECT RAISE(ABORT, 'a ledger only grows'); END;
+"""
+
+
+class SqliteStore(Store):
+    """The table in one file. The file must be on a local disk: SQLite's locks do not hold on network file systems."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def create(self, first: Stored) -> bool:
+        """Make the file and the table with its first row, at once; False if they were there."""
+        if not self._path.parent.is_dir():
+            _check.fail("ledger", str(self._path), "to be in a folder that exists")
+        with self._connected() as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("BEGIN IMMEDIATE")
+            if connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (TABLE,)).fetchone():
+                return False
+            for statement in _SCHEMA.strip().splitlines():
+                connection.execute(statement)
+            _Writer(connection).append(first)
+            connection.execute("COMMIT")
+        return True
+
+    def rows(self, after: int = 0) -> list[Stored]:
+        """The rows after number ``after``, in order."""
+        self._require_file()
+        with self._connected() as connection:
+            return _rows(connection, after)
+
+    @contextmanager
+    def writing(self) -> Iterator[Writer]:
+        """Take the write lock, then commit; an exception inside leaves the table as it was."""
+        self._require_file()
+        with self._connected() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield _Writer(connection)
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _require_file(self) -> None:
+        # connect() would make an empty file: a misspelt path must not become a fresh budget.
+        if not self._path.is_file():
+            _check.fail("ledger", str(self._path), "to be a ledger", "Make one with hushgrad ledger init.")
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with closing(sqlite3.connect(self._path, timeout=WAIT, isolation_level=None)) as connection:
+                connection.execute("PRAGMA synchronous=FULL")
+                yield connection
+        except sqlite3.Error as error:
+            raise ArgumentError(f"Expected ledger={str(self._path)!r} to be a readable and writable ledger: {error}.") from None
+
+    def __repr__(self) -> str:
+        return f"SqliteStore({str(self._path)!r})"
+
+
+class _Writer(Writer):
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def rows(self, after: int) -> list[Stored]:
+        return _rows(self._connection, after)
+
+    def append(self, row: Stored) -> None:
+        self._connection.execute(f"INSERT INTO {TABLE} VALUES (?, ?, ?)", (row.number, row.text, row.hash))
+
+
+def _rows(connection: sqlite3.Connection, after: int) -> list[Stored]:
+    found = connection.execute(f"SELECT number, text, hash FROM {TABLE} WHERE number > ? ORDER BY number", (after,))
+    return [Stored(int(number), str(text), str(hashed)) for number, text, hashed in found]

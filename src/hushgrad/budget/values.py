@@ -1,0 +1,139 @@
+"""What a ledger speaks of: data sets with budgets, reservations, statuses. Frozen, public, with one JSON form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hushgrad import _check
+from hushgrad._value import Value
+from hushgrad.events import Event, Relation
+
+__all__ = ["COMPOSITIONS", "Dataset", "Reservation", "Status"]
+
+COMPOSITIONS = ("pld", "rdp", "zcdp", "gdp")
+
+
+class _Account(Value, family="account"):
+    """Family of the values of this room."""
+
+
+def name_of(what: str, name: object) -> str:
+    """A name that can be printed, typed and put into one line."""
+    remedy = "Use letters, digits, spaces and punctuation, at most 200 of them."
+    if not isinstance(name, str) or not name.strip() or len(name) > 200 or not name.isprintable():
+        _check.fail(what, name, "to be a short name in one line", remedy)
+    return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(_Account):
+    """A data set and the budget of everything that is ever released about it.
+
+    **Formal guarantee.** All runs that the ledger admits are together (``epsilon``, ``delta``)-DP per ``unit`` under
+    ``relation``, provided that each run is what its event says, and:
+
+    | ``composition`` | how runs add up | what may depend on earlier results |
+    |---|---|---|
+    | ``"pld"`` | numerically, tight | what a run computes, but not its *event*: noise, steps and rates are fixed beforehand |
+    | ``"rdp"``, ``"zcdp"``, ``"gdp"`` | a privacy filter | everything (Feldman and Zrnic 2021, theorem 3.1; see ``Filter``) |
+
+        >>> print(Dataset(name="patients", epsilon=3.0, delta=1e-6))
+        patients: epsilon 3, delta 1e-06 per example (add/remove one), composed by pld
+    """
+
+    name: str
+    epsilon: float
+    delta: float
+    unit: str = "example"
+    relation: Relation = Relation.ADD_REMOVE
+    composition: str = "pld"
+
+    def __post_init__(self) -> None:
+        checked = {
+            "name": name_of("name", self.name),
+            "epsilon": _check.positive(epsilon=self.epsilon),
+            "delta": _check.delta(delta=self.delta),
+            "unit": name_of("unit", self.unit),
+            "relation": Relation.of(self.relation),
+            "composition": _check.one_of(COMPOSITIONS, composition=self.composition),
+        }
+        for field, value in checked.items():
+            object.__setattr__(self, field, value)
+
+    def __str__(self) -> str:
+        budget = f"epsilon {self.epsilon:g}, delta {self.delta:g} per {self.unit}"
+        return f"{self.name}: {budget} ({self.relation}), composed by {self.composition}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation(_Account):
+    """One run's place in the budget. ``charged`` is what counts now: at first what was ``reserved``, later what happened.
+
+    | ``state`` | meaning |
+    |---|---|
+    | ``"held"`` | reserved; the run may not begin before :meth:`Ledger.begin`, so it can still be cancelled |
+    | ``"begun"`` | the run may have released something: charged in full until it is committed or settled |
+    | ``"committed"`` | finished; charged for what it did |
+    | ``"settled"`` | it ended early; charged for the steps that it may have taken |
+    | ``"cancelled"`` | it never began; charged for nothing |
+    """
+
+    id: str
+    dataset: str
+    run: str
+    reserved: Event
+    charged: Event
+    state: str
+    overrun: bool = False
+    since: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run may still be going on."""
+        return self.state in ("held", "begun")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status(_Account):
+    """How much of a data set's budget is spent, counting every open reservation in full.
+
+    ``epsilon`` is the composed epsilon of all charges at the budget's delta; under a filter it is the used share of the
+    budget's epsilon. Any pure ``left``-DP run still fits; a Gaussian one usually fits with more noise-for-epsilon than that.
+    """
+
+    dataset: Dataset
+    epsilon: float
+    committed_epsilon: float
+    reservations: tuple[Reservation, ...]
+
+    @property
+    def left(self) -> float:
+        """The budget's epsilon less what is spent; 0 if nothing is left."""
+        return max(0.0, self.dataset.epsilon - self.epsilon)
+
+    @property
+    def used(self) -> float:
+        """The spent fraction of the budget; above 1 only after an overrun."""
+        return self.epsilon / self.dataset.epsilon
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether more was spent than the budget allows: a run did more than it had reserved."""
+        return not self.epsilon <= self.dataset.epsilon
+
+    @property
+    def open(self) -> tuple[Reservation, ...]:
+        """The reservations of runs that may be going on."""
+        return tuple(r for r in self.reservations if r.is_open)
+
+    @property
+    def overruns(self) -> tuple[Reservation, ...]:
+        """The runs that did more than they had reserved."""
+        return tuple(r for r in self.reservations if r.overrun)
+
+    def __str__(self) -> str:
+        spent = "an infinite epsilon" if math.isinf(self.epsilon) else f"epsilon {self.epsilon:.4g}"
+        runs = f"{len(self.reservations)} runs, {len(self.open)} open"
+        warning = " EXCEEDED." if self.exceeded else ""
+        return f"{self.dataset.name}: {spent} of {self.dataset.epsilon:g} at delta {self.dataset.delta:g}; {runs}.{warning}"
