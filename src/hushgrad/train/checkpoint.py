@@ -165,8 +165,8 @@ def _key_content(path: Path) -> dict[str, Any]:
     """The key file's object. Its text never enters an error: it may hold the key."""
     try:
         content = json.loads(path.read_text())
-        if set(content) == set(_KEY_FIELDS) and all(isinstance(content[name], kind) for name, kind in _KEY_FIELDS.items()):
-            bytes.fromhex(content["key"])
+        whole = set(content) == set(_KEY_FIELDS) and all(isinstance(content[name], kind) for name, kind in _KEY_FIELDS.items())
+        if whole and bytes.fromhex(content["key"]).hex() == content["key"]:  # the very letters that were written
             return content
     except (ValueError, TypeError):  # not even the reason is told: it may quote the file
         raise _damaged_key(path) from None

@@ -1,0 +1,250 @@
+"""Everything that can go wrong around a run, made to go wrong: ``make chaos``.
+
+Each fault is a function that disturbs real runs in child processes and counts how many ended as they must: the resumed run
+bit-identical to the undisturbed one, the ledger complete, the error one clear sentence. The seed is printed; the same seed
+draws the same instants (though not the same microseconds). Exit code 1 if anything did not survive.
+
+    python faults/chaos.py --seconds 300 --seed 7 --docs docs/reliability.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import resource
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lives
+from table import Row, write_table
+
+_NOBODY = 65534
+_FAULTS: list[tuple[str, Callable[[Path], tuple[bool, str]]]] = []
+
+
+def fault(name: str) -> Callable[[Callable[[Path], tuple[bool, str]]], Callable[[Path], tuple[bool, str]]]:
+    """Register a fault: it is given an empty folder, and says whether the house survived and what was seen."""
+
+    def register(function: Callable[[Path], tuple[bool, str]]) -> Callable[[Path], tuple[bool, str]]:
+        _FAULTS.append((name, function))
+        return function
+
+    return register
+
+
+def _same_end(folder: Path, plan: str, disturbed: Callable[[str], dict[str, Any] | None], error: str) -> tuple[bool, str]:
+    """Disturb a run, which must end with ``error``; resume it; compare with the run that nobody disturbed."""
+    reference = lives.life(f"{folder}/reference", plan)[0]
+    seen = disturbed(f"{folder}/disturbed")
+    final = lives.life(f"{folder}/disturbed", plan)[0]
+    told = "" if seen is None else f"{seen.get('error', 'no error')}: {seen.get('message', '')}"
+    expected = seen is not None and error in told
+    return bool(expected and final and "error" not in final and lives.end_of(final) == lives.end_of(reference)), told
+
+
+def _kills(plan: str, **options: Any) -> Callable[[Path], tuple[bool, str]]:
+    def killed(folder: Path) -> tuple[bool, str]:
+        instants = [random.choice(["any", random.randint(1, 40)]) if not options else "any" for _ in range(random.randint(2, 4))]
+        result = lives.lives(str(folder), plan, instants, **options)
+        same = "error" not in result["final"] and lives.end_of(result["final"]) == lives.end_of(result["reference"])
+        return same, f"{result['deaths']} deaths"
+
+    return killed
+
+
+for _plan, _name in (("dpsgd", "DP-SGD"), ("blt", "DP-FTRL (BLT)"), ("kalman", "Kalman")):
+    fault(f"SIGKILL at random instants, {_name}")(_kills(_plan))
+fault("SIGKILL of one or both of 2 ranks")(_kills("blt", ranks=2))
+
+
+@fault("disk full while saving")
+def disk_full(folder: Path) -> tuple[bool, str]:
+    """The system lets no file grow beyond a size that the first checkpoint still has, and a later one has not."""
+    full_at = random.randint(4, 20)
+
+    def fill(metrics: dict[str, Any]) -> None:
+        if metrics["step"] == full_at:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
+
+    def disturbed(directory: str) -> dict[str, Any] | None:
+        return lives.outcome(*lives.fork(partial(lives.train, directory, "blt", on_step=fill)))
+
+    return _same_end(folder, "blt", disturbed, "StorageError")
+
+
+@fault("folder turns read-only")
+def read_only(folder: Path) -> tuple[bool, str]:
+    """The process loses the right to write its folder in the middle of a run."""
+    directory = folder / "disturbed"
+    directory.mkdir()
+    folder.chmod(0o755)
+    for parent in folder.parents:
+        if parent.stat().st_mode & 0o005 != 0o005:
+            return True, "not tried: another user cannot enter this temporary folder"
+
+    def lock(metrics: dict[str, Any]) -> None:
+        if metrics["step"] == 7:
+            directory.chmod(0o555)
+            if os.geteuid() == 0:  # root may write anywhere: become nobody
+                os.setuid(_NOBODY)
+
+    def disturbed(path: str) -> dict[str, Any] | None:
+        seen = lives.outcome(*lives.fork(partial(lives.train, path, "dpsgd", on_step=lock)))
+        directory.chmod(0o755)
+        return seen
+
+    return _same_end(folder, "dpsgd", disturbed, "StorageError")
+
+
+@fault("checkpoint with a flipped bit or cut short")
+def damaged(folder: Path) -> tuple[bool, str]:
+    """Any bit of any file: the run is refused, never resumed from something else; with the file put back it goes on."""
+    directory = f"{folder}/disturbed"
+    if lives.life(directory, "blt", kill_at=random.choice([14, 19, 24])) != [None]:
+        return False, "the run was not killed"
+
+    def disturbed(path: str) -> dict[str, Any] | None:
+        file = Path(path) / random.choice(["state.safetensors", "key.json"])
+        whole = file.read_bytes()
+        place = random.randrange(len(whole))
+        flipped = whole[:place] + bytes([whole[place] ^ (1 << random.randrange(8))]) + whole[place + 1 :]
+        file.write_bytes(random.choice([flipped, whole[:place]]))
+        seen = lives.life(path, "blt")[0]
+        file.write_bytes(whole)
+        return seen
+
+    return _same_end(folder, "blt", disturbed, "ArgumentError")
+
+
+@fault("clock jumps by days, both ways")
+def clock(folder: Path) -> tuple[bool, str]:
+    """Nothing that matters may depend on the time of day, nor on a clock that only goes forward."""
+
+    def jump(_: dict[str, Any]) -> None:
+        offset = random.uniform(-1e6, 1e6)
+        for name in ("time", "monotonic", "perf_counter"):
+            setattr(time, name, lambda offset=offset: offset)
+
+    reference = lives.life(f"{folder}/reference", "kalman")[0]
+    seen = lives.outcome(*lives.fork(partial(lives.train, f"{folder}/disturbed", "kalman", on_step=jump)))
+    return seen is not None and "error" not in seen and lives.end_of(seen) == lives.end_of(reference), "no effect"
+
+
+@fault("a data-loading worker dies")
+def worker(folder: Path) -> tuple[bool, str]:
+    """The loader notices and raises; the step that waited for the batch is not charged; the run resumes."""
+    fatal = random.randint(2, lives.STEPS - 4)
+
+    def kill_worker(metrics: dict[str, Any]) -> None:
+        if metrics["step"] == fatal:
+            for child in multiprocessing.active_children():
+                child.kill()
+
+    def disturbed(directory: str) -> dict[str, Any] | None:
+        return lives.outcome(*lives.fork(partial(lives.train, directory, "dpsgd", on_step=kill_worker, workers=1)))
+
+    return _same_end(folder, "dpsgd", disturbed, "DataLoader worker")
+
+
+@fault("a rank dies, the others notice")
+def rank(folder: Path) -> tuple[bool, str]:
+    """The surviving rank ends with an error in bounded time instead of waiting for ever."""
+    began = time.monotonic()
+    random_choice = random.choice
+    random.choice = lambda choices: choices[-1]  # the last rank alone
+    try:
+        results = lives.life(f"{folder}/run", "dpsgd", ranks=2, patience=0.25)
+    finally:
+        random.choice = random_choice
+    waited = time.monotonic() - began
+    survivor = results[0]
+    if survivor is None or "error" not in survivor:  # it had finished before the other died
+        return waited < 60, "finished first"
+    final = lives.life(f"{folder}/run", "dpsgd", ranks=2)[0]
+    return waited < 60 and final is not None and "error" not in final, f"{survivor['error']} after {waited:.0f} s"
+
+
+@fault("Ctrl-C and SIGTERM of hushgrad train")
+def interrupted(folder: Path) -> tuple[bool, str]:
+    """The step is finished, a checkpoint saved, the way on printed; resumed, the run ends with the same weights."""
+    command = [
+        sys.executable,
+        "-m",
+        "hushgrad.cli.main",
+        "train",
+        "--quiet",
+        "--set",
+        "run.seed=1",
+        "--set",
+        "plan.steps=30",
+        "--out",
+    ]
+    ends = []
+    for name in ("reference", "disturbed"):
+        process = subprocess.Popen([*command, str(folder / name)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        if name == "disturbed":
+            while process.poll() is None and not (folder / name / "metrics.jsonl").exists():
+                time.sleep(0.02)
+            process.send_signal(random.choice([signal.SIGINT, signal.SIGTERM]))
+            told = process.communicate(timeout=120)[1]
+            if process.returncode not in (0, 130) or "Traceback" in told:
+                return False, told[-300:]
+            if process.returncode == 130:
+                again = [*command[:4], "--quiet", "--resume", "--out", str(folder / name)]
+                subprocess.run(again, check=True, capture_output=True, timeout=120)
+        process.communicate(timeout=120)
+        ends.append((folder / name / "model.safetensors").read_bytes())
+    return ends[0] == ends[1], "resumed as printed"
+
+
+# The command ---------------------------------------------------------------------------------------------------------------
+
+
+def run(seconds: float, seed: int, *, only: str = "") -> list[Row]:
+    """Every fault once, then again in turn until the time is over."""
+    random.seed(seed)
+    lives.warm_up()
+    chosen = [(name, function) for name, function in _FAULTS if only in name]
+    rows = {name: Row(name) for name, _ in chosen}
+    deadline, turn = time.monotonic() + seconds, 0
+    while turn < len(chosen) or time.monotonic() < deadline:
+        name, function = chosen[turn % len(chosen)]
+        turn += 1
+        with tempfile.TemporaryDirectory() as folder:
+            survived, seen = function(Path(folder))
+        rows[name] = rows[name].counted(survived, seen)
+        print(f"{'survived' if survived else 'FAILED'}  {name}: {seen[:160]}", flush=True)
+    return list(rows.values())
+
+
+def main() -> int:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--only", default="", help="faults whose name holds this text")
+    parser.add_argument("--docs", type=Path, default=None, help="page whose chaos table is replaced")
+    options = parser.parse_args()
+    seed = secrets.randbelow(10**6) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
+    began = time.monotonic()
+    rows = run(options.seconds, seed, only=options.only)
+    if options.docs is not None:
+        write_table(options.docs, "chaos", rows, f"make chaos SEED={seed}", time.monotonic() - began)
+    failed = [row.name for row in rows if row.survived < row.tried]
+    print("all survived" if not failed else f"FAILED (seed {seed}): {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
