@@ -1,0 +1,304 @@
+"""The private strategy: one round of Flower, from the choice of a cohort to the release of a model."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from logging import INFO, WARNING
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.supercore import log
+
+from hushgrad import _check
+from hushgrad.clipping.base import Clipper
+from hushgrad.errors import ArgumentError
+from hushgrad.federated.aggregate import Aggregator
+from hushgrad.federated.check_ins import CheckIns, as_ids
+from hushgrad.federated.cohorts import Separated, cohorts_of
+from hushgrad.federated.contract import messenger_of, require_plan, server_optimizer_of
+from hushgrad.federated.directory import ServerDirectory
+from hushgrad.federated.grids import NarrowGrid
+from hushgrad.federated.layout import Layout, Unusable
+from hushgrad.federated.mods import CLIP_NORM
+from hushgrad.federated.optimizers import ServerOptimizer
+from hushgrad.federated.reports import RawRound
+from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.train.books import Books, guarantee_of
+from hushgrad.train.keys import RunKey
+from hushgrad.train.plan import Plan
+
+__all__ = ["PrivateStrategy"]
+
+_RAW_EVALUATION = "The clients' evaluation metrics are published without noise and are not covered"
+
+
+@dataclass
+class _Open:
+    """A round that was configured and not yet aggregated."""
+
+    step: int
+    chosen: int
+    nodes: set[int]
+    layout: Layout
+    current: np.ndarray
+
+
+class PrivateStrategy(Strategy):
+    """What ``DPFTRL`` and ``DPFedAvg`` share: everything but which noise they take."""
+
+    _correlated: ClassVar[bool]
+
+    def __init__(
+        self,
+        strategy: FedAvg,
+        plan: Plan,
+        *,
+        server: ServerOptimizer | None = None,
+        population: Iterable[int] | None = None,
+        users: Callable[[int], int] | None = None,
+        key: bytes | None = None,
+        seed: int | None = None,
+        max_epsilon: float | None = None,
+        prior: Ledger | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        raw_evaluation: bool = False,
+    ) -> None:
+        self.plan = require_plan(plan, correlated=self._correlated)
+        self.server = server_optimizer_of(strategy, server)
+        self._strategy, self._messenger = strategy, messenger_of(strategy)
+        self._users = users
+        self._directory = None if directory is None else ServerDirectory(directory)
+        fresh = RunKey.make(key, seed)
+        self._key = fresh if self._directory is None else self._directory.share_key(fresh, plan)
+        self._books = Books(plan, self._key.run_name(plan.digest), prior=prior, max_epsilon=max_epsilon)
+        self._cohorts = cohorts_of(plan, population, self._key.sampling)
+        self._aggregator = Aggregator(plan, self._key)
+        self._server_state: dict[str, Any] = {}
+        self._arrays: ArrayRecord | None = None
+        self._open: _Open | None = None
+        self._raw_round: RawRound | None = None
+        self._raw_evaluation = _check.instance(bool, raw_evaluation=raw_evaluation)
+        self._resume()
+
+    # What an operator does with it -----------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run rounds until ``num_rounds`` (the plan's, by default) have been taken in all, those before a restart included.
+
+        ``evaluate_fn`` sees released models only. With a budget (``max_epsilon``) the rounds end where it ends. The result's
+        metrics hold what is covered by the guarantee: the epsilon so far and the clip norm.
+        """
+        total = self.plan.steps if num_rounds is None else _check.positive_int(num_rounds=num_rounds)
+        if total > self.plan.steps:
+            _check.fail("num_rounds", total, f"to be at most the plan's steps={self.plan.steps}", "Make a longer plan.")
+        if total > self.rounds_allowed:
+            log(WARNING, "The budget allows %d of %d rounds; training stops there.", self.rounds_allowed, total)
+        done, left = self.rounds, min(total, self.rounds_allowed) - self.rounds
+        arrays = initial_arrays if self._arrays is None else self._arrays
+        if left <= 0:
+            return Result(arrays=arrays)
+        evaluate = None if evaluate_fn is None else lambda round, released: evaluate_fn(done + round, released)
+        result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, evaluate)
+        result.train_metrics_clientapp = _later(result.train_metrics_clientapp, done)
+        result.evaluate_metrics_clientapp = _later(result.evaluate_metrics_clientapp, done)
+        result.evaluate_metrics_serverapp = _later(result.evaluate_metrics_serverapp, done)
+        return result
+
+    def spent(self, accountant: str = "pld") -> Guarantee:
+        """The guarantee for the rounds so far, earlier phases included."""
+        guarantee = guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant)
+        return replace(guarantee, notes=(*guarantee.notes, _RAW_EVALUATION)) if self._raw_evaluation else guarantee
+
+    @property
+    def ledger(self) -> Ledger:
+        """What happened, earlier phases included."""
+        return self._books.ledger()
+
+    @property
+    def rounds(self) -> int:
+        """Rounds taken (charged) so far, those before a restart included."""
+        return self._books.taken
+
+    @property
+    def rounds_allowed(self) -> int:
+        """Rounds that the plan and the budget allow in all."""
+        return self._books.limit
+
+    @property
+    def clip(self) -> Clipper:
+        """The clipper of the next round: the plan's, or where adaptive clipping has moved it (released, so not sensitive)."""
+        return self._aggregator.clip
+
+    @property
+    def check_ins(self) -> CheckIns | None:
+        """The book of participations; None where the plan's sampler deals a known population. Sensitive."""
+        return self._cohorts.book if isinstance(self._cohorts, Separated) else None
+
+    @property
+    def raw_round(self) -> RawRound | None:
+        """What happened in the latest round. Sensitive: not covered by the guarantee."""
+        return self._raw_round
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({type(self._strategy).__name__}, plan {self.plan.digest[:12]}, "
+            f"round {self.rounds} of {self.plan.steps}, {self.plan.participation}, noise {type(self.plan.noise).__name__})"
+        )
+
+    # Flower's hooks ---------------------------------------------------------------------------------------------------
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Choose the round's cohort, enter it in the book, and ask those who can be reached.
+
+        Raises:
+            BudgetExceeded: after the plan's last round, or where the next one would cost more than ``max_epsilon``.
+        """
+        self._books.require_room(issued=True)
+        step, layout = self.rounds, Layout.of(arrays)
+        users, nodes = self._connected(grid)
+        chosen = self._cohorts.choose(step, users)
+        if self._directory is not None:
+            self._directory.save_cohorts(self._cohorts.state_dict())  # before anybody is asked
+        asked = nodes[np.isin(users, chosen, assume_unique=True)].tolist()
+        config[CLIP_NORM] = self._aggregator.clip_norm
+        messages = list(self._messenger.configure_train(step + 1, arrays, config, NarrowGrid(grid, asked)))
+        self._require_cohort(messages, asked)
+        self._open = _Open(step, len(chosen), set(asked), layout, layout.flat(arrays))
+        log(INFO, "configure_train: round %d asks %d users", step + 1, len(asked))
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Clip, sum, add noise, divide by the plan's constant, let the server optimizer step; save, then release."""
+        open_round, self._open = self._open, None
+        if open_round is None:
+            raise ArgumentError("Expected configure_train before aggregate_train: there is no cohort whose replies could count.")
+        self._aggregator.begin(open_round.layout, open_round.current)
+        self._raw_round = self._collect(open_round, replies)
+        self._books.charge(issued=True)
+        update = self._aggregator.release(open_round.step)
+        weights = self.server.step(torch.from_numpy(open_round.current), update, open_round.step, self._server_state)
+        self._arrays = open_round.layout.record(weights.numpy())
+        spent = self.spent()
+        self._save(spent)
+        log(INFO, "aggregate_train: round %d released, epsilon so far %.4g", self.rounds, spent.epsilon)
+        released = MetricRecord({"epsilon": spent.epsilon, "delta": spent.delta, "clip-norm": self._aggregator.clip_norm})
+        return self._arrays, released
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Nobody, unless ``raw_evaluation``: metrics on clients' data are not covered by the guarantee."""
+        if not self._raw_evaluation:
+            return []
+        return self._strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The wrapped strategy's, with ``raw_evaluation``."""
+        return self._strategy.aggregate_evaluate(server_round, replies) if self._raw_evaluation else None
+
+    def summary(self) -> None:
+        """Log the plan, the guarantee it leads to, and what was overridden in the wrapped strategy."""
+        for line in str(self.plan).splitlines():
+            log(INFO, "\t%s", line)
+        log(INFO, "\t├──> %s", self.plan.guarantee())
+        log(INFO, "\t├──> Every user counts the same: weights by number of examples are private, and are not used.")
+        log(INFO, "\t├──> Cohorts are chosen by the plan; the strategy's fraction_train and minimum of nodes are not used.")
+        if not self._raw_evaluation:
+            log(INFO, "\t└──> Metrics on clients' data are not released. raw_evaluation=True releases them, uncovered.")
+
+    # The path of one round --------------------------------------------------------------------------------------------
+
+    def _connected(self, grid: Grid) -> tuple[np.ndarray, np.ndarray]:
+        """(users, their nodes), one node for each user; waits for the strategy's ``min_available_nodes``, as Flower does."""
+        while len(nodes := as_ids(grid.get_node_ids())) < self._strategy.min_available_nodes:
+            log(INFO, "Waiting for nodes: %d of %d are connected.", len(nodes), self._strategy.min_available_nodes)
+            time.sleep(1)
+        if self._users is None:
+            return nodes, nodes
+        users, first = np.unique(np.array([self._users(node) for node in nodes.tolist()], dtype=np.uint64), return_index=True)
+        return users, nodes[first]
+
+    def _require_cohort(self, messages: list[Message], asked: list[int]) -> None:
+        """A strategy of the user's own must not ask others, nor anybody twice."""
+        receivers = [message.metadata.dst_node_id for message in messages]
+        if sorted(receivers) != sorted(asked):
+            remedy = "Ask every node of grid.get_node_ids() once: the grid shows the cohort only."
+            _check.fail("strategy", type(self._strategy).__name__, "to ask the chosen cohort", remedy)
+
+    def _collect(self, open_round: _Open, replies: Iterable[Message]) -> RawRound:
+        accepted = clipped = 0
+        rejected: list[str] = []
+        waiting = set(open_round.nodes)
+        # Sorted, so that the sum does not depend on who was faster.
+        for reply in sorted(replies, key=lambda message: message.metadata.src_node_id):
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                continue
+            try:
+                if node not in waiting:
+                    raise Unusable("not in this round's cohort, or answered already")
+                waiting.discard(node)
+                clipped += self._aggregator.add(reply.content)
+                accepted += 1
+            except Unusable as reason:
+                rejected.append(f"node {node}: {reason}")
+                log(WARNING, "aggregate_train: node %d counts as zero: %s", node, reason)
+        return RawRound(
+            round=open_round.step,
+            chosen=open_round.chosen,
+            asked=len(open_round.nodes),
+            accepted=accepted,
+            clipped=clipped,
+            rejected=tuple(rejected),
+        )
+
+    # Saving -----------------------------------------------------------------------------------------------------------
+
+    def _save(self, spent: Guarantee) -> None:
+        if self._directory is None or self._arrays is None:
+            return
+        tree = {
+            "version": 1,
+            "server": self.server.to_json(),
+            "server_state": dict(self._server_state),
+            "books": self._books.state_dict(),
+            "aggregator": self._aggregator.state_dict(),
+            "arrays": {name: torch.from_numpy(array.numpy()) for name, array in self._arrays.items()},
+        }
+        self._directory.save_state(tree)
+        public = {"plan": self.plan.to_json(), "ledger": self.ledger.to_json(), "rounds": self.rounds, "spent": spent.to_json()}
+        self._directory.save_public(public)
+
+    def _resume(self) -> None:
+        if self._directory is None:
+            return
+        cohorts, tree = self._directory.cohorts(), self._directory.state()
+        if cohorts is not None:
+            self._cohorts.load_state_dict(cohorts)
+        if tree is None:
+            return
+        if tree["version"] != 1 or tree["server"] != self.server.to_json():
+            _check.fail("server", self.server, "and version to be those of the interrupted run", "Use a new directory.")
+        self._server_state = dict(tree["server_state"])
+        self._books.load_state_dict(tree["books"])
+        self._aggregator.load_state_dict(tree["aggregator"])
+        self._arrays = ArrayRecord({name: Array(tensor.numpy()) for name, tensor in tree["arrays"].items()})
+
+
+def _later(metrics: dict[int, MetricRecord], rounds: int) -> dict[int, MetricRecord]:
+    """Flower numbers the rounds of one start; here they are the run's."""
+    return {rounds + number: record for number, record in metrics.items()}

@@ -1,0 +1,131 @@
+"""Grids: Flower's view of the connected clients; narrowed to a cohort, or all in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from hushgrad import _check
+
+__all__ = ["LocalGrid", "NarrowGrid"]
+
+_FAILED = 1  # what a client's exception is reported as; any code makes an error reply
+
+
+class NarrowGrid(Grid):
+    """A grid on which only the chosen nodes exist: a strategy that configures its round on it can ask nobody else."""
+
+    def __init__(self, grid: Grid, nodes: Iterable[int]) -> None:
+        self._grid, self._nodes = grid, list(nodes)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The chosen ones."""
+        return list(self._nodes)
+
+    def set_run(self, run: Run) -> None:
+        """The grid's own."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The grid's own."""
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """The grid's own."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """The grid's own."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The grid's own."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """The grid's own."""
+        return self._grid.send_and_receive(messages, timeout=timeout)
+
+
+class LocalGrid(Grid):
+    """All clients in this process, one after the other: the same ClientApp and strategy as on Flower's engine, without its cost.
+
+    For experiments and tests with small models, where starting a round on the simulation engine takes longer than training.
+    Node i (1, 2, ..., ``clients``) is partition i - 1, and keeps its number in every run, so a killed server's check-ins hold.
+    A client that raises is answered for by an error reply, as on Flower's engine: a drop-out.
+
+        >>> from flwr.app import ArrayRecord, Message, RecordDict
+        >>> app = ClientApp()
+        >>> @app.train()
+        ... def train(message, context):
+        ...     return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+        >>> list(LocalGrid(app, clients=3).get_node_ids())
+        [1, 2, 3]
+    """
+
+    def __init__(self, client_app: ClientApp, *, clients: int) -> None:
+        n = _check.positive_int(clients=clients)
+        self._app = client_app
+        self._contexts = {
+            node: Context(
+                run_id=1,
+                node_id=node,
+                node_config={"partition-id": node - 1, "num-partitions": n},
+                state=RecordDict(),
+                run_config={},
+            )
+            for node in range(1, n + 1)
+        }
+        self._replies: dict[str, Message] = {}
+        self._numbers = count()
+        # Who sends a message is a property of the process in Flower; its own engines set it in the same way.
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 0
+
+    def get_node_ids(self) -> Iterable[int]:
+        """1, 2, ..., clients."""
+        return list(self._contexts)
+
+    def set_run(self, run: Run) -> None:
+        """There is one run only."""
+
+    @property
+    def run(self) -> Run:
+        """An empty description."""
+        return Run.create_empty(1)
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message to one node."""
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Run the clients now; their replies wait to be pulled."""
+        numbers = []
+        for message in messages:
+            numbers.append(str(next(self._numbers)))
+            self._replies[numbers[-1]] = self._run(message)
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies to these messages, once."""
+        return [self._replies.pop(number) for number in message_ids if number in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Run the clients and return their replies."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _run(self, message: Message) -> Message:
+        try:
+            return self._app(message, self._contexts[message.metadata.dst_node_id])
+        except Exception as error:  # noqa: BLE001  (a client's code may raise anything; the server goes on without it)
+            return Message(Error(code=_FAILED, reason=f"{type(error).__name__}: {error}"), reply_to=message)

@@ -1,0 +1,45 @@
+"""A client mod: clip the update before it leaves the device. Defence in depth; the server clips again in any case."""
+
+from __future__ import annotations
+
+import numpy as np
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+from hushgrad.federated.layout import Layout, Unusable
+
+__all__ = ["CLIP_NORM", "clip_update"]
+
+CLIP_NORM = "hushgrad-clip-norm"
+"""The key in the round's ConfigRecord under which the server sends the clip norm."""
+
+
+def clip_update(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Scale what the client sends back to norm at most the server's clip norm: ``ClientApp(mods=[clip_update])``.
+
+    **Formal guarantee.** None that is relied upon: a server trusts no client, and clips again. It bounds what an eavesdropper or
+    a leaky log sees of one device, and keeps a diverged model (NaN, infinity) at home: that update is zero.
+
+    Put it last in the list, so that it sees what other mods have made of the update. A message without a clip norm (evaluation,
+    another strategy) passes untouched.
+    """
+    configs = message.content.config_records.values()
+    norms = [norm for config in configs if isinstance(norm := config.get(CLIP_NORM), float)]
+    if not norms or not message.content.array_records:
+        return call_next(message, context)
+    sent = next(iter(message.content.array_records.values()))
+    layout = Layout.of(sent)
+    current = layout.flat(sent)  # before the client's code runs: it may change the arrays in place
+    reply = call_next(message, context)
+    if reply.has_error():
+        return reply
+    update = np.empty_like(current)
+    try:
+        layout.read_update(reply.content, current, update)
+    except Unusable:
+        return reply  # the server's refusal says why
+    norm = float(np.linalg.norm(update))
+    scaled = update * min(1.0, norms[0] / norm) if np.isfinite(norm) and norm > 0 else np.zeros_like(update)
+    (name,) = reply.content.array_records
+    reply.content[name] = layout.record(current + scaled)
+    return reply
