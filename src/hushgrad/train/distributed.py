@@ -1,28 +1,48 @@
-"""Data parallel runs: several processes share each batch, and the weights are the same as with one.
+"""Runs of several processes: they share each batch, and the weights are the same as with one.
 
     torchrun --nproc-per-node 2 train.py        # torch.distributed.init_process_group() first, the rest unchanged
 
 Every step, each process clips its part of *one* global batch; the clipped sums are added up once; all processes then hold the
-same noisy gradient and their optimizers stay in step. There is no wrapper around the model.
+same noisy gradient and their optimizers stay in step. There is no wrapper around the model. With ``fully_shard(model)`` each
+process holds a part of every parameter, see :mod:`hushgrad.train.sharding`.
 
 **Why the guarantee is that of one process.** Records are dealt to processes after the batch is drawn, from one key, so the
 batch is the sampler's, whatever the number W of processes. Clipping is per record and a record is in one part, so the summed
-sums are the one clipped sum. Each process adds row t divided by W of the *same* keyed noise: the total is row t, once.
+sums are the one clipped sum. Each process adds row t divided by W of the *same* keyed noise: the total is row t, once. Where
+parameters are sharded, each process adds row t of the same keyed noise to the part that only it holds.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hushgrad.errors import ArgumentError, BudgetExceeded, CaptureError, NotIsolated
 from hushgrad.train.keys import RunKey
 
-__all__ = ["World"]
+__all__ = ["ProcessLost", "World"]
+
+
+class ProcessLost(RuntimeError):
+    """Another process of the run has ended or does not answer. Start all of them again: the run resumes from its checkpoint."""
+
+
+@contextmanager
+def _answered(what: str) -> Iterator[None]:
+    """One sentence instead of a backend's report when a peer is gone; the report stays as its cause."""
+    try:
+        yield
+    except RuntimeError as error:  # what torch raises for a closed connection and for a timeout alike
+        raise ProcessLost(
+            f"Another process ended or did not answer in time while {what}. Nothing of this step was released. Start all "
+            "processes again; with a Checkpoint the run goes on from its last save."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -52,8 +72,9 @@ class World:
     def share_parameters(self, tensors: Iterable[Tensor]) -> None:
         """Process 0's parameters and buffers, in all processes: they start from one point and then stay together."""
         if self.size > 1:
-            for tensor in tensors:
-                dist.broadcast(tensor.detach(), src=0)
+            with _answered("the processes started"):
+                for tensor in tensors:
+                    dist.broadcast(tensor.detach(), src=0)
 
     @torch.no_grad()
     def add_up(self, tensors: Iterable[Tensor]) -> None:
@@ -65,16 +86,53 @@ class World:
             alike[tensor.dtype, tensor.device].append(tensor)
         for group in alike.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in group])
-            dist.all_reduce(flat)
+            with _answered("the clipped sums were added up"):
+                dist.all_reduce(flat)
             start = 0
             for tensor in group:
                 tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
                 start += tensor.numel()
 
+    # Small agreements ------------------------------------------------------------------------------------------------
+
     def total(self, count: int) -> int:
         """The sum of a small number over the processes."""
+        return self._agreed(count, dist.ReduceOp.SUM) if self.size > 1 else count
+
+    def largest(self, count: int) -> int:
+        """The largest of a small number over the processes."""
+        return self._agreed(count, dist.ReduceOp.MAX) if self.size > 1 else count
+
+    def least(self, count: int) -> int:
+        """The smallest of a small number over the processes."""
+        return -self.largest(-count)
+
+    def same(self, value: int) -> bool:
+        """Whether all processes give the same number."""
         if self.size == 1:
-            return count
+            return True
+        sent = torch.tensor([value, -value])
+        with _answered("the processes compared their steps"):
+            dist.all_reduce(sent, op=dist.ReduceOp.MAX)
+        return int(sent[0]) == -int(sent[1])
+
+    def _agreed(self, count: int, how: dist.ReduceOp.RedOpType) -> int:
         sent = torch.tensor([count])
-        dist.all_reduce(sent)
+        with _answered("the processes agreed on a step"):
+            dist.all_reduce(sent, op=how)
         return int(sent)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All processes leave the block, or none: where one refuses, the others raise as well instead of waiting for it.
+
+        Raises:
+            CaptureError: where another process refused.
+        """
+        try:
+            yield
+        except (ArgumentError, BudgetExceeded, CaptureError, NotIsolated):
+            self.total(1)
+            raise
+        if self.size > 1 and self.total(0):
+            raise CaptureError("Another process refused this step; its error says why. Nothing was released.")

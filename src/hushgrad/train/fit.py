@@ -118,7 +118,7 @@ def run_steps(
     if remaining <= 0:
         return
     callbacks = tuple(callbacks)
-    passes = _Passes(private.model, loss_fn, max_physical_batch)
+    passes = _Passes(private, loss_fn, max_physical_batch)
     with ExitStack() as stack:
         for callback in callbacks:
             if isinstance(callback, AbstractContextManager):
@@ -139,9 +139,9 @@ def run_steps(
 class _Passes:
     """The forward and backward passes of one step, and the sums behind its metrics."""
 
-    def __init__(self, model: nn.Module, loss_fn: LossFunction, size: int | None) -> None:
-        self._model, self._loss_fn, self._size = model, loss_fn, size
-        self._device = next(model.parameters()).device
+    def __init__(self, private: Private, loss_fn: LossFunction, size: int | None) -> None:
+        self._private, self._model, self._loss_fn, self._size = private, private.model, loss_fn, size
+        self._device = next(self._model.parameters()).device
         self.examples = 0
         self.raw_loss: list[tuple[Tensor, int]] = []
         self.raw_correct: list[tuple[Tensor, int]] = []
@@ -149,9 +149,9 @@ class _Passes:
     def run(self, batch: Batch) -> Tensor | None:
         """All passes of ``batch``; the closure of the optimizer's step. An empty batch has none, and its step is only noise."""
         self.raw_loss, self.raw_correct, self.examples = [], [], batch.examples
-        if not batch.examples:
+        if not batch.examples and not self._private.sharded:
             return None
-        for part in batch.split(self._size or batch.examples):
+        for part in self._private.split(batch, self._size or max(1, batch.examples)):
             output, target, loss = self._forward(_moved(part, self._device))
             loss.backward()  # type: ignore[no-untyped-call]
             self.raw_loss.append((loss.detach(), part.examples))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hushgrad import _check, sampling
-from hushgrad.clipping import Capture, Clipper, isolation_at_first_call
+from hushgrad.clipping import Clipper, isolation_at_first_call
 from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
@@ -21,9 +21,13 @@ from hushgrad.train.averaging import Averaged
 from hushgrad.train.books import Books, guarantee_of
 from hushgrad.train.distributed import World
 from hushgrad.train.guard import Guard
+from hushgrad.train.issued import Issued
 from hushgrad.train.keys import RunKey
 from hushgrad.train.plan import Plan
 from hushgrad.train.release import Closure, Release
+from hushgrad.train.sharded_capture import capture_of
+from hushgrad.train.sharding import Sharding, is_sharded
+from hushgrad.train.together import CheckedTogether, split_evenly
 
 __all__ = ["Private", "make_private"]
 
@@ -77,18 +81,6 @@ def make_private(
     )
 
 
-class _Issued(NamedTuple):
-    """The batch that the next step must be taken on."""
-
-    examples: int
-    units: Tensor | None
-
-    @property
-    def contributions(self) -> int:
-        """How many gradients will be clipped: one for each example, or for each unit."""
-        return self.examples if self.units is None else len(torch.unique(self.units))
-
-
 class Private:
     """A running plan: hooks on a model and an optimizer, the noise, and the books. Made by :func:`make_private`."""
 
@@ -111,19 +103,22 @@ class Private:
         self._world = World.here()
         self._key = self._world.share_key(key)
         self._books = Books(plan, self._key.run_name(plan.digest), prior=prior, max_epsilon=max_epsilon)
-        self._capture = Capture(model, loss_reduction=loss_reduction)
-        self._release = Release(plan, self._capture, self._params, self._key, self._world)
+        self._sharding = Sharding.of(self._params, self._world, plan)
+        self._capture = capture_of(model, self._sharding, loss_reduction)
+        self._release = Release(plan, self._capture, self._params, self._key, self._world, self._sharding)
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
-        self._issued: _Issued | None = None
+        self._issued: Issued | None = None
         self._raw_norms: Tensor = torch.empty(0)
         self._raw_loss: Any = None
         self._rejected = 0
+        self._splitting = False
         self._guard.attach()
-        self._world.share_parameters([*model.parameters(), *model.buffers()])
+        self._world.share_parameters([t for t in (*model.parameters(), *model.buffers()) if not is_sharded(t)])
         self._guard.renew()
         self._mixes_examples = False
+        self._checked_together: CheckedTogether | None = None
         # Before the capture's own hooks, which then see the check's passes from their beginning and leave them out.
-        checks = [isolation_at_first_call(model, self._isolation_check)] if check_isolation else []
+        checks = [self._isolation_hook()] if check_isolation else []
         self._capture.attach()
         self._handles = [
             *checks,
@@ -158,6 +153,17 @@ class Private:
             **dataloader_options,
         )
 
+    def split(self, batch: Batch, size: int) -> Iterator[Batch]:
+        """``batch.split(size)``; with ``fully_shard``, as many micro-batches as the process that needs most: the last may be empty.
+
+        Run forward and backward on each, empty ones too: sharded parameters are gathered by all processes together.
+        """
+        self._splitting = True
+        try:
+            yield from batch.split(size) if self._sharding is None else split_evenly(batch, size, self._world)
+        finally:
+            self._splitting = False
+
     def spent(self, accountant: str = "pld") -> Guarantee:
         """What the steps taken so far cost, earlier phases included: from the ledger, not from the plan."""
         return guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant)
@@ -188,6 +194,11 @@ class Private:
     def steps(self) -> int:
         """Steps taken (charged) so far."""
         return self._books.taken
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ``fully_shard`` holds the parameters in shards: then every process runs every pass, empty ones too."""
+        return self._sharding is not None
 
     @property
     def steps_allowed(self) -> int:
@@ -235,11 +246,24 @@ class Private:
                     f"The loader is at step {batch.step}, but {self.steps} steps have been taken. Call optimizer.step() once for "
                     "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
                 )
-            self._issued = _Issued(batch.examples, batch.units)
+            self._issued = Issued(batch.examples, batch.units)
             self._capture.discard()
+        elif self._sharding is not None and not self._splitting:
+            raise ArgumentError(
+                "Expected private.split(batch, size) instead of batch.split(size): with fully_shard all processes must run "
+                "equally many micro-batches."
+            )
+        if self._checked_together is not None:
+            self._checked_together.before(batch.examples)
         # Micro-batches are clipped as they come and their activations released; a whole batch needs no second buffer.
         self._capture.fold_with(None if batch.part is None else self._release.clip)
         self._announce(batch.examples, batch.units)
+
+    def _isolation_hook(self) -> Any:
+        if self._sharding is None:
+            return isolation_at_first_call(self.model, self._isolation_check)
+        self._checked_together = CheckedTogether(self.model, self._world, self._isolation_check)
+        return self._checked_together
 
     @contextmanager
     def _isolation_check(self) -> Iterator[None]:
@@ -261,18 +285,30 @@ class Private:
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         closure: Closure | None = args[1] if len(args) > 1 else kwargs.get("closure")
         try:
-            if self._mixes_examples:
-                raise NotIsolated(
-                    "This model lets examples influence each other, as the first batch showed. Replace the layer first."
-                )
-            self._books.require_room(issued=self._issued is not None)
-            self._raw_loss = self._release.run(closure, self._announce_whole)
-            self._guard.check()
+            with self._world.together():
+                self._require_isolated()
+                self._books.require_room(issued=self._issued is not None)
+                self._raw_loss = self._release.run(closure, self._announce_whole)
+                self._check_passes()
             self._release_gradient()
         finally:
             self._capture.discard()
         # A closure that stayed in the arguments would run after this hook, and its raw gradients would be stepped on.
         return args[:1], {}
+
+    def _require_isolated(self) -> None:
+        if self._mixes_examples:
+            raise NotIsolated(
+                "This model lets examples influence each other, as the first batch showed. Replace the layer first."
+            )
+
+    def _check_passes(self) -> None:
+        """Everything that a step may be refused for, before its noise is drawn and anything is sent."""
+        if self._sharding is not None:
+            self._sharding.settle(self.model)
+        self._guard.check()
+        if self._world.size > 1:
+            self._capture.check()
 
     def _release_gradient(self) -> None:
         issued, step = self._issued, self.steps

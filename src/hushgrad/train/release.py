@@ -18,6 +18,7 @@ from hushgrad.noise.source import Source
 from hushgrad.train.distributed import World
 from hushgrad.train.keys import RunKey
 from hushgrad.train.plan import Plan
+from hushgrad.train.sharding import Sharding
 
 __all__ = ["Release"]
 
@@ -31,8 +32,16 @@ class Release:
     accumulation cost no pass over the parameters of their own.
     """
 
-    def __init__(self, plan: Plan, capture: Capture, params: dict[str, Tensor], key: RunKey, world: World) -> None:
-        self._plan, self._capture, self._params, self._world = plan, capture, params, world
+    def __init__(
+        self,
+        plan: Plan,
+        capture: Capture,
+        params: dict[str, Tensor],
+        key: RunKey,
+        world: World,
+        sharding: Sharding | None = None,
+    ) -> None:
+        self._plan, self._capture, self._params, self._world, self._sharding = plan, capture, params, world, sharding
         self.filter_state: dict[str, Any] = {}
         self.use_clip(plan.clip)
         self.use_key(key)
@@ -87,14 +96,19 @@ class Release:
         buffers = self._noise(step)
         clipped = self._capture.collect(self.clip, out=buffers, scale=1.0 / self._plan.batch_size)
         _require_complete(step, clipped, buffers, contributions)
-        self._world.add_up(buffers.values())
+        if self._sharding is None:  # sharded sums were added up as they were formed
+            self._world.add_up(buffers.values())
         used = self._scale, self._max_grad_norm  # of this step, before an adaptive clip norm moves on
         self._adapt(step, clipped)
         grads = self._denoised(buffers, step, learning_rate, *used)
         self._ahead = False
+        if self._sharding is not None:
+            grads = {name: self._sharding.gradient(name, rows) for name, rows in grads.items()}
         return grads, clipped._replace(raw_sums={})
 
     def _noise(self, step: int) -> dict[str, Tensor]:
+        if self._sharding is not None:
+            return self._sharding.noise(self.stream, step, self._scale)
         scale = self._scale / self._world.size  # every process draws the same row: W parts make one
         return {name: self.stream.row(step, i, p.detach(), scale=scale) for i, (name, p) in enumerate(self._params.items())}
 

@@ -1,0 +1,22 @@
+"""What the loader has handed out and no step has been taken on yet."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Issued"]
+
+
+class Issued(NamedTuple):
+    """The batch that the next step must be taken on."""
+
+    examples: int
+    units: Tensor | None
+
+    @property
+    def contributions(self) -> int:
+        """How many gradients will be clipped: one for each example, or for each unit."""
+        return self.examples if self.units is None else len(torch.unique(self.units))

@@ -1,0 +1,178 @@
+"""Per-example clipping where FSDP2 shards the parameters.
+
+FSDP's hooks stay as they are: they gather a unit's parameters before its forward and its backward, and let go of them after.
+In between, the capture runs the layers on parameters that do not require gradients, so autograd computes none, and FSDP finds
+nothing to reduce: **no raw gradient is ever made, summed or sent.** Norms need inputs and output gradients only, which are
+whole in each process for its own examples.
+
+The clipped sums are formed layer by layer. A few layers' sums are kept whole (a *bucket*); a full bucket is reduce-scattered
+while the next one is being filled, and each process keeps only its rows. So at most two buckets of whole gradients exist at a
+time, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hushgrad.clipping import Capture, Clipper
+from hushgrad.clipping.base import Rule
+from hushgrad.clipping.capture import _sites
+from hushgrad.clipping.reduce import Part
+from hushgrad.clipping.site import Site
+from hushgrad.clipping.tape import Tape
+from hushgrad.errors import CaptureError
+from hushgrad.train.sharding import Sharding
+
+__all__ = ["ShardedCapture", "ShardedSums", "capture_of"]
+
+BUCKET = 1 << 20  # numbers: 4 MiB of float32; a layer that is larger makes a bucket of its own
+
+
+class ShardedCapture(Capture):
+    """A :class:`~hushgrad.clipping.Capture` whose sums are this process's rows of the sums over all processes.
+
+    All processes must make the same passes, also over no examples: every pass and every collect sends and receives.
+    """
+
+    def __init__(self, model: nn.Module, sharding: Sharding, *, loss_reduction: str = "mean") -> None:
+        super().__init__(model, loss_reduction=loss_reduction)
+        self._sharding = sharding
+
+    def attach(self) -> None:
+        """Put hooks on every module that owns a trainable parameter."""
+        if self._handles:
+            return
+        named = dict(self.model.named_parameters())
+        self._params = {name: p for name, p in named.items() if p.requires_grad}
+        self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
+        self._sites = [_ShardedSite(s.tape, s.path, s.module, s.rule, s.names) for s in _sites(self._tape, self.model)]
+        by_id = {id(p): name for name, p in self._params.items()}
+        self._names = {id(s): {n: by_id[id(p)] for n, p in zip(s.names, s.params, strict=True)} for s in self._sites}
+        for site in self._sites:
+            self._handles += site.hooks()
+
+    def _zeros(self) -> dict[str, Tensor]:
+        return {name: torch.zeros_like(self._sharding.local(name)) for name in self._params}
+
+    def _reduce(self, clipper: Clipper, sums: dict[str, Tensor], scale: float) -> list[Part]:
+        sharded = ShardedSums(self._sharding, sums, [frozenset(names.values()) for names in self._names.values()])
+        parts = super()._reduce(clipper, sharded, scale)
+        sharded.flush()
+        return parts
+
+
+def capture_of(model: nn.Module, sharding: Sharding | None, loss_reduction: str) -> Capture:
+    """The capture for a model whose parameters are whole, or sharded."""
+    if sharding is None:
+        return Capture(model, loss_reduction=loss_reduction)
+    return ShardedCapture(model, sharding, loss_reduction=loss_reduction)
+
+
+class _ShardedSite(Site):
+    """A site that looks its parameters up whenever they are needed: FSDP exchanges shards for whole tensors and back."""
+
+    __slots__ = ("_owners",)
+
+    def __init__(self, tape: Tape, path: str, module: nn.Module, rule: Rule, names: tuple[str, ...]) -> None:
+        self._owners = [_owner(module, name) for name in names]
+        super().__init__(tape, path, module, _while_whole(rule), dict(zip(names, self.params, strict=True)))
+
+    @property
+    def params(self) -> list[nn.Parameter]:  # type: ignore[override]
+        """The parameters as they are now: shards, or whole around a forward or a backward."""
+        return [p for owner, name in self._owners if (p := owner._parameters[name]) is not None]
+
+    @params.setter
+    def params(self, _: object) -> None:
+        pass  # the base class's own list would grow stale
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The submodule that holds the parameter of this dotted name, and its name there."""
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
+
+
+def _while_whole(rule: Rule) -> Rule:
+    """The rule, measuring inside backward: parameters that it may want to read are whole only then."""
+    if rule.hot:
+        return rule
+    hot = type(rule)()
+    hot.__dict__["hot"] = True
+    return hot
+
+
+class ShardedSums(dict[str, Tensor]):
+    """Reads as whole, zero-filled tensors to add to; what was added arrives in ``rows``, summed over all processes.
+
+    ``together``: the sets of names that one layer opens at the same time; a bucket is never sent in between.
+    """
+
+    def __init__(self, sharding: Sharding, rows: dict[str, Tensor], together: list[frozenset[str]]) -> None:
+        super().__init__(rows)
+        self._sharding = sharding
+        self._mates = {name: frozenset().union(*(names for names in together if name in names)) for name in rows}
+        self._open: dict[str, Tensor] = {}  # padded to W equal parts
+        self._size = 0
+        self._layer: frozenset[str] = frozenset()
+        self._sent: tuple[Any, dict[str, int], Tensor, Tensor] | None = None
+        self._order = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._layer:  # another layer begins, so that all that was opened before is complete
+            self._layer = self._mates[name]
+            if self._size >= BUCKET:
+                self._send()
+        if name not in self._open:
+            self._add(name)
+        return self._open[name][: self._sharding.shards[name].shape[0]]
+
+    def _add(self, name: str) -> None:
+        shard, rows = self._sharding.shards[name], super().__getitem__(name)
+        self._open[name] = rows.new_zeros(shard.chunk * self._sharding.world.size, *shard.shape[1:])
+        self._size += self._open[name].numel()
+        self._order = zlib.crc32(name.encode(), self._order)
+
+    def flush(self) -> None:
+        """Send and receive what is left. Then all processes must have opened the same layers in the same order.
+
+        Raises:
+            CaptureError: if not; the rows then hold sums of different layers and must not be released.
+        """
+        self._send()
+        self._receive()
+        if not self._sharding.world.same(self._order):
+            raise CaptureError(
+                "The processes ran different layers, or in another order, so their sums cannot be added up. With fully_shard "
+                "every process must make the same passes in every step, also over an empty part of the batch."
+            )
+
+    def _send(self) -> None:
+        self._receive()
+        if not self._open:
+            return
+        size = self._sharding.world.size
+        counts = {name: whole.numel() // size for name, whole in self._open.items()}
+        parts = [whole.view(size, -1) for whole in self._open.values()]
+        packed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        arriving = packed.new_empty(packed.shape[1])
+        work = dist.reduce_scatter_tensor(arriving, packed.view(-1), async_op=True)
+        self._sent = work, counts, packed, arriving  # the message must live until it is received
+        self._open, self._size = {}, 0
+
+    def _receive(self) -> None:
+        if self._sent is None:
+            return
+        work, counts, _, arriving = self._sent
+        work.wait()
+        start = 0
+        for name, count in counts.items():
+            rows = super().__getitem__(name)
+            rows.view(-1).add_(arriving[start : start + rows.numel()])
+            start += count
+        self._sent = None

@@ -1,0 +1,148 @@
+"""FSDP2: which part of each parameter lives in this process.
+
+``torch.distributed.fsdp.fully_shard`` cuts every parameter by rows: of n rows, process r of W holds ceil(n/W), from row
+r ceil(n/W) on; the last processes may hold fewer, or none. A shard is therefore one range of the flattened parameter, and
+that is all that noise needs: the source and the streams draw any range of a tensor by its offset, bit for bit as in the whole.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hushgrad import _check
+from hushgrad.noise.base import NoiseStream
+from hushgrad.train.distributed import World
+from hushgrad.train.plan import Plan
+from hushgrad.train.projection import Ball
+
+__all__ = ["Shard", "Sharding", "is_sharded"]
+
+_REMEDY = "Use fully_shard(module) with its defaults, on one mesh of all processes, and on the root module as well."
+
+
+def is_sharded(tensor: object) -> bool:
+    """Whether this is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")  # slow to import, and no DTensor exists before it is
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows [first, first + rows) of a parameter of this ``shape``; every process has room for ``chunk`` rows.
+
+    >>> [Shard.of((5, 3), rank, 4).rows for rank in range(4)], Shard.of((5, 3), 2, 4).offset
+    ([2, 2, 1, 0], 12)
+    """
+
+    shape: tuple[int, ...]
+    chunk: int
+    first: int
+    rows: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], rank: int, size: int) -> Shard:
+        """The shard of process ``rank`` among ``size``."""
+        chunk = -(-shape[0] // size)
+        first = min(rank * chunk, shape[0])
+        return cls(tuple(shape), chunk, first, min(chunk, shape[0] - first))
+
+    @property
+    def row_size(self) -> int:
+        """Numbers in a row."""
+        return math.prod(self.shape[1:])
+
+    @property
+    def offset(self) -> int:
+        """Position of its first number in the flattened parameter."""
+        return self.first * self.row_size
+
+    @property
+    def count(self) -> int:
+        """How many numbers it holds; may be 0."""
+        return self.rows * self.row_size
+
+
+class Sharding:
+    """The shards of a model's trainable parameters in this process. Made by :meth:`of`."""
+
+    def __init__(self, params: dict[str, Any], world: World) -> None:
+        self._params, self.world = params, world
+        some = next(iter(params.values()))
+        self.mesh = some.device_mesh
+        self.placements = some.placements
+        self.shards = {name: Shard.of(tuple(p.shape), world.rank, world.size) for name, p in params.items()}
+        for name, p in params.items():
+            self._require_rows(name, p)
+
+    @classmethod
+    def of(cls, params: dict[str, Tensor], world: World, plan: Plan) -> Sharding | None:
+        """The sharding of these parameters; None if they are whole. All or none must be sharded, by rows, over all processes."""
+        sharded = {name for name, p in params.items() if is_sharded(p)}
+        if not sharded:
+            return None
+        whole = sorted(params.keys() - sharded)
+        if whole:
+            _check.fail("model", whole[:5], "to be sharded like its other parameters", _REMEDY)
+        if plan.denoise is not None:
+            remedy = "Leave out denoise=, or run data parallel without fully_shard."
+            _check.fail(
+                "plan.denoise", type(plan.denoise).__name__, "to be None for a sharded model: it sees whole gradients", remedy
+            )
+        if isinstance(plan.projection, Ball):
+            remedy = "Use Box, or run data parallel without fully_shard."
+            _check.fail("plan.projection", plan.projection, "not to need the norm of a sharded model", remedy)
+        return cls(params, world)
+
+    def _require_rows(self, name: str, p: Any) -> None:
+        from torch.distributed.tensor import Shard as Rows
+
+        if p.device_mesh.ndim != 1 or p.device_mesh.size() != self.world.size or p.placements != (Rows(0),):
+            _check.fail(name, (p.device_mesh.shape, p.placements), "to be sharded by rows over all processes", _REMEDY)
+        shard = self.shards[name]
+        if tuple(p.to_local().shape) != (shard.rows, *shard.shape[1:]):
+            _check.fail(name, tuple(p.to_local().shape), f"to hold {shard.rows} of the rows of {shard.shape}", _REMEDY)
+
+    def local(self, name: str) -> Tensor:
+        """This process's rows of a parameter, as a plain tensor that shares its memory."""
+        return self._params[name].detach().to_local()  # type: ignore[no-any-return]
+
+    def offset(self, name: str) -> int:
+        """Where they begin in the flattened parameter."""
+        return self.shards[name].offset
+
+    def noise(self, stream: NoiseStream, step: int, scale: float) -> dict[str, Tensor]:
+        """This process's rows of noise row ``step``; a process that holds nothing of a parameter draws nothing."""
+        return {name: self._noise_of(stream, step, index, name, scale) for index, name in enumerate(self.shards)}
+
+    def _noise_of(self, stream: NoiseStream, step: int, index: int, name: str, scale: float) -> Tensor:
+        rows = self.local(name)
+        if not rows.numel():
+            return torch.zeros_like(rows)
+        return stream.row(step, index, rows, offset=self.offset(name), scale=scale)
+
+    def gradient(self, name: str, rows: Tensor) -> Tensor:
+        """``rows`` as a gradient of the parameter, sharded alike."""
+        return self.wrap(rows, self._params[name].shape)
+
+    def wrap(self, rows: Tensor, shape: Any) -> Tensor:
+        """A tensor of the whole ``shape`` of which ``rows`` are this process's; nothing is sent."""
+        from torch.distributed.tensor import DTensor
+
+        whole = torch.Size(shape)
+        stride = torch.empty(whole, device="meta").stride()
+        return DTensor.from_local(rows, self.mesh, self.placements, run_check=False, shape=whole, stride=stride)
+
+    @staticmethod
+    def settle(model: nn.Module) -> None:
+        """Bring every unit back to its shards; after an evaluation FSDP leaves the root's parameters whole."""
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()

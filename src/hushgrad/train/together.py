@@ -1,0 +1,67 @@
+"""What processes that share a sharded model must do together: the same number of passes, the same checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from hushgrad.clipping import isolation
+from hushgrad.errors import ArgumentError
+from hushgrad.sampling.batch import Batch, _plain, _slice, stamp
+from hushgrad.train.distributed import World
+
+__all__ = ["CheckedTogether", "split_evenly"]
+
+
+def split_evenly(batch: Batch, size: int, world: World) -> Iterator[Batch]:
+    """Micro-batches of at most ``size`` examples, equally many in every process: where one has fewer, empty ones follow."""
+    parts = len(batch._cuts(size))
+    rounds = world.largest(parts)
+    yield from batch.split(size)
+    for number in range(parts, rounds):
+        yield _empty_part(batch, number)
+
+
+def _empty_part(batch: Batch, number: int) -> Batch:
+    data = _slice(_plain(batch), slice(0, 0), batch.examples)
+    units = None if batch.units is None else batch.units[:0]
+    part = stamp(data, step=batch.step, examples=0, units=units, part=number, issue=batch._issue)
+    if batch._issue is not None:
+        batch._issue(part)
+    return part
+
+
+class CheckedTogether:
+    """The isolation check on the first batch that has two examples or more *in every process*.
+
+    A pass through a sharded model needs all processes, so all of them run the check's passes, or none does.
+    """
+
+    def __init__(self, model: nn.Module, world: World, paused: Callable[[], AbstractContextManager[None]]) -> None:
+        self._world, self._paused = world, paused
+        self._due = self._done = False
+        # Before FSDP's own hook: the check's passes must be complete ones, outside of the pass that they precede.
+        self._handle = model.register_forward_pre_hook(self._check, with_kwargs=True, prepend=True)
+
+    def before(self, examples: int) -> None:
+        """The next pass is over this many examples here; called by all processes for every batch that is handed out."""
+        if not self._done:
+            self._due = self._world.least(examples) >= 2
+
+    def remove(self) -> None:
+        """Take the hook off."""
+        self._handle.remove()
+
+    def _check(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._due or not model.training or not torch.is_grad_enabled():
+            return
+        self._due, self._done = False, True
+        with self._paused():
+            try:
+                isolation(model, *args, named=kwargs)
+            except ArgumentError:  # no output has as many rows as the first dimension: the inputs may have time first
+                isolation(model, *args, named=kwargs, batch_dim=1)
