@@ -180,7 +180,6 @@ class PrivateStrategy(Strategy):
         messages = list(self._messenger.configure_train(step + 1, arrays, config, NarrowGrid(grid, asked)))
         self._require_cohort(messages, asked)
         self._open = _Open(step, len(chosen), set(asked), layout, layout.flat(arrays))
-        log(INFO, "configure_train: round %d asks %d users", step + 1, len(asked))
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
