@@ -22,10 +22,15 @@ from hushgrad.errors import ArgumentError
 
 T = TypeVar("T")
 
+_LARGEST = 2**63 - 1  # of a count: more does not fit into any array, file or database
+
 
 def fail(name: str, value: object, constraint: str, remedy: str = "") -> NoReturn:
     """Raise the house's one refusal: ``Expected {name}={value!r} {constraint}. {remedy}``."""
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists in lists
+        shown = f"<{type(value).__name__}>"
     if len(shown) > 80:
         shown = shown[:77] + "..."
     raise ArgumentError(f"Expected {name}={shown} {constraint}.{' ' + remedy if remedy else ''}")
@@ -40,7 +45,10 @@ def _real(name: str, value: object, constraint: str, remedy: str = "") -> float:
     # numpy scalars register as Real/Integral, so they pass; bools do too and are turned away first.
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         fail(name, value, "to be a number", remedy)
-    number = float(value)  # type: ignore[arg-type]
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except OverflowError:  # an integer beyond the largest float
+        number = math.nan
     if math.isnan(number):
         fail(name, value, constraint, remedy)
     return number
@@ -93,14 +101,18 @@ def delta(remedy: str = "", **argument: Any) -> float:
 
 
 def integer(low: int | None = None, *, remedy: str = "", **argument: Any) -> int:
-    """An integer, of at least ``low`` if given. Floats are refused even when they are whole."""
+    """An integer; if ``low`` is given, one from ``low`` to 2^63 - 1. Floats are refused even when they are whole."""
     name, value = _only(argument)
-    if type(value) is int and (low is None or value >= low):  # nearly always, and some checks are made for every tensor of a step
+    if type(value) is int and (
+        low is None or low <= value <= _LARGEST
+    ):  # nearly always, and some checks are made for every tensor of a step
         return value
     constraint = "to be an integer" if low is None else f"to be an integer of at least {low}"
     if isinstance(value, bool) or not isinstance(value, Integral):
         fail(name, value, constraint, remedy)
     whole = int(value)
+    if whole > _LARGEST and low is not None:
+        fail(name, value, "to be less than 2^63", remedy)
     return whole if low is None or whole >= low else fail(name, value, constraint, remedy)
 
 
@@ -112,7 +124,7 @@ def positive_int(remedy: str = "", **argument: Any) -> int:
 def one_of(choices: Collection[T], remedy: str = "", **argument: Any) -> T:
     """One of a few allowed values; a misspelt string is answered with the closest allowed one."""
     name, value = _only(argument)
-    if value in choices:
+    if any(value == choice for choice in choices):  # not "in": a list or a table cannot be looked up, and is refused below
         return value  # type: ignore[no-any-return]
     if not remedy and isinstance(value, str):
         import difflib

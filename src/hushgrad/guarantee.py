@@ -40,9 +40,7 @@ class Guarantee(_Statement):
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, (int, float)) or not self.epsilon >= 0:
-            _check.fail("epsilon", self.epsilon, "to be at least 0")
-        object.__setattr__(self, "epsilon", float(self.epsilon))
+        object.__setattr__(self, "epsilon", _check.between(0, math.inf, closed="both", epsilon=self.epsilon))
         object.__setattr__(self, "delta", _check.probability(delta=self.delta))
         object.__setattr__(self, "relation", Relation.of(self.relation))
         object.__setattr__(self, "notes", tuple(self.notes))
