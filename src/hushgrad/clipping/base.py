@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad._value import Value
+from hushgrad.clipping.sums import Sum
 from hushgrad.events import Relation
 
 __all__ = ["ClippedSum", "Clipper", "Factors", "Record", "Rule", "rule", "rule_for"]
@@ -114,6 +115,7 @@ class Rule(ABC):
     ``parameters`` are the local names the formulas cover; a layer that owns other trainable parameters is not this rule's.
     ``subtree`` = True: the rule also owns the parameters of the layer's children (their local names are dotted), which are
     then not captured by themselves (``nn.MultiheadAttention`` uses its ``out_proj`` without calling it).
+    ``scatters`` = True: the weighted sum touches few rows of a large table, and so is best added to what is there already (noise).
     ``hot`` = False: norms are taken at collect time instead of inside backward, right after the gradient was computed.
 
     A layer with one output tensor has one entry in ``record.grads``; one that returns a tuple, list or dict has one for each
@@ -122,6 +124,7 @@ class Rule(ABC):
 
     parameters: ClassVar[frozenset[str] | None] = None  # None: whatever there is
     subtree: ClassVar[bool] = False
+    scatters: ClassVar[bool] = False
     hot: ClassVar[bool] = True
 
     @abstractmethod
@@ -133,11 +136,11 @@ class Rule(ABC):
         record.kept = self.per_example(record)
         return {name: sq_norm(G) for name, G in record.kept.items()}
 
-    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
-        """``out[name] += sum_i weights[name][i] G_i``, in place, for every name in ``record.names``."""
+    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
+        """Add ``sum_i weights[name][i] G_i`` to ``out[name]`` for every name in ``record.names``."""
         kept = record.kept or self.per_example(record)
         for name in record.names:
-            add_kept(out[name], kept[name], weights[name])
+            out[name].add_kept(kept[name], weights[name])
 
     def factors(self, record: Record) -> dict[str, Factors]:
         """G_i as outer products, for the names that have this form (default: none). Makes cross terms of tied weights cheap."""
@@ -190,14 +193,6 @@ def sq_norm(G: Tensor) -> Tensor:
     if G.dim() == 1:
         return G.square()
     return torch.linalg.vector_norm(G, dim=tuple(range(1, G.dim()))).square_()  # type: ignore[no-any-return]
-
-
-def add_kept(out: Tensor, G: Tensor, weights: Tensor) -> None:
-    """``out += sum_i weights[i] G[i]`` in one pass over G."""
-    if out.is_contiguous():
-        out.view(-1).addmv_(G.reshape(G.shape[0], out.numel()).t(), weights.to(out.dtype))
-    else:
-        out.add_(torch.tensordot(weights.to(out.dtype), G, dims=1))
 
 
 # The registry --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from hushgrad.clipping.base import ClippedSum, Clipper, Rule, rule_for
 from hushgrad.clipping.reduce import Group, Part, Use, add_clipped
 from hushgrad.clipping.rules.vmap import Vmap, VmapTree
 from hushgrad.clipping.site import Site
+from hushgrad.clipping.sums import Sum
 from hushgrad.clipping.tape import Batch, Tape
 from hushgrad.errors import CaptureError
 
@@ -59,7 +60,8 @@ class Capture:
         self._params: dict[str, nn.Parameter] = {}
         self._names: dict[int, dict[str, str]] = {}  # by site: local name -> name in the model
         self._frozen: list[tuple[str, nn.Parameter]] = []
-        self._folded: tuple[dict[str, Tensor], list[Part]] | None = None
+        self._dtypes: dict[str, torch.dtype] = {}  # of the sums
+        self._folded: tuple[dict[str, Sum], list[Part]] | None = None
 
     # Attach and detach -----------------------------------------------------------------------------------------------
 
@@ -75,6 +77,7 @@ class Capture:
         self._sites = list(_sites(self._tape, self.model))
         by_id = {id(p): name for name, p in self._params.items()}
         self._names = {id(s): {n: by_id[id(p)] for n, p in zip(s.names, s.params, strict=True)} for s in self._sites}
+        self._dtypes = {self._names[id(s)][n]: s.dtype for s in self._sites for n in s.names}
         for site in self._sites:
             self._handles += site.hooks()
         for name, p in self._params.items():
@@ -135,8 +138,8 @@ class Capture:
     # Collect -----------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def collect(self, clipper: Clipper, *, out: dict[str, Tensor] | None = None, scale: float = 1.0) -> ClippedSum:
-        """Clip, add up and clear: ``raw_sums[name]`` = (``out[name]``, in place, or zeros) + scale * sum_i w_i G_i.
+    def collect(self, clipper: Clipper, *, out: Mapping[str, Tensor] | None = None, scale: float = 1.0) -> ClippedSum:
+        """Clip, add up and clear: ``raw_sums[name]`` = scale * sum_i w_i G_i, added to ``out[name]`` in place where that is given.
 
         Without a backward since the last collect the sum is empty: zeros (or ``out`` as it was), and no norms.
         """
@@ -145,19 +148,25 @@ class Capture:
         finally:
             self.discard()
 
-    def _collect(self, clipper: Clipper, out: dict[str, Tensor] | None, scale: float) -> ClippedSum:
+    def _collect(self, clipper: Clipper, out: Mapping[str, Tensor] | None, scale: float) -> ClippedSum:
         self._reconcile()
-        sums = self._zeros() if out is None else {name: out[name] for name in self._params}
-        folded, parts = self._folded or (None, [])
-        if folded is not None:
-            for name, total in folded.items():
-                sums[name].add_(total, alpha=scale)
+        sums = self._sums(out or {})
+        folded, parts = self._folded or ({}, [])
+        for name, total in folded.items():
+            if total.tensor is not None:
+                sums[name].add(total.tensor.mul_(scale))
         parts = parts + self._reduce(clipper, sums, scale)
+        raw_sums = {name: total.buffer for name, total in sums.items()}
         if not parts:
-            empty = next(iter(sums.values())).new_zeros(0)
-            return ClippedSum(sums, empty, clipper.weights(empty), 0)
+            empty = next(iter(raw_sums.values())).new_zeros(0)
+            return ClippedSum(raw_sums, empty, clipper.weights(empty), 0)
         norms, weights = _joined([p.norms for p in parts]), _joined([p.weights for p in parts])
-        return ClippedSum(sums, norms, weights, sum(p.rejected for p in parts))
+        return ClippedSum(raw_sums, norms, weights, sum(p.rejected for p in parts))
+
+    @property
+    def scattered(self) -> frozenset[str]:
+        """Parameters whose sum has few rows in a large table: cheapest added to an ``out`` that is there already (the noise)."""
+        return frozenset(name for s in self._sites if s.rule.scatters for name in self._names[id(s)].values())
 
     def check(self) -> int:
         """Raise what :meth:`collect` would raise of the passes so far; else how many examples (or units) it will clip.
@@ -177,7 +186,7 @@ class Capture:
         if any(batch.units is not None or batch.probe is not None for batch in self._tape.batches):
             return
         self._reconcile()
-        sums, parts = self._folded or (self._zeros(), [])
+        sums, parts = self._folded or (self._sums({}), [])
         self._folded = sums, parts + self._reduce(clipper, sums, 1.0)
         self._tape.clear_batches()
 
@@ -185,11 +194,10 @@ class Capture:
         """Fold by itself, with this clipper, whenever a further micro-batch begins; None: keep all micro-batches until collect."""
         self._tape.before_batch = None if clipper is None else lambda: self.fold(clipper)
 
-    def _zeros(self) -> dict[str, Tensor]:
-        dtypes = {self._names[id(s)][n]: s.dtype for s in self._sites for n in s.names}
-        return {name: torch.zeros_like(p, dtype=dtypes[name]) for name, p in self._params.items()}
+    def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
+        return {name: Sum(p.shape, self._dtypes[name], p.device, out.get(name)) for name, p in self._params.items()}
 
-    def _reduce(self, clipper: Clipper, sums: dict[str, Tensor], scale: float) -> list[Part]:
+    def _reduce(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
         groups = self._groups()
         return self._tape.quiet(lambda: [add_clipped(group, self._names, clipper, sums, scale) for group in groups])
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from hushgrad.clipping.base import Clipper, Record, Rule
 from hushgrad.clipping.cross import joint_sq_norms
 from hushgrad.clipping.site import Call
+from hushgrad.clipping.sums import Sum
 
 __all__ = ["Group", "Part", "Use", "add_clipped"]
 
@@ -45,7 +46,7 @@ class Part(NamedTuple):
     rejected: int
 
 
-def add_clipped(group: Group, names: dict[int, dict[str, str]], clipper: Clipper, sums: dict[str, Tensor], scale: float) -> Part:
+def add_clipped(group: Group, names: dict[int, dict[str, str]], clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part:
     """``sums[name] += scale * sum_i w_i G_i``; the calls are released one by one."""
     order = list(sums)
     sq_norms = _sq_norms(group, names, order)  # (parameters, units)
@@ -96,7 +97,7 @@ def _add_use(
     weights: Tensor,
     columns: dict[str, int] | None,
     finite: Tensor | None,
-    sums: dict[str, Tensor],
+    sums: dict[str, Sum],
 ) -> None:
     record, rule = use.call.record, use.call.site.rule
     assert record is not None

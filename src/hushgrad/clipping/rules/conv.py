@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hushgrad.clipping.base import Record, Rule, add_kept, rule, sq_norm
+from hushgrad.clipping.base import Record, Rule, rule, sq_norm
+from hushgrad.clipping.sums import Sum
 
 __all__ = ["Conv", "Geometry", "per_example_kernel"]
 
@@ -87,15 +88,15 @@ class Conv(Rule):
                 norms["weight"] = _sq_norm(record.kept["weight"])
         return norms
 
-    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """w^T G of what was kept; else the native weight gradient of w g."""
         for name in record.names:
             if name in record.kept:
                 _add_kept(out[name], record.kept[name], weights[name])
             elif name == "weight":
-                out[name].add_(_native_weighted(record, weights[name]))
+                out[name].add(_native_weighted(record, weights[name]))
             else:
-                add_kept(out[name], record.g.flatten(2).sum(2), weights[name])
+                out[name].add_kept(record.g.flatten(2).sum(2), weights[name])
 
 
 def per_example_kernel(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
@@ -238,16 +239,16 @@ def _sq_norm(G: Tensor) -> Tensor:
     return torch.linalg.vector_norm(by_offset, dim=(2, 3)).square_().sum(0)
 
 
-def _add_kept(out: Tensor, G: Tensor, weights: Tensor) -> None:
+def _add_kept(out: Sum, G: Tensor, weights: Tensor) -> None:
     """``out += sum_i weights[i] G[i]`` in one pass over G, whichever way its memory is laid out."""
     if G.is_contiguous():
-        add_kept(out, G, weights)
+        out.add_kept(G, weights)
     elif G.movedim(2, -1).is_contiguous():  # by patches: (B, C_out, *kernel, C_in) in memory
         last = G.movedim(2, -1)
-        out.movedim(1, -1).add_(torch.mv(last.reshape(len(G), -1).t(), weights).view(last.shape[1:]))
+        out.add(torch.mv(last.reshape(len(G), -1).t(), weights).view(last.shape[1:]).movedim(-1, 1))
     else:  # by offsets: (*kernel, B, C_out, C_in) in memory
         sums = torch.matmul(weights, G.flatten(3).permute(3, 0, 1, 2).flatten(2))
-        out.add_(sums.view(*G.shape[3:], *out.shape[:2]).movedim((-2, -1), (0, 1)))
+        out.add(sums.view(*G.shape[3:], *G.shape[1:3]).movedim((-2, -1), (0, 1)))
 
 
 def _geometry(module: Any) -> Geometry:

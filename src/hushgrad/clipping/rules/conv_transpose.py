@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hushgrad.clipping.base import Record, Rule, add_kept, rule, sq_norm
+from hushgrad.clipping.base import Record, Rule, rule, sq_norm
 from hushgrad.clipping.rules.conv import Geometry, per_example_kernel
+from hushgrad.clipping.sums import Sum
 
 __all__ = ["ConvTranspose"]
 
@@ -49,15 +50,15 @@ class ConvTranspose(Rule):
         made = self.per_example(self.select(record, index, len(record.g)))
         return {name: sq_norm(G) for name, G in made.items()}
 
-    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """w^T G of what was kept; else the native weight gradient of w g."""
         for name in record.names:
             if name in record.kept:
-                add_kept(out[name], record.kept[name], weights[name])
+                out[name].add_kept(record.kept[name], weights[name])
             elif name == "weight":
-                out[name].add_(_native_weighted(record, weights[name]))
+                out[name].add(_native_weighted(record, weights[name]))
             else:
-                add_kept(out[name], record.g.flatten(2).sum(2), weights[name])
+                out[name].add_kept(record.g.flatten(2).sum(2), weights[name])
 
 
 def _geometry(module: Any) -> Geometry:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping.base import Factors, Record, Rule, rule
+from hushgrad.clipping.sums import Sum
 from hushgrad.errors import CaptureError
 
 __all__ = ["Embedding", "Rows", "rows_sq_norm"]
@@ -35,6 +36,7 @@ class Embedding(Rule):
     """Sort and segment-sum for the norm, one scatter-add for the weighted sum."""
 
     parameters = frozenset({"weight"})
+    scatters = True
 
     def check(self, module: nn.Module) -> str | None:
         """Options that make one example's gradient depend on the others, or touch the table in forward."""
@@ -62,10 +64,10 @@ class Embedding(Rule):
         weight: Any = record.module.weight
         return {"weight": rows_sq_norm(_rows(record), weight.shape[0])}
 
-    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """Scatter-add of the weighted rows straight into the table."""
         rows = _rows(record)
-        out["weight"].index_add_(0, rows.ids, rows.values * weights["weight"][rows.example].unsqueeze(1))
+        out["weight"].buffer.index_add_(0, rows.ids, rows.values * weights["weight"][rows.example].unsqueeze(1))
 
     def factors(self, record: Record) -> dict[str, Factors]:
         """One-hot rows times g."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hushgrad.clipping.base import Record, Rule, rule
 from hushgrad.clipping.rules.embedding import Rows, rows_sq_norm
+from hushgrad.clipping.sums import Sum
 
 __all__ = ["EmbeddingBag"]
 
@@ -23,6 +24,7 @@ class EmbeddingBag(Rule):
     """Sort and segment-sum for the norm, one scatter-add for the weighted sum; bags as (B, T) ids or by offsets."""
 
     parameters = frozenset({"weight"})
+    scatters = True
 
     def check(self, module: nn.Module) -> str | None:
         """Options that mix examples, touch the table in forward, or have no outer-product form."""
@@ -53,10 +55,10 @@ class EmbeddingBag(Rule):
         weight: Any = record.module.weight
         return {"weight": rows_sq_norm(_rows(record), weight.shape[0])}
 
-    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """Scatter-add of the weighted rows straight into the table."""
         rows = _rows(record)
-        out["weight"].index_add_(0, rows.ids, rows.values * weights["weight"][rows.example].unsqueeze(1))
+        out["weight"].buffer.index_add_(0, rows.ids, rows.values * weights["weight"][rows.example].unsqueeze(1))
 
     def select(self, record: Record, index: Tensor, examples: int) -> Record:
         """Bags by offsets are cut out one by one."""

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping.base import Factors, Record, Rule, add_kept, rule, sq_norm
+from hushgrad.clipping.base import Factors, Record, Rule, rule, sq_norm
+from hushgrad.clipping.sums import Sum
 
 __all__ = ["Linear"]
 
@@ -65,20 +66,19 @@ class Linear(Rule):
         record.kept["weight"] = torch.bmm(g.transpose(1, 2), x)
         return sq_norm(record.kept["weight"])
 
-    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
-        """(w g)^T x in one matrix product straight into ``out``; or w^T G where G was kept."""
+    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
+        """(w g)^T x in one matrix product; or w^T G where G was kept."""
         for name in record.names:
             if name in record.kept:
-                add_kept(out[name], record.kept[name], weights[name])
+                out[name].add_kept(record.kept[name], weights[name])
             elif name == "weight":
                 g = record.g * _column(weights[name], record.g)
                 x = record.x
                 if x.dim() > 2:
                     g, x = g.flatten(0, -2), x.reshape(-1, x.shape[-1])
-                out[name].addmm_(g.t(), x)
+                out[name].addmm(g.t(), x)
             else:
-                g = record.g if record.g.dim() == 2 else _positions(record.g).sum(1)
-                out[name].addmv_(g.t(), weights[name])
+                out[name].add_kept(record.g if record.g.dim() == 2 else _positions(record.g).sum(1), weights[name])
 
     def factors(self, record: Record) -> dict[str, Factors]:
         """The weight's gradient is the outer product of g and x."""

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.base import Record, Rule, add_kept, sq_norm
+from hushgrad.clipping.base import Record, Rule, sq_norm
 from hushgrad.clipping.rules.linear import gram_sq_norm
+from hushgrad.clipping.sums import Sum
 
 __all__ = ["Block", "OuterProducts", "Terms"]
 
@@ -100,17 +101,17 @@ class OuterProducts(Rule):
                 norms[name] = sq_norm(record.kept[name])
         return norms
 
-    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """One matrix product for each block, straight into its rows of ``out``; or w^T G where G was kept."""
         terms: Terms = {} if len(record.kept) == len(record.names) else self._terms(record)
         for name in record.names:
             if name in record.kept:
-                add_kept(out[name], record.kept[name], weights[name])
+                out[name].add_kept(record.kept[name], weights[name])
                 continue
-            row = 0
+            row, buffer = 0, out[name].buffer
             for block in terms[name]:
                 rows = slice(row, row + block.left.shape[2])
-                block.add_weighted(out[name].view(-1)[rows] if block.right is None else out[name][rows], weights[name])
+                block.add_weighted(buffer.view(-1)[rows] if block.right is None else buffer[rows], weights[name])
                 row = rows.stop
 
     def select(self, record: Record, index: Tensor, examples: int) -> Record:

@@ -1,0 +1,64 @@
+"""The weighted sum of one parameter, as it grows.
+
+Most parameters get one contribution in a step. It is written, not added to zeros: an ordinary backward pass does no more. Later
+contributions (micro-batches, tied weights, a module called twice) are added in place.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["Sum"]
+
+
+class Sum:
+    """``sum_i w_i G_i`` of one parameter; ``tensor`` is None as long as nothing was added.
+
+    >>> total = Sum(torch.Size([2, 3]), torch.float32, torch.device("cpu"))
+    >>> total.addmm(torch.ones(2, 4), torch.ones(4, 3))
+    >>> total.add(torch.ones(2, 3))
+    >>> total.buffer
+    tensor([[5., 5., 5.],
+            [5., 5., 5.]])
+    """
+
+    __slots__ = ("_device", "_dtype", "_shape", "tensor")
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, tensor: Tensor | None = None) -> None:
+        self._shape, self._dtype, self._device, self.tensor = shape, dtype, device, tensor
+
+    @property
+    def buffer(self) -> Tensor:
+        """The sum so far, to be added to in place (scattered rows, slices)."""
+        if self.tensor is None:
+            self.tensor = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
+        return self.tensor
+
+    def add(self, term: Tensor) -> None:
+        """Add ``term``, which is the sum's from now on: nobody else may hold it."""
+        if self.tensor is not None:
+            self.tensor.add_(term)
+        else:
+            self.tensor = term.to(self._dtype).reshape(self._shape).contiguous()
+
+    def addmm(self, a: Tensor, b: Tensor) -> None:
+        """Add the matrix product ``a @ b``."""
+        if self.tensor is not None:
+            self.tensor.addmm_(a, b)
+        else:
+            self.tensor = torch.mm(a, b)
+
+    def add_kept(self, G: Tensor, weights: Tensor) -> None:
+        """Add ``sum_i weights[i] G[i]``, in one pass over G."""
+        if self.tensor is None:
+            self.tensor = torch.mv(_rows(G).t(), weights.to(G.dtype)).view(self._shape).to(self._dtype)
+        elif self.tensor.is_contiguous():
+            self.tensor.view(-1).addmv_(_rows(G).t(), weights.to(G.dtype))
+        else:
+            self.tensor.add_(torch.tensordot(weights.to(G.dtype), G, dims=1))
+
+
+def _rows(G: Tensor) -> Tensor:
+    """(B, ...) as (B, all the rest), also for no example at all."""
+    return G.reshape(G.shape[0], G.shape[1:].numel())
