@@ -7,7 +7,8 @@ same result. What is released a second time is the very same value, which tells 
 needs arithmetic that repeats itself: the same data, code, hardware and number of threads.
 
 **Why it is never half a checkpoint.** Everything is one file; it is written beside the old one, flushed to the disk, and
-renamed over it, which the file system does at once or not at all; then the directory is flushed.
+renamed over it, which the file system does at once or not at all; then the directory is flushed. The shards of a sharded run
+are files of their own, which this one names: see :mod:`hushgrad.train.shard_files`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from hushgrad.train.atomic import replacing
 from hushgrad.train.distributed import World
 from hushgrad.train.keys import RunKey
 from hushgrad.train.private import Private
+from hushgrad.train.shard_files import ShardFiles, cut_noise, cut_tree, join_noise, join_tree
 from hushgrad.train.tree import read_tree, rng_state, set_rng_state, write_tree
 
 __all__ = ["Checkpoint", "Stateful"]
 
 _STATE, _KEY = "state.safetensors", "key.json"
+_SHARDED = ("model", "optimizer", "private")  # the parts of the state that hold tensors in the parameters' shapes
 _KEY_FIELDS = {"key": str, "reproducible": bool, "plan": str, "fingerprint": str}
 
 
@@ -65,8 +68,9 @@ class Checkpoint:
     |---|---|---|
     | ``state.safetensors`` | model, optimizer, ledger, filter, random states, ``extras``, buffers of correlated noise | 0600 |
     | ``key.json`` | the run's key | 0600 |
+    | ``shard-<save>-<process>.safetensors`` | with ``fully_shard``: a process's part of all tensors in parameters' shapes | 0600 |
 
-    Both are as secret as the data: key and buffers give the noise away. What is released is ``model.state_dict()``.
+    All are as secret as the data: key and buffers give the noise away. What is released is ``model.state_dict()``.
     """
 
     def __init__(
@@ -74,21 +78,27 @@ class Checkpoint:
     ) -> None:
         self.directory = Path(directory)
         self._private, self._extras = private, dict(extras or {})
-        self._writes = World.here().rank == 0
+        self._world = World.here()
+        self._shards = ShardFiles(self.directory, self._world)
+        self._generation = 0
         self.resumed = False
         self.notes: dict[str, Any] = {}
         self.directory.mkdir(parents=True, exist_ok=True)
+        exists = bool(self._world.largest((self.directory / _STATE).exists()))  # before any process writes anything
         self._take_or_leave_key()
-        if (self.directory / _STATE).exists():
+        if exists:
             self._resume()
 
     def save(self, notes: Mapping[str, Any] | None = None) -> None:
-        """Replace the checkpoint by the run as it is now. ``notes``: plain values to find again (an epoch, metrics)."""
+        """Replace the checkpoint by the run as it is now. ``notes``: plain values to find again (an epoch, metrics).
+
+        Every process must call it; they need the same folder. Process 0 writes what all have alike, and each its own shards.
+        """
         self.notes = dict(notes or {})
-        if not self._writes:
-            return
         private = self._private
-        tree = {
+        if private.sharding is None and self._world.rank:
+            return
+        tree: dict[str, Any] = {
             "version": 1,
             "model": dict(private.model.state_dict()),
             "optimizer": private.optimizer.state_dict(),
@@ -98,13 +108,40 @@ class Checkpoint:
             "rng": rng_state(),
             "notes": self.notes,
         }
-        with replacing(self.directory / _STATE) as temporary:
-            write_tree(temporary, tree)
+        if private.sharding is not None:
+            tree = self._with_shards(tree)
+        if self._world.rank == 0:
+            with replacing(self.directory / _STATE) as temporary:
+                write_tree(temporary, tree)
+            self._shards.remove_others(tree.get("shards", []))
+        if private.sharding is not None:
+            self._world.total(0)  # nobody goes on before the checkpoint is complete
+
+    def _with_shards(self, tree: dict[str, Any]) -> dict[str, Any]:
+        pieces: dict[str, Any] = {}
+        cut = {name: cut_tree(tree[name], pieces) for name in _SHARDED}
+        noise = cut_noise(tree["noise"], pieces)
+        self._generation += 1
+        files = self._shards.write(pieces, self._generation)
+        return {**tree, **cut, "noise": noise, "version": 2, "generation": self._generation, "shards": files}
+
+    def _without_shards(self, tree: dict[str, Any]) -> dict[str, Any]:
+        files, sharding = tree["shards"], self._private.sharding
+        self._shards.verify(files)
+        self._generation = tree["generation"]
+        read = self._shards.reader(files)
+        joined = {name: join_tree(tree[name], read, sharding) for name in _SHARDED}
+        noise = join_noise(tree["noise"], read, self._private.ranges())
+        return {**tree, **joined, "noise": noise, "rng": self._shards.rng(files)}
 
     def _resume(self) -> None:
         tree = read_tree(self.directory / _STATE)
-        if tree.get("version") != 1:
-            _check.fail("version", tree.get("version"), "to be 1", "This checkpoint was written by another version.")
+        if tree.get("version") not in (1, 2):
+            _check.fail("version", tree.get("version"), "to be 1 or 2", "This checkpoint was written by another version.")
+        if tree["version"] == 2:
+            tree = self._without_shards(tree)
+        elif self._private.sharding is not None:
+            raise ArgumentError("Expected a checkpoint of a sharded run. Resume this one without fully_shard.")
         if set(tree["extras"]) != set(self._extras):
             _check.fail("extras", sorted(self._extras), f"to be those of the interrupted run: {sorted(tree['extras'])}")
         private = self._private
@@ -130,7 +167,7 @@ class Checkpoint:
             raise ArgumentError(
                 "Expected a Checkpoint before the first step, so that the key is on disk before anything is released."
             )
-        elif self._writes:
+        elif self._world.rank == 0:
             _write_key(path, self._private)
 
 

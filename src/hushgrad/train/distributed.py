@@ -23,18 +23,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hushgrad.errors import ArgumentError, BudgetExceeded, CaptureError, NotIsolated
+from hushgrad.errors import CaptureError, HushgradError
 from hushgrad.train.keys import RunKey
 
-__all__ = ["ProcessLost", "World"]
+__all__ = ["ProcessLost", "World", "answered"]
 
 
-class ProcessLost(RuntimeError):
+class ProcessLost(HushgradError, RuntimeError):
     """Another process of the run has ended or does not answer. Start all of them again: the run resumes from its checkpoint."""
 
 
 @contextmanager
-def _answered(what: str) -> Iterator[None]:
+def answered(what: str) -> Iterator[None]:
     """One sentence instead of a backend's report when a peer is gone; the report stays as its cause."""
     try:
         yield
@@ -72,7 +72,7 @@ class World:
     def share_parameters(self, tensors: Iterable[Tensor]) -> None:
         """Process 0's parameters and buffers, in all processes: they start from one point and then stay together."""
         if self.size > 1:
-            with _answered("the processes started"):
+            with answered("the processes started"):
                 for tensor in tensors:
                     dist.broadcast(tensor.detach(), src=0)
 
@@ -86,7 +86,7 @@ class World:
             alike[tensor.dtype, tensor.device].append(tensor)
         for group in alike.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in group])
-            with _answered("the clipped sums were added up"):
+            with answered("the clipped sums were added up"):
                 dist.all_reduce(flat)
             start = 0
             for tensor in group:
@@ -112,13 +112,13 @@ class World:
         if self.size == 1:
             return True
         sent = torch.tensor([value, -value])
-        with _answered("the processes compared their steps"):
+        with answered("the processes compared their steps"):
             dist.all_reduce(sent, op=dist.ReduceOp.MAX)
         return int(sent[0]) == -int(sent[1])
 
     def _agreed(self, count: int, how: dist.ReduceOp.RedOpType) -> int:
         sent = torch.tensor([count])
-        with _answered("the processes agreed on a step"):
+        with answered("the processes agreed on a step"):
             dist.all_reduce(sent, op=how)
         return int(sent)
 
@@ -127,12 +127,14 @@ class World:
         """All processes leave the block, or none: where one refuses, the others raise as well instead of waiting for it.
 
         Raises:
-            CaptureError: where another process refused.
+            CaptureError: where another process refused, or could not write its file.
         """
         try:
             yield
-        except (ArgumentError, BudgetExceeded, CaptureError, NotIsolated):
+        except ProcessLost:
+            raise
+        except HushgradError:
             self.total(1)
             raise
         if self.size > 1 and self.total(0):
-            raise CaptureError("Another process refused this step; its error says why. Nothing was released.")
+            raise CaptureError("Another process refused; its error says why. Nothing of this step was released.")

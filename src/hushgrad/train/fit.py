@@ -149,7 +149,7 @@ class _Passes:
     def run(self, batch: Batch) -> Tensor | None:
         """All passes of ``batch``; the closure of the optimizer's step. An empty batch has none, and its step is only noise."""
         self.raw_loss, self.raw_correct, self.examples = [], [], batch.examples
-        if not batch.examples and not self._private.sharded:
+        if not batch.examples and self._private.sharding is None:
             return None
         for part in self._private.split(batch, self._size or max(1, batch.examples)):
             output, target, loss = self._forward(_moved(part, self._device))

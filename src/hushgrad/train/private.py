@@ -103,9 +103,9 @@ class Private:
         self._world = World.here()
         self._key = self._world.share_key(key)
         self._books = Books(plan, self._key.run_name(plan.digest), prior=prior, max_epsilon=max_epsilon)
-        self._sharding = Sharding.of(self._params, self._world, plan)
-        self._capture = capture_of(model, self._sharding, loss_reduction)
-        self._release = Release(plan, self._capture, self._params, self._key, self._world, self._sharding)
+        self.sharding = Sharding.of(self._params, self._world, plan)
+        self._capture = capture_of(model, self.sharding, loss_reduction)
+        self._release = Release(plan, self._capture, self._params, self._key, self._world, self.sharding)
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
         self._issued: Issued | None = None
         self._raw_norms: Tensor = torch.empty(0)
@@ -160,7 +160,7 @@ class Private:
         """
         self._splitting = True
         try:
-            yield from batch.split(size) if self._sharding is None else split_evenly(batch, size, self._world)
+            yield from batch.split(size) if self.sharding is None else split_evenly(batch, size, self._world)
         finally:
             self._splitting = False
 
@@ -194,11 +194,6 @@ class Private:
     def steps(self) -> int:
         """Steps taken (charged) so far."""
         return self._books.taken
-
-    @property
-    def sharded(self) -> bool:
-        """Whether ``fully_shard`` holds the parameters in shards: then every process runs every pass, empty ones too."""
-        return self._sharding is not None
 
     @property
     def steps_allowed(self) -> int:
@@ -248,7 +243,7 @@ class Private:
                 )
             self._issued = Issued(batch.examples, batch.units)
             self._capture.discard()
-        elif self._sharding is not None and not self._splitting:
+        elif self.sharding is not None and not self._splitting:
             raise ArgumentError(
                 "Expected private.split(batch, size) instead of batch.split(size): with fully_shard all processes must run "
                 "equally many micro-batches."
@@ -260,7 +255,7 @@ class Private:
         self._announce(batch.examples, batch.units)
 
     def _isolation_hook(self) -> Any:
-        if self._sharding is None:
+        if self.sharding is None:
             return isolation_at_first_call(self.model, self._isolation_check)
         self._checked_together = CheckedTogether(self.model, self._world, self._isolation_check)
         return self._checked_together
@@ -304,8 +299,8 @@ class Private:
 
     def _check_passes(self) -> None:
         """Everything that a step may be refused for, before its noise is drawn and anything is sent."""
-        if self._sharding is not None:
-            self._sharding.settle(self.model)
+        if self.sharding is not None:
+            self.sharding.settle(self.model)
         self._guard.check()
         if self._world.size > 1:
             self._capture.check()
@@ -348,6 +343,10 @@ class Private:
             "average": {} if self._averaged is None else self._averaged.state_dict(),
         }
         return {**state, "key": self._key.secret, "noise": self.noise_state()} if with_key else state
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """(offset, count) of the part of each trainable parameter that lives in this process."""
+        return [(0, p.numel()) for p in self._params.values()] if self.sharding is None else self.sharding.ranges()
 
     def noise_state(self) -> dict[str, Any]:
         """The buffers of correlated noise (counts only, for independent noise): as secret as the key."""

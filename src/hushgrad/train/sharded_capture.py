@@ -12,7 +12,9 @@ time, whatever the size of the model.
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,12 +22,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hushgrad.clipping import Capture, Clipper
-from hushgrad.clipping.base import Rule
+from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.capture import _sites
 from hushgrad.clipping.reduce import Part
 from hushgrad.clipping.site import Site
+from hushgrad.clipping.sums import Sum
 from hushgrad.clipping.tape import Tape
 from hushgrad.errors import CaptureError
+from hushgrad.train.distributed import answered
 from hushgrad.train.sharding import Sharding
 
 __all__ = ["ShardedCapture", "ShardedSums", "capture_of"]
@@ -50,16 +54,21 @@ class ShardedCapture(Capture):
         named = dict(self.model.named_parameters())
         self._params = {name: p for name, p in named.items() if p.requires_grad}
         self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
-        self._sites = [_ShardedSite(s.tape, s.path, s.module, s.rule, s.names) for s in _sites(self._tape, self.model)]
+        self._sites = [
+            _ShardedSite(s.tape, s.path, s.module, _while_whole(s.rule, self.model, s.path), s.names)
+            for s in _sites(self._tape, self.model)
+        ]
         by_id = {id(p): name for name, p in self._params.items()}
         self._names = {id(s): {n: by_id[id(p)] for n, p in zip(s.names, s.params, strict=True)} for s in self._sites}
+        self._dtypes = {self._names[id(s)][n]: s.dtype for s in self._sites for n in s.names}
         for site in self._sites:
             self._handles += site.hooks()
 
-    def _zeros(self) -> dict[str, Tensor]:
-        return {name: torch.zeros_like(self._sharding.local(name)) for name in self._params}
+    def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
+        rows = {name: self._sharding.local(name) for name in self._params}
+        return {name: Sum(r.shape, self._dtypes[name], r.device, out.get(name)) for name, r in rows.items()}
 
-    def _reduce(self, clipper: Clipper, sums: dict[str, Tensor], scale: float) -> list[Part]:
+    def _reduce(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
         sharded = ShardedSums(self._sharding, sums, [frozenset(names.values()) for names in self._names.values()])
         parts = super()._reduce(clipper, sharded, scale)
         sharded.flush()
@@ -80,7 +89,7 @@ class _ShardedSite(Site):
 
     def __init__(self, tape: Tape, path: str, module: nn.Module, rule: Rule, names: tuple[str, ...]) -> None:
         self._owners = [_owner(module, name) for name in names]
-        super().__init__(tape, path, module, _while_whole(rule), dict(zip(names, self.params, strict=True)))
+        super().__init__(tape, path, module, rule, dict(zip(names, self.params, strict=True)))
 
     @property
     def params(self) -> list[nn.Parameter]:  # type: ignore[override]
@@ -98,45 +107,57 @@ def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     return module.get_submodule(path), leaf
 
 
-def _while_whole(rule: Rule) -> Rule:
-    """The rule, measuring inside backward: parameters that it may want to read are whole only then."""
+def _while_whole(rule: Rule, model: nn.Module, path: str) -> Rule:
+    """A rule that waits for the collect reads parameters; they are sharded by then. So it measures in backward, on whole ones."""
     if rule.hot:
         return rule
+    unit = _unit(model, path)
     hot = type(rule)()
-    hot.__dict__["hot"] = True
+
+    def sq_norms(record: Record) -> dict[str, Tensor]:
+        unit.unshard()  # FSDP gathers for backward when the unit's output gets its gradient; our hook may come before that
+        return rule.sq_norms(record)
+
+    hot.__dict__.update(hot=True, sq_norms=sq_norms)
     return hot
 
 
-class ShardedSums(dict[str, Tensor]):
-    """Reads as whole, zero-filled tensors to add to; what was added arrives in ``rows``, summed over all processes.
+def _unit(model: nn.Module, path: str) -> Any:
+    """The innermost module around ``path`` that fully_shard was applied to."""
+    from torch.distributed.fsdp import FSDPModule
+
+    while not isinstance(unit := model.get_submodule(path), FSDPModule):
+        path = path.rpartition(".")[0]
+    return unit
+
+
+class ShardedSums(dict[str, Sum]):
+    """Reads as sums of whole parameters, to be added to; what was added arrives in ``rows``, summed over all processes.
 
     ``together``: the sets of names that one layer opens at the same time; a bucket is never sent in between.
     """
 
-    def __init__(self, sharding: Sharding, rows: dict[str, Tensor], together: list[frozenset[str]]) -> None:
+    def __init__(self, sharding: Sharding, rows: dict[str, Sum], together: list[frozenset[str]]) -> None:
         super().__init__(rows)
         self._sharding = sharding
         self._mates = {name: frozenset().union(*(names for names in together if name in names)) for name in rows}
-        self._open: dict[str, Tensor] = {}  # padded to W equal parts
+        self._open: dict[str, Sum] = {}
         self._size = 0
         self._layer: frozenset[str] = frozenset()
         self._sent: tuple[Any, dict[str, int], Tensor, Tensor] | None = None
         self._order = 0
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Sum:
         if name not in self._layer:  # another layer begins, so that all that was opened before is complete
             self._layer = self._mates[name]
             if self._size >= BUCKET:
                 self._send()
         if name not in self._open:
-            self._add(name)
-        return self._open[name][: self._sharding.shards[name].shape[0]]
-
-    def _add(self, name: str) -> None:
-        shard, rows = self._sharding.shards[name], super().__getitem__(name)
-        self._open[name] = rows.new_zeros(shard.chunk * self._sharding.world.size, *shard.shape[1:])
-        self._size += self._open[name].numel()
-        self._order = zlib.crc32(name.encode(), self._order)
+            shard, rows = self._sharding.shards[name], super().__getitem__(name)
+            self._open[name] = Sum(torch.Size(shard.shape), rows.buffer.dtype, rows.buffer.device)
+            self._size += math.prod(shard.shape)
+            self._order = zlib.crc32(name.encode(), self._order)
+        return self._open[name]
 
     def flush(self) -> None:
         """Send and receive what is left. Then all processes must have opened the same layers in the same order.
@@ -157,22 +178,40 @@ class ShardedSums(dict[str, Tensor]):
         if not self._open:
             return
         size = self._sharding.world.size
-        counts = {name: whole.numel() // size for name, whole in self._open.items()}
-        parts = [whole.view(size, -1) for whole in self._open.values()]
-        packed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        counts = {name: self._sharding.shards[name].chunk * self._sharding.shards[name].row_size for name in self._open}
+        packed = self._packed(counts, size)
         arriving = packed.new_empty(packed.shape[1])
-        work = dist.reduce_scatter_tensor(arriving, packed.view(-1), async_op=True)
+        with answered("the clipped sums were added up"):
+            work = dist.reduce_scatter_tensor(arriving, packed.view(-1), async_op=True)
         self._sent = work, counts, packed, arriving  # the message must live until it is received
         self._open, self._size = {}, 0
+
+    def _packed(self, counts: dict[str, int], size: int) -> Tensor:
+        """The open sums as (W, numbers): row r goes to process r, padded where it has fewer rows of a parameter, or none."""
+        first = next(iter(self._open.values())).buffer
+        if len(counts) == 1 and first.numel() == size * next(iter(counts.values())):
+            return first.reshape(size, -1)
+        packed = first.new_zeros(size, sum(counts.values()))
+        start = 0
+        for name, count in counts.items():
+            whole = self._open[name].buffer.reshape(-1)
+            full = whole.numel() // count  # processes whose part is full; then perhaps one that has fewer rows
+            packed[:full, start : start + count] = whole[: full * count].view(full, count)
+            rest = whole[full * count :]
+            if len(rest):
+                packed[full, start : start + len(rest)] = rest
+            start += count
+        return packed
 
     def _receive(self) -> None:
         if self._sent is None:
             return
         work, counts, _, arriving = self._sent
-        work.wait()
+        with answered("the clipped sums were added up"):
+            work.wait()
         start = 0
         for name, count in counts.items():
-            rows = super().__getitem__(name)
+            rows = super().__getitem__(name).buffer
             rows.view(-1).add_(arriving[start : start + rows.numel()])
             start += count
         self._sent = None

@@ -116,6 +116,10 @@ class Sharding:
         """Where they begin in the flattened parameter."""
         return self.shards[name].offset
 
+    def ranges(self) -> list[tuple[int, int]]:
+        """(offset, count) of each parameter's part here, in the parameters' order."""
+        return [(shard.offset, shard.count) for shard in self.shards.values()]
+
     def noise(self, stream: NoiseStream, step: int, scale: float) -> dict[str, Tensor]:
         """This process's rows of noise row ``step``; a process that holds nothing of a parameter draws nothing."""
         return {name: self._noise_of(stream, step, index, name, scale) for index, name in enumerate(self.shards)}

@@ -1,0 +1,124 @@
+"""fully_shard: the weights of one process, the same noise bit for bit, and checkpoints that change the number of processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+PROGRAM = Path(__file__).with_name("train_fsdp_program.py")
+PLANS = ["independent", "blt", "banded"]
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _start(directory: Path, world: int, options: dict) -> list[subprocess.Popen]:
+    """Start ``world`` processes of the program, joined by gloo."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    children = []
+    for rank in range(world):
+        own = {"RANK": str(rank), "WORLD_SIZE": str(world)}
+        command = [sys.executable, str(PROGRAM), json.dumps({"out": str(directory / "out"), **options})]
+        children.append(subprocess.Popen(command, env={**environment, **own}, stderr=subprocess.PIPE, text=True))
+    return children
+
+
+def _run(directory: Path, world: int, options: dict) -> list[dict]:
+    children = _start(directory, world, options)
+    try:
+        for child in children:
+            _, errors = child.communicate(timeout=200)
+            assert child.returncode == 0, errors[-3000:]
+    finally:
+        for child in children:
+            child.kill()
+    return [json.loads((directory / f"out.{rank}").read_text()) for rank in range(world)]
+
+
+def _whole_rows(results: list[dict], plan: str) -> dict[str, list[float]]:
+    """Noise by step and tensor, joined from the processes' parts."""
+    rows: dict[str, list[float]] = {}
+    for key in results[0][plan]["noise"]:
+        parts = sorted((offset, numbers) for r in results for offset, numbers in [r[plan]["noise"][key]] if numbers)
+        assert [offset for offset, _ in parts] == [sum(len(n) for _, n in parts[:i]) for i in range(len(parts))]
+        rows[key] = [number for _, numbers in parts for number in numbers]
+    return rows
+
+
+def _close(a: list[float], b: list[float]) -> bool:
+    return len(a) == len(b) > 0 and float((torch.tensor(a) - torch.tensor(b)).abs().max()) < 1e-6
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """One process, nothing sharded, nothing interrupted."""
+    train = runpy.run_path(str(PROGRAM))["train"]
+    return {plan: train(plan, {}) for plan in PLANS}
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory):
+    """The same runs on 2, then 1, then 2 processes, from checkpoint to checkpoint."""
+    directory = tmp_path_factory.mktemp("moved")
+    common = {"plans": PLANS, "sharded": True, "directory": str(directory / "checkpoints"), "every": 5}
+    phases = [({"stop": 5}, 2), ({"stop": 10}, 1), ({"micro": 2}, 2)]
+    return [_run(directory, world, {**common, **options}) for options, world in phases]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_noise_is_bit_identical_and_weights_are_equal_after_moving_from_2_to_1_to_2_processes(alone, moved, plan):
+    rows = {key: row for phase in moved for key, row in _whole_rows(phase, plan).items()}
+    assert rows == {key: numbers for key, (_, numbers) in alone[plan]["noise"].items()}
+    last = moved[-1]
+    assert last[0][plan]["weights"] == last[1][plan]["weights"] and _close(alone[plan]["weights"], last[0][plan]["weights"])
+    assert [phase[0][plan]["resumed"] for phase in moved] == [False, True, True]
+    assert last[0][plan]["ledger"] == last[1][plan]["ledger"] == alone[plan]["ledger"]
+    assert all(_close(alone[plan]["average"], r[plan]["average"]) for r in last if plan == "independent")
+
+
+def test_every_example_is_clipped_once_and_parts_may_be_empty(alone, moved):
+    parts = [r["independent"] for phase in moved for r in phase]
+    assert sorted(norm for part in parts for norm in part["norms"]) == pytest.approx(alone["independent"]["norms"], rel=1e-5)
+    assert sum(sum(part["examples"]) for part in parts) == sum(alone["independent"]["examples"])
+
+
+def test_no_pickle_and_no_leftovers(moved, tmp_path_factory):
+    directory = next(tmp_path_factory.getbasetemp().glob("moved*")) / "checkpoints" / "blt"
+    names = sorted(path.name for path in directory.iterdir())
+    assert names == ["key.json", "shard-4-0.safetensors", "shard-4-1.safetensors", "state.safetensors"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_others_end_soon_when_a_process_is_killed_and_the_run_goes_on(alone, tmp_path, sharded):
+    options = {"plans": ["blt"], "sharded": sharded, "directory": str(tmp_path / "checkpoints"), "every": 3, "micro": 2}
+    survivor, victim = _start(tmp_path, 2, {**options, "die": [1, 7]})
+    try:
+        victim.communicate(timeout=150)
+        began = time.monotonic()
+        _, errors = survivor.communicate(timeout=75)
+    finally:
+        survivor.kill()
+    assert victim.returncode == -signal.SIGKILL and survivor.returncode == 1
+    assert time.monotonic() - began < 70  # the timeout that the program gave to its process group is 60 s
+    if not sharded:  # sharded parameters are gathered by FSDP, whose error is torch's own
+        assert "ProcessLost: Another process ended or did not answer in time" in errors
+    results = _run(tmp_path, 2, options)
+    assert results[0]["blt"]["resumed"] and results[0]["blt"]["steps"] == alone["blt"]["steps"]
+    assert _close(alone["blt"]["weights"], results[0]["blt"]["weights"]) and results[0]["blt"]["ledger"] == alone["blt"]["ledger"]
+    if sharded:
+        expected = {key: numbers for key, (_, numbers) in alone["blt"]["noise"].items()}
+        assert all(expected[key] == row for key, row in _whole_rows(results, "blt").items())

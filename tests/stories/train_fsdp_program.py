@@ -1,0 +1,161 @@
+"""The program that the distributed tests start in one or several processes: argv[1] is a JSON object of options."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import hushgrad.train.sharded_capture as sharded_capture
+from hushgrad.noise import BLT, Banded, Tree
+from hushgrad.train import Checkpoint, Plan, make_private
+from hushgrad.train.release import Release
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Scale(nn.Module):  # has no rule of its own: the fallback must see whole parameters
+    def __init__(self, width):
+        super().__init__()
+        self.factor = nn.Parameter(torch.linspace(0.5, 1.5, width))
+
+    def forward(self, x):
+        return x * self.factor.tanh()
+
+
+class Net(nn.Module):
+    """7 rows do not divide by 2 or 3, and ``gate`` has one row: all processes but the first hold nothing of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.blocks = nn.Linear(6, 7), nn.ModuleList([Block(7), nn.Sequential(Block(7), Scale(7))])
+        self.gate, self.leave = nn.Linear(7, 1), nn.Linear(7, 3)
+
+    def forward(self, x):
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x * self.gate(x).sigmoid())
+
+
+def plan_of(name: str) -> Plan:
+    common = {"noise_multiplier": 0.7, "delta": 1e-5, "batch_size": 6, "dataset_size": 60}
+    if name == "independent":
+        return Plan.dpsgd(steps=20, average="tail", **common)
+    mechanisms = {"blt": BLT(buffers=2), "banded": Banded(bands=3), "tree": Tree()}
+    return Plan.dpftrl(epochs=2, noise=mechanisms[name], **common)
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(60, 6, generator=generator), torch.randint(3, (60,), generator=generator))
+
+
+def model_of(options: dict) -> nn.Module:
+    torch.manual_seed(0)
+    model = Net()
+    if options.get("sharded"):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    return model
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
+
+
+class Recorder:
+    """Notes every row of noise as it is drawn: by step and tensor, the position and the numbers."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list] = {}
+        self._draw = Release._noise
+
+    def __enter__(self) -> Recorder:
+        recorder = self
+
+        def draw(release, step):
+            buffers = recorder._draw(release, step)
+            sharding = release._sharding
+            for name, rows in buffers.items():
+                offset = 0 if sharding is None else sharding.offset(name)
+                # Divided by what whole runs divide by, so that the numbers themselves are compared.
+                numbers = (rows.double() if sharding is not None else rows.double() * release._world.size).flatten().tolist()
+                recorder.rows[f"{step} {name}"] = [offset, numbers]
+            return buffers
+
+        Release._noise = draw
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Release._noise = self._draw
+
+
+def train(name: str, options: dict) -> dict:
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    model = model_of(options)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    private = make_private(model, optimizer, plan_of(name), key=bytes(range(32)) if rank == 0 else None)
+    checkpoint = Checkpoint(f"{options['directory']}/{name}", private) if "directory" in options else None
+    run = torch.compile(model, backend=options["compile"]) if "compile" in options else model
+    examples, norms = [], []
+    with Recorder() as noise:
+        for batch in private.loader(data()):
+            if private.steps == options.get("stop"):
+                break
+            optimizer.zero_grad()
+            examples.append(batch.examples)
+            for x, y in private.split(batch, options.get("micro", 1000)):
+                if len(x) or private.sharding is not None:
+                    nn.functional.cross_entropy(run(x), y).backward()
+                if [rank, private.steps] == options.get("die"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            norms += private.raw_norms.tolist()
+            if checkpoint is not None and private.steps % options.get("every", 1) == 0:
+                checkpoint.save()
+    weights = torch.cat([whole(p).flatten() for p in model.parameters()]).tolist()
+    mean = []
+    if private.plan.average is not None and private.steps:
+        with private.averaged():
+            mean = torch.cat([whole(p).flatten() for p in model.parameters()]).tolist()
+    result = {"weights": weights, "average": mean, "noise": noise.rows, "examples": examples, "norms": sorted(norms)}
+    result |= {"steps": private.steps, "ledger": str(private.ledger.event()), "resumed": bool(checkpoint and checkpoint.resumed)}
+    private.detach()
+    return result
+
+
+def main(options: dict) -> None:
+    torch.set_num_threads(1)
+    sharded_capture.BUCKET = 100  # several buckets in a small model
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    results = {name: train(name, options) for name in options["plans"]}
+    rank = os.environ.get("RANK", "0")
+    with open(f"{options['out']}.{rank}", "w") as file:
+        json.dump(results, file)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
