@@ -30,9 +30,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "calibrate": ("hushgrad.cli.calibrate:run", "which noise, steps, rate or batch meets a budget"),
     "plan": ("hushgrad.cli.plan:run", "which plan is best for a budget"),
     "train": ("hushgrad.cli.train:run", "train a model by a recipe"),
+    "ledger": ("hushgrad.cli.ledger:run", "budgets of data sets: reserve, commit, verify"),
     "audit": ("hushgrad.cli.audit:run", "attack a run and bound its epsilon from below"),
     "report": ("hushgrad.cli.report:run", "the privacy card of a run"),
     "key": ("hushgrad.cli.key:run", "look after the secret key of a run, or destroy it"),
+    "serve": ("hushgrad.cli.serve:run", "a local web page: planner, runs, cards, ledger"),
     "reproduce": ("hushgrad.cli.reproduce:run", "repeat a published result"),
 }
 

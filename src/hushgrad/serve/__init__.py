@@ -1,0 +1,24 @@
+"""The web page: planner, runs in progress, privacy cards and the budget ledger, read-only and local by default.
+
+    >>> from hushgrad.serve import Settings
+    >>> Settings().is_loopback
+    True
+
+| file | what is in it |
+|---|---|
+| ``settings`` | what is served, to whom |
+| ``fields`` | the planner's form: names, bounds and defaults, for the page, the API and its description |
+| ``files`` | reading run folders that nobody vouches for |
+| ``runs``, ``series`` | which runs there are, how far they are, and their curves |
+| ``jobs``, ``worker``, ``lane`` | heavy questions, answered in child processes with limits of time and memory |
+| ``shield`` | who may ask, and the headers of every answer |
+| ``pages``, ``api``, ``problems`` | HTML, JSON, and errors in both |
+| ``charts``, ``views`` | pictures and templates |
+| ``app``, ``listen`` | the application, and the server around it |
+"""
+
+from hushgrad.serve.app import create_app
+from hushgrad.serve.listen import serve
+from hushgrad.serve.settings import Settings
+
+__all__ = ["Settings", "create_app", "serve"]

@@ -1,0 +1,189 @@
+"""The heavy questions of the page. They run in a child process (``worker``), take JSON and give JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hushgrad.errors import ArgumentError, HushgradError, NoTheorem
+
+if TYPE_CHECKING:
+    from hushgrad.budget import Status
+    from hushgrad.planner import Candidate, Question
+    from hushgrad.train.plan import Plan
+
+__all__ = ["JOBS"]
+
+_FACTORS = tuple(3 ** (k / 5) for k in range(-5, 6))  # of the noise multiplier
+_BATCHES = (0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0)  # of the batch size
+_PARTS = 16  # of the run
+_SETS, _RUNS = 50, 100  # data sets, and runs of one, that a page shows
+
+
+# The planner -----------------------------------------------------------------------------------------------------------
+
+
+def plan(*, question: dict[str, Any]) -> dict[str, Any]:
+    """All mechanisms under a budget, best first."""
+    from hushgrad.planner import ranking
+
+    found = ranking.answer(_question(question))
+    return {
+        "candidates": [_candidate(one) for one in found],
+        "dropped": [{"name": one.name, "reason": one.reason} for one in found.dropped],
+    }
+
+
+def _question(asked: dict[str, Any]) -> Question:
+    from hushgrad.events import Relation
+    from hushgrad.planner import Question
+
+    rest = {name: value for name, value in asked.items() if name not in ("sampling", "relation")}
+    return Question(**rest, sampling_allowed=asked["sampling"] == "random", relation=Relation.of(asked["relation"]))
+
+
+def _candidate(one: Candidate) -> dict[str, Any]:
+    return {
+        **one.to_json(),
+        "steps": one.plan.steps,
+        "sampling": str(one.plan.participation),
+        "digest": one.plan.digest,
+        "claim": str(one.plan.guarantee()),
+    }
+
+
+def curves(*, question: dict[str, Any], name: str, noise_multiplier: float) -> dict[str, Any]:
+    """Epsilon of one candidate against its noise, its batch size and its steps, and what one more epoch costs."""
+    from hushgrad.planner import one_more_epoch
+
+    asked = _question(question)
+    made = _made(asked, name)
+    if made is None:
+        raise ArgumentError("Expected the name of a ranked plan.")
+    plan = dataclasses.replace(made, noise_multiplier=noise_multiplier)
+    try:
+        longer = str(one_more_epoch(plan, dataset_size=asked.dataset_size))
+    except (ArgumentError, NoTheorem) as error:
+        longer = str(error)
+    return {
+        "noise": [[noise_multiplier * factor, _epsilon(plan, noise_multiplier * factor)] for factor in _FACTORS],
+        "batch": list(_over_batches(asked, name, noise_multiplier)),
+        "steps": [[steps, _epsilon(plan, noise_multiplier, steps)] for steps in _marks(plan.steps)],
+        "one_more_epoch": longer,
+    }
+
+
+def _made(question: Question, name: str) -> Plan | None:
+    from hushgrad.planner.candidates import Proposal, proposals
+
+    for proposal in proposals(question):
+        if isinstance(proposal, Proposal) and proposal.name == name:
+            return proposal.make()
+    return None
+
+
+def _over_batches(question: Question, name: str, noise_multiplier: float) -> Iterator[list[float]]:
+    sizes = {max(1, min(question.dataset_size, round(question.size * factor))) for factor in _BATCHES}
+    for size in sorted(sizes):
+        try:
+            made = _made(dataclasses.replace(question, batch_size=size), name)
+            if made is not None:
+                yield [size, _epsilon(made, noise_multiplier)]
+        except NoTheorem:  # this mechanism has no analysis at that size: no point there
+            continue
+
+
+def _marks(steps: int) -> list[int]:
+    return sorted({max(1, round(steps * k / _PARTS)) for k in range(1, _PARTS + 1)})
+
+
+def _epsilon(plan: Plan, noise_multiplier: float, steps: int | None = None) -> float:
+    from hushgrad.accounting import epsilon
+
+    noisy = dataclasses.replace(plan, noise_multiplier=noise_multiplier)
+    return epsilon(noisy.event() if steps is None else noisy.event(steps), delta=plan.delta, relation=plan.relation)
+
+
+# Cards -----------------------------------------------------------------------------------------------------------------
+
+
+def card(*, root: str, parts: list[str], raw: bool) -> dict[str, Any]:
+    """The privacy card of a run in all its forms, made from a private copy of the files that a card needs.
+
+    The copy is read as suspiciously as everything else here, so that nothing outside the folder can come into a card.
+    """
+    from hushgrad.report import privacy_card
+    from hushgrad.serve.files import LIMITS, RunFolder
+
+    run = RunFolder(Path(root), tuple(parts))
+    with tempfile.TemporaryDirectory(prefix="hushgrad-card-") as place:
+        copy = Path(place) / parts[-1]
+        copy.mkdir()
+        for name in LIMITS:
+            if run.stat(name) is not None:
+                (copy / name).write_text(run.text(name), encoding="utf-8")
+        try:
+            found = privacy_card(copy, raw=raw)
+        except (HushgradError, ValueError, TypeError, KeyError):
+            # The reason may quote the file, and nothing of a file that we do not understand is shown.
+            raise ArgumentError(
+                "The files of this run contradict each other, or are not what hushgrad train writes. `hushgrad report` says more."
+            ) from None
+        return {"html": found.to_html(), "markdown": found.to_markdown(), "json": found.to_json()}
+
+
+# The ledger ------------------------------------------------------------------------------------------------------------
+
+
+def ledger(*, place: str) -> dict[str, Any]:
+    """The budgets, who spent them, and whether the chain is whole. Nothing is written."""
+    from hushgrad.budget import Ledger
+
+    try:
+        books = Ledger(place)
+        try:
+            checked = books.verify()
+            sets = books.datasets()
+            shown = [_status(books.status(dataset.name)) for dataset in sets[:_SETS]] if checked.ok else []
+        finally:
+            books.close()
+    except HushgradError as error:
+        raise ArgumentError(re.sub(r"://[^@/\s]*@", "://…@", str(error))) from None  # a URL may hold a password
+    verified = {"ok": checked.ok, "rows": checked.rows, "head": checked.head, "problem": checked.problem}
+    return {"verified": verified, "datasets": shown, "more": max(0, len(sets) - _SETS)}
+
+
+def _status(status: Status) -> dict[str, Any]:
+    dataset, runs = status.dataset, status.reservations[::-1]
+    return {
+        "name": dataset.name,
+        "budget": dataset.epsilon,
+        "delta": dataset.delta,
+        "unit": dataset.unit,
+        "relation": str(dataset.relation),
+        "composition": dataset.composition,
+        "spent": status.epsilon,
+        "committed": status.committed_epsilon,
+        "left": status.left,
+        "exceeded": status.exceeded,
+        "more": max(0, len(runs) - _RUNS),
+        "runs": [
+            {
+                "run": one.run,
+                "state": one.state,
+                "since": one.since,
+                "overrun": one.overrun,
+                "reserved": str(one.reserved),
+                "charged": str(one.charged),
+            }
+            for one in runs[:_RUNS]
+        ],
+    }
+
+
+JOBS: dict[str, Callable[..., dict[str, Any]]] = {"plan": plan, "curves": curves, "card": card, "ledger": ledger}
+"""What a worker can be asked."""

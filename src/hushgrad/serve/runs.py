@@ -1,0 +1,182 @@
+"""Which runs there are, and how far each is. Only files that a run writes for its readers are looked at."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hushgrad.serve.files import RunFolder, Unreadable, folders
+from hushgrad.serve.series import Series, read_series
+
+__all__ = ["Run", "Shelf"]
+
+_FRESH = 1.0  # seconds that a scan is good for
+_ALIVE = 120.0  # seconds without a new line after which a run is called silent
+_PER_PAGE = 200
+_FEW = 24  # points of a curve in the list of runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run folder, as far as it can be told without an accountant.
+
+    | state | meaning |
+    |---|---|
+    | finished | there is a guarantee |
+    | running | a step was written within two minutes |
+    | starting | begun within two minutes, no step yet |
+    | silent | no step for two minutes: interrupted, or the steps are long |
+    | unreadable | a file is damaged; ``problem`` says which |
+    """
+
+    name: str
+    state: str
+    epsilon: float | None
+    budget: float | None
+    delta: float | None
+    series: Series
+    model: str
+    data: str
+    seeded: bool
+    changed: float
+    version: str
+    problem: str = ""
+    results: dict[str, float] = field(default_factory=dict)
+
+    def result(self, name: str) -> float | None:
+        """A test result: of the finished model if there is one, else the newest."""
+        return self.results.get(name, self.series.last(name))
+
+    @property
+    def is_live(self) -> bool:
+        """Whether more is to be expected."""
+        return self.state in ("running", "starting", "silent")
+
+    def to_json(self, *, curves: bool = True) -> dict[str, Any]:
+        """As a JSON object."""
+        content: dict[str, Any] = {
+            "name": self.name,
+            "state": self.state,
+            "epsilon": _finite(self.epsilon),
+            "epsilon_budget": _finite(self.budget),
+            "delta": self.delta,
+            "step": self.series.step,
+            "steps": self.series.steps,
+            "model": self.model,
+            "data": self.data,
+            "seeded": self.seeded,
+            "changed": self.changed,
+            "latest": {**{name: points[-1][1] for name, points in self.series.curves.items()}, **self.results},
+            "raw_metrics_hidden": self.series.has_raw,
+            "problem": self.problem,
+        }
+        return {**content, "series": {k: list(v) for k, v in self.series.curves.items()}} if curves else content
+
+
+class Shelf:
+    """All runs below one folder; a name that is asked for is looked up among those found, and never made into a path."""
+
+    def __init__(self, root: Path | None, *, raw: bool) -> None:
+        self.root, self.raw = root, raw
+        self._scanned, self._complete = -math.inf, True
+        self._folders: dict[str, RunFolder] = {}
+
+    def folders(self) -> dict[str, RunFolder]:
+        """The run folders by name."""
+        if self.root is not None and time.monotonic() - self._scanned > _FRESH:
+            found, cut = folders(self.root)
+            self._folders, self._complete = {folder.name: folder for folder in found}, not cut
+            self._scanned = time.monotonic()
+        return self._folders
+
+    def all(self) -> tuple[list[Run], int]:
+        """The runs that were changed last, newest first, and how many more there are."""
+        known = [(max(s.st_mtime for s in stats), f) for f in self.folders().values() if (stats := _stats(f))]
+        known.sort(key=lambda pair: pair[0], reverse=True)
+        return [self._run(folder, points=_FEW) for _, folder in known[:_PER_PAGE]], max(0, len(known) - _PER_PAGE)
+
+    def get(self, name: str) -> Run | None:
+        """The run of that name, if there is one."""
+        folder = self.folders().get(name)
+        return None if folder is None else self._run(folder)
+
+    def _run(self, folder: RunFolder, points: int = 240) -> Run:
+        series = read_series(folder, raw=self.raw, points=points)
+        facts, problem = _facts(folder)
+        stats = _stats(folder)
+        changed = max((s.st_mtime for s in stats), default=0.0)
+        version = "-".join(f"{s.st_size:x}.{s.st_mtime_ns:x}" for s in stats)
+        return Run(
+            name=folder.name,
+            state="unreadable" if problem else _state(folder, series, changed),
+            series=series,
+            changed=changed,
+            version=version,
+            problem=problem,
+            **{**facts, "epsilon": facts["epsilon"] if facts["epsilon"] is not None else series.last("epsilon")},
+        )
+
+
+def _stats(folder: RunFolder) -> list[Any]:
+    names = ("recipe.json", "plan.json", "metrics.jsonl", "guarantee.json")
+    return [found for name in names if (found := folder.stat(name)) is not None]
+
+
+def _state(folder: RunFolder, series: Series, changed: float) -> str:
+    if folder.stat("guarantee.json") is not None:
+        return "finished"
+    if time.time() - changed > _ALIVE:
+        return "silent"
+    return "running" if series.step else "starting"
+
+
+def _facts(folder: RunFolder) -> tuple[dict[str, Any], str]:
+    """What the small files say, and what is wrong with them."""
+    facts: dict[str, Any] = {"epsilon": None, "budget": None, "delta": None, "model": "", "data": "", "seeded": False}
+    try:
+        if folder.stat("recipe.json") is not None:
+            recipe = folder.object("recipe.json")
+            plan = _table(recipe, "plan")
+            facts |= {"model": _word(_table(recipe, "model")), "data": _word(_table(recipe, "data"))}
+            facts |= {"budget": _real(plan.get("epsilon")), "delta": _real(plan.get("delta"))}
+            facts["seeded"] = _table(recipe, "run").get("seed") is not None
+        if folder.stat("guarantee.json") is not None:
+            claim = folder.object("guarantee.json")
+            facts |= {"epsilon": _real(claim.get("epsilon")), "delta": _real(claim.get("delta")) or facts["delta"]}
+            facts["results"] = _results(folder)
+    except Unreadable as error:
+        return facts, str(error)
+    return facts, ""
+
+
+def _results(folder: RunFolder) -> dict[str, float]:
+    if folder.stat("report.json") is None:
+        return {}
+    outcome = _table(folder.object("report.json"), "outcome")
+    return {name: value for name in ("test_accuracy", "test_loss") if (value := _real(outcome.get(name))) is not None}
+
+
+def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
+    found = content.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _word(table: dict[str, Any]) -> str:
+    name = table.get("name")
+    return name[:60] if isinstance(name, str) and name.isprintable() else ""
+
+
+def _real(value: Any) -> float | None:
+    if value == {"float": "inf"}:
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value < 0:
+        return None
+    return float(value) if value < 1e300 else math.inf  # an integer of a thousand digits, too
+
+
+def _finite(value: float | None) -> float | str | None:
+    """JSON has no infinity."""
+    return "inf" if value == math.inf else value

@@ -1,0 +1,108 @@
+"""What all pages share: the settings, the shelf of runs and the two lanes of heavy questions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from hushgrad.serve.files import RunFolder
+from hushgrad.serve.lane import Lane
+from hushgrad.serve.problems import NotThere
+from hushgrad.serve.runs import Run, Shelf
+from hushgrad.serve.settings import Settings
+
+__all__ = ["Site", "site", "while_wanted"]
+
+T = TypeVar("T")
+_MOMENT = 2.0  # seconds that a look at the ledger is good for
+
+
+class Site:
+    """One per application. ``planner`` answers questions about plans, ``reader`` reads cards and the ledger."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.shelf = Shelf(settings.runs, raw=settings.raw)
+        self.planner = Lane(seconds=20, modules=("hushgrad.planner",))
+        self.reader = Lane(seconds=30, modules=("hushgrad.report.card", "matplotlib.figure"))
+
+    def warm_up(self) -> None:
+        """Start both lanes now, so that no visitor waits for imports; else they start with their first question."""
+        self.planner.start()
+        self.reader.start()
+
+    def close(self) -> None:
+        """End both lanes."""
+        self.planner.stop()
+        self.reader.stop()
+
+    async def plan(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The ranking that answers a question."""
+        return await self.planner.ask("plan", question=question)
+
+    async def curves(self, question: dict[str, Any], show: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The candidate of that name (else the best one) and its curves."""
+        ranked = (await self.plan(question))["candidates"]
+        chosen = next((one for one in ranked if one["name"] == show), ranked[0])
+        found = await self.planner.ask(
+            "curves", question=question, name=chosen["name"], noise_multiplier=chosen["noise_multiplier"]
+        )
+        return chosen, found
+
+    async def card(self, name: str) -> dict[str, Any]:
+        """The privacy card of a finished run, in all its forms."""
+        run, folder = await asyncio.to_thread(self.run, name)
+        if run.state != "finished":
+            raise NotThere(f"The run {name[:80]} has no card yet: a card states what a finished run promises.")
+        arguments = {"root": str(folder.root), "parts": list(folder.parts), "raw": self.settings.raw}
+        return await self.reader.ask("card", version=run.version, **arguments)
+
+    async def ledger(self) -> dict[str, Any]:
+        """The budgets as they are, or were a moment ago."""
+        if self.settings.ledger is None:
+            raise NotThere("No ledger was given. Start the page with one: hushgrad serve --ledger budget.db")
+        moment = str(int(time.monotonic() / _MOMENT))
+        return await self.reader.ask("ledger", version=moment, place=self.settings.ledger)
+
+    def run(self, name: str) -> tuple[Run, RunFolder]:
+        """The run of that name.
+
+        Raises:
+            NotThere: no scan has found it.
+        """
+        found = self.shelf.get(name)
+        if found is None:
+            raise NotThere("There is no such run in the folder that is served.")
+        return found, self.shelf.folders()[name]
+
+
+def site(request: Request) -> Site:
+    """The site that a request is for."""
+    found: Site = request.app.state.site
+    return found
+
+
+async def while_wanted(request: Request, question: Coroutine[Any, Any, T]) -> T:
+    """The answer to ``question``, unless the visitor goes away: then the question leaves the queue."""
+    asking = asyncio.ensure_future(question)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            raise NotThere("Nobody is waiting for this answer any more.")
+        return asking.result()
+    finally:
+        for task in (asking, gone):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,73 @@
+"""The child process that answers heavy questions: one JSON line in, one JSON line out.
+
+It has a limit of memory, and an alarm that ends it if its parent cannot any more. JSON and not pickle: what a child is told
+to do by its input is one of ``JOBS`` and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+from hushgrad.errors import HushgradError
+
+__all__ = ["COMMAND", "main"]
+
+# Not -m, which would let a module in the working directory go before the library's.
+COMMAND = (
+    sys.executable,
+    "-c",
+    "import sys; sys.path[:] = [p for p in sys.path if p]; from hushgrad.serve.worker import main; main()",
+)
+_MEMORY = 3 << 30  # bytes of data
+_PATIENCE = 10  # seconds beyond the time limit, which the parent keeps
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints must not come between the answers
+    _limit_memory()
+    from hushgrad.serve.jobs import JOBS
+
+    for name in sys.argv[1:]:  # what takes long to import, before the first question
+        importlib.import_module(name)
+    for line in sys.stdin:
+        question = json.loads(line)
+        signal.alarm(math.ceil(question["seconds"]) + _PATIENCE)
+        answer = _answer(JOBS[question["job"]], question["arguments"])
+        signal.alarm(0)
+        answers.write(json.dumps(_plain(answer)) + "\n")
+        answers.flush()
+
+
+def _answer(job: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"answer": job(**arguments)}
+    except (HushgradError, OSError) as error:
+        return {"refused": str(error)}
+    except (MemoryError, RecursionError, ArithmeticError, ValueError, TypeError, KeyError, AssertionError) as error:
+        # A crafted input; its reader gets a sentence, and the next question finds a worker that is well.
+        return {"refused": f"This cannot be answered ({type(error).__name__})."}
+
+
+def _limit_memory() -> None:
+    if sys.platform.startswith("linux"):
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+
+
+def _plain(x: Any) -> Any:
+    """Without infinities and NaN, which JSON lacks."""
+    if isinstance(x, dict):
+        return {str(key): _plain(item) for key, item in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_plain(item) for item in x]
+    if isinstance(x, float) and not math.isfinite(x):
+        return "inf" if x == math.inf else None
+    return x
