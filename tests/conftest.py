@@ -1,0 +1,35 @@
+"""For all tests: the house needs no network, so a test that reaches for it fails."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+_CONNECT = socket.socket.connect
+_LOOKUP = socket.getaddrinfo
+_HOME = ("127.", "::1", "localhost", "0.0.0.0")
+
+
+def _at_home(host: object) -> bool:
+    return host is None or str(host).startswith(_HOME) or str(host) == socket.gethostname()
+
+
+def _connect(self: socket.socket, address: object) -> object:
+    if self.family in (socket.AF_INET, socket.AF_INET6) and not _at_home(address[0]):  # type: ignore[index]
+        raise AssertionError(f"network access to {address!r}: nothing in the house may need it at run time")
+    return _CONNECT(self, address)  # type: ignore[arg-type]
+
+
+def _lookup(host: object, *args: object, **options: object) -> object:
+    if not _at_home(host):
+        raise AssertionError(f"name lookup of {host!r}: nothing in the house may need it at run time")
+    return _LOOKUP(host, *args, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network():
+    """Only this machine can be reached; see tests/stories/test_secrets.py for the commands, which run in other processes."""
+    socket.socket.connect, socket.getaddrinfo = _connect, _lookup  # type: ignore[method-assign, assignment]
+    yield
+    socket.socket.connect, socket.getaddrinfo = _CONNECT, _LOOKUP  # type: ignore[method-assign]
