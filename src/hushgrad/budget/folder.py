@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from hushgrad.guarantee import Ledger
 
 __all__ = ["RESERVATION", "SETTLED", "Finding", "finding", "holding"]
 
-RESERVATION, SETTLED, LOCK = "reservation.json", "settled.json", "running.lock"
+RESERVATION, SETTLED = "reservation.json", "settled.json"
 _LARGEST = 64 << 20  # bytes of a file or header: more is not what a run wrote
 _DTYPES = {
     "F64": "float64",
@@ -159,19 +160,25 @@ def retire(folder: Path, why: str) -> None:
 
 @contextmanager
 def holding(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a run folder for the block; False if another process (on this machine) holds it: the run is alive."""
+    """Hold the lock of a run folder for the block; False if another process on this machine holds it: the run is alive.
+
+    The lock is on the folder itself, leaves nothing behind, and ends with the process that holds it, also by a kill.
+    """
     try:
         import fcntl
-    except ImportError:  # not a POSIX system: no lock to ask, and the caller must know
+    except ImportError:  # not a POSIX system: there is no such lock, and whoever settles must look for themselves
         yield True
         return
-    with (folder / LOCK).open("a") as file:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             yield False
-            return
-        yield True  # given back when the file is closed, also by a kill
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
 
 
 def _read(path: Path) -> Any:

@@ -22,6 +22,9 @@ from hushgrad.events import Event, Relation
 
 __all__ = ["Ledger", "Verification"]
 
+_NO_ROW = 1 << 62
+_EMPTY = "Row 1 is missing: the ledger is empty."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verification(_Account):
@@ -68,7 +71,7 @@ class Ledger:
     def __init__(self, place: str | Path) -> None:
         self.place = str(place)
         self._store = open_store(place)
-        self._books()  # a ledger that cannot be read is refused now
+        self._store.rows(after=_NO_ROW)  # a place without a ledger is refused now; a broken chain whenever it is used
 
     @classmethod
     def create(cls, place: str | Path) -> Ledger:
@@ -250,6 +253,11 @@ class Ledger:
         """The reservation with this id, as it stands now."""
         return self._books().reservation(_id(identifier))
 
+    def reservations(self, dataset: str | None = None) -> tuple[Reservation, ...]:
+        """All reservations ever made, or those on one data set, in order."""
+        books = self._books()
+        return tuple(books.reservations.values()) if dataset is None else books.of(books.dataset(dataset).name)
+
     # The chain ----------------------------------------------------------------------------------------------------------
 
     def entries(self) -> tuple[Row, ...]:
@@ -258,7 +266,10 @@ class Ledger:
         Raises:
             BrokenChain: where one of them was changed.
         """
-        return tuple(checked(self._store.rows()))
+        rows = tuple(checked(self._store.rows()))
+        if not rows:
+            raise BrokenChain(_EMPTY)
+        return rows
 
     @property
     def head(self) -> str:
@@ -277,7 +288,7 @@ class Ledger:
         except BrokenChain as error:
             return Verification(ok=False, rows=books.rows, head=books.head, problem=str(error))
         if not books.rows:
-            return Verification(ok=False, rows=0, head=books.head, problem="Row 1 is missing: the ledger is empty.")
+            return Verification(ok=False, rows=0, head=books.head, problem=_EMPTY)
         if head is not None and head not in heads:
             problem = f"No row has the hash {head}: rows were cut off at the end, or the whole chain was rewritten."
             return Verification(ok=False, rows=books.rows, head=books.head, problem=problem)
@@ -293,10 +304,7 @@ class Ledger:
     # Inside -------------------------------------------------------------------------------------------------------------
 
     def _books(self) -> Books:
-        books = Books().read(checked(self._store.rows()))
-        if not books.rows:
-            raise BrokenChain("Row 1 is missing: the ledger is empty.")
-        return books
+        return Books().read(self.entries())
 
     def _write(self, decide: Callable[[Books], dict[str, Any] | None]) -> None:
         """Append the row that ``decide`` makes of the books; None appends nothing.

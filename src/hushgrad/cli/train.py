@@ -6,11 +6,16 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hushgrad.cli._parser import Parser, print_json
+from hushgrad.cli._parser import Parser, UsageError, print_json
+
+if TYPE_CHECKING:
+    from hushgrad.recipes import Recipe
 
 __all__ = ["run"]
 
+_EXCEEDED = 3
 _INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 
 
@@ -26,6 +31,8 @@ def _parser() -> Parser:
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run, bit for bit")
     parser.add_argument("--data", metavar="PATH", help="the same as --set data.path=PATH")
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value of the recipe")
+    parser.add_argument("--ledger", metavar="PLACE", help="budget ledger that pays: a path or postgresql://... (with --dataset)")
+    parser.add_argument("--dataset", metavar="NAME", help="the data set in the ledger")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     return parser
 
@@ -33,14 +40,20 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Train; see ``hushgrad train --help``."""
     options = _parser().parse(words)
-    from hushgrad.recipes import load_recipe, train  # torch: imported after the words have been understood
+    if (options.ledger is None) != (options.dataset is None):
+        raise UsageError("--ledger and --dataset belong together: who pays, and from which budget.")
+    if options.ledger is not None and options.resume:
+        raise UsageError("An interrupted run knows its ledger: leave --ledger and --dataset out with --resume.")
+    from hushgrad.errors import BudgetExceeded
+    from hushgrad.recipes import train  # torch: imported after the words have been understood
 
-    changes = [*options.set, *([] if options.data is None else [f"data.path={options.data!r}"])]
-    recipe = load_recipe(options.recipe, changes=changes) if options.recipe or changes else None
     try:
-        outcome = train(recipe, options.out, resume=options.resume, progress=not options.quiet)
+        outcome = train(_recipe(options), options.out, resume=options.resume, progress=not options.quiet)
     except KeyboardInterrupt:
         return _interrupted(options)
+    except BudgetExceeded as error:
+        print(f"hushgrad: {error}", file=sys.stderr)
+        return _EXCEEDED
     if options.json:
         print_json(outcome.to_json())
         return 0
@@ -48,6 +61,14 @@ def run(words: list[str]) -> int:
     print(f"Test accuracy {outcome.test['test_accuracy']:.2%} after {outcome.steps} steps, {outcome.seconds:.1f} s.")
     print(f"Model, plan, ledger and report: {outcome.out}")
     return 0
+
+
+def _recipe(options: argparse.Namespace) -> Recipe | None:
+    from hushgrad.recipes import load_recipe
+
+    changes = [*options.set, *([] if options.data is None else [f"data.path={options.data!r}"])]
+    recipe = load_recipe(options.recipe, changes=changes) if options.recipe or changes or options.ledger else None
+    return recipe if recipe is None or options.ledger is None else recipe.paid_by(options.ledger, options.dataset)
 
 
 def _interrupted(options: argparse.Namespace) -> int:

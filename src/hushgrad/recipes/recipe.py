@@ -7,7 +7,7 @@ import inspect
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,9 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One training run, described: a file of five tables, ``[model] [data] [plan] [optimizer] [run]``.
+    """One training run, described: a file of five tables, ``[model] [data] [plan] [optimizer] [run]``, and two more if wanted.
+
+    ``[ledger]`` names the budget ledger that pays (``place``, ``dataset``); ``[tune]`` what ``hushgrad tune`` searches over.
 
     >>> recipe = Recipe.from_tables({"model": {"name": "logistic"}, "data": {"name": "digits"}, "plan": {"epsilon": 3.0}})
     Traceback (most recent call last):
@@ -70,6 +72,8 @@ class Recipe:
     plan: Mapping[str, Any]
     optimizer: Mapping[str, Any]
     run: Run
+    ledger: Mapping[str, Any] = field(default_factory=dict)
+    tune: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_tables(cls, tables: Mapping[str, Any]) -> Recipe:
@@ -86,13 +90,22 @@ class Recipe:
                 raise ArgumentError(f"Expected [{table}] to have a key {key!r}.")
         _check.one_of(_METHODS, method=plan["method"])
         _check.one_of(_OPTIMIZERS, optimizer=optimizer["name"])
-        return cls(model=tables["model"], data=tables["data"], plan=plan, optimizer=optimizer, run=Run(**run))
+        ledger = _ledger_table(tables["ledger"]) if tables.get("ledger") else {}
+        tune = dict(tables.get("tune", {}))
+        return cls(
+            model=tables["model"], data=tables["data"], plan=plan, optimizer=optimizer, run=Run(**run), ledger=ledger, tune=tune
+        )
+
+    def paid_by(self, place: str, dataset: str) -> Recipe:
+        """This recipe with the budget of ``dataset`` in the ledger at ``place`` paying for the run."""
+        return replace(self, ledger=_ledger_table({"place": place, "dataset": dataset}))
 
     def tables(self) -> dict[str, Any]:
         """This recipe as plain tables again."""
         run = {f.name: getattr(self.run, f.name) for f in fields(Run)}
         tables = {"model": self.model, "data": self.data, "plan": self.plan, "optimizer": self.optimizer}
-        return {**{name: dict(table) for name, table in tables.items()}, "run": run}
+        optional = {name: dict(table) for name, table in (("ledger", self.ledger), ("tune", self.tune)) if table}
+        return {**{name: dict(table) for name, table in tables.items()}, "run": run, **optional}
 
     def make_data(self) -> Data:
         """Read the data."""
@@ -101,7 +114,7 @@ class Recipe:
     def make_model(self, data: Data) -> nn.Module:
         """A fresh model; its initial weights follow from ``run.seed`` if there is one."""
         if self.run.seed is not None:
-            torch.manual_seed(self.run.seed)
+            torch.manual_seed(_check.integer(seed=self.run.seed) % 2**63)  # torch takes no larger one
         model = _call(self.model, MODELS, "model", data)
         return _check.instance(nn.Module, model=model).to(self.run.device)
 
@@ -209,6 +222,16 @@ def _toml_text(text: str) -> dict[str, Any]:
         import tomli as reader  # the same module, before it joined the standard library
     tables: dict[str, Any] = reader.loads(text)
     return tables
+
+
+def _ledger_table(table: Mapping[str, Any]) -> dict[str, Any]:
+    _known(table, ["place", "dataset"], "[ledger]")
+    for key in ("place", "dataset"):
+        if not isinstance(table.get(key), str) or not table[key]:
+            raise ArgumentError(f"Expected [ledger] to have a key {key!r} with a word.")
+    if "://" in table["place"] and ":" in table["place"].partition("://")[2].rpartition("@")[0]:
+        raise ArgumentError("Expected [ledger] place without a password: recipes are copied. Use a .pgpass file or PGPASSWORD.")
+    return dict(table)
 
 
 def _known(table: Mapping[str, Any], names: list[str], where: str) -> None:

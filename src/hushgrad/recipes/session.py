@@ -22,6 +22,7 @@ from hushgrad.guarantee import Guarantee
 from hushgrad.recipes.data import Data
 from hushgrad.recipes.interrupt import Interrupt
 from hushgrad.recipes.recipe import DEMO, Recipe
+from hushgrad.recipes.spending import Spending, alone_in
 from hushgrad.recipes.summary import write_report
 from hushgrad.train.callbacks import JsonLines, ProgressBar
 from hushgrad.train.checkpoint import Checkpoint
@@ -75,10 +76,21 @@ def train(recipe: Recipe | None, out: str | Path, *, resume: bool = False, progr
 
     An interrupted session (Ctrl-C, SIGTERM) finishes its step, saves a checkpoint and raises KeyboardInterrupt; one that was
     killed has its last periodic checkpoint. Both go on with ``resume=True``, bit for bit. A finished session erases its key.
+
+    Where the recipe has a ``[ledger]``, room for the whole plan is reserved there before anything else, and what was done is
+    committed at the end.
+
+    Raises:
+        BudgetExceeded: where the ledger has no room for the plan; nothing was trained then.
     """
-    began = time.monotonic()
     out = Path(out)
     recipe = _opened(recipe, out, resume)
+    with alone_in(out):
+        return _trained(recipe, out, resume, progress)
+
+
+def _trained(recipe: Recipe, out: Path, resume: bool, progress: bool) -> Outcome:
+    began = time.monotonic()
     run = recipe.run
     if run.threads is not None:
         torch.set_num_threads(_check.positive_int(threads=run.threads))
@@ -88,10 +100,12 @@ def train(recipe: Recipe | None, out: str | Path, *, resume: bool = False, progr
     optimizer = recipe.make_optimizer(model)
     scheduler = recipe.make_schedule(optimizer, plan.steps)
     private = make_private(model, optimizer, plan, seed=run.seed, max_epsilon=run.max_epsilon)
+    spending = Spending(recipe, plan, out)
     _write(out / "recipe.json", recipe.tables())  # before its key is there: from here on the folder can be resumed
     _write(out / "plan.json", plan.to_json())
     checkpoint = Checkpoint(out / "checkpoint", private, extras={} if scheduler is None else {"scheduler": scheduler})
     _forget_after(out / "metrics.jsonl", private.steps)
+    spending.begin()
     run_steps(
         private,
         F.cross_entropy,
@@ -102,7 +116,9 @@ def train(recipe: Recipe | None, out: str | Path, *, resume: bool = False, progr
         scheduler=scheduler,
         num_workers=run.workers,
     )
-    return _finished(recipe, private, data, out, began)
+    outcome = _finished(recipe, private, data, out, began)
+    spending.commit(outcome.guarantee.event)
+    return outcome
 
 
 def _callbacks(

@@ -24,7 +24,7 @@ _LONGEST = 400  # points of a curve: more cannot be seen
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The facts of a run, ready for print. ``interval``, ``gap``, ``audit`` and ``tuning`` are None where nothing is known.
+    """The facts of a run, ready for print. ``interval``, ``gap``, ``audit``, ``tuning`` and ``budget`` are None where unknown.
 
     ``curve`` holds (epsilon, delta) pairs, ``trade_off`` (false alarms, misses) pairs; both are valid bounds at every point.
     ``series`` are the metrics over the steps; those that begin with ``raw_`` are not covered by the guarantee.
@@ -49,6 +49,7 @@ class Card:
     versions: dict[str, str]
     caveats: tuple[str, ...]
     citations: str
+    budget: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -109,6 +110,7 @@ def privacy_card(run_folder: str | Path, *, raw: bool = False) -> Card:
         versions=_versions(folder),
         caveats=_caveats(folder, raw),
         citations=citation(plan, accountant=guarantee.accountant),
+        budget=_budget(folder.reservation),
     )
 
 
@@ -187,6 +189,12 @@ def _audit(found: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _tuning(found: dict[str, Any] | None) -> dict[str, Any] | None:
     keep = ("method", "trials", "naive_epsilon", "epsilon", "delta")
+    return None if found is None else {key: found[key] for key in keep if key in found}
+
+
+def _budget(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The run's place in a budget ledger; not where the ledger is, which is nobody's business."""
+    keep = ("dataset", "reservation", "state", "spent_epsilon", "budget_epsilon", "budget_delta", "head")
     return None if found is None else {key: found[key] for key in keep if key in found}
 
 

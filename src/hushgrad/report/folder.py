@@ -30,6 +30,7 @@ class Folder:
     metrics: tuple[dict[str, Any], ...]
     audit: dict[str, Any] | None
     tuning: dict[str, Any] | None
+    reservation: dict[str, Any] | None = None
 
 
 def read_folder(path: str | Path) -> Folder:
@@ -54,10 +55,11 @@ def read_folder(path: str | Path) -> Folder:
         guarantee=guarantee,
         ledger=ledger,
         report=report,
-        recipe=_object(folder / "recipe.json") if (folder / "recipe.json").is_file() else {},
+        recipe=_tables(folder / "recipe.json") if (folder / "recipe.json").is_file() else {},
         metrics=_lines(folder / "metrics.jsonl"),
         audit=_object(folder / "audit.json") if (folder / "audit.json").is_file() else None,
         tuning=_object(folder / "tuning.json") if (folder / "tuning.json").is_file() else None,
+        reservation=_object(folder / "reservation.json") if (folder / "reservation.json").is_file() else None,
     )
     _require_consistent(found)
     return found
@@ -90,6 +92,14 @@ def _object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ArgumentError(f"Expected {path.name} to hold one JSON object.")
     return content
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    tables = _object(path)
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ArgumentError(f"Expected {path.name} to hold tables; {name[:40]!r} is none.")
+    return tables
 
 
 def _text(path: Path) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hushgrad.report.card import Card
 
-__all__ = ["audit_words", "details", "interval_words", "to_markdown", "tuning_words"]
+__all__ = ["audit_words", "budget_words", "details", "interval_words", "to_markdown", "tuning_words"]
 
 
 def to_markdown(card: Card) -> str:
@@ -38,6 +38,7 @@ def details(card: Card) -> list[tuple[str, str]]:
         ("accountant", claim.accountant),
         ("noise source", card.noise_source),
         ("tuning", tuning_words(card.tuning)),
+        ("budget ledger", budget_words(card.budget)),
         ("audit", audit_words(card.audit)),
         ("steps", f"{card.steps} of {card.plan.steps}"),
         *((name.replace("_", " "), f"{value:.4g}") for name, value in card.results.items()),
@@ -68,6 +69,17 @@ def tuning_words(tuning: dict[str, Any] | None) -> str:
         return "unknown: nothing is recorded; trials on the same data would cost more than the epsilon above"
     words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in tuning.items())
     return words or "recorded, without details"
+
+
+def budget_words(budget: dict[str, Any] | None) -> str:
+    """Where the run is booked, and how much was spent once it was."""
+    if budget is None:
+        return "not booked in a ledger: other releases about the same data are not counted here"
+    words = f"{budget.get('state', 'reserved')} as {budget.get('reservation', 'unknown')} on {budget.get('dataset', 'unknown')!r}"
+    if not {"spent_epsilon", "budget_epsilon", "budget_delta", "head"} <= set(budget):
+        return words
+    spent = f"{_up(float(budget['spent_epsilon']))} of {budget['budget_epsilon']:g} at delta {budget['budget_delta']:g}"
+    return f"{words}; epsilon spent on it then: {spent}; head of the ledger: {budget['head']}"
 
 
 def _up(epsilon: float) -> str:

@@ -1,0 +1,382 @@
+"""Laws of the budget ledger: what is admitted, what is charged, and that no row changes unnoticed."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hushgrad.accounting import epsilon
+from hushgrad.budget import BrokenChain, Dataset, Ledger, Reservation, Row, Status, Verification, pricing
+from hushgrad.budget.rows import Stored
+from hushgrad.errors import ArgumentError, BudgetExceeded
+from hushgrad.events import ApproxDP, Compose, Gaussian, Laplace, PureDP, Relation, RepeatAndSelect, Unanalysed
+
+STEP = Gaussian(2.0).sampled(rate=0.05)
+NOTHING = Compose(())
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    ledger = Ledger.create(tmp_path / "budget.db")
+    ledger.add("patients", epsilon=2.5, delta=1e-6)
+    return ledger
+
+
+def tamper(path: Path, *statements: str) -> None:
+    """What somebody with write access can do."""
+    with closing(sqlite3.connect(path)) as connection:
+        for trigger in ("keep", "same"):
+            connection.execute(f"DROP TRIGGER IF EXISTS hushgrad_ledger_{trigger}")
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
+# Admission --------------------------------------------------------------------------------------------------------------
+
+
+def test_everything_charged_is_composed_and_open_runs_count_in_full(ledger: Ledger) -> None:
+    first = ledger.reserve("patients", STEP * 150, run="first")
+    second = ledger.reserve("patients", Gaussian(8.0))
+    expected = epsilon(STEP * 150 + Gaussian(8.0), delta=1e-6)
+    status = ledger.status("patients")
+    assert status.epsilon == expected and status.committed_epsilon == 0.0
+    assert status.left == 2.5 - expected and not status.exceeded and status.open == status.reservations
+    ledger.commit(first, STEP * 100)
+    assert ledger.status("patients").epsilon == epsilon(STEP * 100 + Gaussian(8.0), delta=1e-6)
+    assert ledger.status("patients").committed_epsilon == epsilon(STEP * 100, delta=1e-6)
+    ledger.commit(second, Gaussian(8.0))
+    assert ledger.status("patients").open == ()
+
+
+def test_a_run_that_does_not_fit_is_refused_with_what_would(ledger: Ledger) -> None:
+    ledger.reserve("patients", STEP * 150)
+    before = ledger.head
+    with pytest.raises(BudgetExceeded, match=r"'patients' would have spent epsilon .* of 2.5 .*1 runs open.* left: ") as refusal:
+        ledger.reserve("patients", STEP * 5000)
+    assert ledger.head == before  # nothing was recorded
+    words = str(refusal.value)
+    steps = int(words.split(" of its 5000 steps")[0].rsplit(" ", 1)[1])
+    factor = float(words.split("fit with ")[1].split(" times")[0])
+    charges = (STEP * 150,)
+    dataset = ledger.datasets()[0]
+    assert pricing.fits(dataset, (*charges, STEP * steps)) and not pricing.fits(dataset, (*charges, STEP * (steps + 1)))
+    assert pricing.fits(dataset, (*charges, pricing.scaled(STEP * 5000, factor)))
+    assert not pricing.fits(dataset, (*charges, pricing.scaled(STEP * 5000, factor / 1.03)))
+    ledger.reserve("patients", STEP * steps)  # the advice holds
+
+
+def test_a_budget_admits_the_plan_that_was_calibrated_to_it(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "b.db")
+    exact = epsilon(STEP * 500, delta=1e-6)
+    ledger.add("exact", epsilon=exact, delta=1e-6)
+    ledger.reserve("exact", STEP * 500)
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("exact", Gaussian(1000.0))
+
+
+def test_data_sets_do_not_share_budgets_and_names_are_checked(ledger: Ledger) -> None:
+    ledger.add("other", epsilon=1.0, delta=1e-6)
+    ledger.reserve("patients", PureDP(2.5))
+    ledger.reserve("other", PureDP(1.0))
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("patients", PureDP(0.01))
+    with pytest.raises(ArgumentError, match="to be in the ledger"):
+        ledger.reserve("patient", PureDP(0.01))
+    with pytest.raises(ArgumentError, match="to be new"):
+        ledger.add("patients", epsilon=100.0, delta=1e-6)
+    with pytest.raises(ArgumentError, match="short name"):
+        ledger.add("two\nlines", epsilon=1.0, delta=1e-6)
+
+
+def test_unit_and_relation_must_be_the_data_sets(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "b.db")
+    ledger.add("users", epsilon=1.0, delta=1e-6, unit="user", relation="zero_out")
+    with pytest.raises(ArgumentError, match="unit='example'"):
+        ledger.reserve("users", PureDP(0.1), unit="example")
+    with pytest.raises(ArgumentError, match="relation='add_remove'"):
+        ledger.reserve("users", PureDP(0.1), unit="user", relation=Relation.ADD_REMOVE)
+    ledger.reserve("users", PureDP(0.1), unit="user", relation="zero_out")
+
+
+def test_what_nobody_can_analyse_is_never_admitted(ledger: Ledger) -> None:
+    for event in (Unanalysed("who knows"), Gaussian(0.0)):
+        with pytest.raises(BudgetExceeded):
+            ledger.reserve("patients", event)
+
+
+def test_replace_one_costs_more(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "b.db")
+    for relation in ("add_remove", "replace_one"):
+        ledger.add(relation, epsilon=5.0, delta=1e-6, relation=relation)
+        ledger.reserve(relation, Gaussian(4.0))
+    assert ledger.status("replace_one").epsilon > 1.8 * ledger.status("add_remove").epsilon
+
+
+def test_selections_have_a_price_although_the_pld_accountant_has_none(ledger: Ledger) -> None:
+    tuned = RepeatAndSelect(of=Gaussian(30.0), mean=5.0, shape=0.0)
+    ledger.reserve("patients", tuned)
+    ledger.reserve("patients", STEP * 100)
+    everything = tuned + STEP * 100
+    renyi = epsilon(everything, delta=1e-6, accountant="rdp")
+    spent = ledger.status("patients").epsilon
+    parts = epsilon(ApproxDP(epsilon(tuned, delta=5e-7, accountant="rdp"), 5e-7) + STEP * 100, delta=1e-6)
+    assert spent == min(renyi, parts) and spent > epsilon(STEP * 100, delta=1e-6)
+
+
+@pytest.mark.parametrize("composition", ["rdp", "zcdp", "gdp"])
+def test_filters_admit_less_than_pld_and_share_their_budget(tmp_path: Path, composition: str) -> None:
+    ledger = Ledger.create(tmp_path / "b.db")
+    ledger.add("tight", epsilon=2.5, delta=1e-6)
+    ledger.add("adaptive", epsilon=2.0, delta=1e-6, composition=composition)
+    admitted = {}
+    for name in ("tight", "adaptive"):
+        admitted[name] = 0
+        while admitted[name] < 50:
+            try:
+                ledger.reserve(name, Gaussian(10.0))
+            except BudgetExceeded:
+                break
+            admitted[name] += 1
+    assert 2 <= admitted["adaptive"] <= admitted["tight"] < 50
+    assert 0 < ledger.status("adaptive").used <= 1
+
+
+# What is charged afterwards -----------------------------------------------------------------------------------------------
+
+
+def test_more_than_reserved_is_recorded_and_never_silent(ledger: Ledger) -> None:
+    first = ledger.reserve("patients", STEP * 100)
+    with pytest.raises(BudgetExceeded, match="recorded as an overrun"):
+        ledger.commit(first, STEP * 101)
+    known = ledger.reservation(first.id)
+    assert known.overrun and known.charged == STEP * 101 and known.state == "committed"
+    assert ledger.status("patients").overruns == (known,)
+    second = ledger.reserve("patients", Gaussian(20.0))
+    done = ledger.commit(second, Gaussian(1.0), overrun=True, note="the wrong noise was used")
+    assert done.overrun and ledger.status("patients").exceeded
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("patients", PureDP(1e-6))
+    assert ledger.entries()[-1].note == "the wrong noise was used"
+
+
+def test_something_unanalysed_exhausts_the_data_set(ledger: Ledger) -> None:
+    run = ledger.reserve("patients", STEP * 100)
+    with pytest.raises(BudgetExceeded):
+        ledger.commit(run, STEP * 10 + Unanalysed("a foreign batch"))
+    assert math.isinf(ledger.status("patients").epsilon)
+
+
+def test_a_closed_charge_never_goes_down_and_the_same_words_twice_are_one_commit(ledger: Ledger) -> None:
+    run = ledger.reserve("patients", STEP * 100)
+    ledger.commit(run, STEP * 60)
+    rows = len(ledger.entries())
+    ledger.commit(run, STEP * 60)
+    assert len(ledger.entries()) == rows
+    with pytest.raises(ArgumentError, match="never goes down"):
+        ledger.commit(run, STEP * 10)
+    with pytest.raises(BudgetExceeded):
+        ledger.commit(run, STEP * 80)  # more than it was closed with, although less than reserved: said aloud
+    assert ledger.reservation(run.id).charged == STEP * 80
+
+
+def test_cancel_only_what_has_demonstrably_not_begun(ledger: Ledger) -> None:
+    held = ledger.reserve("patients", STEP * 100, hold=True)
+    assert held.state == "held" and ledger.cancel(held).charged == NOTHING
+    assert ledger.status("patients").epsilon == 0.0
+    with pytest.raises(ArgumentError, match="it is cancelled"):
+        ledger.begin(held)  # so a run that was cancelled meanwhile does not start
+    begun = ledger.begin(ledger.reserve("patients", STEP * 100, hold=True))
+    plain = ledger.reserve("patients", STEP * 10)
+    for reservation in (begun, plain):
+        with pytest.raises(ArgumentError, match="not to have begun"):
+            ledger.cancel(reservation)
+    assert ledger.begin(begun).state == "begun"  # a resumed run begins again
+    with pytest.raises(BudgetExceeded):
+        ledger.commit(held, STEP * 3)  # it ran nevertheless: recorded, and said
+    assert ledger.reservation(held.id).charged == STEP * 3
+
+
+def test_the_two_lines_commit_what_was_reserved_or_less_and_an_exception_commits_nothing(ledger: Ledger) -> None:
+    with ledger.run("patients", STEP * 100, run="two lines"):
+        pass
+    with ledger.run("patients", STEP * 100) as reservation:
+        ledger.commit(reservation, STEP * 7)
+    with pytest.raises(ZeroDivisionError), ledger.run("patients", STEP * 50):
+        1 / 0  # noqa: B018
+    first, second, third = ledger.reservations("patients")
+    assert (first.run, first.charged, first.state) == ("two lines", STEP * 100, "committed")
+    assert (second.charged, third.charged, third.state) == (STEP * 7, STEP * 50, "begun")
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(1, 400), st.sampled_from(["commit", "less", "cancel", "leave"])), min_size=3, max_size=6))
+def test_whatever_is_asked_the_budget_holds_and_the_rows_say_so(tmp_path_factory: pytest.TempPathFactory, runs) -> None:
+    ledger = Ledger.create(tmp_path_factory.mktemp("law") / "b.db")
+    ledger.add("d", epsilon=1.0, delta=1e-6)
+    charged = []
+    for steps, end in runs:
+        try:
+            run = ledger.reserve("d", STEP * steps, hold=end == "cancel")
+        except BudgetExceeded:
+            assert epsilon(Compose((*charged, STEP * steps)), delta=1e-6) > 1.0
+            continue
+        if end == "commit":
+            ledger.commit(run, STEP * steps)
+        elif end == "less":
+            ledger.commit(run, STEP * (steps // 2))
+            steps //= 2
+        elif end == "cancel":
+            ledger.cancel(run)
+            steps = 0
+        charged += [STEP * steps] if steps else []
+        assert epsilon(Compose(charged), delta=1e-6) <= 1.0
+    assert ledger.status("d").epsilon == (epsilon(Compose(charged), delta=1e-6) if charged else 0.0)
+    assert ledger.verify().ok
+
+
+# The chain --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(ledger: Ledger) -> Ledger:
+    for steps in (10, 20, 30, 40):
+        ledger.commit(ledger.reserve("patients", STEP * steps), STEP * (steps // 2))
+    return ledger  # 1 genesis, 1 data set, 8 rows of runs
+
+
+@pytest.mark.parametrize(
+    ("statements", "problem"),
+    [
+        (
+            ["UPDATE hushgrad_ledger SET text = replace(text, '\"times\":20', '\"times\":10') WHERE number = 5"],
+            "Row 5 was changed",
+        ),
+        (["UPDATE hushgrad_ledger SET hash = '0' || substr(hash, 2) WHERE number = 7"], "Row 7"),
+        (["DELETE FROM hushgrad_ledger WHERE number = 4"], "Row 4 is missing"),
+        (["DELETE FROM hushgrad_ledger WHERE number = 1"], "Row 1 is missing"),
+        (["DELETE FROM hushgrad_ledger"], "Row 1 is missing"),
+        (
+            [
+                "UPDATE hushgrad_ledger SET number = 100 WHERE number = 5",
+                "UPDATE hushgrad_ledger SET number = 5 WHERE number = 6",
+                "UPDATE hushgrad_ledger SET number = 6 WHERE number = 100",
+            ],
+            "Row 5 does not follow row 4",
+        ),
+        (
+            [
+                "DELETE FROM hushgrad_ledger WHERE number = 4",
+                *(f"UPDATE hushgrad_ledger SET number = {n - 1} WHERE number = {n}" for n in range(5, 11)),
+            ],
+            "Row 4 does not follow row 3",
+        ),
+        (["INSERT INTO hushgrad_ledger SELECT 11, text, hash FROM hushgrad_ledger WHERE number = 10"], "Row 11 does not follow"),
+    ],
+)
+def test_a_changed_removed_moved_or_repeated_row_is_found_and_named(filled: Ledger, statements, problem) -> None:
+    assert filled.verify().ok
+    tamper(Path(filled.place), *statements)
+    verdict = Ledger(filled.place).verify()
+    assert not verdict.ok and problem in verdict.problem
+    for use in (lambda: filled.reserve("patients", PureDP(0.01)), lambda: filled.status("patients"), filled.entries):
+        with pytest.raises(BrokenChain):
+            use()  # nothing is spent from a damaged ledger
+
+
+def test_a_row_that_is_rewritten_with_its_hash_breaks_the_next_one(filled: Ledger) -> None:
+    from dataclasses import replace
+
+    row = replace(filled.entries()[4], event=STEP * 1)
+    quoted = row.text.replace("'", "''")
+    tamper(Path(filled.place), f"UPDATE hushgrad_ledger SET text = '{quoted}', hash = '{row.hash}' WHERE number = 5")
+    assert "Row 6 does not follow row 5" in filled.verify().problem
+
+
+def test_a_cut_tail_and_a_rewritten_chain_are_found_by_a_noted_head_only(filled: Ledger, tmp_path: Path) -> None:
+    noted = filled.head
+    filled.commit(filled.reserve("patients", STEP * 10), STEP * 10)
+    assert filled.verify(head=noted).ok  # the chain has grown since
+    tamper(Path(filled.place), "DELETE FROM hushgrad_ledger WHERE number > 8")
+    assert filled.verify().ok  # said plainly in the documentation: a chain alone cannot tell
+    assert "cut off at the end" in filled.verify(head=noted).problem
+    other = Ledger.create(tmp_path / "other.db")
+    assert other.verify().ok and not other.verify(head=noted).ok
+
+
+def test_rows_that_cannot_follow_are_damage_even_with_good_hashes(ledger: Ledger) -> None:
+    run = ledger.reserve("patients", STEP * 10, hold=True)
+    books = ledger.entries()[-1]
+    for content in (
+        {"kind": "commit", "reservation": "nobody", "event": STEP},
+        {"kind": "commit", "reservation": run.id},
+        {"kind": "ledger"},
+        {"kind": "reserve", "dataset": "unknown", "reservation": "x", "event": STEP},
+        {"kind": "dataset", "budget": ledger.datasets()[0]},
+    ):
+        row = Row(number=books.number + 1, previous=books.hash, time="", **content)
+        with ledger._store.writing() as writer:
+            writer.append(Stored(row.number, row.text, row.hash))
+        assert f"Row {row.number}" in ledger.verify().problem
+        tamper(Path(ledger.place), f"DELETE FROM hushgrad_ledger WHERE number = {row.number}")
+    assert ledger.verify().ok
+
+
+def test_triggers_stop_accidents(filled: Ledger) -> None:
+    with closing(sqlite3.connect(filled.place)) as connection:
+        for statement in ("DELETE FROM hushgrad_ledger", "UPDATE hushgrad_ledger SET text = ''"):
+            with pytest.raises(sqlite3.IntegrityError, match="only grows"):
+                connection.execute(statement)
+
+
+# Places -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_misspelt_path_is_no_fresh_budget(ledger: Ledger, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="hushgrad ledger init"):
+        Ledger(tmp_path / "buget.db")
+    assert not (tmp_path / "buget.db").exists()
+    again = Ledger.create(ledger.place)  # opens what is there
+    assert again.datasets() == ledger.datasets() and Ledger(f"sqlite:///{ledger.place}").head == ledger.head
+    (tmp_path / "text").write_text("no ledger at all, but long enough to be taken for one" * 30)
+    with pytest.raises(ArgumentError, match="readable and writable ledger"):
+        Ledger(tmp_path / "text")
+    for place in (":memory:", "", "mysql://secret:password@host/x"):
+        with pytest.raises(ArgumentError) as refusal:
+            Ledger(place)
+        assert "password" not in str(refusal.value)
+
+
+def test_everything_public_has_one_json_form(filled: Ledger) -> None:
+    kinds = {Dataset: filled.datasets(), Reservation: filled.reservations(), Row: filled.entries()}
+    kinds |= {Status: (filled.status("patients"),), Verification: (filled.verify(),)}
+    for kind, values in kinds.items():
+        for value in values:
+            assert kind.from_json(json.loads(json.dumps(value.to_json()))) == value
+
+
+def test_scaling_reaches_every_noise_and_nothing_else() -> None:
+    event = Gaussian(1.0).sampled(rate=0.5) * 3 + Laplace(2.0) + RepeatAndSelect(of=Gaussian(4.0), mean=2.0) + PureDP(0.5)
+    doubled = Gaussian(2.0).sampled(rate=0.5) * 3 + Laplace(4.0) + RepeatAndSelect(of=Gaussian(8.0), mean=2.0) + PureDP(0.5)
+    assert pricing.scaled(event, 2.0) == doubled
+
+
+# Planted defects ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_ledger_that_forgets_open_reservations_would_be_noticed(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hushgrad.budget.books import Books
+
+    sound = Books.charges
+    monkeypatch.setattr(Books, "charges", lambda self, dataset, open_too=True: sound(self, dataset, open_too=False))
+    ledger.reserve("patients", PureDP(1.5))
+    ledger.reserve("patients", PureDP(1.5))  # admitted by the defective copy ...
+    monkeypatch.undo()
+    assert ledger.status("patients").exceeded  # ... and seen at once by the sound one
