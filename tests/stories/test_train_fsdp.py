@@ -51,8 +51,8 @@ def _run(directory: Path, world: int, options: dict) -> list[dict]:
 def _whole_rows(results: list[dict], plan: str) -> dict[str, list[float]]:
     """Noise by step and tensor, joined from the processes' parts."""
     rows: dict[str, list[float]] = {}
-    for key in results[0][plan]["noise"]:
-        parts = sorted((offset, numbers) for r in results for offset, numbers in [r[plan]["noise"][key]] if numbers)
+    for key in results[0][plan]["noise"]:  # process 0 has a part of every tensor
+        parts = sorted(r[plan]["noise"][key] for r in results if key in r[plan]["noise"])
         assert [offset for offset, _ in parts] == [sum(len(n) for _, n in parts[:i]) for i in range(len(parts))]
         rows[key] = [number for _, numbers in parts for number in numbers]
     return rows
@@ -102,7 +102,37 @@ def test_no_pickle_and_no_leftovers(moved, tmp_path_factory):
     assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
 
 
-@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world, sharded, micro", [(3, False, 2), (3, True, 2), (2, False, 2), (1, True, 1000)])
+def test_any_number_of_processes_and_any_micro_batches_give_the_same_weights(alone, tmp_path, world, sharded, micro):
+    results = _run(tmp_path, world, {"plans": PLANS, "sharded": sharded, "micro": micro})
+    if world == 3:
+        assert any(0 in r["independent"]["examples"] for r in results)  # a part of a batch was empty
+    for plan in PLANS:
+        assert all(_close(alone[plan]["weights"], r[plan]["weights"]) for r in results)
+        assert sum(sum(r[plan]["examples"]) for r in results) == sum(alone[plan]["examples"])
+        if sharded:
+            assert _whole_rows(results, plan) == {key: numbers for key, (_, numbers) in alone[plan]["noise"].items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded, backend", [(False, "aot_eager"), (True, "aot_eager"), (False, "inductor"), (True, "inductor")])
+def test_a_compiled_model_gives_the_same_weights(alone, tmp_path, sharded, backend):
+    results = _run(tmp_path, 2, {"plans": ["blt"], "sharded": sharded, "compile": backend, "stop": 6})
+    train = runpy.run_path(str(PROGRAM))["train"]
+    expected = train("blt", {"stop": 6})
+    assert all(_close(expected["weights"], r["blt"]["weights"]) for r in results)
+
+
+@pytest.mark.slow
+def test_shards_that_all_get_the_same_noise_are_noticed(alone, tmp_path):
+    """Planted: every process draws its shard as if it were the first, which is what noise on a DTensor does on a CPU mesh."""
+    results = _run(tmp_path, 2, {"plans": ["independent"], "sharded": True, "stop": 3, "defect": True})
+    assert not _close(alone["independent"]["noise"]["0 0"][1], _whole_rows(results, "independent")["0 0"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
 def test_the_others_end_soon_when_a_process_is_killed_and_the_run_goes_on(alone, tmp_path, sharded):
     options = {"plans": ["blt"], "sharded": sharded, "directory": str(tmp_path / "checkpoints"), "every": 3, "micro": 2}
     survivor, victim = _start(tmp_path, 2, {**options, "die": [1, 7]})

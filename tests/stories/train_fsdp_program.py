@@ -16,7 +16,6 @@ from torch.utils.data import TensorDataset
 import hushgrad.train.sharded_capture as sharded_capture
 from hushgrad.noise import BLT, Banded, Tree
 from hushgrad.train import Checkpoint, Plan, make_private
-from hushgrad.train.release import Release
 
 
 class Block(nn.Module):
@@ -83,31 +82,18 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
 
 
-class Recorder:
+def record(private, defect: bool = False) -> dict[str, list]:
     """Notes every row of noise as it is drawn: by step and tensor, the position and the numbers."""
+    rows, stream = {}, private._release.stream
+    draw = stream.row
 
-    def __init__(self) -> None:
-        self.rows: dict[str, list] = {}
-        self._draw = Release._noise
+    def row(step, index, like, *, offset=0, out=None, scale=1.0):
+        drawn = draw(step, index, like, offset=0 if defect else offset, scale=scale)
+        rows[f"{step} {index}"] = [offset, drawn.flatten().tolist()]
+        return drawn if out is None else out.add_(drawn)
 
-    def __enter__(self) -> Recorder:
-        recorder = self
-
-        def draw(release, step):
-            buffers = recorder._draw(release, step)
-            sharding = release._sharding
-            for name, rows in buffers.items():
-                offset = 0 if sharding is None else sharding.offset(name)
-                # Divided by what whole runs divide by, so that the numbers themselves are compared.
-                numbers = (rows.double() if sharding is not None else rows.double() * release._world.size).flatten().tolist()
-                recorder.rows[f"{step} {name}"] = [offset, numbers]
-            return buffers
-
-        Release._noise = draw
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        Release._noise = self._draw
+    stream.row = row
+    return rows
 
 
 def train(name: str, options: dict) -> dict:
@@ -117,28 +103,27 @@ def train(name: str, options: dict) -> dict:
     private = make_private(model, optimizer, plan_of(name), key=bytes(range(32)) if rank == 0 else None)
     checkpoint = Checkpoint(f"{options['directory']}/{name}", private) if "directory" in options else None
     run = torch.compile(model, backend=options["compile"]) if "compile" in options else model
-    examples, norms = [], []
-    with Recorder() as noise:
-        for batch in private.loader(data()):
-            if private.steps == options.get("stop"):
-                break
-            optimizer.zero_grad()
-            examples.append(batch.examples)
-            for x, y in private.split(batch, options.get("micro", 1000)):
-                if len(x) or private.sharding is not None:
-                    nn.functional.cross_entropy(run(x), y).backward()
-                if [rank, private.steps] == options.get("die"):
-                    os.kill(os.getpid(), signal.SIGKILL)
-            optimizer.step()
-            norms += private.raw_norms.tolist()
-            if checkpoint is not None and private.steps % options.get("every", 1) == 0:
-                checkpoint.save()
+    examples, norms, noise = [], [], record(private, options.get("defect", False))
+    for batch in private.loader(data()):
+        if private.steps == options.get("stop"):
+            break
+        optimizer.zero_grad()
+        examples.append(batch.examples)
+        for x, y in private.split(batch, options.get("micro", 1000)):
+            if len(x) or private.sharding is not None:
+                nn.functional.cross_entropy(run(x), y).backward()
+            if [rank, private.steps] == options.get("die"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        norms += private.raw_norms.tolist()
+        if checkpoint is not None and private.steps % options.get("every", 1) == 0:
+            checkpoint.save()
     weights = torch.cat([whole(p).flatten() for p in model.parameters()]).tolist()
     mean = []
     if private.plan.average is not None and private.steps:
         with private.averaged():
             mean = torch.cat([whole(p).flatten() for p in model.parameters()]).tolist()
-    result = {"weights": weights, "average": mean, "noise": noise.rows, "examples": examples, "norms": sorted(norms)}
+    result = {"weights": weights, "average": mean, "noise": noise, "examples": examples, "norms": sorted(norms)}
     result |= {"steps": private.steps, "ledger": str(private.ledger.event()), "resumed": bool(checkpoint and checkpoint.resumed)}
     private.detach()
     return result
