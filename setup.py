@@ -13,7 +13,8 @@ setup(
     ext_modules=[
         Extension(
             "hushgrad.noise._gauss",
-            ["src/hushgrad/noise/_gauss.c"],
+            [f"src/hushgrad/noise/{name}.c" for name in ("_gauss", "_cipher", "_rows")],
+            depends=[f"src/hushgrad/noise/{name}.h" for name in ("_gauss", "_rows_of")],
             extra_compile_args=FLAGS,
             py_limited_api=True,
             optional=True,

@@ -128,9 +128,12 @@ def test_the_other_kernels_agree_too(real, n):
     weights, inner = rng.normal(size=(5, 9)).astype(real), np.tril(rng.normal(size=(9, 9)), -1).astype(real)
     weights[2, 3] = 0
     decay, weight, diagonal = (rng.uniform(size=k).astype(real) for k in (3, 3, 9))
+    diagonal[4] = 1
     both(lambda k, x, state, out: k.combine(weights, list(x), out))
     both(lambda k, x, state, out: k.solve(inner, diagonal, x))
-    both(lambda k, x, state, out: k.buffers(x[0], state, decay, weight))
+    both(lambda k, x, state, out: k.combine(weights[:2, :3], list(x[:3]), out[1:3]))
+    both(lambda k, x, state, out: k.buffers(x[0], _kernel.BufferedRow(state, decay, weight, 0.3), out[0], True))
+    both(lambda k, x, state, out: k.buffers(x[0], _kernel.BufferedRow(state, decay, weight, 0.3), out[0], False))
     both(lambda k, x, state, out: k.emit(x[0], 0.1, out[0], True))
     both(lambda k, x, state, out: k.emit(x[0], 0.1, out[0], False))
 
@@ -151,6 +154,66 @@ def test_every_cipher_gives_the_same_bits(real, cipher, start, size, monkeypatch
         kernel.draw(stream, 2**40 + 1, 2**31 + 7, start, 0.3, ours, fresh)
         _kernel.NumpyKernel().draw(stream, 2**40 + 1, 2**31 + 7, start, 0.3, theirs, fresh)
         assert ours.tobytes() == theirs.tobytes()
+
+
+@needs_c
+@pytest.mark.parametrize("real", REAL)
+@pytest.mark.parametrize("cipher", [0, 1, 2])
+@pytest.mark.parametrize("buffers", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(("start", "size"), [(0, 1), (255, 2), (3, 2 * 2048 + 300), (512, 1024), (_threads.CHUNK - 5, 777)])
+def test_buffered_rows_have_the_same_bits_however_they_are_drawn(real, cipher, buffers, start, size, monkeypatch):
+    kernel = _kernel.KERNEL
+    assert isinstance(kernel, _kernel.CKernel)
+    if cipher > kernel.cipher:
+        pytest.skip("this processor has no such instructions")
+    monkeypatch.setattr(kernel, "cipher", cipher)
+    rng, stream = np.random.default_rng(size), KeyStream(KEY, b"test")
+    before, state = rng.normal(size=size).astype(real), rng.normal(size=(buffers, size + 3)).astype(real)
+    decay, weight = rng.uniform(size=(2, buffers)).astype(real)
+    for fresh in (True, False):
+        results = []
+        for k in (kernel, _kernel.NumpyKernel()):
+            out, kept = before.copy(), state.copy()
+            row = _kernel.BufferedRow(kept[:, 1 : size + 1], decay, weight, 0.3)
+            k.draw_buffers(stream, (2**40 + 1, 2**31 + 7, start), row, out, fresh)
+            results.append(out.tobytes() + kept.tobytes())
+        assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("kernel", ["numpy", "chosen"])
+@pytest.mark.parametrize("secure", [False, True])
+def test_many_tensors_in_one_call_have_the_bits_of_single_calls(kernel, secure, monkeypatch):
+    if kernel == "numpy":
+        monkeypatch.setattr(_kernel, "KERNEL", _kernel.NumpyKernel())
+    source, threads = Source(KEY, secure=secure), torch.get_num_threads()
+    shapes = [(3,), (), (0,), (257, 4), (1000,), (_threads.SHARE + 5,) if not secure else (7,), (2, 3)]
+    types = [torch.float32, torch.float64, torch.float32, torch.bfloat16, torch.float64, torch.float32, torch.float16]
+    likes = [torch.ones(shape, dtype=dtype) for shape, dtype in zip(shapes, types, strict=True)]
+    likes.append(torch.ones(4, 6).t())
+    indices, offsets = [5, 2, 9, 0, 2**32 - 1, 7, 1, 3], [0, 3, 1, 255, 256, 10**6, 12, 1]
+    single = [source.z(4, i, x, offset=o, scale=0.3) for i, o, x in zip(indices, offsets, likes, strict=True)]
+    sums = [source.z(4, i, x, offset=o, out=x.clone(), scale=0.3) for i, o, x in zip(indices, offsets, likes, strict=True)]
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            together = source.z_all(4, likes, indices=indices, offsets=offsets, scale=0.3)
+            assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(together, single, strict=True))
+            out = [x.clone() for x in likes]
+            added = source.z_all(4, likes, indices=indices, offsets=offsets, out=out, scale=0.3)
+            assert all(a is b for a, b in zip(added, out, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(added, sums, strict=True))
+    finally:
+        torch.set_num_threads(threads)
+    plain = source.z_all(4, likes)
+    assert all(torch.equal(z, source.z(4, k, like)) for k, (z, like) in enumerate(zip(plain, likes, strict=True)))
+    assert source.z_all(4, []) == []
+
+
+def test_lists_of_different_lengths_are_refused():
+    like = torch.empty(4)
+    for options in ({"indices": [0]}, {"offsets": [0, 0, 0]}, {"out": [like]}, {"out": []}):
+        with pytest.raises(ArgumentError, match=r"len\(likes\)=2"):
+            Source(KEY).z_all(0, [like, like], **options)
 
 
 @needs_c

@@ -9,6 +9,7 @@ import torch
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel
 from hushgrad.noise._threads import CHUNK
+from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams import BandedStream, BufferStream, DenseStream, FilterStream, IndependentStream, TreeStream
 from hushgrad.noise.streams.tree import node
@@ -92,6 +93,29 @@ def test_rows_equal_the_materialised_product(kind, source):
 def test_a_stream_that_is_off_by_one_row_would_be_noticed(kind, source):
     shifted = torch.from_numpy(MATRICES[kind]) @ draws(source).roll(1, dims=0)
     assert (rows(STREAMS[kind](source)) - shifted).abs().max() > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rows_of_many_tensors_are_those_of_each(kind, source):
+    likes, indices, offsets = [torch.ones(300), torch.ones(5, 7, dtype=torch.float64), torch.ones(())], [2, 0, 7], [10, 0, 3]
+    together, apart, base = STREAMS[kind](source), STREAMS[kind](source), STREAMS[kind](source)
+    for t in range(STEPS):
+        out = [like.clone() for like in likes]
+        rows = together.rows(t, likes, indices=indices, offsets=offsets, out=out, scale=0.3)
+        assert all(row is total for row, total in zip(rows, out, strict=True))
+        same = NoiseStream.rows(base, t, likes, indices=indices, offsets=offsets, scale=0.3)
+        for like, index, offset, row, other in zip(likes, indices, offsets, rows, same, strict=True):
+            assert torch.equal(row, apart.row(t, index, like, offset=offset, out=like.clone(), scale=0.3))
+            torch.testing.assert_close(row, like + other)
+
+
+def test_no_row_is_drawn_unless_all_can_be(source):
+    stream, like = IndependentStream(source), torch.zeros(4)
+    stream.row(0, 1, like)
+    with pytest.raises(ArgumentError, match="next row of tensor 0"):
+        stream.rows(1, [like, like])
+    stream.rows(0, [like])
+    assert len(stream.rows(1, [like, like])) == 2
 
 
 def tree_decoder(honaker: bool, size: int, completion: bool) -> tuple[np.ndarray, list[int]]:
@@ -213,7 +237,7 @@ def test_an_interrupted_row_poisons_its_lane(source, monkeypatch):
     stream, like = STREAMS["buffered"](source), torch.empty(10)
     stream.row(0, 0, like)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Source, "fill", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Source, "buffer", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         stream.row(1, 0, like)
     with pytest.raises(ArgumentError, match="interrupted"):
         stream.row(1, 0, like)

@@ -86,15 +86,15 @@ def test_double_precision_passes():
 
 
 class TwoPercentTooSmall(Source):
-    def write(self, step, index, start, out, scale, fresh):
-        super().write(step, index, start, out, 0.98 * scale, fresh)
+    def write(self, step, scale, fresh, pieces):
+        super().write(step, 0.98 * scale, fresh, pieces)
 
 
 class TakenApart(Source):
     """Words, Gaussians and sum one after the other, so that a defect can be put into the words."""
 
-    def write(self, step, index, start, out, scale, fresh):
-        _kernel.Kernel.draw(_kernel.KERNEL, self, step, index, start, scale, out, fresh)
+    def write(self, step, scale, fresh, pieces):
+        _kernel.Kernel.draw_all(_kernel.KERNEL, self, step, pieces, scale, fresh)
 
     def words(self, step, index, block, size):
         return self._words(step, index, block // BLOCKS, size // GROUP_BYTES)

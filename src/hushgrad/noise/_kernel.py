@@ -11,16 +11,18 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, final
+from typing import Any, ClassVar, NamedTuple, Protocol, final
 
 import numpy as np
+from torch import Tensor
 
 from hushgrad.noise import _transform
 from hushgrad.noise._keystream import KeyStream, check_address
 from hushgrad.noise._threads import CHUNK
 
-__all__ = ["KERNEL", "CKernel", "Kernel", "NumpyKernel"]
+__all__ = ["KERNEL", "CKernel", "Kernel", "NumpyKernel", "Piece"]
 
 _BLOCKS = _transform.GROUP_BYTES // 16  # cipher blocks for one group of numbers
 
@@ -30,6 +32,34 @@ class Words(Protocol):
 
     def words(self, step: int, index: int, block: int, size: int) -> np.ndarray:
         """``size`` bytes from ``block`` on, as 32-bit words."""
+
+
+class BufferedRow(NamedTuple):
+    """Buffers s_j = ``state[j]``, their coefficients in the same type, and the factor of the row that they make."""
+
+    state: np.ndarray
+    decay: np.ndarray
+    weight: np.ndarray
+    scale: float
+
+
+@dataclass(slots=True)
+class Piece:
+    """Numbers start, start + 1, ... of tensor ``index``, to be put into elements [low, low + count) of a contiguous tensor."""
+
+    index: int
+    start: int
+    target: Tensor
+    low: int
+    count: int
+
+    def array(self) -> np.ndarray:
+        """The elements as a flat array that shares their memory."""
+        return self.target.detach().numpy().reshape(-1)[self.low : self.low + self.count]  # type: ignore[no-any-return]
+
+    def place(self) -> tuple[int, int, int, int]:
+        """What the C kernel wants to know: tensor, first number, count and address."""
+        return self.index, self.start, self.count, self.target.data_ptr() + self.low * self.target.element_size()
 
 
 class Kernel(ABC):
@@ -45,6 +75,20 @@ class Kernel(ABC):
             z = np.empty((last - first) * _transform.GROUP, out.dtype)
             self.gaussians(stream.words(step, index, first * _BLOCKS, (last - first) * _transform.GROUP_BYTES), z)
             self.emit(z[start + low - first * _transform.GROUP :][: part.size], scale, part, fresh)
+
+    def draw_all(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
+        """``draw`` for every piece, all of one type."""
+        for piece in pieces:
+            self.draw(stream, step, piece.index, piece.start, scale, piece.array(), fresh)
+
+    def draw_buffers(self, stream: Words, at: tuple[int, int, int], row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
+        """``buffers`` on the numbers at (step, index, start), start + 1, ..."""
+        step, index, start = at
+        for low in range(0, out.size, CHUNK):
+            part = out[low : low + CHUNK]
+            z = np.empty_like(part)
+            self.draw(stream, step, index, start + low, 1.0, z, fresh=True)
+            self.buffers(z, row._replace(state=row.state[:, low : low + CHUNK]), part, fresh)
 
     @abstractmethod
     def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
@@ -63,8 +107,8 @@ class Kernel(ABC):
         """Forward substitution in place: ``x[k] = (x[k] + sum_{j<k} inner[k, j] * x[j]) / diagonal[k]``."""
 
     @abstractmethod
-    def buffers(self, x: np.ndarray, state: np.ndarray, decay: np.ndarray, weight: np.ndarray) -> None:
-        """One step of a buffered Toeplitz recursion in place: ``x -= sum weight_j s_j``, then ``s_j = decay_j s_j + x``."""
+    def buffers(self, z: np.ndarray, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
+        """One step of a buffered Toeplitz recursion: ``x = z - sum weight_j s_j``, then ``s_j = decay_j s_j + x``; emits x."""
 
 
 @final
@@ -98,17 +142,18 @@ class NumpyKernel(Kernel):
             self.combine(inner[k : k + 1, :k], list(x[:k]), x[k : k + 1])
             x[k] /= diagonal[k]
 
-    def buffers(self, x: np.ndarray, state: np.ndarray, decay: np.ndarray, weight: np.ndarray) -> None:
+    def buffers(self, z: np.ndarray, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
         """See Kernel."""
-        term = np.empty_like(x)
-        for w, s in zip(weight, state, strict=True):
+        x, term = z.copy(), np.empty_like(z)
+        for w, s in zip(row.weight, row.state, strict=True):
             x -= np.multiply(s, w, out=term)
-        for d, s in zip(decay, state, strict=True):
+        for d, s in zip(row.decay, row.state, strict=True):
             s *= d
             s += x
+        self.emit(x, row.scale, out, fresh)
 
 
-_POINTER, _SIZE, _FIELD = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
+_POINTER, _SIZE, _FIELD, _FLAG = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int
 _ROUND_KEYS = 15 * 16  # bytes
 _SUFFIXES = ((np.dtype(np.float32), "f32", ctypes.c_float), (np.dtype(np.float64), "f64", ctypes.c_double))
 
@@ -116,6 +161,31 @@ _SUFFIXES = ((np.dtype(np.float32), "f32", ctypes.c_float), (np.dtype(np.float64
 def _at(array: np.ndarray) -> int:
     # Three times faster than array.ctypes.data, which counts for the many small tensors of a model.
     return ctypes.addressof(ctypes.c_char.from_buffer(array)) if array.size else 0  # type: ignore[arg-type]
+
+
+class _Address(ctypes.Structure):
+    """``address`` of _gauss.h: how to draw, and the first two fields of the counter."""
+
+    _fields_: ClassVar = [("round_keys", _POINTER), ("cipher", _FIELD), ("step", _FIELD), ("index", _FIELD)]
+
+
+def _signatures(real: Any, cipher: int) -> dict[str, tuple[Any, ...]]:
+    at = ctypes.POINTER(_Address)
+    buffers = (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, real, _FLAG, _POINTER, _SIZE)
+    drawing = {
+        "draw": (at, _FIELD, real, _FLAG, _POINTER, _SIZE),
+        "draw_many": (at, _POINTER, _SIZE, real, _FLAG),
+        "drawn_buffers": (at, _FIELD, *buffers),
+    }
+    return {
+        "gaussians": (_POINTER, _POINTER, _SIZE),
+        "write": (_POINTER, real, _POINTER, _SIZE),
+        "add": (_POINTER, real, _POINTER, _SIZE),
+        "buffers": (_POINTER, *buffers),
+        "solve": (_POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE),
+        "combine": (_POINTER, _SIZE, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE),
+        **(drawing if cipher else {}),
+    }
 
 
 @final
@@ -132,40 +202,54 @@ class CKernel(Kernel):
         self.cipher: int = library["hushgrad_cipher"]()  # 0: none; 1: one block in a register; 2: four
         self._functions: dict[tuple[str, np.dtype[Any]], Any] = {}
         for dtype, suffix, real in _SUFFIXES:
-            signatures = {
-                **(
-                    {"draw": (ctypes.c_int, _POINTER, _FIELD, _FIELD, _FIELD, real, ctypes.c_int, _POINTER, _SIZE)}
-                    if self.cipher
-                    else {}
-                ),
-                "gaussians": (_POINTER, _POINTER, _SIZE),
-                "write": (_POINTER, real, _POINTER, _SIZE),
-                "add": (_POINTER, real, _POINTER, _SIZE),
-                "buffers": (_POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE),
-                "solve": (_POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE),
-                "combine": (_POINTER, _SIZE, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE),
-            }
-            for name, arguments in signatures.items():
+            for name, arguments in _signatures(real, self.cipher).items():
                 function = library[f"hushgrad_{name}_{suffix}"]
                 function.argtypes, function.restype = arguments, None
                 self._functions[name, dtype] = function
-
         if self.cipher:
             self._expand_key = library["hushgrad_expand_key"]
             self._expand_key.argtypes, self._expand_key.restype = (_POINTER, _POINTER), None
 
-    def draw(self, stream: Words, step: int, index: int, start: int, scale: float, out: np.ndarray, fresh: bool) -> None:
-        """See Kernel."""
+    def _address(self, stream: Words, step: int, index: int) -> _Address | None:
+        """How to draw from this stream in C, if that is possible."""
         if not self.cipher or not isinstance(stream, KeyStream):
-            super().draw(stream, step, index, start, scale, out, fresh)
-            return
+            return None
         if stream.round_keys is None:
             round_keys = ctypes.create_string_buffer(_ROUND_KEYS)
             self._expand_key(stream.key, round_keys)
             stream.round_keys = round_keys
-        check_address(step, index, -(-(start + out.size) // _transform.GROUP) * _BLOCKS)
-        where = stream.round_keys, step, index, start
-        self._functions["draw", out.dtype](self.cipher, *where, scale, not fresh, _at(out), out.size)
+        return _Address(ctypes.addressof(stream.round_keys), self.cipher, step, index)
+
+    def draw(self, stream: Words, step: int, index: int, start: int, scale: float, out: np.ndarray, fresh: bool) -> None:
+        """See Kernel."""
+        address = self._address(stream, step, index)
+        if address is None:
+            super().draw(stream, step, index, start, scale, out, fresh)
+            return
+        _check_end(step, index, start + out.size)
+        self._functions["draw", out.dtype](address, start, scale, not fresh, _at(out), out.size)
+
+    def draw_all(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
+        """See Kernel."""
+        address = self._address(stream, step, 0)
+        if address is None or not pieces:
+            super().draw_all(stream, step, pieces, scale, fresh)
+            return
+        for piece in pieces:
+            _check_end(step, piece.index, piece.start + piece.count)
+        places = np.array([piece.place() for piece in pieces], dtype=np.uint64)
+        dtype = np.dtype(np.float64 if pieces[0].target.element_size() == 8 else np.float32)
+        self._functions["draw_many", dtype](address, _at(places), len(pieces), scale, not fresh)
+
+    def draw_buffers(self, stream: Words, at: tuple[int, int, int], row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
+        """See Kernel."""
+        step, index, start = at
+        address = self._address(stream, step, index)
+        if address is None:
+            super().draw_buffers(stream, at, row, out, fresh)
+            return
+        _check_end(step, index, start + out.size)
+        self._functions["drawn_buffers", out.dtype](address, start, *_buffer_arguments(row, out, fresh))
 
     def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
         """See Kernel."""
@@ -189,11 +273,19 @@ class CKernel(Kernel):
         rows, n = x.shape
         self._functions["solve", x.dtype](_at(inner), _at(diagonal), rows, _at(x[0]), x.strides[0] // x.itemsize, n)
 
-    def buffers(self, x: np.ndarray, state: np.ndarray, decay: np.ndarray, weight: np.ndarray) -> None:
+    def buffers(self, z: np.ndarray, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
         """See Kernel."""
-        stride = state.strides[0] // state.itemsize
-        arguments = (_at(x), _at(state[0]), stride, _at(decay), _at(weight), len(state), x.size)
-        self._functions["buffers", x.dtype](*arguments)
+        self._functions["buffers", z.dtype](_at(z), *_buffer_arguments(row, out, fresh))
+
+
+def _buffer_arguments(row: BufferedRow, out: np.ndarray, fresh: bool) -> tuple[Any, ...]:
+    stride = row.state.strides[0] // row.state.itemsize
+    buffers = _at(row.state[0]), stride, _at(row.decay), _at(row.weight), len(row.state)
+    return (*buffers, row.scale, not fresh, _at(out), out.size)
+
+
+def _check_end(step: int, index: int, end: int) -> None:
+    check_address(step, index, -(-end // _transform.GROUP) * _BLOCKS)
 
 
 def _agrees(kernel: Kernel) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import threading
 
@@ -25,7 +26,7 @@ class KeyStream:
 
     def __init__(self, key: bytes, purpose: bytes) -> None:
         self.key = hashlib.blake2b(key, digest_size=32, person=purpose).digest()  # as secret as the key it comes from
-        self.round_keys: object = None  # the C kernel's own form of the key, made by it
+        self.round_keys: ctypes.Array[ctypes.c_char] | None = None  # the C kernel's own form of the key, made by it
         self._cipher = algorithms.AES(self.key)
         self._threads = threading.local()  # a cipher context for each thread; only its counter changes
 
@@ -47,6 +48,8 @@ class KeyStream:
 
 def check_address(step: int, index: int, end_block: int) -> None:
     """Refuse what the counter has no room for."""
+    if type(step) is type(index) is int and not (step >> _STEP_BITS or index >> _INDEX_BITS or end_block >> _BLOCK_BITS):
+        return  # a negative number shifted is -1; this is all that a good address costs
     if _check.integer(0, step=step) >> _STEP_BITS:
         _check.fail("step", step, f"to be less than 2**{_STEP_BITS}")
     if _check.integer(0, index=index) >> _INDEX_BITS:

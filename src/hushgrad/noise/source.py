@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -15,16 +18,14 @@ from torch import Tensor
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel
-from hushgrad.noise._keystream import KeyStream, check_address
-from hushgrad.noise._threads import CHUNK, SHARE, over_chunks
-from hushgrad.noise._transform import GROUP, GROUP_BYTES
+from hushgrad.noise._kernel import BufferedRow, Piece
+from hushgrad.noise._keystream import KeyStream
+from hushgrad.noise._threads import CHUNK, over_shares
 
 if TYPE_CHECKING:
     from hushgrad.noise.secure import SecureNoise
 
 __all__ = ["Source"]
-
-_BLOCKS = GROUP_BYTES // 16  # cipher blocks for one group of numbers
 
 
 class Source:
@@ -79,24 +80,52 @@ class Source:
         ``offset`` is the position of ``like``'s first element in the full flattened tensor. With ``out`` the numbers are
         added to it in place, in one pass, and it is returned; otherwise the result is a fresh tensor.
         """
-        place = Destination.of(like, out, exact=self.secure)
-        flat, fresh = place.flat, place.fresh
-        scale, start = _check.number(scale=scale), _check.integer(0, offset=offset)
-        check_address(step, index, (start + flat.size) // GROUP * _BLOCKS)
-        over_chunks(flat.size, lambda low, high: self.write(step, index, start + low, flat[low:high], scale, fresh), SHARE)
-        return place.deliver(like, out)
+        return self.z_all(step, (like,), indices=(index,), offsets=(offset,), out=None if out is None else (out,), scale=scale)[0]
+
+    def z_all(
+        self,
+        step: int,
+        likes: Sequence[Tensor],
+        *,
+        indices: Sequence[int] | None = None,
+        offsets: Sequence[int] | None = None,
+        out: Sequence[Tensor] | None = None,
+        scale: float = 1.0,
+    ) -> list[Tensor]:
+        """``z`` for several tensors in one call, with the same bits: many small tensors cost one call, not one each.
+
+        Tensor number ``indices[k]`` (k by default) is drawn like ``likes[k]`` from ``offsets[k]`` (0 by default) on, and added
+        to ``out[k]`` if ``out`` is given.
+        """
+        places = [Destination.of(*request, exact=self.secure) for request in requests(likes, indices, offsets, out)]
+        self.draw(_check.integer(0, step=step), places, _check.number(scale=scale))
+        return [place.deliver() for place in places]
+
+    def draw(self, step: int, places: Sequence[Destination], scale: float) -> None:
+        """Compute the numbers of every place, on all threads."""
+        kinds: dict[tuple[torch.dtype, bool], list[Piece]] = {}
+        for place in places:
+            kinds.setdefault((place.target.dtype, place.fresh), []).append(place.piece)
+        for (_, fresh), pieces in kinds.items():
+            over_shares(pieces, partial(self.write, step, scale, fresh))
+
+    def write(self, step: int, scale: float, fresh: bool, pieces: Sequence[Piece]) -> None:
+        """A share of ``draw``, on one thread, all of one dtype: ``out = scale * z`` if fresh, else ``out += scale * z``."""
+        if self._grid is None:
+            _kernel.KERNEL.draw_all(self._stream, step, pieces, scale, fresh)
+            return
+        for piece in pieces:
+            out = piece.array()
+            for low in range(0, out.size, CHUNK):
+                self._grid.write(step, piece.index, piece.start + low, out[low : low + CHUNK], scale, fresh)
 
     def fill(self, step: int, index: int, start: int, out: np.ndarray) -> None:
         """Write the Gaussians at ``start``, ``start + 1``, ... to the float32 or float64 array ``out``, on one thread."""
         _kernel.KERNEL.draw(self._stream, step, index, start, 1.0, out, fresh=True)
 
-    def write(self, step: int, index: int, start: int, out: np.ndarray, scale: float, fresh: bool) -> None:
-        """A share of ``z``, on one thread: ``out = scale * z`` if fresh, else ``out += scale * z``."""
-        if self._grid is None:
-            _kernel.KERNEL.draw(self._stream, step, index, start, scale, out, fresh)
-            return
-        for low in range(0, out.size, CHUNK):
-            self._grid.write(step, index, start + low, out[low : low + CHUNK], scale, fresh)
+    def buffer(self, step: int, index: int, start: int, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
+        """Send the Gaussians at ``start``, ``start + 1``, ... through the buffers of ``row`` to ``out``, on one thread."""
+        _kernel.KERNEL.draw_buffers(self._stream, (step, index, start), row, out, fresh)
 
 
 def _master(key: bytes | None, seed: int | None) -> bytes:
@@ -110,48 +139,81 @@ def _master(key: bytes | None, seed: int | None) -> bytes:
     return key
 
 
-def _is_dtensor(tensor: Tensor | None) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")  # slow to import, and no DTensor exists before it is
-    return module is not None and isinstance(tensor, module.DTensor)
+_DTENSOR = "torch.distributed.tensor"
 
 
-@dataclass
+def _refuse_dtensor(**tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if isinstance(tensor, sys.modules[_DTENSOR].DTensor):
+            _check.fail(name, type(tensor), "to be a local tensor", "Draw on tensor.to_local() with the shard's offset=.")
+
+
+Request: TypeAlias = "tuple[int, int, Tensor, Tensor | None]"
+
+
+def requests(
+    likes: Sequence[Tensor],
+    indices: Sequence[int] | None,
+    offsets: Sequence[int] | None,
+    out: Sequence[Tensor] | None,
+) -> Iterable[Request]:
+    """(index, offset, like, out) of every tensor."""
+    given = {"indices": indices, "offsets": offsets, "out": out}
+    for name, values in given.items():
+        if values is not None and len(values) != len(likes):
+            _check.fail(f"len({name})", len(values), f"to be len(likes)={len(likes)}")
+    numbers = range(len(likes)) if indices is None else indices
+    return zip(numbers, repeat(0) if offsets is None else offsets, likes, repeat(None) if out is None else out)  # noqa: B905
+
+
+@dataclass(slots=True)
 class Destination:
-    """Where noise is computed: a contiguous tensor in main memory, its flat view, and whether to write rather than add."""
+    """Where the noise of one tensor is computed: a contiguous tensor in main memory, and whether to write rather than add."""
 
+    index: int
+    offset: int
+    like: Tensor
+    out: Tensor | None
     target: Tensor
-    flat: np.ndarray
     fresh: bool
 
     @staticmethod
-    def of(like: Tensor, out: Tensor | None, *, exact: bool = False) -> Destination:
+    def of(index: int, offset: int, like: Tensor, out: Tensor | None, *, exact: bool = False) -> Destination:
         """For a result like ``like``, or to be added to ``out``; ``exact``: in float64 throughout, rounded once at the end."""
-        if _is_dtensor(like) or _is_dtensor(out):
-            name, tensor = ("like", like) if _is_dtensor(like) else ("out", out)
-            _check.fail(name, type(tensor), "to be a local tensor", "Draw on tensor.to_local() with the shard's offset=.")
-        if not like.dtype.is_floating_point:
-            _check.fail("like.dtype", like.dtype, "to be a floating-point type")
-        if out is not None and (out.shape != like.shape or out.dtype != like.dtype or out.device != like.device):
-            _check.fail("out", tuple(out.shape), f"to have like's shape {tuple(like.shape)}, dtype and device")
-        dtype = torch.float64 if exact or like.dtype == torch.float64 else torch.float32
-        if out is not None and out.dtype == dtype and out.is_contiguous() and out.device.type == "cpu":
-            target = out
-        elif out is not None and exact:
-            target = out.detach().to(device="cpu", dtype=dtype).contiguous()
-        else:
-            target = torch.empty(like.shape, dtype=dtype)
-        plain = target.detach() if target.requires_grad else target
-        return Destination(target, plain.numpy().reshape(-1), fresh=out is None or not (exact or target is out))
-
-    def deliver(self, like: Tensor, out: Tensor | None) -> Tensor:
-        """The result in the dtype and on the device of ``like``: a fresh tensor, or ``out``."""
+        if _DTENSOR in sys.modules:  # slow to import, and no DTensor exists before it is
+            _refuse_dtensor(like=like, out=out)
+        given = like.dtype
+        if not given.is_floating_point:
+            _check.fail("like.dtype", given, "to be a floating-point type")
+        dtype = torch.float64 if exact or given == torch.float64 else torch.float32
+        if type(offset) is not int or offset < 0:
+            offset = _check.integer(0, offset=offset)
         if out is None:
-            same = self.target.dtype == like.dtype and like.is_cpu
-            return self.target if same else self.target.to(device=like.device, dtype=like.dtype)
-        if self.target is not out:
+            return Destination(index, offset, like, out, torch.empty(like.shape, dtype=dtype), fresh=True)
+        if out.shape != like.shape or out.dtype != given or out.device != like.device:
+            _check.fail("out", tuple(out.shape), f"to have like's shape {tuple(like.shape)}, dtype and device")
+        if given == dtype and out.is_contiguous() and out.is_cpu:
+            return Destination(index, offset, like, out, out, fresh=False)
+        if exact:
+            target = out.detach().to(device="cpu", dtype=dtype).contiguous()
+            return Destination(index, offset, like, out, target, fresh=False)
+        return Destination(index, offset, like, out, torch.empty(like.shape, dtype=dtype), fresh=True)
+
+    @property
+    def piece(self) -> Piece:
+        """All of it."""
+        return Piece(self.index, self.offset, self.target, 0, self.target.numel())
+
+    def deliver(self) -> Tensor:
+        """The result in the dtype and on the device of ``like``: a fresh tensor, or ``out``."""
+        like, out, target = self.like, self.out, self.target
+        if out is None:
+            same = target.dtype == like.dtype and like.is_cpu
+            return target if same else target.to(device=like.device, dtype=like.dtype)
+        if target is not out:
             with torch.no_grad():
                 if self.fresh:
-                    out.add_(self.target.to(device=out.device))
+                    out.add_(target.to(device=out.device))
                 else:
-                    out.copy_(self.target)
+                    out.copy_(target)
         return out

@@ -15,7 +15,7 @@ import numpy as np
 from hushgrad.noise import _kernel
 from hushgrad.noise._threads import CHUNK
 from hushgrad.noise.source import Source
-from hushgrad.noise.streams.ordered import Lane, OrderedStream
+from hushgrad.noise.streams.ordered import ChunkedStream, Lane
 
 __all__ = ["BlockStream"]
 
@@ -23,7 +23,7 @@ __all__ = ["BlockStream"]
 Plan = TypeVar("Plan")
 
 
-class BlockStream(OrderedStream, Generic[Plan]):
+class BlockStream(ChunkedStream, Generic[Plan]):
     """Rows in blocks of ``block`` steps; finished rows wait in the state's ring ``rows``, row t in slot t mod ``slots``."""
 
     def __init__(self, source: Source, *, steps: int, block: int, slots: int) -> None:

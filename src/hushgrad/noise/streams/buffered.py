@@ -9,14 +9,15 @@ import numpy as np
 
 from hushgrad import _check
 from hushgrad.noise import _kernel
+from hushgrad.noise._threads import SHARE
 from hushgrad.noise.source import Source
-from hushgrad.noise.streams.ordered import Lane, OrderedStream
+from hushgrad.noise.streams.ordered import ChunkedStream, Lane
 
 __all__ = ["BufferStream"]
 
 
 @final
-class BufferStream(OrderedStream):
+class BufferStream(ChunkedStream):
     """Solves C X = Z for the buffered linear Toeplitz C with c_0 = 1 and c_t = sum_j weight_j decay_j^(t-1).
 
     Row t: x_t = z_t - sum_j weight_j s_j, then s_j = decay_j s_j + x_t. ``decay`` and ``weight`` are those of C, not of its
@@ -24,6 +25,8 @@ class BufferStream(OrderedStream):
 
     Reference: Dvijotham, McMahan, Pillutla, Steinke and Thakurta (2024), arXiv:2404.16706, Algorithm 1.
     """
+
+    _chunk = SHARE  # the draws stay in the registers, and the buffers do not fit any cache
 
     def __init__(self, source: Source, decay: Sequence[float], weight: Sequence[float], *, steps: int | None = None) -> None:
         super().__init__(source, steps=steps)
@@ -38,8 +41,6 @@ class BufferStream(OrderedStream):
         return {"buffers": len(self._decay)}
 
     def _advance(self, lane: Lane, low: int, high: int, out: np.ndarray, scale: float, fresh: bool) -> None:
-        x = np.empty_like(out)
-        self._source.fill(lane.next, lane.index, lane.offset + low, x)
-        buffers = lane.rows("buffers")[:, low:high]
-        _kernel.KERNEL.buffers(x, buffers, self._decay.astype(x.dtype), self._weight.astype(x.dtype))
-        _kernel.KERNEL.emit(x, scale, out, fresh)
+        decay, weight = self._decay.astype(out.dtype), self._weight.astype(out.dtype)
+        row = _kernel.BufferedRow(lane.rows("buffers")[:, low:high], decay, weight, scale)
+        self._source.buffer(lane.next, lane.index, lane.offset + low, row, out, fresh)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import final
 
-import numpy as np
-
-from hushgrad.noise._threads import SHARE
-from hushgrad.noise.source import Source
+from hushgrad.noise.source import Destination, Source
 from hushgrad.noise.streams.ordered import Lane, OrderedStream
 
 __all__ = ["IndependentStream"]
@@ -26,7 +23,6 @@ class IndependentStream(OrderedStream):
     """
 
     _on_grid = True
-    _chunk = SHARE
 
     def __init__(self, source: Source, *, steps: int | None = None) -> None:
         super().__init__(source, steps=steps)
@@ -34,5 +30,5 @@ class IndependentStream(OrderedStream):
     def _sizes(self) -> Mapping[str, int]:
         return {}
 
-    def _advance(self, lane: Lane, low: int, high: int, out: np.ndarray, scale: float, fresh: bool) -> None:
-        self._source.write(lane.next, lane.index, lane.offset + low, out, scale, fresh)
+    def _advance_all(self, step: int, lanes: Sequence[Lane], places: Sequence[Destination], scale: float) -> None:
+        self._source.draw(step, places, scale)  # nothing to update, so all of a model's tensors take one call

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -15,9 +16,9 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.noise._threads import CHUNK, over_chunks
 from hushgrad.noise.base import NoiseStream
-from hushgrad.noise.source import Destination, Source
+from hushgrad.noise.source import Destination, Source, requests
 
-__all__ = ["Lane", "OrderedStream"]
+__all__ = ["ChunkedStream", "Lane", "OrderedStream"]
 
 
 @dataclass
@@ -50,7 +51,6 @@ class OrderedStream(NoiseStream):
     """
 
     _on_grid = False  # whether rows of a secure source stay whole numbers of its grid
-    _chunk = CHUNK  # numbers that are worked on together, in the cache
 
     def __init__(self, source: Source, *, steps: int | None) -> None:
         self._source = _check.instance(Source, source=source)
@@ -67,25 +67,44 @@ class OrderedStream(NoiseStream):
         """The state of a lane: name and number of rows."""
 
     @abstractmethod
-    def _advance(self, lane: Lane, low: int, high: int, out: np.ndarray, scale: float, fresh: bool) -> None:
-        """Write (or, if not ``fresh``, add) row ``lane.next`` of the lane's elements [low, high) and update their state."""
+    def _advance_all(self, step: int, lanes: Sequence[Lane], places: Sequence[Destination], scale: float) -> None:
+        """Write or add row ``step`` of every lane to its place and update its state."""
 
     @final
     def row(
         self, step: int, index: int, like: Tensor, *, offset: int = 0, out: Tensor | None = None, scale: float = 1.0
     ) -> Tensor:
         """``scale`` times row ``step`` of C⁻¹ Z for tensor number ``index``; added to ``out`` if that is given."""
-        place = Destination.of(like, out, exact=self._source.secure)
-        flat, fresh = place.flat, place.fresh
-        lane = self._lane(_check.integer(0, index=index), _check.integer(0, offset=offset), place.target)
-        self._check_step(_check.integer(0, step=step), lane)
-        scale = _check.number(scale=scale)
-        lane.interrupted = True  # until every chunk is done: a half-updated state must not be used
-        over_chunks(flat.size, lambda low, high: self._advance(lane, low, high, flat[low:high], scale, fresh), self._chunk)
-        lane.interrupted, lane.next = False, step + 1
-        return place.deliver(like, out)
+        given = None if out is None else (out,)
+        return self.rows(step, (like,), indices=(index,), offsets=(offset,), out=given, scale=scale)[0]
+
+    @final
+    def rows(
+        self,
+        step: int,
+        likes: Sequence[Tensor],
+        *,
+        indices: Sequence[int] | None = None,
+        offsets: Sequence[int] | None = None,
+        out: Sequence[Tensor] | None = None,
+        scale: float = 1.0,
+    ) -> list[Tensor]:
+        """See NoiseStream. No row is drawn unless all can be."""
+        places = [Destination.of(*request, exact=self._source.secure) for request in requests(likes, indices, offsets, out)]
+        lanes = [self._lane(place.index, place.offset, place.target) for place in places]
+        step, scale = _check.integer(0, step=step), _check.number(scale=scale)
+        for lane in lanes:
+            self._check_step(step, lane)
+        for lane in lanes:
+            lane.interrupted = True  # until every chunk is done: a half-updated state must not be used
+        self._advance_all(step, lanes, places, scale)
+        for lane in lanes:
+            lane.interrupted, lane.next = False, step + 1
+        return [place.deliver() for place in places]
 
     def _check_step(self, step: int, lane: Lane) -> None:
+        if step == lane.next and not lane.interrupted and (self._steps is None or step < self._steps):
+            return
         where = f"tensor {lane.index} at offset {lane.offset}"
         if lane.interrupted:
             raise ArgumentError(f"Expected a whole state for {where}, but a row was interrupted. Resume from a checkpoint.")
@@ -97,7 +116,7 @@ class OrderedStream(NoiseStream):
     def _lane(self, index: int, offset: int, target: Tensor) -> Lane:
         lane = self._lanes.get((index, offset))
         if lane is None:
-            lane = Lane(index, offset, target.numel(), target.dtype)
+            lane = Lane(_check.integer(0, index=index), offset, target.numel(), target.dtype)
             for other in self._lanes.values():
                 if other.index == index and other.offset < lane.end and offset < other.end:
                     _check.fail("offset", offset, f"to lie outside the shard at {other.offset}", "Shards must not overlap.")
@@ -142,6 +161,25 @@ class OrderedStream(NoiseStream):
             if {name: tuple(rows.shape) for name, rows in lane.state.items()} != {n: (r, lane.count) for n, r in sizes.items()}:
                 _check.fail("state", sorted(lane.state), f"to hold {sizes} rows of {lane.count} numbers", "Same mechanism?")
         self._lanes, self._loaded = {}, loaded
+
+
+class ChunkedStream(OrderedStream):
+    """A stream that works on one lane at a time, in chunks."""
+
+    _chunk = CHUNK  # numbers that are worked on together, in the cache
+
+    @abstractmethod
+    def _advance(self, lane: Lane, low: int, high: int, out: np.ndarray, scale: float, fresh: bool) -> None:
+        """Write (or, if not ``fresh``, add) row ``lane.next`` of the lane's elements [low, high) and update their state."""
+
+    @final
+    def _advance_all(self, step: int, lanes: Sequence[Lane], places: Sequence[Destination], scale: float) -> None:
+        for lane, place in zip(lanes, places, strict=True):
+            work = partial(self._advance_chunk, lane, place.piece.array(), scale, place.fresh)
+            over_chunks(lane.count, work, self._chunk)
+
+    def _advance_chunk(self, lane: Lane, flat: np.ndarray, scale: float, fresh: bool, low: int, high: int) -> None:
+        self._advance(lane, low, high, flat[low:high], scale, fresh)
 
 
 def _overlap(a: Lane, b: Lane) -> bool:

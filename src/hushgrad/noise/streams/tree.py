@@ -10,7 +10,7 @@ import numpy as np
 from hushgrad import _check
 from hushgrad.noise import _kernel
 from hushgrad.noise.source import Source
-from hushgrad.noise.streams.ordered import Lane, OrderedStream
+from hushgrad.noise.streams.ordered import ChunkedStream, Lane
 
 __all__ = ["TreeStream", "node"]
 
@@ -23,7 +23,7 @@ def node(step: int, level: int) -> int:
 
 
 @final
-class TreeStream(OrderedStream):
+class TreeStream(ChunkedStream):
     """Noise of binary-tree prefix sums: prefix t sums one node for every binary digit 1 of t + 1.
 
     The node of level l that ends at leaf t has its own z. Plain: its estimate is this z. With ``honaker`` (online) it is the

@@ -1,0 +1,26 @@
+/* Rows of correlated noise: the arithmetic of NumpyKernel, operation for operation. See _gauss.h for how to compile it. */
+#include "_gauss.h"
+
+#include <string.h>
+
+#if CIPHER
+static size_t in_registers(const address *at, uint64_t start, float *state, size_t stride, const float *decay,
+                           const float *weight, size_t count, float scale, int add, float *out, size_t n) {
+    row to = {.out = out, .scale = scale, .state = state, .stride = stride};
+    for (size_t j = 0; j < count && j < 4; j++) to.decay[j] = decay[j], to.weight[j] = weight[j];
+    return hushgrad_in_registers(at, start, &to, n, add, count);
+}
+#endif
+
+#define REAL float
+#define NAME(function) function##_f32
+#define IN_REGISTERS in_registers
+#include "_rows_of.h"
+#undef REAL
+#undef NAME
+#undef IN_REGISTERS
+
+#define REAL double
+#define NAME(function) function##_f64
+#define IN_REGISTERS(...) 0
+#include "_rows_of.h"
