@@ -7,7 +7,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench docs clean
+.PHONY: help demo test test-all check format bench chaos fuzz soak sbom vulnerabilities docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -42,6 +42,26 @@ format: $(VENV)/.ready  ## format the code and mend what the linter can mend
 
 bench: $(VENV)/.ready  ## run the benchmarks beside the peers (minutes)
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+# SEED=7 draws the same faults again; SECONDS bounds the time. The tables of docs/reliability.md are written by these.
+FAULTS = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python faults/$@.py --docs docs/reliability.md
+DRAWN  = $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
+
+chaos: $(VENV)/.ready  ## kill runs, fill disks, damage files, stop ranks; see what survives (5 minutes)
+	$(FAULTS) $(DRAWN)
+
+fuzz: $(VENV)/.ready  ## feed nonsense to everything that reads a file or a command line (2 minutes)
+	$(FAULTS) $(DRAWN)
+
+soak: $(VENV)/.ready  ## 10,000 steps, a million events: does anything grow? (minutes)
+	$(FAULTS)
+
+sbom: $(VENV)/.ready  ## list every installed package as CycloneDX into build/sbom.json
+	@mkdir -p build && $(BIN)/uv tool run -q --from cyclonedx-bom cyclonedx-py environment $(BIN)/python --output-reproducible -o build/sbom.json
+	@echo "Bill of materials: build/sbom.json"
+
+vulnerabilities: $(VENV)/.ready  ## compare the pinned versions with the public advisories (needs the network)
+	$(BIN)/uv tool run -q pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 docs: $(VENV)/.ready  ## build the documentation strictly into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q && echo "Documentation: site/index.html"
