@@ -28,6 +28,10 @@ from typing import Any
 import lives
 from table import Row, write_table
 
+from hushgrad.budget import Ledger
+from hushgrad.errors import BudgetExceeded
+from hushgrad.events import Gaussian
+
 _NOBODY = 65534
 _FAULTS: list[tuple[str, Callable[[Path], tuple[bool, str]]]] = []
 
@@ -172,6 +176,33 @@ def rank(folder: Path) -> tuple[bool, str]:
         return waited < 60, "finished first"
     final = lives.life(f"{folder}/run", "dpsgd", ranks=2)[0]
     return waited < 60 and final is not None and "error" not in final, f"{survivor['error']} after {waited:.0f} s"
+
+
+@fault("8 writers on one budget ledger, some killed")
+def writers(folder: Path) -> tuple[bool, str]:
+    """Whoever dies whenever: the budget is never exceeded, the chain is whole, and what was promised is recorded."""
+    place, budget = folder / "budget.db", 6.0
+    Ledger.create(place).add("patients", epsilon=budget, delta=1e-6, composition="pld")
+
+    def spend() -> int:
+        ledger, granted = Ledger(place), 0
+        for turn in range(6):
+            try:
+                ledger.reserve("patients", Gaussian(4.0 + turn % 3))
+                granted += 1
+            except BudgetExceeded:
+                break
+        return granted
+
+    children = [lives.fork(spend) for _ in range(8)]
+    time.sleep(random.uniform(0.05, 1.0))
+    for pid, _ in random.sample(children, 3):
+        os.kill(pid, signal.SIGKILL)
+    granted = [lives.outcome(*child) for child in children]
+    ledger = Ledger(place)
+    status, told = ledger.status("patients"), sum(count for count in granted if isinstance(count, int))
+    fine = ledger.verify().ok and status.epsilon <= budget and len(status.reservations) >= told
+    return fine, f"{len(status.reservations)} reservations, epsilon {status.epsilon:.3f} of {budget:g}, chain whole"
 
 
 @fault("Ctrl-C and SIGTERM of hushgrad train")

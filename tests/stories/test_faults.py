@@ -20,7 +20,7 @@ def _run(script: str, *words: str) -> str:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
-@pytest.mark.parametrize("fault", ["disk full", "read-only", "flipped", "clock", "worker", "Ctrl-C"])
+@pytest.mark.parametrize("fault", ["disk full", "read-only", "flipped", "clock", "worker dies", "8 writers", "Ctrl-C"])
 def test_every_fault_is_survived(fault):
     out = _run("chaos.py", "--seconds", "0", "--seed", "1", "--only", fault)
     assert "survived" in out and "all survived" in out
