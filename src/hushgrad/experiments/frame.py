@@ -38,6 +38,7 @@ class Outcome:
     def command(self) -> str:
         """The words that repeat it."""
         words = ["hushgrad reproduce", self.experiment.name, *(["--quick"] if self.context.quick else [])]
+        words += [] if self.context.data is None else ["--data data"]  # wherever they lie on this machine
         return " ".join([*words, *([f"--seed {self.context.seed}"] if self.context.seed else [])])
 
     def to_json(self) -> dict[str, Any]:

@@ -39,6 +39,37 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "lecture_dpgd:run",
     ),
     Experiment("dp-rates", "001", "with clipping: 1/(rho T) + 1/T against 1/(rho T²) + 1/T", "dp_rates:run"),
+    Experiment(
+        "mnist-logistic",
+        "003",
+        "table 2 and figure 4 re-run under a valid guarantee, and what a better recipe reaches",
+        "mnist_logistic:run",
+        heavy=True,
+    ),
+    Experiment(
+        "mnist-cnn", "001, 003", "six private methods on a small convolutional net (figures 5 and 7)", "mnist_cnn:run", heavy=True
+    ),
+    Experiment(
+        "memorisation",
+        "001",
+        "secrets planted in the training text: exposure with and without privacy",
+        "memorisation:run",
+        heavy=True,
+    ),
+    Experiment(
+        "cifar10",
+        "000, 001, 003",
+        "independent, correlated and denoised noise over epsilon: their order",
+        "cifar10:run",
+        heavy=True,
+    ),
+    Experiment(
+        "language-model",
+        "001",
+        "next character, privacy per speaker: DP-FTRL against DP-SGD without amplification",
+        "language_model:run",
+        heavy=True,
+    ),
 )
 
 

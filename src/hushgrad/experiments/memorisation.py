@@ -1,0 +1,233 @@
+"""Secret Sharer: random secrets are planted in the training text; does the trained model know them better than chance?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.characters import ALPHABET, bits, encoded, text, windows
+from hushgrad.experiments.picture import MARKS, panel
+from hushgrad.experiments.training import mean_and_error, trained
+from hushgrad.recipes.models import GPT
+from hushgrad.train import Plan
+
+__all__ = ["exposures", "run"]
+
+PREFIX, DIGITS, LENGTH, DELTA = "my number is ", 6, 24, 1e-5
+CHANCE = 1 / math.log(2)  # expected exposure, in bits, of a secret that the model has never seen
+NO_PRIVACY = math.inf
+
+
+class _Size(NamedTuple):
+    windows: int
+    epochs: int
+    batch: int
+    width: int
+    epsilons: tuple[float, ...]
+    repeats: tuple[int, ...]
+    secrets: int  # of each number of repeats
+    references: int
+    seeds: int
+
+
+_FULL = _Size(2000, 30, 100, 32, (2.0, 8.0, 32.0, NO_PRIVACY), (1, 4, 16), 5, 4000, 2)
+_QUICK = _Size(100, 40, 50, 32, (8.0, NO_PRIVACY), (1, 16), 4, 500, 1)
+
+
+def run(context: Context) -> Findings:
+    """Exposure of planted secrets over epsilon and over how often they were planted."""
+    size = _QUICK if context.quick else _FULL
+    found: dict[tuple[float, int], list[float]] = {(e, r): [] for e in size.epsilons for r in size.repeats}
+    quality: dict[float, list[float]] = {e: [] for e in size.epsilons}
+    for epsilon, seed in context.track([(e, s) for e in size.epsilons for s in range(size.seeds)], "train"):
+        train, test, secrets, references = _planted(context, size, context.seed + seed)
+        model = _model(train, size, epsilon, context.seed + seed)
+        quality[epsilon].append(bits(model, test))
+        reference = _losses(model, references)
+        for repeats, planted in secrets.items():
+            found[epsilon, repeats] += exposures(_losses(model, planted), reference)
+    return Findings(
+        claims=_claims(size, found, quality),
+        tables=(_table(size, found, quality),),
+        draw=lambda figure: _draw(figure, size, found, quality),
+        caption=f"(a) Exposure in bits (log2 of candidates over rank, among {size.references} candidates) of {DIGITS}-digit secrets over "
+        "how often they were planted, mean with two standard errors; dotted: a secret that the model has never seen. (b) Bits per "
+        "character on other text. Lower is better in both.",
+        data={
+            "exposure": {f"epsilon {e}, planted {r} times": v for (e, r), v in found.items()},
+            "bits_per_character": {str(e): v for e, v in quality.items()},
+        },
+    )
+
+
+def exposures(secret_losses: Tensor, reference_losses: Tensor) -> list[float]:
+    """log2(number of candidates) - log2(rank) of each secret among the references (Carlini et al. 2019, definition 3).
+
+    >>> exposures(torch.tensor([0.0, 2.5]), torch.tensor([1.0, 2.0, 3.0]))
+    [2.0, 0.4150374992788439]
+    """
+    ordered = np.sort(reference_losses.numpy())
+    rank = 1 + np.searchsorted(ordered, secret_losses.numpy())
+    return [float(value) for value in math.log2(len(ordered) + 1) - np.log2(rank)]
+
+
+# The text and its secrets -------------------------------------------------------------------------------------------------
+
+
+def _planted(context: Context, size: _Size, seed: int) -> tuple[Tensor, Tensor, dict[int, Tensor], Tensor]:
+    """(training windows with secrets among them, other windows, the secrets by number of repeats, candidates never planted)."""
+    pieces = windows(text(context), LENGTH)
+    rng = torch.Generator().manual_seed(seed)
+    pieces = pieces[torch.randperm(len(pieces), generator=rng)]
+    count = size.secrets * len(size.repeats)
+    candidates = _secrets(count + size.references, rng)
+    planted = dict(zip(size.repeats, candidates[:count].split(size.secrets), strict=True))
+    copies = [secrets.repeat(repeats, 1) for repeats, secrets in planted.items()]
+    half = min(size.windows, len(pieces) // 2)
+    return torch.cat([pieces[:half], *copies]), pieces[half : 2 * half], planted, candidates[count:]
+
+
+def _secrets(count: int, rng: torch.Generator) -> Tensor:
+    """Distinct lines "my number is ......", padded with new lines to a window."""
+    numbers = torch.randperm(10**DIGITS, generator=rng)[:count].tolist()
+    width = LENGTH + 1
+    return torch.stack([encoded(f"{PREFIX}{number:0{DIGITS}d}".ljust(width, "\n")) for number in numbers])
+
+
+def _losses(model: nn.Module, sequences: Tensor) -> Tensor:
+    """Minus the log-probability of the digits, given the prefix."""
+    with torch.no_grad():
+        losses = [
+            F.cross_entropy(model(part[:, :-1]), part[:, 1:], reduction="none")[:, len(PREFIX) - 1 : len(PREFIX) - 1 + DIGITS]
+            for part in sequences.split(1000)
+        ]
+    return torch.cat(losses).sum(dim=1)
+
+
+# Training -----------------------------------------------------------------------------------------------------------------
+
+
+def _model(train: Tensor, size: _Size, epsilon: float, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = GPT(len(ALPHABET), LENGTH, width=size.width, heads=2, layers=1)
+    if epsilon == NO_PRIVACY:
+        return _without_privacy(model, train, size)
+    data = TensorDataset(train[:, :-1].contiguous(), train[:, 1:].contiguous())
+    plan = Plan.dpsgd(
+        epsilon=epsilon, delta=DELTA, max_grad_norm=1.0, batch_size=size.batch, dataset_size=len(data), epochs=size.epochs
+    )
+    return trained(model, lambda p: torch.optim.Adam(p, lr=0.005), plan, data, seed=seed)
+
+
+def _without_privacy(model: nn.Module, train: Tensor, size: _Size) -> nn.Module:
+    """The same optimizer, number of steps and batch size, without clipping and noise."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    for _ in range(math.ceil(size.epochs * len(train) / size.batch)):
+        batch = train[torch.randint(len(train), (size.batch,))]
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch[:, :-1]), batch[:, 1:]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return model
+
+
+# Claims, table, picture ---------------------------------------------------------------------------------------------------
+
+
+def _claims(size: _Size, found: dict[tuple[float, int], list[float]], quality: dict[float, list[float]]) -> tuple[Claim, ...]:
+    most, largest = size.repeats[-1], math.log2(size.references + 1)
+    open_mean, open_error = mean_and_error(found[NO_PRIVACY, most])
+    claims = [
+        Claim(
+            source="001",
+            says=f"models leak their training data: exposure of secrets planted {most} times, no privacy (bits; chance {CHANCE:.2f}, "
+            f"largest possible {largest:.1f})",
+            expected=largest / 2,
+            relation="at least",
+            found=open_mean,
+            stderr=open_error,
+        )
+    ]
+    for epsilon in size.epsilons[:-1]:
+        once, error = mean_and_error(found[epsilon, 1])
+        claims.append(
+            Claim(
+                source="001",
+                says=f"differential privacy eliminates memorisation: exposure of secrets planted once, eps = {epsilon:g} (bits)",
+                expected=CHANCE,
+                relation="at most",
+                found=once,
+                stderr=error,
+                tolerance=3 * max(error, CHANCE / math.sqrt(len(found[epsilon, 1]))),
+                note="No different from a secret that was never planted.",
+            )
+        )
+    strictest = mean_and_error(found[size.epsilons[0], most])[0]
+    return (
+        *claims,
+        Claim(
+            source="001",
+            says=f"the same, planted {most} times: exposure at eps = {size.epsilons[0]:g} over that without privacy",
+            expected=1.0,
+            relation="at most",
+            found=strictest / open_mean,
+            note=f"The guarantee is per record. {most} copies are covered by group privacy only, at {most} times the epsilon: what "
+            "must stay secret must not be repeated, or be protected per user.",
+        ),
+        Claim(
+            source="001",
+            says=f"without privacy, what is repeated is memorised more (exposure planted {most} times minus once, bits)",
+            expected=0.0,
+            relation="at least",
+            found=open_mean - mean_and_error(found[NO_PRIVACY, 1])[0],
+        ),
+        Claim(
+            source="001",
+            says="privacy costs quality (bits per character, smallest epsilon minus no privacy)",
+            expected=0.0,
+            relation="at least",
+            found=mean_and_error(quality[size.epsilons[0]])[0] - mean_and_error(quality[NO_PRIVACY])[0],
+        ),
+    )
+
+
+def _name(epsilon: float) -> str:
+    return "no privacy" if epsilon == NO_PRIVACY else f"eps = {epsilon:g}"
+
+
+def _table(size: _Size, found: dict[tuple[float, int], list[float]], quality: dict[float, list[float]]) -> Table:
+    def cell(values: list[float]) -> str:
+        mean, error = mean_and_error(values)
+        return f"{mean:.2f} ± {error:.2f}" if len(values) > 1 else f"{mean:.2f}"
+
+    return Table(
+        title=f"Exposure in bits, mean ± standard error over {size.secrets} secrets x {size.seeds} seeds; at most "
+        f"{math.log2(size.references + 1):.1f}, {CHANCE:.2f} by chance. {size.epochs} epochs, batch {size.batch}, Adam at 0.005 for all, "
+        f"one-layer transformer of width {size.width}, delta = {DELTA:g}",
+        columns=("run", *(f"planted {r} x" for r in size.repeats), "bits per character (other text)"),
+        rows=tuple((_name(e), *(cell(found[e, r]) for r in size.repeats), cell(quality[e])) for e in size.epsilons),
+    )
+
+
+def _draw(figure: Any, size: _Size, found: dict[tuple[float, int], list[float]], quality: dict[float, list[float]]) -> None:
+    spec = figure.add_gridspec(1, 2, width_ratios=(3, 2))
+    first = panel(figure, spec[0], title="(a) memorisation", x="copies of the secret in the data", y="exposure (bits)", log="x")
+    looks = [MARKS[key] for key in ("best", "nu", "more", "anti", "independent")]
+    chosen = dict(zip(size.epsilons, [*looks[: len(size.epsilons) - 1], looks[-1]], strict=True))
+    for epsilon, look in chosen.items():
+        pairs = [mean_and_error(found[epsilon, r]) for r in size.repeats]
+        error = [2 * e for _, e in pairs]
+        first.errorbar(size.repeats, [m for m, _ in pairs], yerr=error, label=_name(epsilon), markersize=4, capsize=2, **look)
+    first.axhline(CHANCE, color="black", linestyle=":", linewidth=1, label="never planted")
+    first.set_ylim(bottom=0)
+    first.legend(frameon=False, fontsize=8)
+    second = panel(figure, spec[1], title="(b) quality", x="", y="bits per character", log="")
+    pairs = [mean_and_error(quality[e]) for e in size.epsilons]
+    colours = [chosen[e]["color"] for e in size.epsilons]
+    second.bar([_name(e) for e in size.epsilons], [m for m, _ in pairs], yerr=[2 * e for _, e in pairs], color=colours, capsize=3)
