@@ -23,6 +23,7 @@ from hushgrad.errors import ArgumentError
 V = TypeVar("V", bound="Value")
 
 _DEPTH = 200  # nested deeper than any real description: a crafted file, refused before it exhausts the stack
+_KINDS = 1024  # so many different items of a list are remembered while it is read
 
 
 class Value:
@@ -78,12 +79,34 @@ def _decode(x: Any, depth: int) -> Any:
     if depth > _DEPTH:
         raise ArgumentError(f"Expected a description nested at most {_DEPTH} deep.")
     if isinstance(x, list):
-        return tuple(_decode(item, depth + 1) for item in x)
+        return _decode_list(x, depth)
     if not isinstance(x, dict):
         return x
     if set(x) == {"float"} and x["float"] in ("inf", "-inf"):
         return float(x["float"])
     return _decode_value(x, depth)
+
+
+def _decode_list(items: list[Any], depth: int) -> tuple[Any, ...]:
+    """Equal descriptions in one list become one value: a million steps of a few kinds are read in seconds.
+
+    They are compared by their text, because 1, 1.0 and true are equal in Python and different in JSON.
+    """
+    if depth > 2:  # the long lists are at the top; comparing at every level would read a nested file again at each
+        return tuple(_decode(item, depth + 1) for item in items)
+    seen: dict[str, Any] = {}
+    values: list[Any] = []
+    for item in items:
+        try:
+            text = repr(item)
+        except RecursionError:
+            raise ArgumentError(f"Expected a description nested at most {_DEPTH} deep.") from None
+        if text not in seen:
+            if len(seen) == _KINDS:
+                seen.clear()
+            seen[text] = _decode(item, depth + 1)
+        values.append(seen[text])
+    return tuple(values)
 
 
 def _known(table: Any, **argument: Any) -> str:

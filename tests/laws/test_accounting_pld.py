@@ -277,3 +277,25 @@ def test_a_wrapped_tail_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_chord_below_the_curve_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(from_above, "balance", lambda p, losses, split, total, total_q, tolerance=0.0: p)  # middle left empty
     assert not contained()
+
+
+def test_no_replacement_is_worse_than_the_opposite() -> None:
+    """The dominating pair of Poisson samples under replace-one, by integration over the plane for random replacements."""
+    rng = np.random.default_rng(0)
+    grid = np.linspace(-9.0, 9.0, 601)
+    x, y = np.meshgrid(grid, grid)
+    cell = (grid[1] - grid[0]) ** 2 / (2 * math.pi)
+
+    def divergence(u: tuple[float, float], v: tuple[float, float], rate: float, epsilon: float) -> float:
+        still, with_u, with_v = (np.exp(-0.5 * ((x - a) ** 2 + (y - b) ** 2)) for a, b in ((0.0, 0.0), u, v))
+        difference = rate * with_u - math.expm1(epsilon) * (1 - rate) * still - math.exp(epsilon) * rate * with_v
+        return float(np.sum(np.maximum(difference, 0.0))) * cell
+
+    for _ in range(12):
+        radius, rate, epsilon = rng.uniform(0.3, 2.0), rng.uniform(0.05, 0.9), rng.uniform(0.0, 1.0)
+        worst = PoissonReplace(radius, rate).delta(epsilon)
+        assert divergence((radius, 0.0), (-radius, 0.0), rate, epsilon) == pytest.approx(worst, rel=1e-3, abs=1e-6)
+        for _ in range(4):
+            angles, sizes = rng.uniform(0, 2 * math.pi, 2), radius * rng.uniform(0, 1, 2) ** 0.3
+            u, v = ((float(s * math.cos(a)), float(s * math.sin(a))) for s, a in zip(sizes, angles, strict=True))
+            assert divergence(u, v, rate, epsilon) <= worst * (1 + 1e-3) + 1e-6

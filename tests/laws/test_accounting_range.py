@@ -13,6 +13,7 @@ import pytest
 from hushgrad.accounting import PLD, delta, epsilon, estimate, gaussian_epsilon
 from hushgrad.accounting.pld import merge
 from hushgrad.accounting.pld.loss import PrivacyLoss
+from hushgrad.accounting.pld.solve import epsilon_bound
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Compose, Event, Gaussian
 
@@ -79,9 +80,9 @@ def _schedule(count: int) -> PrivacyLoss:
 def test_merging_is_on_the_safe_side_and_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = _schedule(200)
     exact = loss.epsilon_interval(1e-5)
-    monkeypatch.setattr(merge, "_FEW", 10)
+    monkeypatch.setattr(merge, "MERGED", 10)
     merged = loss.epsilon_interval(1e-5, 1e-2)
-    assert len(loss._directions(1e-2, upper=True)[0]) < 60
+    assert len(loss._direction(0, 1e-2, upper=True)) < 60
     assert merged[0] <= exact[0] * (1 + 1e-4)
     assert exact[1] * (1 - 1e-4) <= merged[1] <= exact[1] * (1 + 1.5e-2)
 
@@ -90,7 +91,8 @@ def test_merging_in_the_wrong_direction_is_seen(monkeypatch: pytest.MonkeyPatch)
     """The planted defect: upper bounds with rates and distances rounded down."""
     loss = _schedule(200)
     exact = loss.epsilon_interval(1e-5)
-    honest = merge._index
-    monkeypatch.setattr(merge, "_FEW", 10)
-    monkeypatch.setattr(merge, "_index", lambda x, ratio, *, upper: honest(x, ratio, upper=not upper))
-    assert loss.epsilon(1e-5, width=1e-2) < exact[0]
+    honest = merge._Steps._extremes
+    monkeypatch.setattr(merge, "MERGED", 10)
+    monkeypatch.setattr(merge._Steps, "_extremes", lambda steps, cells, *, upper: honest(steps, cells, upper=not upper))
+    parts = loss._direction(0, 2e-2, upper=True)
+    assert len(parts) < 60 and epsilon_bound(parts, 1e-5, 1e-4, upper=True).epsilon < exact[0]

@@ -198,3 +198,18 @@ def test_bad_values_are_refused_by_name(name, make):
 def test_a_misspelt_word_is_answered_with_the_right_one():
     with pytest.raises(ArgumentError, match="Did you mean 'Gaussian'"):
         Event.from_json({"event": "Gausian", "noise_multiplier": 1.0})
+
+
+def test_equal_descriptions_in_a_list_are_read_once() -> None:
+    kinds = [Gaussian(1.0).sampled(rate=0.01), Gaussian(2.0), Laplace(3.0)]
+    long = Compose(kinds * 20_000)
+    again = Event.from_json(long.to_json())
+    assert again == long
+    assert len({id(part) for part in again.events}) == 3
+
+
+def test_equal_numbers_of_different_types_are_not_confused() -> None:
+    """1 == True in Python: a list must not let the second pass because the first did."""
+    good = {"event": "Repeat", "of": {"event": "NonPrivate"}, "times": 1}
+    with pytest.raises(ArgumentError):
+        Event.from_json({"event": "Compose", "events": [good, {**good, "times": True}]})

@@ -7,11 +7,11 @@ a running bound on the privacy loss that holds at all times at once.
 
 | kind of filter | rule | theorem |
 |---|---|---|
-| ``"basic"`` | sum of epsilon_i <= epsilon, sum of delta_i <= delta | Rogers et al. 2016, theorem 3.5 |
-| ``"advanced"`` | sqrt(2 S ln(1/d)) + S/2 <= epsilon, S = sum eps_i²; sum delta_i <= delta - d | Whitehouse et al. 2023, thm 1 |
-| ``"zcdp"`` | sum of rho_i <= rho | Feldman and Zrnic 2021, theorem 3.1 (at every order) with Whitehouse et al. 2023, theorem 2 |
-| ``"rdp"`` | sum of D_alpha <= bound, at one order fixed in advance | Feldman and Zrnic 2021, theorem 3.1 |
-| ``"gdp"`` | sum of mu_i² <= mu², Gaussian steps | Smith and Thakurta 2022, theorem 3.1; Koskela et al. 2023, theorem 8 |
+| ``"basic"`` | sum of epsilon_i <= epsilon, sum of delta_i <= delta | Rogers et al. 2016 |
+| ``"advanced"`` | sqrt(2 S ln(1/d)) + S/2 <= epsilon, S = sum eps_i²; sum delta_i <= delta - d | Whitehouse et al. 2023 |
+| ``"zcdp"`` | sum of rho_i <= rho | Feldman and Zrnic 2021 (at every order), Whitehouse et al. 2023 |
+| ``"rdp"`` | sum of D_alpha <= bound, at one order fixed in advance | Feldman and Zrnic 2021 |
+| ``"gdp"`` | sum of mu_i² <= mu², Gaussian steps | Smith and Thakurta 2022; Koskela et al. 2023 |
 """
 
 from __future__ import annotations
@@ -233,11 +233,11 @@ class Odometer:
 
     **Formal guarantee.** With probability at least 1 - delta over the outputs, the realised privacy loss ln P[out | D]/P[out |
     D'] of everything so far is at most ``epsilon()`` at *every* moment, for neighbours D, D'. (An odometer in the sense of
-    Rogers et al. 2016, definition 3.3. For a budget that is fixed in advance a :class:`Filter` is tighter.)
+    Rogers et al. 2016. For a budget that is fixed in advance a :class:`Filter` is tighter.)
 
     Proof. For a fixed order alpha, exp((alpha - 1)(L_t - alpha rho_t)) with rho_t the sum of the rhos so far is a
     supermartingale (the rhos are predictable), so by Ville's inequality L_t <= alpha rho_t + ln(1/d)/(alpha - 1) for all t,
-    except with probability d (Whitehouse et al. 2023, theorem 2). Take the orders that are best for rho = first 2^k,
+    except with probability d (the argument of Whitehouse et al. 2023). Take the orders that are best for rho = first 2^k,
     k = 0, 1, ..., with d_k = 6 delta/(pi² (k + 1)²), which sum to delta; ``epsilon`` is the smallest of the bounds.
 
         >>> from hushgrad.events import Gaussian

@@ -47,7 +47,7 @@ def for_group(event: Event, size: int) -> Event:
     | PureDP(e), Exponential(e) | PureDP(k e), Exponential(k e) |
     | ZCDP(rho) | ZCDP(k² rho) (Bun and Steinke 2016, proposition 1.9) |
     | RandomizedResponse | k answers: Repeat k times |
-    | Poisson-sampled Gaussian | binomially many of the k take part: a Gaussian mixture (Ganesh 2024, theorem 1.1) |
+    | Poisson-sampled Gaussian | binomially many of the k take part: a Gaussian mixture (Ganesh 2024) |
     | compositions | part by part |
 
     **Formal guarantee.** An accountant's answer for the returned event holds for data sets that differ by k records which

@@ -131,7 +131,7 @@ def _approximate(event: ApproxDP, relation: Relation) -> Loss:
 @RDP.analyses(Exponential)
 def _exponential(event: Exponential, relation: Relation) -> Loss:
     pure, ranged = renyi.pure(event.epsilon), renyi.concentrated(event.epsilon**2 / 8.0)
-    return _of(lambda alpha: min(pure(alpha), ranged(alpha)))  # bounded range: Cesar and Rogers 2021, lemma 3.4
+    return _of(lambda alpha: min(pure(alpha), ranged(alpha)))  # bounded range: Cesar and Rogers 2021
 
 
 @RDP.analyses(RandomizedResponse)

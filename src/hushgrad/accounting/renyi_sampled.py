@@ -121,7 +121,7 @@ def poisson(base: Curve, rate: float, *, tight: bool = False) -> Curve:
     """Any mechanism with divergences ``base`` on a Poisson sample under add/remove.
 
     ``tight`` drops the factor 3 of the higher terms, which is proved for Laplace and Gaussian noise.
-    Reference: Zhu and Wang 2019, theorem 5 (general) and theorem 8 with section 4 (tight).
+    Reference: Zhu and Wang, "Poisson subsampled Rényi differential privacy", ICML 2019 (the general bound and the tight one).
     """
 
     def at_integer(order: int) -> float:

@@ -100,7 +100,7 @@ def _discrete_gaussian(event: DiscreteGaussian, relation: Relation) -> Loss:
 
 @ZCDP.analyses(Exponential)
 def _exponential(event: Exponential, relation: Relation) -> Loss:
-    # Bounded range: epsilon²/8 (Cesar and Rogers 2021, lemma 3.4), a quarter of what epsilon-DP alone gives.
+    # Bounded range: epsilon²/8 (Cesar and Rogers 2021), a quarter of what epsilon-DP alone gives.
     return ZCDPLoss(event.epsilon**2 / 8.0)
 
 

@@ -40,6 +40,10 @@ class PLD(Accountant):
             tuple((event, relation, n * times) for loss, times in losses for event, relation, n in loss.sources),
         )
 
+    def leaf(self, event: Event, relation: Relation) -> Loss:
+        """The loss of one mechanism, for the analysis of another that contains it."""
+        return super()._leaf(event, relation)
+
     def _leaf(self, event: Event, relation: Relation) -> Loss:
         loss = super()._leaf(event, relation)
         return replace(loss, sources=((event, relation, 1),)) if isinstance(loss, PrivacyLoss) else loss

@@ -91,6 +91,11 @@ class Composed:
         solved = losses[i] + math.log(room) if room > 0 else -math.inf
         return float(min(max(solved, losses[i - 1]), losses[i]))
 
+    def rounding(self, epsilon: float, delta: float) -> float:
+        """About the share of ``delta`` at ``epsilon`` that the bound on rounding makes up."""
+        exponent = self.log_mass - self.tilt * epsilon - math.log(delta)
+        return self.noise * math.exp(min(exponent, 600.0)) / max(-math.expm1(-self.tilt * self.step), 1e-12)
+
     def _weights(self, epsilon: float, *, upper: bool, offset: float = 0.0) -> tuple[Array, int]:
         """Bounds on e^{K - t l_k - offset} c_k for the losses above ``epsilon``, and the index of the first of them."""
         first = 0 if epsilon == -math.inf else max(0, math.floor((epsilon - self.low) / self.step) + 1)
@@ -103,8 +108,11 @@ class Composed:
     def _alias(self, losses: Array | float, offset: float) -> Array:
         """The most that ``wrapped`` can contribute: its mass times the largest weight e^{-t y} (1 - e^{-y}) above epsilon."""
         t = self.tilt
+        if self.wrapped == 0:
+            return np.zeros_like(np.asarray(losses, dtype=np.float64))
         peak = math.exp(t * math.log(t / (t + 1))) / (t + 1) if t > 0 else 1.0
-        return np.asarray(peak * self.wrapped * np.exp(np.minimum(self.log_mass - offset - t * np.asarray(losses), 600.0)))
+        # this is subtracted, so it may overflow to infinity but must not be cut off
+        return np.asarray(peak * self.wrapped * np.exp(self.log_mass - offset - t * np.asarray(losses)))
 
     def _finish(self, total: float, epsilon: float, *, upper: bool) -> float:
         if upper:

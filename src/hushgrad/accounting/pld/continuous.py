@@ -49,7 +49,7 @@ class LaplaceCurve(Curve):
 class BoundedRange(Curve):
     r"""Every mechanism whose log-odds have a range of at most eta: delta = (1 - e^{(eps - eta)/2})^2 / (1 - e^{-eta}).
 
-    The upper envelope over t of the pairs with losses t and t - eta (Dong, Durfee and Rogers 2020, lemma 3.3), attained at
+    The upper envelope over t of the pairs with losses t and t - eta (Dong, Durfee and Rogers 2020), attained at
     t = (eps + eta)/2. As an envelope of convex functions it is convex, so it dominates under adaptive composition too.
     """
 

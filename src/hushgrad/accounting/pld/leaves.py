@@ -162,7 +162,7 @@ def _poisson(of: Event, rate: float, relation: Relation) -> Loss:
             )
         # with, without and with the other record are pairwise at most two contributions apart: as for a fixed size
         return _symmetric(of, rate, relation, attained=False)
-    base = PLD().loss(of, relation)
+    base = PLD().leaf(of, relation)
     if not isinstance(base, PrivacyLoss):
         return base
     pair = base.parts[0][0]
@@ -226,12 +226,38 @@ def _truncated(of: Event, how: TruncatedPoisson, relation: Relation) -> Loss:
     else:
         free = _mirrored(PoissonRemove(GaussianCurve(1 / sigma), q))
     swaps = _mirrored(swapped) if relation is Relation.ADD_REMOVE else (Symmetrised(swapped),) * len(free)
-    return _once(*(Mixture((f, s), (1 - full, full)) for f, s in zip(free, swaps, strict=True)), below=())
+    mixtures = (Mixture((f, s), (1 - full, full)) for f, s in zip(free, swaps, strict=True))
+    return _once(*mixtures, below=_alone(1 / sigma, q * (1 - full), relation))
+
+
+def _alone(mu: float, rate: float, relation: Relation) -> tuple[Curve, ...]:
+    """What is attained where no other record contributes and this one does with a probability of at least ``rate``."""
+    if rate <= 0:
+        return ()
+    if relation is Relation.REPLACE_ONE:
+        return (PoissonReplace(mu, rate) if rate < 1 else GaussianCurve(2 * mu),)
+    return _mirrored(PoissonRemove(GaussianCurve(mu), rate))
 
 
 def _balls(of: Event, how: BallsInBins, relation: Relation) -> Loss:
-    """The mixture over bins for Gaussian noise; otherwise each record meets one step of each epoch, whichever it is."""
-    if relation is Relation.REPLACE_ONE or not isinstance(of, Gaussian) or of.noise_multiplier == 0:
+    """The mixture over bins for Gaussian noise; otherwise each record meets one step of each epoch, whichever it is.
+
+    From below: an observer of a single bin sees the record with probability 1/bins, in all epochs.
+    """
+    if how.bins == 1:
         return PLD().loss(of * how.epochs, relation)
-    curve = balls_in_bins(how.bins, math.sqrt(how.epochs) / of.noise_multiplier * (1 + 1e-15))
-    return _once(*_mirrored(curve), below=()) if isinstance(curve, BallsInBinsCurve) else _once(curve, below=())
+    if not isinstance(of, Gaussian) or of.noise_multiplier == 0:
+        return _unattained(PLD().loss(of * how.epochs, relation))
+    mu = math.sqrt(how.epochs) / of.noise_multiplier
+    below = _alone(mu, 1 / how.bins, relation)
+    if relation is Relation.REPLACE_ONE:
+        return _once(GaussianCurve(2 * mu), below=below)
+    curve = balls_in_bins(how.bins, mu * (1 + 1e-15))
+    return _once(*(_mirrored(curve) if isinstance(curve, BallsInBinsCurve) else (curve,)), below=below)
+
+
+def _unattained(loss: Loss) -> Loss:
+    """The same upper bound without a lower one, for a mechanism that may be more private than this analysis shows."""
+    if not isinstance(loss, PrivacyLoss):
+        return loss
+    return replace(loss, parts=tuple((Pair(pair.above, ()), n) for pair, n in loss.parts))

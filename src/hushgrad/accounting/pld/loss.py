@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hushgrad import _check
 from hushgrad.accounting.base import Loss
 from hushgrad.accounting.pld.curve import ACCURACY, Curve, GaussianCurve
-from hushgrad.accounting.pld.merge import rounded
+from hushgrad.accounting.pld.merge import MERGED, rounded
 from hushgrad.accounting.pld.solve import Answer, delta_bound, epsilon_bound
 from hushgrad.accounting.rdp import RDP
 from hushgrad.errors import NoTheorem
@@ -18,6 +18,7 @@ from hushgrad.events import BallsInBins, Compose, Event, Relation, Sampled
 __all__ = ["Pair", "PrivacyLoss", "merged"]
 
 WIDTH = 1e-4
+_COARSE = 0.02  # for very many steps in a direction that is expected to be the smaller one
 _NET = 32  # as many distinct events at most are asked for a second bound
 
 
@@ -65,7 +66,8 @@ class PrivacyLoss:
 
     def epsilon(self, delta: float, *, width: float = WIDTH) -> float:
         """A certified upper bound on epsilon, too large by a fraction of about ``width`` at most."""
-        return self._upper(_check.delta(delta=delta), width)
+        delta = _check.delta(delta=delta)
+        return self._safe(self._uppers(delta, width), delta)
 
     def delta(self, epsilon: float) -> float:
         """A certified upper bound on delta."""
@@ -74,25 +76,36 @@ class PrivacyLoss:
     def epsilon_interval(self, delta: float, width: float = WIDTH) -> tuple[float, float]:
         """Certified bounds (lower, upper) on epsilon, ``width`` apart relative to epsilon if that can be had."""
         delta, width = _check.delta(delta=delta), _check.positive(width=width)
-        upper = self._upper(delta, 0.62 * width)
+        found = self._uppers(delta, 0.62 * width)
+        upper = self._safe(found, delta)
         if math.isinf(upper):
             return 0.0, upper
-        lower = max((a.epsilon for a in self._epsilons(delta, 0.35 * width, upper=False)), default=0.0)
-        return min(lower, upper), upper
+        return min(self._lower(delta, 0.35 * width, found), upper), upper
+
+    def _lower(self, delta: float, width: float, uppers: list[Answer]) -> float:
+        """A lower bound on epsilon: the directions in falling order of their upper bounds, while these may still be the larger."""
+        best = 0.0
+        count = self._count(upper=False)
+        known = [uppers[min(k, len(uppers) - 1)].epsilon for k in range(count)] if uppers else []
+        for k in sorted(range(count), key=lambda k: -known[k]):
+            if known[k] > best:
+                best = max(
+                    best, epsilon_bound(self._direction(k, width, upper=False), delta, width, upper=False, known=best).epsilon
+                )
+        return best
 
     def delta_interval(self, epsilon: float, *, lower: bool = True) -> tuple[float, float]:
         """Certified bounds (lower, upper) on delta."""
         epsilon = _check.non_negative(epsilon=epsilon)
         high = low = 0.0
-        for parts in self._directions(WIDTH, upper=True):
-            high = max(high, delta_bound(parts, epsilon, upper=True, known=high))
-        for parts in self._directions(WIDTH, upper=False) if lower else ():
-            low = max(low, delta_bound(parts, epsilon, upper=False))
+        for k in range(self._count(upper=True)):
+            high = max(high, delta_bound(self._direction(k, WIDTH, upper=True), epsilon, upper=True, known=high))
+        for k in range(self._count(upper=False) if lower else 0):
+            low = max(low, delta_bound(self._direction(k, WIDTH, upper=False), epsilon, upper=False))
         return min(low, high), high
 
-    def _upper(self, delta: float, width: float) -> float:
+    def _safe(self, found: list[Answer], delta: float) -> float:
         """The upper bound: where the numerics are at their limits a Rényi bound may be smaller, and then it is taken."""
-        found = self._epsilons(delta, width, upper=True)
         epsilon = max((answer.epsilon for answer in found), default=0.0)
         net = self._net() if any(answer.doubtful or math.isinf(answer.epsilon) for answer in found) else None
         return epsilon if net is None else min(epsilon, net.epsilon(delta))
@@ -107,20 +120,31 @@ class PrivacyLoss:
         except NoTheorem:
             return None
 
-    def _epsilons(self, delta: float, width: float, *, upper: bool) -> list[Answer]:
-        """Bounds for each direction; a direction that the first answer already covers is computed as coarsely as that allows."""
+    def _uppers(self, delta: float, width: float) -> list[Answer]:
+        """Upper bounds for each direction; one that the first answer already covers is computed as coarsely as that allows."""
         found: list[Answer] = []
-        for parts in self._directions(width, upper=upper):
-            found.append(epsilon_bound(parts, delta, width, upper=upper, known=max((a.epsilon for a in found), default=0.0)))
+        known = 0.0
+        for k in range(self._count(upper=True)):
+            parts = self._direction(k, _COARSE if known and len(self.parts) > MERGED else width, upper=True)
+            answer = epsilon_bound(parts, delta, width, upper=True, known=known)
+            if known < answer.epsilon and known and len(self.parts) > MERGED:
+                answer = epsilon_bound(self._direction(k, width, upper=True), delta, width, upper=True, known=known)
+            found.append(answer)
+            known = max(known, answer.epsilon)
         return found
 
-    def _directions(self, width: float, *, upper: bool) -> list[list[tuple[Curve, int]]]:
-        """The curves of each direction; equal ones are counted together, near-equal ones of very many too."""
-        sides = [(pair.above if upper else pair.below, n) for pair, n in self.parts]
-        sides = [(curves, n) for curves, n in sides if curves]  # from below, a step about which nothing is known counts as free
-        count = max((len(curves) for curves, _ in sides), default=0)
-        directions = [_simplified((curves[min(k, len(curves) - 1)], n) for curves, n in sides) for k in range(count)]
-        return [list(rounded(counts, width, upper=upper).items()) for counts in directions]
+    def _count(self, *, upper: bool) -> int:
+        """How many directions there are."""
+        return max((len(pair.above if upper else pair.below) for pair, _ in self.parts), default=0)
+
+    def _direction(self, k: int, width: float, *, upper: bool) -> list[tuple[Curve, int]]:
+        """The curves of a direction; equal ones are counted together, near-equal ones of very many too.
+
+        From below, a step about which nothing is known counts as free.
+        """
+        sides = ((pair.above if upper else pair.below, n) for pair, n in self.parts)
+        parts = [(curves[min(k, len(curves) - 1)], n) for curves, n in sides if curves]
+        return _simplified(rounded(parts, width, upper=upper))
 
 
 def _unamplified(event: Event) -> Event:
@@ -138,7 +162,7 @@ def merged(parts: Iterable[tuple[Pair, int]]) -> tuple[tuple[Pair, int], ...]:
     return tuple(counts.items())
 
 
-def _simplified(parts: Iterable[tuple[Curve, int]]) -> dict[Curve, int]:
+def _simplified(parts: Iterable[tuple[Curve, int]]) -> list[tuple[Curve, int]]:
     """Count equal curves together; Gaussians compose to one Gaussian with mu^2 = sum of n mu^2 (Dong, Roth and Su 2022)."""
     counts: dict[Curve, int] = {}
     square = 0.0
@@ -149,4 +173,4 @@ def _simplified(parts: Iterable[tuple[Curve, int]]) -> dict[Curve, int]:
             counts[curve] = counts.get(curve, 0) + n
     if square > 0:
         counts[GaussianCurve(math.sqrt(square) * (1 + ACCURACY * 2**-14))] = 1
-    return counts
+    return list(counts.items())

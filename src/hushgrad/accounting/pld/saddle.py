@@ -21,6 +21,7 @@ __all__ = ["Moments", "Saddle", "saddle_for_delta", "saddle_for_epsilon", "windo
 
 _POINTS = 160
 _LARGEST_TILT = 1e9
+_EXPONENTS = np.append(np.geomspace(0.01, 0.14, 4), np.geomspace(0.2, 2.0, 8))  # the small ones for rare large losses
 _DECADES = np.geomspace(1e-7, 1.0, _POINTS)
 _SHARES = 1 / (1 + np.exp(-np.linspace(-16.0, 16.0, _POINTS)))
 
@@ -152,7 +153,7 @@ def window(moments: Moments, at: Saddle, share: float) -> Window:
     """
     best = _window(moments, at, at.tilt, share)
     usual = 3.5 * math.sqrt(-2 * math.log(share)) * at.spread
-    for factor in (0.85, 0.7, 0.55, 0.4):
+    for factor in (0.85, 0.7, 0.55, 0.4, 0.25, 0.12, 0.05):
         if best.high - best.low < usual:
             break
         other = _window(moments, at, factor * at.tilt, share)
@@ -165,7 +166,7 @@ def _window(moments: Moments, at: Saddle, t: float, share: float) -> Window:
     k = moments.log(t)
     slack = -math.log(share / 4) + max(0.0, k - t * at.epsilon - at.log_delta - math.log(t + 1))
     # for a Gaussian the best exponent is sqrt(2 slack) / spread
-    exponents = math.sqrt(2 * slack) / at.spread * np.geomspace(0.2, 2.0, 8)
+    exponents = math.sqrt(2 * slack) / at.spread * _EXPONENTS
     lows = [(k - moments.log(t - s) - slack) / s for s in exponents]
     highs = [(moments.log(t + s) - k + slack) / s for s in exponents]
     down = int(np.argmax(np.where(np.isfinite(lows), lows, -math.inf)))

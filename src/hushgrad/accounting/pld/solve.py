@@ -13,6 +13,7 @@ from hushgrad.accounting.pld.curve import ACCURACY, Curve
 from hushgrad.accounting.pld.from_above import connect_the_dots
 from hushgrad.accounting.pld.from_below import lower as from_below
 from hushgrad.accounting.pld.grid import Masses
+from hushgrad.accounting.pld.merge import rounded
 from hushgrad.accounting.pld.saddle import Moments, Saddle, saddle_for_delta, saddle_for_epsilon, window
 
 __all__ = ["Answer", "delta_bound", "epsilon_bound"]
@@ -20,7 +21,9 @@ __all__ = ["Answer", "delta_bound", "epsilon_bound"]
 CELLS = 2**21  # of the FFT window; keeps a question below about 150 MB
 CELLS_DOWN = 2**18  # for losses that are rounded down, where a finer grid pays off slowly
 _FEW_CELLS = 4096
+_ROUGH = 0.02  # of epsilon, for the choice of a grid
 _ATTEMPTS = 4
+_SHORT = (0.01, 0.1, 0.4)  # shares of delta
 
 Parts = Sequence[tuple[Curve, int]]
 
@@ -60,11 +63,33 @@ def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, 
     for _ in range(_ATTEMPTS):
         budget = budget.refined(at, error)
         grids, around = budget.discretised(at, error, upper=upper)
-        found = _read(compose(grids, around), delta, at, upper=upper)
+        composed = compose(grids, around)
+        found = _read(composed, delta, at, upper=upper)
         if found is not None:
+            if composed.rounding(found, delta) > 30 * width and found > known:
+                found = _shortened(parts, delta, width, found, upper=upper)
             return Answer(found, grids[0][0].step, doubtful=found > 1.02 * at.epsilon)
         budget, error = budget.stricter(), error / 4
     raise FloatingPointError("the answer was not inside any window")
+
+
+def _shortened(parts: Parts, delta: float, width: float, found: float, *, upper: bool) -> float:
+    """A better bound than ``found`` where rounding dominates it: with so few large losses that a real share of delta is lost.
+
+    Rare large losses need a small tilt, which does not suppress the noise of a million steps. Without the rarest of them the
+    tilt grows. From above they count as infinite, from below as smaller ones, so each such bound is valid.
+    """
+    best = found
+    for share in _SHORT:
+        budget = _Budget(parts, delta, share)
+        try:
+            at = _saddle_at(budget.moments, delta * (1 - share))
+            other = _read(compose(*budget.discretised(at, width * at.epsilon, upper=upper)), delta, at, upper=upper)
+        except (FloatingPointError, OverflowError, ValueError):
+            continue
+        if other is not None:
+            best = min(best, other) if upper else max(best, other)
+    return best
 
 
 def _saddle_at(moments: Moments, delta: float) -> Saddle:
@@ -112,7 +137,10 @@ def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-
                     break
     except (FloatingPointError, OverflowError, ValueError):
         pass  # what was found before is valid
-    return min(bounds) if upper else max(bounds)
+    if upper and 0 < known < min(bounds) and epsilon_bound(parts, known, 1e-2, upper=True).epsilon <= epsilon:
+        bounds.append(known)  # the question the other way round, which is sharper where rare large losses matter
+    # a lower bound above one would be an error of this module: then nothing is claimed
+    return min(bounds) if upper else max((bound for bound in bounds if bound <= 1), default=0.0)
 
 
 def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, *, upper: bool) -> Iterator[float]:
@@ -179,7 +207,8 @@ class _Budget:
         self.steps = sum(n for _, n in parts)
         self.share = share  # the relative error of delta that truncation may cause
         self.tail = max(1e-300, share * delta / self.steps)
-        self.moments = Moments(parts, self.tail)
+        # only an estimate, so a coarse one will do for very many steps
+        self.moments = Moments(rounded(list(parts), _ROUGH, upper=True), self.tail)
 
     def refined(self, at: Saddle, error: float) -> _Budget:
         """The budget for an absolute error of epsilon: so much of ln(delta) times its slope, a 30th of it here."""
