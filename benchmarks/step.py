@@ -48,7 +48,7 @@ def plain(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
 
 
 def hushgrad(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
-    """Capture, clip, noise from the keyed source straight into the buffer of the sums, SGD by the user's optimizer."""
+    """Capture, clip, noise from the keyed source in one pass (written first under scattered rows), SGD by the user's optimizer."""
     from hushgrad.clipping import Capture, Flat
     from hushgrad.noise import Source
 
@@ -56,16 +56,19 @@ def hushgrad(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step
     capture, source, clipper = Capture(model), Source(seed=0), Flat(CLIP)
     capture.attach()
     params = dict(model.named_parameters())
-    sums: dict[str, Tensor] = {}
+    names, scale = list(params), SIGMA * CLIP / case.size
+    first = [i for i, name in enumerate(names) if name in capture.scattered]
+    rest = [i for i, name in enumerate(names) if name not in capture.scattered]
     taken = 0
 
     def step() -> None:
         nonlocal taken
         optimizer.zero_grad()
         loss_of(model(batch[0]), batch[1]).backward()
-        for index, (name, p) in enumerate(params.items()):
-            sums[name] = source.z(taken, index, p, scale=SIGMA * CLIP / case.size)
-        capture.collect(clipper, out=sums, scale=1 / case.size)
+        begun = {names[i]: source.z(taken, i, params[names[i]], scale=scale) for i in first}
+        sums = capture.collect(clipper, out=begun, scale=1 / case.size).raw_sums
+        dense = [sums[names[i]] for i in rest]
+        source.z_all(taken, dense, indices=rest, out=dense, scale=scale)
         for name, p in params.items():
             p.grad = sums[name]
         optimizer.step()

@@ -67,18 +67,16 @@ def test_correlated_noise_is_white_after_the_strategy():
 
 @pytest.mark.parametrize("defect", ["half", "unscaled", "seeded twice"])
 def test_wrong_noise_is_rejected(monkeypatch, defect):
-    honest = Release._noise
-    if defect == "half":
-        mutated = lambda self, step: {n: 0.5 * z for n, z in honest(self, step).items()}  # noqa: E731
-    elif defect == "unscaled":
-        mutated = lambda self, step: {n: z * 8 for n, z in honest(self, step).items()}  # noqa: E731
-    else:
-        first: dict[int, dict] = {}
+    honest, first = Release._rows, {}
+    change = {"half": lambda z: 0.5 * z, "unscaled": lambda z: 8 * z, "seeded twice": lambda z: z.clone()}[defect]
 
-        def mutated(self, step):
-            return {n: z.clone() for n, z in first.setdefault(0, honest(self, 0) if not first else first.get(0)).items()}
+    def mutated(self, step, names, sums=None):
+        drawn = first if defect == "seeded twice" and first else honest(self, step, names)
+        first.update(drawn)
+        noise = {n: change(z) for n, z in drawn.items() if n in names}
+        return noise if sums is None else {n: sums[n].add_(z) for n, z in noise.items()}
 
-    monkeypatch.setattr(Release, "_noise", mutated)
+    monkeypatch.setattr(Release, "_rows", mutated)
     rows = _released(_dpsgd())
     if defect == "seeded twice":
         assert np.allclose(rows[0], rows[1])

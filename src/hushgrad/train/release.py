@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ Closure = Callable[[], Any]
 class Release:
     """Turns what the capture saw into (sum_i w_i g_i + noise_multiplier C row(t)) / batch_size, denoised.
 
-    The buffers are filled with the noise first and the clipped sum is added into them, so that noise, scaling and
-    accumulation cost no pass over the parameters of their own.
+    Each sum is written once and its noise added to it in one pass. Where a sum has few rows in a large table (embeddings) the
+    noise is written first and the rows are added to it, so that no table of zeros is made.
     """
 
     def __init__(
@@ -91,11 +91,13 @@ class Release:
 
         ``contributions`` is how many examples or units the issued batch has; None for a batch from elsewhere.
         """
+        _require_contributions(step, self._capture.check(), contributions)  # a step is refused before its noise is drawn
         self.settle(step)
         self._ahead = True  # until this returns, the row of the step is drawn but not released
-        buffers = self._noise(step)
-        clipped = self._capture.collect(self.clip, out=buffers, scale=1.0 / self._plan.batch_size)
-        _require_complete(step, clipped, buffers, contributions)
+        begun = self._noise(step) if self._sharding is not None else self._rows(step, self._capture.scattered)
+        clipped = self._capture.collect(self.clip, out=begun, scale=1.0 / self._plan.batch_size)
+        _require_contributions(step, len(clipped.raw_norms), contributions)
+        buffers = self._noised(step, clipped.raw_sums, begun)
         if self._sharding is None:  # sharded sums were added up as they were formed
             self._world.add_up(buffers.values())
         used = self._scale, self._max_grad_norm  # of this step, before an adaptive clip norm moves on
@@ -104,13 +106,33 @@ class Release:
         self._ahead = False
         if self._sharding is not None:
             grads = {name: self._sharding.gradient(name, rows) for name, rows in grads.items()}
+        else:
+            grads = {name: g.to(self._params[name].dtype) for name, g in grads.items()}  # sums are float32 for lower precision
         return grads, clipped._replace(raw_sums={})
 
     def _noise(self, step: int) -> dict[str, Tensor]:
         if self._sharding is not None:
             return self._sharding.noise(self.stream, step, self._scale)
+        return self._rows(step, self._params)
+
+    def _rows(self, step: int, names: Container[str], sums: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Row ``step`` of the noise for some parameters: fresh, or added to their ``sums`` in place."""
+        chosen = [(i, name, p) for i, (name, p) in enumerate(self._params.items()) if name in names]
+        if not chosen:
+            return {}
         scale = self._scale / self._world.size  # every process draws the same row: W parts make one
-        return {name: self.stream.row(step, i, p.detach(), scale=scale) for i, (name, p) in enumerate(self._params.items())}
+        likes = [p.detach() if sums is None else sums[name] for _, name, p in chosen]
+        out = None if sums is None else likes
+        rows = self.stream.rows(step, likes, indices=[i for i, _, _ in chosen], out=out, scale=scale)
+        return {name: row for (_, name, _), row in zip(chosen, rows, strict=True)}
+
+    def _noised(self, step: int, sums: dict[str, Tensor], begun: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The sums, each with its noise: those in ``begun`` have it already, if they are what the capture was given."""
+        if sums.keys() != self._params.keys() or any(sums[name] is not buffer for name, buffer in begun.items()):
+            raise CaptureError(
+                "The clipped sum was not added to the noise. This is a defect of the capture; nothing was released."
+            )
+        return begun | self._rows(step, self._params.keys() - begun.keys(), sums)
 
     def _adapt(self, step: int, clipped: ClippedSum) -> None:
         """Release how many norms lie below the clip norm, with its own noise, and move the clip norm accordingly."""
@@ -170,11 +192,9 @@ class Release:
                     self._params[name].copy_(value)
 
 
-def _require_complete(step: int, clipped: ClippedSum, buffers: dict[str, Tensor], contributions: int | None) -> None:
-    if clipped.raw_sums.keys() != buffers.keys() or any(clipped.raw_sums[n] is not b for n, b in buffers.items()):
-        raise CaptureError("The clipped sum was not added to the noise. This is a defect of the capture; nothing was released.")
-    if contributions is not None and len(clipped.raw_norms) != contributions:
+def _require_contributions(step: int, captured: int, contributions: int | None) -> None:
+    if contributions is not None and captured != contributions:
         raise CaptureError(
-            f"The batch of step {step} has {contributions} contributions, but {len(clipped.raw_norms)} were captured. Run each "
+            f"The batch of step {step} has {contributions} contributions, but {captured} were captured. Run each "
             "example forward and backward exactly once per step; cut a batch with batch.split(size)."
         )
