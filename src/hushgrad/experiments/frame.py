@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad import __version__
-from hushgrad.experiments.base import REFUTED, Context, Experiment, Findings, Table
+from hushgrad.experiments.base import MISPRINT, REFUTED, Context, Experiment, Findings, Table
 from hushgrad.experiments.picture import save
 from hushgrad.experiments.registry import EXPERIMENTS, SOURCES
 
@@ -120,25 +120,30 @@ def summary(folder: Path) -> str:
         + "; ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts))
         + ".",
         "\n".join(f"* {key}: {title}" for key, title in SOURCES.items()),
-        "`hushgrad reproduce --list` names the experiments, `hushgrad reproduce NAME --out DIR` repeats one, `--quick` in seconds. A new "
-        "one is a file in `src/hushgrad/experiments` with a function from `Context` to `Findings`, and an entry in its `registry.py`. "
+        "`hushgrad reproduce --list` names the experiments, `hushgrad reproduce NAME --out DIR` repeats one, `--quick` in seconds. "
+        "Experiments on MNIST, CIFAR-10 and Shakespeare's plays are repeated with `--data data`, the folder that holds `mnist`, "
+        "`cifar10` and `tinyshakespeare`; without `--data` they run with `--quick`, on data inside the package. A new one "
+        "is a file in `src/hushgrad/experiments` with a function from `Context` to `Findings`, and an entry in its `registry.py`. "
         "`hushgrad reproduce NAME --docs docs` writes its page and this one.",
         "## Errors and omissions in the sources",
-        "\n".join(
-            f"* [{name}](results/{name}.md), {c['source']}: {_sentence(c)}"
-            for name, c in claims
-            if c["verdict"].startswith("does")
-        ),
+        _listed(claims, MISPRINT),
     ]
+    if REFUTED in counts:
+        parts += ["## Not reproduced", _listed(claims, REFUTED)]
     for result in results:
         name = result["experiment"]
         parts += [
             f"## [{name}](results/{name}.md)",
             f"{result['claim'][0].upper()}{result['claim'][1:]}. `{result['command']}`, seed {result['seed']}, "
-            f"{result['wall_seconds']:.1f} s.",
+            f"{result['wall_seconds']:.1f} s of wall time, {result['cpu_seconds']:.1f} s of processor time.",
             _claims_table(result["claims"]),
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def _listed(claims: list[tuple[str, dict[str, Any]]], verdict: str) -> str:
+    found = [(name, claim) for name, claim in claims if claim["verdict"] == verdict]
+    return "\n".join(f"* [{name}](results/{name}.md), {claim['source']}: {_sentence(claim)}" for name, claim in found)
 
 
 def _sentence(claim: dict[str, Any]) -> str:

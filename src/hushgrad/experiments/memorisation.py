@@ -37,7 +37,7 @@ class _Size(NamedTuple):
     seeds: int
 
 
-_FULL = _Size(2000, 30, 100, 32, (2.0, 8.0, 32.0, NO_PRIVACY), (1, 4, 16), 5, 4000, 2)
+_FULL = _Size(1500, 25, 100, 32, (2.0, 8.0, 32.0, NO_PRIVACY), (1, 4, 16), 5, 4000, 2)
 _QUICK = _Size(100, 40, 50, 32, (8.0, NO_PRIVACY), (1, 16), 4, 500, 1)
 
 
@@ -227,7 +227,8 @@ def _draw(figure: Any, size: _Size, found: dict[tuple[float, int], list[float]],
     first.axhline(CHANCE, color="black", linestyle=":", linewidth=1, label="never planted")
     first.set_ylim(bottom=0)
     first.legend(frameon=False, fontsize=8)
-    second = panel(figure, spec[1], title="(b) quality", x="", y="bits per character", log="")
+    second = panel(figure, spec[1], title="(b) quality on other text", x="", y="bits per character", log="")
+    second.set_axisbelow(True)
     pairs = [mean_and_error(quality[e]) for e in size.epsilons]
     colours = [chosen[e]["color"] for e in size.epsilons]
     second.bar([_name(e) for e in size.epsilons], [m for m, _ in pairs], yerr=[2 * e for _, e in pairs], color=colours, capsize=3)
