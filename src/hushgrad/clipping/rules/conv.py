@@ -36,6 +36,7 @@ __all__ = ["Conv", "Geometry", "per_example_kernel"]
 _KEEP_AT_MOST = 1 << 26  # floats of per-example gradients that one layer may keep (256 MB in single precision)
 _READ_COST = 24  # making and reading one stored float of G costs about as much as this many multiply-adds of a Gram matrix
 _CACHE = 1 << 18  # floats of unfolded patches at a time (1 MB in single precision: they stay in the cache)
+_SHORT = 32  # floats of a run of memory that are too few to be copied fast
 _FEW_CHANNELS = 16  # below, a product per offset is too thin to be fast
 _LARGE = 8_000_000  # multiply-adds that pay for a native call of their own
 
@@ -149,20 +150,41 @@ def _by_patches(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     for start in range(0, len(x), step):
         some = slice(start, start + step)
         torch.bmm(g[some], _patches(x[some], geometry), out=G[some])
-    return G.view(B, C_out, *geometry.kernel, each).movedim(-1, 2)
+    *rest, last = geometry.kernel
+    if _in_two_steps(each, geometry):
+        return G.view(B, C_out, last, *rest, each).movedim(-1, 2).movedim(3, -1)
+    return G.view(B, C_out, *rest, last, each).movedim(-1, 2)
 
 
 def _patches(x: Tensor, geometry: Geometry) -> Tensor:
-    """A copy of all patches: (B, positions, taps * C_in). Channels-last, so that whole rows of the kernel are one run of memory."""
+    """A copy of all patches: (B, positions, taps * C_in). Channels-last, so that whole rows of the kernel are one run of memory.
+
+    In two steps where that run is short: unfolded first in every dimension but the last, with the taps innermost, so that then a
+    whole patch is one run. The last dimension of the kernel comes first among the taps in that case.
+    """
     x = x.movedim(1, -1).contiguous()
-    dims = len(geometry.kernel)
+    dims, channels = len(geometry.kernel), x.shape[-1]
     shape = zip(x.shape[1:-1], geometry.kernel, geometry.dilation, geometry.stride, strict=True)
     out = [(n - d * (k - 1) - 1) // s + 1 for n, k, d, s in shape]
     steps = x.stride()[1:-1]
     taps = [step * d for step, d in zip(steps, geometry.dilation, strict=True)]
     moves = [step * s for step, s in zip(steps, geometry.stride, strict=True)]
-    sizes, strides = (len(x), *out, *geometry.kernel, x.shape[-1]), (x.stride(0), *moves, *taps, 1)
-    return x.as_strided(sizes, strides, x.storage_offset()).flatten(dims + 1).flatten(1, dims)
+    if not _in_two_steps(channels, geometry):
+        sizes, strides = (len(x), *out, *geometry.kernel, channels), (x.stride(0), *moves, *taps, 1)
+        return x.as_strided(sizes, strides, x.storage_offset()).flatten(dims + 1).flatten(1, dims)
+    sizes = (len(x), *out[:-1], x.shape[-2], *geometry.kernel[:-1], channels)
+    strides = (x.stride(0), *moves[:-1], steps[-1], *taps[:-1], 1)
+    half = x.as_strided(sizes, strides, x.storage_offset()).contiguous()
+    column = half.stride(dims)
+    sizes, strides = (
+        (*half.shape[:dims], out[-1], geometry.kernel[-1] * column),
+        (*half.stride()[:dims], geometry.stride[-1] * column, 1),
+    )
+    return half.as_strided(sizes, strides).flatten(1, dims)
+
+
+def _in_two_steps(channels: int, geometry: Geometry) -> bool:
+    return len(geometry.kernel) > 1 and geometry.dilation[-1] == 1 and channels * geometry.kernel[-1] < _SHORT
 
 
 def _prefers_gram(x: Tensor, g: Tensor, geometry: Geometry) -> bool:
@@ -233,22 +255,32 @@ def _native_weighted(record: Record, weights: Tensor) -> Tensor:
 
 def _sq_norm(G: Tensor) -> Tensor:
     """As ``sq_norm``, reading G in the order of its memory."""
-    if G.is_contiguous() or G.movedim(2, -1).is_contiguous():
-        return sq_norm(G)
+    memory = _in_memory(G)
+    if memory[0] == 0:
+        return sq_norm(G.permute(memory).flatten(1))
     by_offset = G.flatten(3).permute(3, 0, 1, 2)
     return torch.linalg.vector_norm(by_offset, dim=(2, 3)).square_().sum(0)
 
 
 def _add_kept(out: Sum, G: Tensor, weights: Tensor) -> None:
     """``out += sum_i weights[i] G[i]`` in one pass over G, whichever way its memory is laid out."""
-    if G.is_contiguous():
+    memory = _in_memory(G)
+    if memory == sorted(memory):
         out.add_kept(G, weights)
-    elif G.movedim(2, -1).is_contiguous():  # by patches: (B, C_out, *kernel, C_in) in memory
-        last = G.movedim(2, -1)
-        out.add(torch.mv(last.reshape(len(G), -1).t(), weights).view(last.shape[1:]).movedim(-1, 1))
+    elif memory[0] == 0:  # by patches: the kernel's taps before the channels
+        rows = G.permute(memory)
+        total = torch.mv(rows.flatten(1).t(), weights).view(rows.shape[1:])
+        out.add(total.permute([memory.index(axis) - 1 for axis in range(1, G.dim())]))
     else:  # by offsets: (*kernel, B, C_out, C_in) in memory
         sums = torch.matmul(weights, G.flatten(3).permute(3, 0, 1, 2).flatten(2))
         out.add(sums.view(*G.shape[3:], *G.shape[1:3]).movedim((-2, -1), (0, 1)))
+
+
+def _in_memory(G: Tensor) -> list[int]:
+    """The dimensions in the order of memory, slowest first; dimensions of one element stay where they are."""
+    if G.is_contiguous():
+        return list(range(G.dim()))
+    return sorted(range(G.dim()), key=lambda axis: -G.stride(axis))
 
 
 def _geometry(module: Any) -> Geometry:
