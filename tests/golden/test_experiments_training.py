@@ -196,3 +196,37 @@ def test_secrets_are_planted_as_often_as_said_and_candidates_never():
         assert all(rows.count(tuple(secret)) == repeats for secret in planted.tolist())
     assert not set(rows) & {tuple(row) for row in candidates.tolist()}
     assert not set(rows) & {tuple(row) for row in test.tolist()}
+
+
+# Verdicts: a method that fails must be seen to fail -------------------------------------------------------------------------
+
+
+def test_correlated_noise_that_is_worse_is_not_reproduced():
+    from hushgrad.experiments import cifar10
+
+    size = cifar10._QUICK
+    results = {(m, e): [50.0, 51.0] for m in cifar10.METHODS for e in size.epsilons}
+    assert all(claim.verdict == "holds" for claim in cifar10._claims(size, results))
+    results["DP-FTRL, BLT", size.epsilons[0]] = [40.0, 41.0]
+    wrong = [claim.says for claim in cifar10._claims(size, results) if claim.verdict != "holds"]
+    assert any("BLT at eps" in says for says in wrong) and not any("nu at eps" in says for says in wrong)
+
+
+def test_exposed_secrets_are_not_eliminated():
+    from hushgrad.experiments import memorisation
+
+    unknown = memorisation._eliminated(8.0, [0.5, 1.0, 3.0, 1.2, 0.1, 2.0])
+    known = memorisation._eliminated(8.0, [9.0, 8.5, 7.0, 9.0, 9.0, 6.0])
+    assert (unknown.verdict, known.verdict) == ("holds", "not reproduced")
+
+
+def test_a_weak_best_recipe_misses_its_target():
+    from hushgrad.experiments import mnist_logistic
+
+    size = mnist_logistic._FULL
+    paper = {("example", e, 3.0, 1.0): [60.0, 61.0] for e in size.epsilons}
+    best = {(kind, e): [target + 0.1, target + 0.2] for kind, row in mnist_logistic._TARGETS.items() for e, target in row.items()}
+    assert all(c.verdict == "holds" for c in mnist_logistic._best_claims(Context(), size, paper, best))
+    best["pixels", 0.1] = [77.0, 77.2]  # the paper's own figure is not enough
+    verdicts = [c.verdict for c in mnist_logistic._best_claims(Context(), size, paper, best)]
+    assert verdicts.count("not reproduced") == 1

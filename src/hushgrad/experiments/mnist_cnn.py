@@ -144,36 +144,19 @@ def _gain(results: Results, better: str, worse: str, at: float) -> tuple[float, 
 def _claims(context: Context, size: _Size, results: Results, unstable: Results) -> tuple[Claim, ...]:
     low, high = size.epsilons[0], size.epsilons[-1]
     growth = mean_and_error([x - y for x, y in zip(results["DP-SGD", high], results["DP-SGD", low], strict=True)])
-    claims = [
+    worst = min(mean_and_error(values) for values in results.values())
+    claims = (
         _at_least(f"figure 1: stronger privacy costs accuracy (DP-SGD, eps = {high:g} minus {low:g}, points)", growth, 0.0),
-        _at_least(
-            "every method learns (worst mean accuracy in per cent; chance is 10)",
-            min(mean_and_error(values) for values in results.values()),
-            20.0,
-        ),
-    ]
-    if context.quick:
-        return tuple(claims)
-    top = size.large_rates[-1]
-    for epsilon, printed in ((0.2, 5.0), (0.4, 3.2)):
-        claims.append(
-            Claim(
-                source="003",
-                says=f"figure 7: DP-LSSGD improves on DP-SGD by {printed} points at eps = {epsilon}",
-                expected=printed,
-                relation="at least",
-                found=(gain := _gain(results, "DP-LSSGD", "DP-SGD", epsilon))[0],
-                stderr=gain[1],
-                corrected=0.0,
-                tolerance=2.5,
-                note="The printed gain is not seen once each method has its own step size; smoothing repairs steps that are too large.",
-            )
-        )
+        _at_least("every method learns (worst mean accuracy in per cent; chance is 10)", worst, 20.0),
+    )
+    if context.quick:  # on 8 x 8 pixels smoothing has no neighbours to use
+        return claims
     return (
         *claims,
+        *(_smoothing_claim(e, printed, _gain(results, "DP-LSSGD", "DP-SGD", e)) for e, printed in ((0.2, 5.0), (0.4, 3.2))),
         _at_least(
-            f"figure 7: DP-LSSGD is more stable at large step sizes (gain at rate {top:g}, eps = {low}, points)",
-            _gain(unstable, "DP-LSSGD", "DP-SGD", top),
+            f"figure 7: DP-LSSGD is more stable at large step sizes (gain at rate {size.large_rates[-1]:g}, eps = {low}, points)",
+            _gain(unstable, "DP-LSSGD", "DP-SGD", size.large_rates[-1]),
             0.0,
         ),
         _at_least("figure 5: DP-Adam outperforms DP-LSSGD (eps = 0.4, points)", _gain(results, "DP-Adam", "DP-LSSGD", 0.4), 0.0),
@@ -181,11 +164,25 @@ def _claims(context: Context, size: _Size, results: Results, unstable: Results) 
             "figure 5: DP-LSAdam improves on DP-Adam (eps = 0.4, points)", _gain(results, "DP-LSAdam", "DP-Adam", 0.4), 0.0, 1.0
         ),
         _at_least(
-            f"001: DP-FTRL without amplification is competitive with amplified DP-SGD (eps = {high}, points, one pass)",
+            f"DP-FTRL without amplification is competitive with amplified DP-SGD (eps = {high}, points, one pass)",
             _gain(results, "DP-FTRL (BLT)", "DP-SGD", high),
             -5.0,
             source="001",
         ),
+    )
+
+
+def _smoothing_claim(epsilon: float, printed: float, gain: tuple[float, float]) -> Claim:
+    return Claim(
+        source="003",
+        says=f"figure 7: DP-LSSGD improves on DP-SGD by {printed} points at eps = {epsilon}",
+        expected=printed,
+        relation="at least",
+        found=gain[0],
+        stderr=gain[1],
+        corrected=0.0,
+        tolerance=2.5,
+        note="The printed gain is not seen once each method has its own step size; smoothing repairs steps that are too large.",
     )
 
 
