@@ -122,7 +122,7 @@ def _pictures(address: str, out: Path) -> None:
                     page.wait_for_load_state("networkidle") if name == "planner" else page.wait_for_timeout(300)
                     file = out / f"serve-{name}{kind}{'-dark' if scheme == 'dark' else ''}.png"
                     page.screenshot(path=file, full_page=name in ("planner", "ledger", "run") and not kind)
-                    Image.open(file).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(
+                    Image.open(file).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
                         file, optimize=True
                     )  # a few colours do
                     print(f"{file.name}: {file.stat().st_size // 1000} kB")

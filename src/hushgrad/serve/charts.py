@@ -145,7 +145,7 @@ def _text(x: float, y: float, words: str, anchor: str, kind: str = "tick") -> st
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def smoothed(points: Sequence[tuple[float, float]], *, most: int = 60) -> list[tuple[float, float]]:
+def smoothed(points: Sequence[tuple[float, float]], *, most: int = 48) -> list[tuple[float, float]]:
     """Means of neighbouring points, where there are more than can be told apart; single batches jump about.
 
     >>> smoothed([(1, 0.0), (2, 4.0), (3, 2.0), (4, 6.0)], most=2)

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import selectors
+import signal
 import subprocess
 import time
 from collections import OrderedDict
@@ -21,6 +22,7 @@ __all__ = ["Busy", "Lane", "Refused", "TooLong"]
 
 _QUEUE = 8  # questions that may wait
 _REMEMBERED = 128  # answers
+_CLOCK = 4.0  # seconds by the clock for one of processor time
 _START = 60.0  # seconds that a child may take to begin: it imports torch
 _LARGEST = 64 << 20  # bytes of one answer
 _KEPT = 2 << 20  # bytes of an answer that is remembered
@@ -39,10 +41,14 @@ class Busy(HushgradError):
 
 
 class Lane:
-    """Questions to one child process. ``seconds`` is what one of them may take, ``modules`` what it imports beforehand."""
+    """Questions to one child process.
+
+    ``seconds`` is what one of them may take of the processor; by the clock it may take four times that, as the machine may have
+    other things to do. ``modules`` is what the child imports beforehand.
+    """
 
     def __init__(self, *, seconds: float, modules: tuple[str, ...] = ()) -> None:
-        self.seconds, self._modules = seconds, modules
+        self.seconds, self._modules, self._patience = seconds, modules, _CLOCK * seconds
         self._child: subprocess.Popen[bytes] | None = None
         self._turn = asyncio.Lock()
         self._waiting = 0
@@ -96,7 +102,7 @@ class Lane:
         return _opened(await asyncio.shield(asyncio.ensure_future(self._answer(key, job, arguments))))
 
     async def _answer(self, key: str, job: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        line = json.dumps({"job": job, "seconds": self.seconds, "arguments": arguments})
+        line = json.dumps({"job": job, "seconds": self.seconds, "patience": self._patience, "arguments": arguments})
         try:
             reply = await asyncio.to_thread(self._exchange, line)
         finally:
@@ -118,23 +124,23 @@ class Lane:
             self.stop()
             self.start()
         assert self._child is not None and self._child.stdin is not None
-        until = time.monotonic() + self.seconds + (0 if self._answered else _START)
+        until = time.monotonic() + self._patience + (0 if self._answered else _START)
         try:
             self._child.stdin.write(line.encode() + b"\n")
             self._child.stdin.flush()
             reply = self._line(until)
         except TimeoutError:
-            self.stop()
-            return json.dumps(
-                {"failed": f"No answer within {self.seconds:g} seconds. The command line has no such limit."}
-            ).encode()
-        except (OSError, EOFError):  # it died: out of memory, or a crash in a library
-            self.stop()
-            return json.dumps(
-                {"failed": "The process that was to answer has ended: the question needs too much memory."}
-            ).encode()
+            return self._failed(f"No answer within {self._patience:g} seconds. The command line has no such limit.")
+        except (OSError, EOFError):  # it died: out of time or memory, or a crash in a library
+            if self._child.wait() == -signal.SIGPROF:
+                return self._failed(f"No answer within {self.seconds:g} seconds of work. The command line has no such limit.")
+            return self._failed("The process that was to answer has ended: the question needs too much memory.")
         self._answered = True
         return reply
+
+    def _failed(self, why: str) -> bytes:
+        self.stop()
+        return json.dumps({"failed": why}).encode()
 
     def _line(self, until: float) -> bytes:
         assert self._child is not None and self._child.stdout is not None
@@ -146,6 +152,7 @@ class Lane:
                     raise TimeoutError
                 chunk = os.read(pipe, 1 << 16)
                 if not chunk or len(found) > _LARGEST:
+                    self._child.kill()  # if it has not ended by itself
                     raise EOFError
                 found += chunk
         return bytes(found)

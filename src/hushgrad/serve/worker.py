@@ -1,6 +1,6 @@
 """The child process that answers heavy questions: one JSON line in, one JSON line out.
 
-It has a limit of memory, and an alarm that ends it if its parent cannot any more. JSON and not pickle: what a child is told
+It has limits of memory and processor time, and an alarm that ends it even if its parent is gone. JSON, not pickle: what it is told
 to do by its input is one of ``JOBS`` and nothing else.
 """
 
@@ -26,7 +26,7 @@ COMMAND = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; from hushgrad.serve.worker import main; main()",
 )
 _MEMORY = 3 << 30  # bytes of data
-_PATIENCE = 10  # seconds beyond the time limit, which the parent keeps
+_GRACE = 10  # seconds beyond the limit that the parent keeps
 
 
 def main() -> None:
@@ -40,9 +40,11 @@ def main() -> None:
         importlib.import_module(name)
     for line in sys.stdin:
         question = json.loads(line)
-        signal.alarm(math.ceil(question["seconds"]) + _PATIENCE)
+        signal.setitimer(signal.ITIMER_PROF, question["seconds"])  # of processor time: SIGPROF then ends the process
+        signal.alarm(math.ceil(question["patience"]) + _GRACE)
         answer = _answer(JOBS[question["job"]], question["arguments"])
         signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         answers.write(json.dumps(_plain(answer)) + "\n")
         answers.flush()
 

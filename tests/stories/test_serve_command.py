@@ -1,0 +1,187 @@
+"""``hushgrad serve`` as a command: addresses, mistakes, warnings; and its pages and API where all is well."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the web page needs hushgrad[serve]")
+from fastapi.testclient import TestClient
+
+from hushgrad.cli.main import main
+from hushgrad.serve import Settings, create_app, fields, listen
+from hushgrad.serve.charts import Chart, bar, number, smoothed
+from hushgrad.serve.runs import Shelf
+
+HOME = "http://localhost:8642"
+
+
+def run_folder(root: Path, name: str, lines: list[dict[str, object]], **tables: object) -> Path:
+    folder = root / name
+    folder.mkdir(parents=True)
+    (folder / "recipe.json").write_text(json.dumps(tables))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["serve", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "Traceback" not in err
+    return err
+
+
+def test_mistakes_are_one_sentence_with_the_remedy(capsys, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"Port {port} is in use. Choose another one with --port" in refused(capsys, "--port", str(port))
+    assert "to be a folder" in refused(capsys, str(tmp_path / "missing"))
+    (tmp_path / "file").write_text("")
+    assert "to be a folder" in refused(capsys, str(tmp_path / "file"))
+    assert "0..65535" in refused(capsys, "--port", "70000")
+    assert "Did you mean --ledger?" in refused(capsys, "--leger", "x")
+    assert "--host" in refused(capsys, "--host", "not a name")
+
+
+def test_an_address_that_is_not_ours_is_refused_after_a_warning(capsys, monkeypatch):
+    def nobody(*_: object, **__: object) -> None:
+        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    assert main(["serve", "--host", "192.0.2.7", "--port", "0"]) == 2
+    err = capsys.readouterr().err
+    assert (
+        err.startswith("Warning: at 192.0.2.7 the page can be reached from the network") and "Cannot listen at 192.0.2.7" in err
+    )
+
+
+def test_a_missing_extra_is_one_sentence(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'hushgrad[serve]'" in refused(capsys)
+
+
+def test_help_is_quick_and_has_an_example(capsys):
+    began = time.perf_counter()
+    text = subprocess.run([sys.executable, "-m", "hushgrad.cli.main", "serve", "--help"], capture_output=True, text=True).stdout
+    assert "example:\n  hushgrad serve runs" in text and "--json" in text
+    assert time.perf_counter() - began < 5  # 0.1 s on a quiet machine; what counts is that nothing heavy is imported:
+    heavy = "import sys; from hushgrad.cli import serve; serve._parser(); print({'torch', 'fastapi', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_addresses_are_such_that_a_browser_can_open_them():
+    assert listen.address(Settings(), 8642) == "http://127.0.0.1:8642/"
+    assert listen.address(Settings(host="::1"), 1) == "http://[::1]:1/"
+    everywhere = Settings(host="0.0.0.0")
+    assert listen.address(everywhere, 1) == f"http://127.0.0.1:1/?token={everywhere.token}"
+    assert Settings(host="localhost").is_loopback and not Settings(host="example.org").is_loopback
+    assert Settings().token == "" and Settings(token="t").token == "t"
+    assert Settings(host="0.0.0.0").token != Settings(host="0.0.0.0").token
+
+
+def test_states_of_runs(tmp_path):
+    lines = [{"step": k, "steps": 50, "epsilon": k / 10, "test_loss": 2.0 / k, "raw_loss": 9.9} for k in range(1, 21)]
+    run_folder(tmp_path, "a", lines, plan={"epsilon": 3.0, "delta": 1e-5}, model={"name": "cnn"}, run={"seed": 4})
+    run_folder(tmp_path, "below/deeper/b", [])
+    run_folder(tmp_path, "below/deeper/too/deep/c", [])
+    shelf = Shelf(tmp_path, raw=False)
+    runs = {run.name: run for run in shelf.all()[0]}
+    assert set(runs) == {"a", "below/deeper/b"}
+    a = runs["a"]
+    assert (a.state, a.epsilon, a.budget, a.delta, a.model, a.seeded) == ("running", 2.0, 3.0, 1e-5, "cnn", True)
+    assert a.series.has_raw and a.result("test_loss") == 0.1 and a.is_live
+    assert runs["below/deeper/b"].state == "starting"
+    (tmp_path / "a" / "guarantee.json").write_text(json.dumps({"epsilon": {"float": "inf"}, "delta": 1e-5}))
+    finished = shelf.get("a")
+    assert finished.state == "finished" and finished.to_json()["epsilon"] == "inf" and not finished.is_live
+    assert json.dumps(finished.to_json(), allow_nan=False)
+
+
+def test_a_quiet_run_is_called_silent(tmp_path):
+    import os
+
+    folder = run_folder(tmp_path, "a", [{"step": 1, "steps": 9, "epsilon": 0.5}])
+    for file in folder.iterdir():
+        os.utime(file, (1e9, 1e9))
+    assert Shelf(tmp_path, raw=False).get("a").state == "silent"
+
+
+def test_pages_and_descriptions(tmp_path):
+    run_folder(tmp_path, "a run & more", [{"step": k, "steps": 9, "epsilon": 0.5 + k} for k in range(3)])
+    with TestClient(create_app(Settings(runs=tmp_path)), base_url=HOME) as client:
+        page = client.get("/runs").text
+        assert "a run &amp; more" in page and 'href="/runs/a%20run%20%26%20more"' in page
+        part = client.get("/part/runs/a%20run%20%26%20more")
+        assert "data-more" in part.text and part.headers["etag"]
+        unchanged = client.get("/part/runs/a%20run%20%26%20more", headers={"If-None-Match": part.headers["etag"]})
+        assert unchanged.status_code == 304 and not unchanged.content
+        described = client.get("/api/openapi.json").json()
+        assert set(described["paths"]) == {
+            "/api/health",
+            "/api/plan",
+            "/api/curves",
+            "/api/runs",
+            "/api/runs/{name}",
+            "/api/cards/{name}",
+            "/api/ledger",
+        }
+        assert all(set(methods) == {"get"} for methods in described["paths"].values())
+        assert {p["name"] for p in described["paths"]["/api/plan"]["get"]["parameters"]} == {*fields.NUMBERS, *fields.CHOICES}
+        for path in ("/docs", "/redoc", "/openapi.json"):
+            assert client.get(path).status_code == 404
+        assert client.get("/ledger").status_code == 200 and client.get("/api/ledger").status_code == 404
+        assert client.get("/cards/a%20run%20%26%20more").status_code == 404  # not finished
+        assert client.head("/runs").status_code in (200, 405)
+    with TestClient(create_app(Settings()), base_url=HOME) as client:
+        assert "No folder of runs was given" in client.get("/runs").text
+        assert client.get("/").status_code == 200
+
+
+def test_every_default_of_the_form_is_within_its_bounds():
+    question = fields.asked([])
+    for name, field in fields.NUMBERS.items():
+        assert field.low <= field.slider[0] <= question[name] <= field.slider[1] <= field.high
+    assert fields.asked([(name, "") for name in fields.NUMBERS]) == question
+
+
+def test_the_answer_is_the_planners():
+    from hushgrad.planner import compare
+    from hushgrad.serve import jobs
+
+    question = fields.asked([("epsilon", "0.5"), ("dataset_size", "2000"), ("batch_size", "100"), ("epochs", "5")])
+    found = jobs.plan(question=question)
+    known = compare(epsilon=0.5, delta=1e-6, dataset_size=2000, batch_size=100, epochs=5, parameters=10**6)
+    assert [one["name"] for one in found["candidates"]] == [one.name for one in known]
+    assert found["candidates"][0]["noise_multiplier"] == known[0].noise_multiplier
+    best = found["candidates"][0]
+    curves = jobs.curves(question=question, name=best["name"], noise_multiplier=best["noise_multiplier"])
+    assert curves["steps"][-1][1] == pytest.approx(0.5, rel=1e-3)
+    for name, falls in (("noise", True), ("steps", False), ("batch", False)):
+        values = [epsilon for _, epsilon in curves[name]]
+        assert values == sorted(values, reverse=falls) and len(values) > 3
+    assert "One more epoch" in curves["one_more_epoch"]
+
+
+def test_charts_stay_inside_their_frame():
+    import re
+
+    for log in (False, True):
+        for points in ([(1, 2.0), (50, 1.0), (1000, 0.25)], [(1, 1.0), (2, 1.0)], [(3, 5.0)], [(1e-9, 1e9), (1e9, 1e-9)]):
+            text = Chart(
+                title="", words="a <b>", x="x", y="y", points=points, mark=points[0], limit=1.5, log_x=log, log_y=log
+            ).svg()
+            assert "a &lt;b&gt;" in text and "nan" not in text and "style=" not in text
+            for x, y in re.findall(r'(?:cx|x1)="([-\d.]+)" (?:cy|x2)="([-\d.]+)"', text):
+                assert 0 <= float(x) <= 360 and 0 <= float(y) <= 360
+    assert 'width="200.0"' in bar(7.0, words="") and "over" in bar(7.0, words="")
+    assert [number(x) for x in (None, float("nan"), 0, 1234.5, 1.5e-9)] == ["–", "–", "0", "1,234", "1.5·10⁻⁹"]
+    assert len(smoothed([(k, 1.0) for k in range(1000)])) <= 50
