@@ -180,6 +180,32 @@ def test_buffered_rows_have_the_same_bits_however_they_are_drawn(real, cipher, b
         assert results[0] == results[1]
 
 
+@needs_c
+@pytest.mark.parametrize("real", REAL)
+@pytest.mark.parametrize("cipher", [0, 1, 2])
+@pytest.mark.parametrize(("start", "size"), [(0, 1), (255, 2), (3, 2500), (512, 1024)])
+@pytest.mark.parametrize(("rows", "older"), [(1, 0), (3, 5), (16, 63), (17, 9)])
+def test_rows_drawn_and_solved_together_have_the_same_bits(real, cipher, start, size, rows, older, monkeypatch):
+    kernel = _kernel.KERNEL
+    assert isinstance(kernel, _kernel.CKernel)
+    if cipher > kernel.cipher:
+        pytest.skip("this processor has no such instructions")
+    monkeypatch.setattr(kernel, "cipher", cipher)
+    rng, stream, at = np.random.default_rng(size), KeyStream(KEY, b"test"), (2**40 + 1, 2**31 + 7, start)
+    weights, history = rng.normal(size=(rows, older)).astype(real), rng.normal(size=(older, size)).astype(real)
+    inner, diagonal = np.tril(rng.normal(size=(rows, rows)), -1).astype(real), rng.uniform(1, 2, rows).astype(real)
+    table = rng.normal(size=(rows, older + rows)).astype(real)
+    table[:, :9] = 0  # a stretch that need not be drawn
+    for fresh in (True, False):
+        results = []
+        for k in (kernel, _kernel.NumpyKernel()):
+            out, kept, sums = np.ones(size, real), np.zeros((rows, size), real), np.ones((rows, size + 1), real)
+            k.draw_solutions(stream, at, _kernel.SolvedRows(weights, list(history), inner, diagonal, list(kept), 0.3), out, fresh)
+            k.draw_combinations(stream, at, table, sums[:, 1:])
+            results.append(out.tobytes() + kept.tobytes() + sums.tobytes())
+        assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("kernel", ["numpy", "chosen"])
 @pytest.mark.parametrize("secure", [False, True])
 def test_many_tensors_in_one_call_have_the_bits_of_single_calls(kernel, secure, monkeypatch):

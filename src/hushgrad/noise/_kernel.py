@@ -25,6 +25,7 @@ from hushgrad.noise._threads import CHUNK
 __all__ = ["KERNEL", "CKernel", "Kernel", "NumpyKernel", "Piece"]
 
 _BLOCKS = _transform.GROUP_BYTES // 16  # cipher blocks for one group of numbers
+_BLOCK_CHUNK = CHUNK // 4  # of rows that are computed together: the second-level cache holds a dozen
 
 
 class Words(Protocol):
@@ -41,6 +42,24 @@ class BufferedRow(NamedTuple):
     decay: np.ndarray
     weight: np.ndarray
     scale: float
+
+
+class SolvedRows(NamedTuple):
+    """Rows solved together: x_k = (z_k + sum_h weights[k, h] history[h] + sum_{j<k} inner[k, j] x_j) / diagonal[k].
+
+    x_k is put into ``kept[k]``, whose memory the history may share, and ``scale`` x_0 is handed out.
+    """
+
+    weights: np.ndarray
+    history: Sequence[np.ndarray]
+    inner: np.ndarray
+    diagonal: np.ndarray
+    kept: Sequence[np.ndarray]
+    scale: float
+
+    def part(self, low: int, high: int) -> SolvedRows:
+        """For the elements [low, high) alone."""
+        return self._replace(history=[h[low:high] for h in self.history], kept=[x[low:high] for x in self.kept])
 
 
 @dataclass(slots=True)
@@ -89,6 +108,32 @@ class Kernel(ABC):
             z = np.empty_like(part)
             self.draw(stream, step, index, start + low, 1.0, z, fresh=True)
             self.buffers(z, row._replace(state=row.state[:, low : low + CHUNK]), part, fresh)
+
+    def draw_solutions(self, stream: Words, at: tuple[int, int, int], rows: SolvedRows, out: np.ndarray, fresh: bool) -> None:
+        """Solve rows whose z_k are the numbers at (step + k, index, start), start + 1, ...; emits the first."""
+        step, index, start = at
+        for low in range(0, out.size, _BLOCK_CHUNK):
+            emitted = out[low : low + _BLOCK_CHUNK]
+            part = rows.part(low, low + emitted.size)
+            x = np.empty((len(part.kept), emitted.size), out.dtype)
+            for k, z in enumerate(x):
+                self.draw(stream, step + k, index, start + low, 1.0, z, fresh=True)
+            self.combine(part.weights, part.history, x)
+            self.solve(part.inner, part.diagonal, x)
+            for kept, solved in zip(part.kept, x, strict=True):
+                kept[:] = solved
+            self.emit(x[0], part.scale, emitted, fresh)
+
+    def draw_combinations(self, stream: Words, at: tuple[int, int, int], weights: np.ndarray, out: np.ndarray) -> None:
+        """``out[k] += sum_j weights[k, j] z_j``, in the order of j, with z_j the numbers at (step + j, index, start), ..."""
+        step, index, start = at
+        for low in range(0, out.shape[1], _BLOCK_CHUNK):
+            part = out[:, low : low + _BLOCK_CHUNK]
+            z = np.empty_like(part[0])
+            for j, column in enumerate(weights.T):
+                if column.any():
+                    self.draw(stream, step + j, index, start + low, 1.0, z, fresh=True)
+                    self.combine(column[:, None], [z], part)
 
     @abstractmethod
     def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
@@ -154,7 +199,8 @@ class NumpyKernel(Kernel):
 
 
 _POINTER, _SIZE, _FIELD, _FLAG = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int
-_ROUND_KEYS = 15 * 16  # bytes
+_ROUND_KEYS, _LINE = 15 * 16, 64  # bytes
+_TILE, _PARTS = 1024, 8  # TILE and PARTS of _rows.c
 _SUFFIXES = ((np.dtype(np.float32), "f32", ctypes.c_float), (np.dtype(np.float64), "f64", ctypes.c_double))
 
 
@@ -169,6 +215,16 @@ class _Address(ctypes.Structure):
     _fields_: ClassVar = [("round_keys", _POINTER), ("cipher", _FIELD), ("step", _FIELD), ("index", _FIELD)]
 
 
+class _Solutions(ctypes.Structure):
+    """``solutions`` of _rows.c."""
+
+    _fields_: ClassVar = [
+        *((name, _POINTER) for name in ("weights", "history", "inner", "diagonal", "kept")),
+        ("rows", _FIELD),
+        ("count", _FIELD),
+    ]
+
+
 def _signatures(real: Any, cipher: int) -> dict[str, tuple[Any, ...]]:
     at = ctypes.POINTER(_Address)
     buffers = (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, real, _FLAG, _POINTER, _SIZE)
@@ -176,6 +232,8 @@ def _signatures(real: Any, cipher: int) -> dict[str, tuple[Any, ...]]:
         "draw": (at, _FIELD, real, _FLAG, _POINTER, _SIZE),
         "draw_many": (at, _POINTER, _SIZE, real, _FLAG),
         "drawn_buffers": (at, _FIELD, *buffers),
+        "drawn_solutions": (at, _FIELD, ctypes.POINTER(_Solutions), _POINTER, real, _FLAG, _POINTER, _SIZE),
+        "drawn_combinations": (at, _FIELD, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE),
     }
     return {
         "gaussians": (_POINTER, _POINTER, _SIZE),
@@ -251,6 +309,35 @@ class CKernel(Kernel):
         _check_end(step, index, start + out.size)
         self._functions["drawn_buffers", out.dtype](address, start, *_buffer_arguments(row, out, fresh))
 
+    def draw_solutions(self, stream: Words, at: tuple[int, int, int], rows: SolvedRows, out: np.ndarray, fresh: bool) -> None:
+        """See Kernel."""
+        step, index, start = at
+        address = self._address(stream, step, index)
+        if address is None:
+            super().draw_solutions(stream, at, rows, out, fresh)
+            return
+        count = len(rows.kept)
+        _check_end(step + count - 1, index, start + out.size)
+        tables = [np.ascontiguousarray(table, out.dtype) for table in (rows.weights, rows.inner, rows.diagonal)]
+        history, kept = _places(rows.history), _places(rows.kept)
+        weights, inner, diagonal = (_at(table) for table in tables)
+        given = _Solutions(weights, _at(history), inner, diagonal, _at(kept), count, len(history))
+        room = _aligned(count * _TILE, out.dtype)
+        self._functions["drawn_solutions", out.dtype](address, start, given, _at(room), rows.scale, not fresh, _at(out), out.size)
+
+    def draw_combinations(self, stream: Words, at: tuple[int, int, int], weights: np.ndarray, out: np.ndarray) -> None:
+        """See Kernel."""
+        step, index, start = at
+        address = self._address(stream, step, index)
+        if address is None:
+            super().draw_combinations(stream, at, weights, out)
+            return
+        n = out.shape[1]
+        _check_end(step + weights.shape[1] - 1, index, start + n)
+        weights, room = np.ascontiguousarray(weights, out.dtype), _aligned(_PARTS * _TILE, out.dtype)
+        target = _at(room), _at(out[0]), out.strides[0] // out.itemsize, n
+        self._functions["drawn_combinations", out.dtype](address, start, _at(weights), *weights.shape, *target)
+
     def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
         """See Kernel."""
         self._functions["gaussians", out.dtype](_at(words), _at(out), out.size // _transform.GROUP)
@@ -262,7 +349,7 @@ class CKernel(Kernel):
     def combine(self, weights: np.ndarray, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
         """See Kernel."""
         weights = np.ascontiguousarray(weights, out.dtype)
-        places = np.array([_at(part) for part in parts], dtype=np.uintp)
+        places = _places(parts)
         rows, n = out.shape
         stride = out.strides[0] // out.itemsize
         self._functions["combine", out.dtype](_at(weights), rows, _at(places), len(places), _at(out[0]), stride, n)
@@ -276,6 +363,16 @@ class CKernel(Kernel):
     def buffers(self, z: np.ndarray, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
         """See Kernel."""
         self._functions["buffers", z.dtype](_at(z), *_buffer_arguments(row, out, fresh))
+
+
+def _places(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.array([_at(array) for array in arrays], dtype=np.uintp)
+
+
+def _aligned(count: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """Room for ``count`` numbers that starts with a cache line: a vector across two lines takes two loads."""
+    room = np.empty(count * dtype.itemsize + _LINE, np.uint8)
+    return room[-room.ctypes.data % _LINE :][: count * dtype.itemsize]
 
 
 def _buffer_arguments(row: BufferedRow, out: np.ndarray, fresh: bool) -> tuple[Any, ...]:

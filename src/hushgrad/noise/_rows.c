@@ -3,6 +3,19 @@
 
 #include <string.h>
 
+#define TILE 1024    /* numbers that are worked on together */
+#define ROWS 8       /* of a combination, kept in registers */
+#define PARTS 8      /* of a combination, read together */
+#define MOST_ROWS 16 /* whose weights are copied at a time */
+
+/* For a block of rows: the weights of the history and where that is, the weights of the rows in one another, their diagonal, and
+ * where they are to be kept. */
+typedef struct {
+    const void *weights, *history, *inner, *diagonal;
+    void *const *kept;
+    uint64_t rows, count;
+} solutions;
+
 #if CIPHER
 static size_t in_registers(const address *at, uint64_t start, float *state, size_t stride, const float *decay,
                            const float *weight, size_t count, float scale, int add, float *out, size_t n) {

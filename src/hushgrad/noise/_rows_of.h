@@ -59,7 +59,6 @@ WIDE static void NAME(buffers)(REAL *restrict x, REAL *restrict state, size_t st
     if (count > 4) NAME(many_buffers)(x, state, stride, decay, weight, count, scale, add, out, n);
 }
 
-#define TILE 2048
 
 /* From given draws z, which are left alone. */
 void NAME(hushgrad_buffers)(const REAL *z, REAL *state, size_t stride, const REAL *decay, const REAL *weight, size_t count,
@@ -90,9 +89,6 @@ void NAME(hushgrad_drawn_buffers)(const address *at, uint64_t start, REAL *state
 
 /* Linear combinations --------------------------------------------------------------------------------------------------- */
 
-#define ROWS 8  /* kept in registers */
-#define PARTS 8 /* read together */
-
 /* out[k] += sum_h w[h, k] parts[h] for a block of rows and parts, with w transposed; n is a multiple of LANES. */
 static inline __attribute__((always_inline)) void NAME(combine_block)(const REAL *w, const int rows, const REAL *const *parts,
                                                                       const int count, REAL *out, size_t stride, size_t n) {
@@ -107,16 +103,16 @@ static inline __attribute__((always_inline)) void NAME(combine_block)(const REAL
     }
 }
 
-/* out[k] += sum_h weights[k, h] parts[h], in the order of h; row k starts at out + k * stride. */
-WIDE void NAME(hushgrad_combine)(const REAL *weights, size_t rows, const REAL *const *parts, size_t count, REAL *out,
-                                 size_t stride, size_t n) {
+/* out[k] += sum_h weights[k, h] parts[h], in the order of h; row k starts at out + k * stride, and parts at their offset. */
+WIDE static void NAME(combine)(const REAL *weights, size_t rows, const REAL *const *parts, size_t count, size_t offset,
+                               REAL *out, size_t stride, size_t n) {
     const size_t whole = n / LANES * LANES;
     for (size_t h = 0; h < count; h += PARTS) {
         const int some = count - h < PARTS ? (int)(count - h) : PARTS;
         for (size_t begin = 0; begin < n; begin += 1024) {
             const size_t end = begin + 1024 < whole ? begin + 1024 : whole;
             const REAL *places[PARTS];
-            for (int p = 0; p < some; p++) places[p] = parts[h + p] + begin;
+            for (int p = 0; p < some; p++) places[p] = parts[h + p] + offset + begin;
             for (size_t k = 0; k < rows; k += ROWS) {
                 const size_t few = rows - k < ROWS ? rows - k : ROWS;
                 REAL w[PARTS * ROWS];
@@ -133,10 +129,15 @@ WIDE void NAME(hushgrad_combine)(const REAL *weights, size_t rows, const REAL *c
                     for (size_t r = 0; r < few; r++)
                         for (int p = 0; p < some; p++)
                             for (size_t i = whole; i < n; i++)
-                                out[(k + r) * stride + i] = out[(k + r) * stride + i] + parts[h + p][i] * w[p * ROWS + r];
+                                out[(k + r) * stride + i] = out[(k + r) * stride + i] + parts[h + p][offset + i] * w[p * ROWS + r];
             }
         }
     }
+}
+
+void NAME(hushgrad_combine)(const REAL *weights, size_t rows, const REAL *const *parts, size_t count, REAL *out, size_t stride,
+                            size_t n) {
+    NAME(combine)(weights, rows, parts, count, 0, out, stride, n);
 }
 
 /* Forward substitution: x[k] = (x[k] + sum_{j<k} inner[k, j] x[j]) / diagonal[k]. */
@@ -162,10 +163,54 @@ WIDE void NAME(hushgrad_solve)(const REAL *inner, const REAL *diagonal, size_t r
         }
 }
 
+#if CIPHER
+/* Rows of noise with a banded C, drawn, combined with the history and solved in one go, a tile at a time: row k, which is also the
+ * number of the step from at->step on, is kept in kept[k], and the first goes to out as well. room holds rows x TILE numbers. */
+void NAME(hushgrad_drawn_solutions)(const address *at, uint64_t start, const solutions *s, REAL *room, REAL scale, int add,
+                                    REAL *out, size_t n) {
+    for (size_t begin = 0, m; begin < n; begin += m) {
+        const size_t skip = (start + begin) % GROUP; /* whole groups, but for the first and the last */
+        m = n - begin < TILE - skip ? n - begin : TILE - skip;
+        address here = *at;
+        for (size_t k = 0; k < s->rows; k++, here.step++) NAME(hushgrad_draw)(&here, start + begin, 1, 0, room + k * TILE, m);
+        NAME(combine)(s->weights, s->rows, (const REAL *const *)s->history, s->count, begin, room, TILE, m);
+        NAME(hushgrad_solve)(s->inner, s->diagonal, s->rows, room, TILE, m);
+        for (size_t k = 0; k < s->rows; k++) memcpy((REAL *)s->kept[k] + begin, room + k * TILE, m * sizeof(REAL));
+        (add ? NAME(hushgrad_add) : NAME(hushgrad_write))(room, scale, out + begin, m);
+    }
+}
+
+/* Rows that are combinations of draws: row k of out += sum_j weights[k, j] z of step at->step + j. room holds PARTS x TILE. */
+void NAME(hushgrad_drawn_combinations)(const address *at, uint64_t start, const REAL *weights, size_t rows, size_t draws,
+                                       REAL *room, REAL *out, size_t stride, size_t n) {
+    REAL w[PARTS * MOST_ROWS];
+    const REAL *parts[PARTS];
+    for (size_t begin = 0, m; begin < n; begin += m) {
+        const size_t skip = (start + begin) % GROUP;
+        m = n - begin < TILE - skip ? n - begin : TILE - skip;
+        for (size_t j = 0; j < draws; j += PARTS) {
+            const size_t some = draws - j < PARTS ? draws - j : PARTS;
+            int any = 0;
+            for (size_t k = 0; k < rows; k++)
+                for (size_t p = 0; p < some; p++) any |= weights[k * draws + j + p] != 0;
+            if (!any) continue;
+            address here = *at;
+            here.step += j;
+            for (size_t p = 0; p < some; p++, here.step++) {
+                NAME(hushgrad_draw)(&here, start + begin, 1, 0, room + p * TILE, m);
+                parts[p] = room + p * TILE;
+            }
+            for (size_t k = 0; k < rows; k += MOST_ROWS) {
+                const size_t few = rows - k < MOST_ROWS ? rows - k : MOST_ROWS;
+                for (size_t r = 0; r < few; r++) memcpy(w + r * some, weights + (k + r) * draws + j, some * sizeof(REAL));
+                NAME(combine)(w, few, parts, some, 0, out + k * stride + begin, stride, m);
+            }
+        }
+    }
+}
+#endif
+
 #undef VECTOR
 #undef LANES
 #undef AT
 #undef READ
-#undef TILE
-#undef ROWS
-#undef PARTS

@@ -18,7 +18,7 @@ from torch import Tensor
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel
-from hushgrad.noise._kernel import BufferedRow, Piece
+from hushgrad.noise._kernel import BufferedRow, Piece, SolvedRows
 from hushgrad.noise._keystream import KeyStream
 from hushgrad.noise._threads import CHUNK, over_shares
 
@@ -126,6 +126,16 @@ class Source:
     def buffer(self, step: int, index: int, start: int, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
         """Send the Gaussians at ``start``, ``start + 1``, ... through the buffers of ``row`` to ``out``, on one thread."""
         _kernel.KERNEL.draw_buffers(self._stream, (step, index, start), row, out, fresh)
+
+    def solve(self, step: int, index: int, start: int, rows: SolvedRows, out: np.ndarray, fresh: bool) -> None:
+        """Solve ``rows`` for the Gaussians of ``step``, ``step + 1``, ..., emit the first to ``out``, on one thread."""
+        weights, inner, diagonal = (table.astype(out.dtype) for table in (rows.weights, rows.inner, rows.diagonal))
+        rows = rows._replace(weights=weights, inner=inner, diagonal=diagonal)
+        _kernel.KERNEL.draw_solutions(self._stream, (step, index, start), rows, out, fresh)
+
+    def combine(self, step: int, index: int, start: int, weights: np.ndarray, out: np.ndarray) -> None:
+        """``out[k] += sum_j weights[k, j] z`` of step ``step + j``, on one thread."""
+        _kernel.KERNEL.draw_combinations(self._stream, (step, index, start), weights.astype(out.dtype), out)
 
 
 def _master(key: bytes | None, seed: int | None) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 from hushgrad import _check
 from hushgrad.noise import _kernel
 from hushgrad.noise.source import Source
-from hushgrad.noise.streams.blocks import BlockStream
+from hushgrad.noise.streams.blocks import BlockStream, Emit
 from hushgrad.noise.streams.ordered import Lane
 
 __all__ = ["BandedStream"]
@@ -58,10 +58,9 @@ class BandedStream(BlockStream[_Plan]):
             table[t - first, t + 1 - len(band) - oldest : t - oldest] = -band[:0:-1]
         return _Plan(table[:, : first - oldest], table[:, first - oldest :], diagonal)
 
-    def _rows(self, lane: Lane, plan: _Plan, first: int, last: int, low: int, high: int) -> np.ndarray:
-        x = self._draws(lane, range(first, last), low, high)
+    def _begin(self, lane: Lane, plan: _Plan, block: range, low: int, high: int, emit: Emit) -> None:
         ring = lane.rows("rows")[:, low:high]
-        history = [ring[s % self._slots] for s in range(max(0, first - self._slots), first)]
-        _kernel.KERNEL.combine(plan.history.astype(x.dtype), history, x)
-        _kernel.KERNEL.solve(plan.block.astype(x.dtype), plan.diagonal.astype(x.dtype), x)
-        return x
+        history = [ring[s % self._slots] for s in range(max(0, block.start - self._slots), block.start)]
+        kept = [ring[t % self._slots] for t in block] if self._slots else [np.empty_like(emit.out)]
+        rows = _kernel.SolvedRows(plan.history, history, plan.block, plan.diagonal, kept, emit.scale)
+        self._source.solve(block.start, lane.index, lane.offset + low, rows, emit.out, emit.fresh)

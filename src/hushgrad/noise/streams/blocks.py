@@ -8,28 +8,37 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Generic, TypeVar, final
+from typing import Generic, NamedTuple, TypeVar, final
 
 import numpy as np
 
 from hushgrad.noise import _kernel
-from hushgrad.noise._threads import CHUNK
+from hushgrad.noise._threads import SHARE
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.ordered import ChunkedStream, Lane
 
-__all__ = ["BlockStream"]
+__all__ = ["BlockStream", "Emit"]
 
 
 Plan = TypeVar("Plan")
 
 
+class Emit(NamedTuple):
+    """Where a row goes: ``out = scale * row`` if fresh, else ``out += scale * row``."""
+
+    out: np.ndarray
+    scale: float
+    fresh: bool
+
+
 class BlockStream(ChunkedStream, Generic[Plan]):
     """Rows in blocks of ``block`` steps; finished rows wait in the state's ring ``rows``, row t in slot t mod ``slots``."""
+
+    _chunk = SHARE  # the kernel takes care of the caches
 
     def __init__(self, source: Source, *, steps: int, block: int, slots: int) -> None:
         super().__init__(source, steps=steps)
         self._block, self._slots = block, slots
-        self._chunk = max(CHUNK // 4, min(CHUNK, 4 * CHUNK // block))  # a block of rows fits the second-level cache
         self._planned: tuple[int, Plan] | None = None  # of the latest block: every chunk of every tensor needs it again
 
     @abstractmethod
@@ -37,8 +46,8 @@ class BlockStream(ChunkedStream, Generic[Plan]):
         """What the rows [first, last) need that does not depend on the elements."""
 
     @abstractmethod
-    def _rows(self, lane: Lane, plan: Plan, first: int, last: int, low: int, high: int) -> np.ndarray:
-        """The rows [first, last) for the lane's elements [low, high); earlier rows may still be read from the ring."""
+    def _begin(self, lane: Lane, plan: Plan, block: range, low: int, high: int, emit: Emit) -> None:
+        """Compute the rows of ``block`` for the lane's elements [low, high), put them into the ring and emit the first."""
 
     @final
     def _sizes(self) -> Mapping[str, int]:
@@ -47,30 +56,18 @@ class BlockStream(ChunkedStream, Generic[Plan]):
     @final
     def _advance(self, lane: Lane, low: int, high: int, out: np.ndarray, scale: float, fresh: bool) -> None:
         step = lane.next
-        ring = lane.rows("rows")[:, low:high]
         if step % self._block == 0:
-            last = min(step + self._block, self._end())
-            rows = self._rows(lane, self._plan_of(step, last), step, last, low, high)
-            for t in range(step, last) if self._slots else ():
-                ring[t % self._slots] = rows[t - step]
-            current = rows[0]
+            block = range(step, min(step + self._block, self._end()))
+            self._begin(lane, self._plan_of(block), block, low, high, Emit(out, scale, fresh))
         else:
-            current = ring[step % self._slots]
-        _kernel.KERNEL.emit(current, scale, out, fresh)
+            _kernel.KERNEL.emit(lane.rows("rows")[step % self._slots, low:high], scale, out, fresh)
 
-    def _plan_of(self, first: int, last: int) -> Plan:
+    def _plan_of(self, block: range) -> Plan:
         planned = self._planned
-        if planned is None or planned[0] != first:
-            planned = self._planned = (first, self._plan(first, last))
+        if planned is None or planned[0] != block.start:
+            planned = self._planned = (block.start, self._plan(block.start, block.stop))
         return planned[1]
 
     def _end(self) -> int:
         assert self._steps is not None
         return self._steps
-
-    def _draws(self, lane: Lane, steps: range, low: int, high: int) -> np.ndarray:
-        """The draws of several steps for the lane's elements [low, high), one row for each step."""
-        draws = np.empty((len(steps), high - low), lane.rows("rows").dtype)
-        for row, step in zip(draws, steps, strict=True):
-            self._source.fill(step, lane.index, lane.offset + low, row)
-        return draws

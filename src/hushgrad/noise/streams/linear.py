@@ -11,13 +11,12 @@ import numpy as np
 from hushgrad import _check
 from hushgrad.noise import _kernel
 from hushgrad.noise.source import Source
-from hushgrad.noise.streams.blocks import BlockStream
+from hushgrad.noise.streams.blocks import BlockStream, Emit
 from hushgrad.noise.streams.ordered import Lane
 
 __all__ = ["DenseStream", "FilterStream"]
 
 _MEMORY = 8  # numbers per parameter that a stream may keep unless told otherwise
-_BATCH = 16  # draws that are held in the cache at a time
 
 
 class _LinearStream(BlockStream[tuple[int, np.ndarray]]):
@@ -44,15 +43,13 @@ class _LinearStream(BlockStream[tuple[int, np.ndarray]]):
         return oldest, table
 
     @final
-    def _rows(self, lane: Lane, plan: tuple[int, np.ndarray], first: int, last: int, low: int, high: int) -> np.ndarray:
+    def _begin(self, lane: Lane, plan: tuple[int, np.ndarray], block: range, low: int, high: int, emit: Emit) -> None:
         oldest, table = plan
-        rows = np.zeros((last - first, high - low), lane.rows("rows").dtype)
-        for begin in range(oldest, last, _BATCH):
-            steps = range(begin, min(begin + _BATCH, last))
-            columns = table[:, steps.start - oldest : steps.stop - oldest].astype(rows.dtype)
-            if columns.any():
-                _kernel.KERNEL.combine(columns, list(self._draws(lane, steps, low, high)), rows)
-        return rows
+        # Blocks are as long as the ring, so their rows lie in its first slots, and nothing older is needed.
+        rows = lane.rows("rows")[: len(block), low:high] if self._slots else np.empty((1, high - low), emit.out.dtype)
+        rows[:] = 0
+        self._source.combine(oldest, lane.index, lane.offset + low, table, rows)
+        _kernel.KERNEL.emit(rows[0], emit.scale, emit.out, emit.fresh)
 
 
 @final
