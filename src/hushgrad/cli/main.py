@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "calibrate": ("hushgrad.cli.calibrate:run", "which noise, steps, rate or batch meets a budget"),
     "plan": ("hushgrad.cli.plan:run", "which plan is best for a budget"),
     "train": ("hushgrad.cli.train:run", "train a model by a recipe"),
+    "tune": ("hushgrad.cli.tune:run", "search hyper-parameters privately; what would it cost?"),
     "ledger": ("hushgrad.cli.ledger:run", "budgets of data sets: reserve, commit, verify"),
     "audit": ("hushgrad.cli.audit:run", "attack a run and bound its epsilon from below"),
     "report": ("hushgrad.cli.report:run", "the privacy card of a run"),

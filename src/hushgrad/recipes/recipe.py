@@ -187,10 +187,19 @@ def _change(text: str) -> tuple[str, str, Any]:
     table, dot, key = place.strip().partition(".")
     if not (equals and dot and table and key):
         _check.fail("--set", text, "to have the form table.key=value", "For example --set plan.epsilon=8.")
+    return table, key, parse_value(value)
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value; what is none is a word.
+
+    >>> parse_value("[1, 0.5]"), parse_value("adam")
+    ([1, 0.5], 'adam')
+    """
     try:
-        return table, key, _toml_text(f"value = {value}")["value"]
+        return _toml_text(f"value = {text}")["value"]
     except ValueError:
-        return table, key, value.strip()
+        return text.strip()
 
 
 def _tables(path: str | Path) -> dict[str, Any]:

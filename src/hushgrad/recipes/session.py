@@ -71,14 +71,23 @@ def evaluate(model: nn.Module, dataset: Any, *, batch_size: int = 1000) -> dict[
     return {"test_loss": loss / targets, "test_accuracy": hits / targets}
 
 
-def train(recipe: Recipe | None, out: str | Path, *, resume: bool = False, progress: bool = True) -> Outcome:
+def train(
+    recipe: Recipe | None,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    key: bytes | None = None,
+    data: Data | None = None,
+) -> Outcome:
     """Train as ``recipe`` says (the demo if None) and write everything into the folder ``out``.
 
     An interrupted session (Ctrl-C, SIGTERM) finishes its step, saves a checkpoint and raises KeyboardInterrupt; one that was
     killed has its last periodic checkpoint. Both go on with ``resume=True``, bit for bit. A finished session erases its key.
 
     Where the recipe has a ``[ledger]``, room for the whole plan is reserved there before anything else, and what was done is
-    committed at the end.
+    committed at the end. ``key`` is the run's secret (fresh by default) and ``data`` what to train on (by default what the
+    recipe names): for programs that run many sessions.
 
     Raises:
         BudgetExceeded: where the ledger has no room for the plan; nothing was trained then.
@@ -86,24 +95,26 @@ def train(recipe: Recipe | None, out: str | Path, *, resume: bool = False, progr
     out = Path(out)
     recipe = _opened(recipe, out, resume)
     with alone_in(out):
-        return _trained(recipe, out, resume, progress)
+        return _trained(recipe, out, resume, progress, key, data)
 
 
-def _trained(recipe: Recipe, out: Path, resume: bool, progress: bool) -> Outcome:
+def _trained(recipe: Recipe, out: Path, resume: bool, progress: bool, key: bytes | None, data: Data | None) -> Outcome:
     began = time.monotonic()
     run = recipe.run
     if run.threads is not None:
         torch.set_num_threads(_check.positive_int(threads=run.threads))
-    data = recipe.make_data()
+    data = recipe.make_data() if data is None else data
     model = recipe.make_model(data)
     plan = _plan(recipe, data, out, resume)
     optimizer = recipe.make_optimizer(model)
     scheduler = recipe.make_schedule(optimizer, plan.steps)
-    private = make_private(model, optimizer, plan, seed=run.seed, max_epsilon=run.max_epsilon)
+    private = make_private(model, optimizer, plan, key=key, seed=run.seed, max_epsilon=run.max_epsilon)
     spending = Spending(recipe, plan, out)
     _write(out / "recipe.json", recipe.tables())  # before its key is there: from here on the folder can be resumed
     _write(out / "plan.json", plan.to_json())
     checkpoint = Checkpoint(out / "checkpoint", private, extras={} if scheduler is None else {"scheduler": scheduler})
+    if not checkpoint.resumed:
+        checkpoint.save()  # the first weights too: a run that repeats its steps must begin where it began
     _forget_after(out / "metrics.jsonl", private.steps)
     spending.begin()
     run_steps(

@@ -42,13 +42,13 @@ class Spending:
     before it is there leaves a *held* reservation, which has not begun and can be cancelled.
     """
 
-    def __init__(self, recipe: Recipe, plan: Plan, out: Path) -> None:
+    def __init__(self, recipe: Recipe, plan: Plan, out: Path, *, event: Event | None = None) -> None:
         self._out, self._place = out, recipe.ledger.get("place", "")
         self._ledger = Ledger(recipe.ledger["place"]) if recipe.ledger else None
-        self._reservation = None if self._ledger is None else self._reserved(self._ledger, recipe, plan)
+        self._reservation = None if self._ledger is None else self._reserved(self._ledger, recipe, plan, event or plan.event())
 
-    def _reserved(self, ledger: Ledger, recipe: Recipe, plan: Plan) -> Reservation:
-        dataset, event = recipe.ledger["dataset"], plan.event()
+    def _reserved(self, ledger: Ledger, recipe: Recipe, plan: Plan, event: Event) -> Reservation:
+        dataset = recipe.ledger["dataset"]
         identifier = reservation_of(self._out)
         if not identifier:
             run = f"{self._out.name} ({plan.digest[:12]})"

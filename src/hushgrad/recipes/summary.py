@@ -19,26 +19,32 @@ if TYPE_CHECKING:
 __all__ = ["write_report"]
 
 
-def write_report(out: Path, recipe: Recipe, plan: Plan, outcome: dict[str, Any], guarantee: Guarantee) -> None:
-    """Write ``report.json`` and ``report.md`` into ``out``."""
+def write_report(
+    out: Path, recipe: Recipe, plan: Plan, outcome: dict[str, Any], guarantee: Guarantee, *, tuned: bool = False
+) -> None:
+    """Write ``report.json`` and ``report.md`` into ``out``; ``tuned`` says that the guarantee counts the search too."""
     versions = {"hushgrad": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    doubts = caveats(recipe, plan, tuned=tuned)
     content = {
         "outcome": outcome,
         "plan_digest": plan.digest,
         "recipe": recipe.tables(),
         "versions": versions,
-        "caveats": caveats(recipe, plan),
+        "caveats": doubts,
     }
     (out / "report.json").write_text(json.dumps(content, indent=2) + "\n")
-    (out / "report.md").write_text(_markdown(recipe, plan, outcome, guarantee, versions), encoding="utf-8")
+    (out / "report.md").write_text(_markdown(recipe, plan, outcome, guarantee, versions, doubts), encoding="utf-8")
 
 
-def caveats(recipe: Recipe, plan: Plan) -> list[str]:
+def caveats(recipe: Recipe, plan: Plan, *, tuned: bool = False) -> list[str]:
     """What the guarantee does not cover in this run."""
+    trying = "Choosing a recipe by trying several on the same data spends privacy that is not counted here."
+    if tuned:
+        trying = "The search among the candidates is counted; recipes that were tried before it, or beside it, are not."
     found = [
         "The guarantee covers the parameters after every step. It does not cover the test set, nor any metric whose name "
         "begins with raw_.",
-        "Choosing a recipe by trying several on the same data spends privacy that is not counted here.",
+        trying,
         f"The rate of the batches follows from dataset_size; the number of training {plan.unit}s that it states is public.",
     ]
     if recipe.run.seed is not None:
@@ -46,7 +52,9 @@ def caveats(recipe: Recipe, plan: Plan) -> list[str]:
     return found
 
 
-def _markdown(recipe: Recipe, plan: Plan, outcome: dict[str, Any], guarantee: Guarantee, versions: dict[str, str]) -> str:
+def _markdown(
+    recipe: Recipe, plan: Plan, outcome: dict[str, Any], guarantee: Guarantee, versions: dict[str, str], doubts: list[str]
+) -> str:
     rows = [
         ("model", recipe.model["name"]),
         ("data", recipe.data["name"]),
@@ -59,6 +67,6 @@ def _markdown(recipe: Recipe, plan: Plan, outcome: dict[str, Any], guarantee: Gu
     lines = ["# A private training run", "", f"**{guarantee}**", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in rows]
     lines += ["", "## Plan", "", "```", str(plan), "```", "", "## What the guarantee does not say", ""]
-    lines += [f"- {caveat}" for caveat in caveats(recipe, plan)]
+    lines += [f"- {caveat}" for caveat in doubts]
     lines += ["", "Files: `model.safetensors`, `plan.json`, `ledger.json`, `guarantee.json`, `metrics.jsonl`, `recipe.json`.", ""]
     return "\n".join(lines)

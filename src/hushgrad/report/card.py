@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad.errors import NoTheorem
+from hushgrad.events import RepeatAndSelect
 from hushgrad.guarantee import Guarantee
-from hushgrad.report.citations import citation
+from hushgrad.report.citations import USED_BY, citation
 from hushgrad.report.folder import Folder, read_folder
+from hushgrad.report.papers import PAPERS
 from hushgrad.report.words import in_plain_words, sampling_assumed, sampling_done
 from hushgrad.train.plan import Plan
 
@@ -109,7 +111,7 @@ def privacy_card(run_folder: str | Path, *, raw: bool = False) -> Card:
         series=_series(folder, raw),
         versions=_versions(folder),
         caveats=_caveats(folder, raw),
-        citations=citation(plan, accountant=guarantee.accountant),
+        citations=citation(plan, accountant=guarantee.accountant) + _cited_search(guarantee),
         budget=_budget(folder.reservation),
     )
 
@@ -188,8 +190,15 @@ def _audit(found: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _tuning(found: dict[str, Any] | None) -> dict[str, Any] | None:
-    keep = ("method", "trials", "naive_epsilon", "epsilon", "delta")
+    keep = ("method", "mean_trials", "trials", "candidates", "over", "score", "chosen", "naive_epsilon", "epsilon", "delta")
     return None if found is None else {key: found[key] for key in keep if key in found}
+
+
+def _cited_search(guarantee: Guarantee) -> str:
+    """The papers behind a search, if the run was found by one."""
+    if not isinstance(guarantee.event, RepeatAndSelect):
+        return ""
+    return "".join(f"\n{PAPERS[key].bibtex(key)}\n" for key in USED_BY["RepeatAndSelect"])
 
 
 def _budget(found: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -56,6 +56,8 @@ USED_BY: dict[str, tuple[str, ...]] = {
     "Tail": ("rakhlin2012making",),
     "Ball": ("bassily2014private",),
     "Box": ("bassily2014private",),
+    # tuning
+    "RepeatAndSelect": ("papernot2022tuning",),
     # accounting
     "Advanced": ("kairouz2015composition",),
     "Basic": ("dwork2014foundations",),

@@ -67,8 +67,27 @@ def tuning_words(tuning: dict[str, Any] | None) -> str:
     """What the choice of hyper-parameters cost."""
     if tuning is None:
         return "unknown: nothing is recorded; trials on the same data would cost more than the epsilon above"
+    if {"naive_epsilon", "epsilon", "delta"} <= set(tuning):
+        return _search_words(tuning)
     words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in tuning.items())
     return words or "recorded, without details"
+
+
+def _search_words(tuning: dict[str, Any]) -> str:
+    """Both epsilons, side by side: the winner's alone, and that of how it was found."""
+    words = (
+        f"naive epsilon {_up(float(tuning['naive_epsilon']))} (the winner alone, not a claim); "
+        f"true epsilon {_up(float(tuning['epsilon']))} at delta {tuning['delta']:g} (the search included)"
+    )
+    chosen = tuning.get("chosen")
+    details = {
+        "candidates": tuning.get("candidates"),
+        "mean number of trials": tuning.get("mean_trials"),
+        "by": tuning.get("method"),
+        "chosen": ", ".join(f"{k} = {v}" for k, v in chosen.items()) if isinstance(chosen, dict) else None,
+        "scored by": tuning.get("score"),
+    }
+    return "; ".join([words, *(f"{name}: {value}" for name, value in details.items() if value is not None)])
 
 
 def budget_words(budget: dict[str, Any] | None) -> str:

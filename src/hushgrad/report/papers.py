@@ -250,6 +250,14 @@ PAPERS: dict[str, Paper] = {
         "ICML",
         "2202.02831",
     ),
+    "papernot2022tuning": Paper(
+        _IN,
+        "Papernot, Nicolas and Steinke, Thomas",
+        "Hyperparameter Tuning with {R\\'enyi} Differential Privacy",
+        2022,
+        "ICLR",
+        "2110.03620",
+    ),
     "polyak1992acceleration": Paper(
         _ART,
         "Polyak, Boris T. and Juditsky, Anatoli B.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from hushgrad.events import Participation, Relation
+from hushgrad.events import Participation, Relation, RepeatAndSelect
 from hushgrad.guarantee import Guarantee
 from hushgrad.train.plan import Plan
 
@@ -65,6 +65,8 @@ def sampling_done(plan: Plan, guarantee: Guarantee, steps: int) -> str:
         return "the ledger holds steps that no analysis covers"
     if steps <= plan.steps and guarantee.event in (plan.event(steps), plan.event()):
         return f"the ledger records {steps} steps on batches of the plan's {type(plan.sampler).__name__} sampler, as assumed"
+    if isinstance(guarantee.event, RepeatAndSelect):
+        return f"{steps} steps of the winner on batches of the plan's {type(plan.sampler).__name__} sampler, as in every trial"
     return (
         f"{steps} steps; the ledger records {guarantee.event}, which is not this plan alone (earlier phases, or declared batches)"
     )

@@ -1,0 +1,64 @@
+"""Tuning: private hyper-parameter search by random stopping, and what it really costs.
+
+    >>> from hushgrad.events import Gaussian
+    >>> from hushgrad.tuning import Stopping, tuning_cost
+    >>> cost = tuning_cost(Gaussian(2.0).sampled(rate=0.02) * 500, delta=1e-5, stopping=Stopping(mean=10.0))
+    >>> cost.epsilon > 1.5 * cost.naive  # what trying ten candidates or so costs, however many there are
+    True
+
+| file | what is in it |
+|---|---|
+| ``cost`` | the distribution of the number of trials, the theorem, calibration |
+| ``draws`` | all random choices as functions of one key |
+| ``space`` | the candidates |
+| ``score`` | scores that are covered by the guarantee, or public |
+| ``search`` | the search itself: resumable, and only the best is released |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hushgrad.tuning.cost import Stopping, TuningCost, calibrated_noise, tuning_cost
+from hushgrad.tuning.draws import Draws, number_of_trials
+
+if TYPE_CHECKING:
+    from hushgrad.tuning.search import Priced, Tuned, priced, tune
+    from hushgrad.tuning.space import Settings, settings_of
+
+__all__ = [
+    "Draws",
+    "Priced",
+    "Settings",
+    "Stopping",
+    "Tuned",
+    "TuningCost",
+    "calibrated_noise",
+    "number_of_trials",
+    "priced",
+    "settings_of",
+    "tune",
+    "tuning_cost",
+]
+
+# torch is imported only by who trains: the cost of a search is arithmetic.
+_LAZY = {
+    "Priced": "search",
+    "Tuned": "search",
+    "priced": "search",
+    "tune": "search",
+    "Settings": "space",
+    "settings_of": "space",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return vars(importlib.import_module(f"hushgrad.tuning.{_LAZY[name]}"))[name]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

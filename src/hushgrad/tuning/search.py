@@ -1,0 +1,331 @@
+"""A private search: K trials, K secret and fixed by a key, each with a random candidate; only the best is released."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_model
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.recipes.data import Data
+from hushgrad.recipes.recipe import Recipe
+from hushgrad.recipes.session import train
+from hushgrad.recipes.spending import Spending, alone_in
+from hushgrad.recipes.summary import write_report
+from hushgrad.train.keys import RunKey
+from hushgrad.train.plan import Plan
+from hushgrad.tuning.cost import ACCOUNTANT, TuningCost, calibrated_noise, tuning_cost
+from hushgrad.tuning.draws import Draws
+from hushgrad.tuning.score import held_out, private_score, trial_event
+from hushgrad.tuning.space import Settings, settings_of, with_candidate
+
+__all__ = ["Priced", "Tuned", "priced", "tune"]
+
+_COPIED = ("model.safetensors", "plan.json", "recipe.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """A search before it begins: what will be tried, with which noise, and what it costs."""
+
+    recipe: Recipe
+    settings: Settings
+    plan: Plan
+    cost: TuningCost
+    noise_without_tuning: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "candidates": len(self.settings.candidates),
+            "over": {place: list(values) for place, values in self.settings.over.items()},
+            "stopping": str(self.settings.stopping),
+            "score": _score_words(self.settings),
+            "noise_multiplier": self.plan.noise_multiplier,
+            "noise_multiplier_without_tuning": self.noise_without_tuning,
+            "naive_epsilon": self.plan.guarantee().epsilon,
+            "epsilon": self.cost.epsilon,
+            "delta": self.cost.delta,
+            "event": self.cost.event.to_json(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The outcome of a search. Without a winner (a Poisson number of trials can be 0) nothing was released, but all is paid."""
+
+    guarantee: Guarantee
+    naive_epsilon: float
+    candidate: dict[str, Any] | None
+    score: float | None
+    test: dict[str, float]
+    out: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "out": str(self.out),
+            "guarantee": self.guarantee.to_json(),
+            "claim": str(self.guarantee),
+            "epsilon": self.guarantee.epsilon,
+            "naive_epsilon": self.naive_epsilon,
+            "candidate": self.candidate,
+            "score": self.score,
+            **self.test,
+        }
+
+
+def priced(recipe: Recipe, *, settings: Settings | None = None, data: Data | None = None) -> Priced:
+    """What a search by ``recipe`` would cost; nothing is trained.
+
+    An ``epsilon`` in the recipe's plan is the budget of the *whole search*: the noise of the trials is calibrated so that it is
+    met. A ``noise_multiplier`` is taken as it is.
+
+    Raises:
+        ArgumentError: where candidates differ in what a trial costs: the theorem is about one mechanism.
+    """
+    settings = settings_of(recipe) if settings is None else settings
+    data = recipe.make_data() if data is None else data
+    table = {key: value for key, value in recipe.plan.items() if key not in ("epsilon", "noise_multiplier")}
+    if settings.score == "private" and "dataset_size" not in table:
+        table["dataset_size"] = max(1, round((1 - settings.holdout) * len(data.train)))  # the coins decide the real, private size
+    base = replace(recipe, plan={**table, "noise_multiplier": float(recipe.plan.get("noise_multiplier", 1.0))})
+    plan = _one_event(base, settings, data)
+    alone = None
+    if "epsilon" in recipe.plan:
+        goal = _check.positive(epsilon=recipe.plan["epsilon"])
+        noise = calibrated_noise(
+            lambda s: trial_event(plan.noise.event(s, plan.participation, plan.steps), settings),
+            epsilon=goal,
+            delta=plan.delta,
+            stopping=settings.stopping,
+            relation=plan.relation,
+        )
+        alone = plan.calibrated(epsilon=goal).noise_multiplier
+        plan = replace(plan, noise_multiplier=noise)
+        base = replace(base, plan={**base.plan, "noise_multiplier": noise})
+    cost = tuning_cost(trial_event(plan.event(), settings), delta=plan.delta, stopping=settings.stopping, relation=plan.relation)
+    return Priced(recipe=base, settings=settings, plan=plan, cost=cost, noise_without_tuning=alone)
+
+
+def _one_event(base: Recipe, settings: Settings, data: Data) -> Plan:
+    """The plan of the first candidate, after making sure that all candidates have its event."""
+    candidates = settings.candidates
+    tables = {json.dumps(with_candidate(base, c).plan, sort_keys=True, default=repr): c for c in reversed(candidates)}
+    plans = [with_candidate(base, candidate).make_plan(data) for candidate in reversed(tables.values())]
+    first = plans[0]
+    for plan in plans:
+        if plan.event() != first.event() or plan.delta != first.delta:
+            raise ArgumentError(
+                f"Expected all candidates to cost the same: one trial would be {first.event()}, another {plan.event()}. "
+                "Tune what does not change the event (learning rate, clip norm, model, averaging), or give each its own search."
+            )
+    return first
+
+
+def tune(
+    recipe: Recipe | None, out: str | Path, *, settings: Settings | None = None, resume: bool = False, progress: bool = True
+) -> Tuned:
+    """Search as the recipe's ``[tune]`` table says, and write the winner into the folder ``out``, like a run of its own.
+
+    K and all candidates follow from a secret key that is on disk before the first trial, so a search that is interrupted or
+    killed goes on with ``resume=True`` and is the same search. While it runs, ``out/search`` is as secret as the data: it holds
+    the key, and K, the losers and their scores are not covered by the guarantee. It is erased at the end.
+
+    **Formal guarantee.** What is in ``out`` afterwards (the winner, its metrics, its score, and which candidate it was) is
+    (epsilon, delta)-DP with the epsilon of :func:`priced`, which counts the search. See :class:`Stopping` for the theorem.
+    """
+    out = Path(out)
+    recipe, settings = _opened(recipe, settings, out, resume)
+    with alone_in(out):
+        data = recipe.make_data()
+        search = priced(recipe, settings=settings, data=data)
+        spending = Spending(recipe, search.plan, out, event=search.cost.event)
+        folder = out / "search"
+        draws = Draws(_key(folder, recipe))
+        spending.begin()
+        best = _best(search, draws, data, folder, progress)
+        tuned = _released(search, best, folder, out)
+        spending.commit(search.cost.event)
+        return tuned
+
+
+@dataclass(frozen=True, order=True)
+class _Result:
+    """Ordered by score, then by a random word: one of them is the best."""
+
+    score: float
+    tie: str
+    trial: int
+
+
+def _best(search: Priced, draws: Draws, data: Data, folder: Path, progress: bool) -> _Result | None:
+    results = [
+        _Result(_scored(search, draws, data, folder / f"{trial:05d}", trial, progress), draws.tie(trial), trial)
+        for trial in range(draws.trials(search.settings.stopping))
+    ]
+    return max(results, default=None)
+
+
+def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, progress: bool) -> float:
+    """The score of one trial, which is trained first unless it was; remembered in its folder."""
+    known = folder / "score.json"
+    if known.exists():
+        return float(json.loads(known.read_text())["score"])
+    settings = search.settings
+    candidates = settings.candidates
+    recipe = with_candidate(search.recipe, candidates[draws.candidate(trial, len(candidates))])
+    key: bytes | None = draws.key(trial)
+    if recipe.run.seed is not None:  # for experiments: a trial's seed instead of its key, so that its run says so
+        recipe, key = replace(recipe, run=replace(recipe.run, seed=draws.seed(trial))), None
+    records = None
+    if settings.score == "private":
+        data, records = held_out(data, settings, draws.scoring(trial))
+    if not (folder / "guarantee.json").exists():
+        train(recipe, folder, resume=(folder / "recipe.json").exists(), progress=progress, key=key, data=data)
+    if records is None:
+        outcome = json.loads((folder / "report.json").read_text())["outcome"]
+        score = outcome["test_accuracy"] if settings.metric == "accuracy" else -outcome["test_loss"]
+    else:
+        model = recipe.make_model(data)
+        load_model(model, str(folder / "model.safetensors"))
+        score = private_score(model, records, settings, draws.scoring(trial))
+    _write(known, {"score": score})
+    return float(score)
+
+
+# The folder ---------------------------------------------------------------------------------------------------------------
+
+
+def _opened(recipe: Recipe | None, settings: Settings | None, out: Path, resume: bool) -> tuple[Recipe, Settings]:
+    """The recipe and settings of this search; the folder is made, or found to be one that can go on."""
+    known = out / "search" / "recipe.json"
+    if (out / "tuning.json").exists():
+        shutil.rmtree(out / "search", ignore_errors=True)  # what a crash at the very end may have left
+        _check.fail("--out", str(out), "to be new; the search in it is complete", "Choose another folder.")
+    if resume:
+        if not known.exists():
+            _check.fail("--out", str(out), "to hold an interrupted search", "Leave --resume out to start a new one.")
+        recipe = Recipe.from_tables(json.loads(known.read_text()))
+        return recipe, settings_of(recipe)
+    if recipe is None:
+        raise ArgumentError("Expected a recipe with a [tune] table, or --over.")
+    if out.exists() and any(out.iterdir()):
+        _check.fail("--out", str(out), "to be a new or empty folder", "Continue an interrupted search with --resume.")
+    settings = settings_of(recipe) if settings is None else settings
+    recipe = replace(recipe, tune=_table(settings))
+    priced(recipe, settings=settings)  # whatever is wrong with it is said before anything is written
+    known.parent.mkdir(parents=True, mode=0o700)
+    _write(known, recipe.tables())
+    return recipe, settings
+
+
+def _table(settings: Settings) -> dict[str, Any]:
+    """The settings as a ``[tune]`` table again."""
+    shape = settings.stopping.shape
+    return {
+        "over": {place: list(values) for place, values in settings.over.items()},
+        "mean": settings.stopping.mean,
+        "shape": "poisson" if shape == float("inf") else shape,
+        **{key: getattr(settings, key) for key in ("score", "metric", "score_noise", "holdout")},
+    }
+
+
+def _key(folder: Path, recipe: Recipe) -> bytes:
+    """The key of the search, from a file of mode 0600 that is there before the first trial."""
+    path = folder / "key.json"
+    if not path.exists():
+        seed = recipe.run.seed
+        key = secrets.token_bytes(32) if seed is None else RunKey.make(seed=seed).secret
+        temporary = folder / ".key.json"
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump({"key": key.hex()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    return bytes.fromhex(json.loads(path.read_text())["key"])
+
+
+def _released(search: Priced, best: _Result | None, folder: Path, out: Path) -> Tuned:
+    """Copy the winner out with the guarantee of the whole search; then erase everything else."""
+    seeded = search.recipe.run.seed is not None
+    guarantee = Guarantee(
+        epsilon=search.cost.epsilon,
+        delta=search.cost.delta,
+        event=search.cost.event,
+        accountant=ACCOUNTANT,
+        relation=search.plan.relation,
+        unit=search.plan.unit,
+        notes=("Reproducible: not private against whoever knows the seed",) if seeded else (),
+    )
+    tuned = Tuned(
+        guarantee=guarantee, naive_epsilon=search.plan.guarantee().epsilon, candidate=None, score=None, test={}, out=out
+    )
+    if best is not None:
+        tuned = _copied(search, tuned, best, folder / f"{best.trial:05d}")
+    _write(out / "tuning.json", _record(search, tuned))  # marks a finished search
+    shutil.rmtree(folder)  # with the key, K, the losers and their scores
+    return tuned
+
+
+def _copied(search: Priced, tuned: Tuned, best: _Result, winner: Path) -> Tuned:
+    out, guarantee = tuned.out, tuned.guarantee
+    for name in _COPIED:
+        shutil.copyfile(winner / name, out / name)
+    _copy_metrics(winner / "metrics.jsonl", out / "metrics.jsonl")
+    recipe = Recipe.from_tables(json.loads((winner / "recipe.json").read_text()))
+    plan = Plan.from_json((winner / "plan.json").read_text())
+    outcome = json.loads((winner / "report.json").read_text())["outcome"]
+    outcome |= {"out": str(out), "guarantee": guarantee.to_json(), "claim": str(guarantee)}
+    ledger = Ledger()
+    ledger.record(guarantee.event, times=int(outcome["steps"]), stream="search")  # one charge for everything, however many trials
+    _write(out / "ledger.json", ledger.to_json())
+    write_report(out, recipe, plan, outcome, guarantee, tuned=True)
+    _write(out / "guarantee.json", guarantee.to_json())
+    tables = recipe.tables()
+    chosen = {place: tables[place.partition(".")[0]][place.partition(".")[2]] for place in search.settings.over}
+    test = {name: float(value) for name, value in outcome.items() if name.startswith("test_")}
+    return replace(tuned, candidate=chosen, score=best.score, test=test)
+
+
+def _copy_metrics(source: Path, target: Path) -> None:
+    """The winner's metrics, without the epsilon of its steps: that is the naive one, and would contradict the claim."""
+    if source.exists():
+        lines = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+        kept = [{name: value for name, value in line.items() if name != "epsilon"} for line in lines]
+        target.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+
+def _record(search: Priced, tuned: Tuned) -> dict[str, Any]:
+    """What may be told about the search. K is not in it."""
+    stopping = search.settings.stopping
+    return {
+        "method": f"random stopping, {stopping.name} (Papernot and Steinke 2022)",
+        "mean_trials": stopping.mean,
+        "candidates": len(search.settings.candidates),
+        "over": sorted(search.settings.over),
+        "score": _score_words(search.settings),
+        "chosen": tuned.candidate,
+        "naive_epsilon": tuned.naive_epsilon,
+        "epsilon": tuned.guarantee.epsilon,
+        "delta": tuned.guarantee.delta,
+    }
+
+
+def _score_words(settings: Settings) -> str:
+    if settings.score == "public":
+        return f"{settings.metric} on the test set, which the guarantee does not cover"
+    return f"hits on held-out private records with Gaussian noise {settings.score_noise:g}, covered by the guarantee"
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

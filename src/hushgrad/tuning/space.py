@@ -1,0 +1,121 @@
+"""The candidates of a search: a grid over single values of a recipe."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.recipes.recipe import Recipe, parse_value
+from hushgrad.tuning.cost import Stopping
+
+__all__ = ["Settings", "settings_of"]
+
+_TABLES = ("model", "plan", "optimizer")
+_KEYS = ("over", "mean", "shape", "score", "metric", "score_noise", "holdout")
+_MOST = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The table ``[tune]``, checked.
+
+    | key | meaning |
+    |---|---|
+    | ``over`` | ``{"optimizer.lr": [0.1, 0.3, 1.0], ...}``: every combination is a candidate |
+    | ``mean``, ``shape`` | the distribution of the number of trials; see :class:`Stopping` |
+    | ``score`` | ``"public"``: on the test set, which must be public; ``"private"``: on held-out private records, with noise |
+    | ``metric`` | ``"accuracy"`` or, on public data only, ``"loss"`` |
+    | ``score_noise`` | noise multiplier of the private score: a Gaussian on the number of hits |
+    | ``holdout`` | the probability with which a record is held out for a private score |
+    """
+
+    over: Mapping[str, tuple[Any, ...]]
+    stopping: Stopping
+    score: str = "public"
+    metric: str = "accuracy"
+    score_noise: float = 10.0
+    holdout: float = 0.1
+
+    @property
+    def candidates(self) -> list[dict[str, Any]]:
+        """All combinations, in a fixed order."""
+        return [dict(zip(self.over, values, strict=True)) for values in itertools.product(*self.over.values())]
+
+
+def settings_of(recipe: Recipe, *, over: Iterable[str] = (), changes: Mapping[str, Any] | None = None) -> Settings:
+    """The settings in a recipe's ``[tune]`` table; ``over`` adds words such as ``"optimizer.lr=0.1,0.3"``.
+
+    Raises:
+        ArgumentError: for anything that is not understood, before anything is trained.
+    """
+    table = {**recipe.tune, **{key: value for key, value in (changes or {}).items() if value is not None}}
+    for key in table:
+        _check.one_of(_KEYS, **{"[tune] key": key})
+    grid = {place: _values(place, values) for place, values in _check.instance(dict, over=table.get("over", {})).items()}
+    grid |= dict(_parsed(word) for word in over)
+    if not grid:
+        raise ArgumentError(
+            'Expected something to tune. Add [tune.over] "optimizer.lr" = [0.1, 0.3], or --over optimizer.lr=0.1,0.3.'
+        )
+    options = {key: table[key] for key in ("score", "metric", "score_noise", "holdout") if key in table}
+    stopping = Stopping(**{key: _number(key, table[key]) for key in ("mean", "shape") if key in table})
+    settings = Settings(over=grid, stopping=stopping, **options)
+    _require_sane(settings)
+    return settings
+
+
+def _require_sane(settings: Settings) -> None:
+    _check.one_of(("public", "private"), score=settings.score)
+    _check.one_of(("accuracy", "loss"), metric=settings.metric)
+    if settings.score == "private" and settings.metric == "loss":
+        _check.fail("metric", "loss", "to be 'accuracy' for a private score", "One record can change a loss without bound.")
+    _check.positive(score_noise=settings.score_noise)
+    _check.between(0, 1, holdout=settings.holdout)
+    count = 1
+    for values in settings.over.values():
+        count *= len(values)
+    if count > _MOST:
+        _check.fail("over", count, f"to have at most {_MOST} combinations")
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, str) and value in ("inf", "poisson"):
+        return float("inf")
+    return (
+        float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+        else _check.fail(key, value, "to be a number")
+    )
+
+
+def _values(place: str, values: Any) -> tuple[Any, ...]:
+    table, dot, key = place.partition(".")
+    if not (dot and key) or table not in _TABLES:
+        _check.fail("over", place, f"to name a value as table.key, the table one of {', '.join(_TABLES)}")
+    if place in ("plan.delta", "plan.relation", "plan.unit", "plan.epsilon", "plan.noise_multiplier"):
+        _check.fail("over", place, "to be something that does not change what is promised")
+    if not isinstance(values, (list, tuple)) or not values:
+        _check.fail("over", values, f"to be a list of values for {place}")
+    return tuple(values)
+
+
+def _parsed(word: str) -> tuple[str, tuple[Any, ...]]:
+    place, equals, values = word.partition("=")
+    if not equals or not values:
+        _check.fail("--over", word, "to have the form table.key=value,value,...", "For example --over optimizer.lr=0.1,0.3,1.")
+    found = parse_value(f"[{values}]")
+    listed = found if isinstance(found, list) else [parse_value(value) for value in values.split(",")]
+    return place.strip(), _values(place.strip(), listed)
+
+
+def with_candidate(recipe: Recipe, candidate: Mapping[str, Any]) -> Recipe:
+    """The recipe with the values of one candidate, and without its ``[tune]`` and ``[ledger]``: a trial pays for nothing itself."""
+    tables = replace(recipe, tune={}, ledger={}).tables()
+    for place, value in candidate.items():
+        table, _, key = place.partition(".")
+        tables[table] = {**tables[table], key: value}
+    return Recipe.from_tables(tables)

@@ -1,0 +1,251 @@
+"""``hushgrad tune`` as a user meets it: a search that is paid for, resumable, and tells nothing but its winner."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hushgrad.budget import Ledger as BudgetLedger
+from hushgrad.cli.main import main
+from hushgrad.errors import ArgumentError
+from hushgrad.events import Compose, Gaussian, RepeatAndSelect
+from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.recipes import Recipe
+from hushgrad.report import privacy_card
+from hushgrad.train import private as running
+from hushgrad.tuning import Draws, Stopping, priced, settings_of, tune
+from hushgrad.tuning import score as scoring
+from hushgrad.tuning import search as room
+
+TABLES = {
+    "model": {"name": "logistic"},
+    "data": {"name": "digits"},
+    "plan": {"epsilon": 3.0, "delta": 1e-4, "batch_size": 128, "steps": 12},
+    "run": {"checkpoint_every": 5, "evaluate_every": 6, "threads": 1},
+    "tune": {"mean": 3.0, "over": {"optimizer.lr": [0.001, 2.0], "plan.max_grad_norm": [0.5, 1.0]}},
+}
+
+
+def recipe(**changes: dict) -> Recipe:
+    return Recipe.from_tables({**TABLES, **{name: {**TABLES.get(name, {}), **table} for name, table in changes.items()}})
+
+
+def key_with(trials: int, stopping: Stopping) -> bytes:
+    """A key whose search has this many trials."""
+    return next(key for n in range(5000) if Draws(key := n.to_bytes(32, "big")).trials(stopping) == trials)
+
+
+@pytest.fixture
+def fixed_key(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Three trials, among them one of each learning rate."""
+    rates = [candidate["optimizer.lr"] for candidate in settings_of(recipe()).candidates]
+
+    def suits(key: bytes) -> bool:
+        draws = Draws(key)
+        return draws.trials(Stopping(mean=3.0)) == 3 and len({rates[draws.candidate(t, 4)] for t in range(3)}) == 2
+
+    key = next(key for n in range(5000) if suits(key := n.to_bytes(32, "big")))
+    monkeypatch.setattr(room.secrets, "token_bytes", lambda size: key)
+    return key
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_the_winner_is_released_with_the_price_of_the_search(fixed_key: bytes, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    out = tmp_path / "out"
+    tuned = tune(recipe(), out, progress=False)
+    names = {"model.safetensors", "plan.json", "ledger.json", "metrics.jsonl", "guarantee.json", "recipe.json", "tuning.json"}
+    assert {path.name for path in out.iterdir()} == names | {"report.md", "report.json"}  # no key, no loser, no K
+    guarantee = Guarantee.from_json((out / "guarantee.json").read_text())
+    assert guarantee == tuned.guarantee and 2.9 < guarantee.epsilon <= 3.0 and guarantee.accountant == "rdp"
+    assert (
+        isinstance(guarantee.event, RepeatAndSelect)
+        and guarantee.event == Ledger.from_json((out / "ledger.json").read_text()).event()
+    )
+    assert tuned.naive_epsilon < 0.7 * guarantee.epsilon
+    draws, candidates = Draws(fixed_key), settings_of(recipe()).candidates
+    assert tuned.candidate in [candidates[draws.candidate(trial, 4)] for trial in range(3)]
+    assert tuned.candidate["optimizer.lr"] == 2.0 and tuned.test["test_accuracy"] > 0.5  # the other one hardly learns
+    everything = "".join(path.read_text() for path in out.iterdir() if path.suffix in (".json", ".jsonl", ".md"))
+    assert fixed_key.hex() not in everything and "epsilon" not in json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
+    chosen = json.loads((out / "recipe.json").read_text())
+    assert chosen["optimizer"]["lr"] == tuned.candidate["optimizer.lr"] and "tune" not in chosen
+
+    card = privacy_card(out)
+    text = card.to_markdown()
+    assert "naive epsilon" in text and "(the winner alone, not a claim); true epsilon 3 at delta" in text
+    assert "papernot2022tuning" in text and "that is not counted here" not in text and "as in every trial" in text
+    assert "trials" not in json.loads((out / "tuning.json").read_text())
+    assert card.to_html()
+
+    with pytest.raises(ArgumentError, match="search in it is complete"):
+        tune(None, out, resume=True, progress=False)
+    # The planted defect: claiming the winner's own epsilon. A card refuses to repeat it.
+    naive = {**guarantee.to_json(), "epsilon": tuned.naive_epsilon}
+    (out / "guarantee.json").write_text(json.dumps(naive))
+    with pytest.raises(ArgumentError, match="to be at least"):
+        privacy_card(out)
+
+
+def test_a_killed_search_goes_on_as_the_same_search(fixed_key: bytes, tmp_path: Path, monkeypatch) -> None:
+    torch.manual_seed(7)
+    whole = tune(recipe(), tmp_path / "whole", progress=False)
+    original, taken = running.Books.charge, []
+
+    def charge(books, *, issued: bool) -> None:
+        taken.append(books.taken)
+        if len(taken) in (20, 34):  # in the middle of the second trial, and again later
+            raise Killed
+        original(books, issued=issued)
+
+    torch.manual_seed(7)
+    monkeypatch.setattr(running.Books, "charge", charge)
+    broken = tmp_path / "broken"
+    with pytest.raises(Killed):
+        tune(recipe(), broken, progress=False)
+    assert stat.S_IMODE((broken / "search" / "key.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE((broken / "search").stat().st_mode) == 0o700
+    assert not (broken / "model.safetensors").exists()  # nothing is released before the end
+    with pytest.raises(Killed):
+        tune(None, broken, resume=True, progress=False)
+    again = tune(None, broken, resume=True, progress=False)
+    assert (again.candidate, again.score) == (whole.candidate, whole.score)
+    for name, tensor in load_file(tmp_path / "whole" / "model.safetensors").items():
+        assert torch.equal(tensor, load_file(broken / "model.safetensors")[name])
+
+
+def test_a_private_score_is_noisy_covered_and_never_written_raw(fixed_key: bytes, tmp_path: Path, monkeypatch) -> None:
+    seen: list[float] = []
+    original = scoring.evaluate
+
+    def evaluate(model, dataset):
+        found = original(model, dataset)
+        seen.append(found["test_accuracy"] * len(dataset))
+        return found
+
+    monkeypatch.setattr(scoring, "evaluate", evaluate)
+    out = tmp_path / "out"
+    tuned = tune(recipe(tune={"score": "private", "score_noise": 12.0, "holdout": 0.2}), out, progress=False)
+    assert isinstance(tuned.guarantee.event, RepeatAndSelect)
+    trial = tuned.guarantee.event.of
+    assert isinstance(trial, Compose) and trial.events[1] == Gaussian(12.0)  # the score is paid for
+    assert len(seen) == 3 and all(abs(tuned.score - hits) > 1e-6 for hits in seen)
+    assert all(100 < hits < 350 or hits < 100 for hits in seen)
+    assert "covered by the guarantee" in json.loads((out / "tuning.json").read_text())["score"]
+
+
+def test_private_scores_hold_each_record_out_by_its_own_coin() -> None:
+    settings = settings_of(recipe(tune={"score": "private", "holdout": 0.25}))
+    data = recipe().make_data()
+    train, records = scoring.held_out(data, settings, bytes(32))
+    assert len(train.train) + len(records) == len(data.train)
+    assert abs(len(records) - 0.25 * len(data.train)) < 5 * (len(data.train) * 0.1875) ** 0.5
+    other, _ = scoring.held_out(data, settings, b"x" * 32)
+    assert len(other.train) != len(train.train) or not torch.equal(other.train.tensors[0], train.train.tensors[0])
+    plans = {priced(recipe(tune={"score": "private", "holdout": 0.25})).plan.event()}
+    assert len(plans) == 1  # the public rate does not follow the private split
+
+
+def test_the_score_has_the_noise_that_it_is_charged_for() -> None:
+    """300 scores of one model: their standard deviation is score_noise within 5 standard errors (false alarms below 1e-6)."""
+    data = recipe().make_data()
+    settings = settings_of(recipe(tune={"score": "private", "score_noise": 4.0}))
+    model = recipe().make_model(data)
+    scores = torch.tensor([scoring.private_score(model, data.test, settings, n.to_bytes(32, "big")) for n in range(300)])
+    assert abs(scores.std().item() - 4.0) < 5 * 4.0 / (2 * 300) ** 0.5
+
+
+def test_the_ledger_pays_for_the_search(fixed_key: bytes, tmp_path: Path) -> None:
+    ledger = BudgetLedger.create(tmp_path / "b.db")
+    ledger.add("digits", epsilon=3.0, delta=1e-4)
+    tuned = tune(recipe().paid_by(ledger.place, "digits"), tmp_path / "out", progress=False)
+    (booked,) = ledger.reservations()
+    assert booked.state == "committed" and booked.charged == tuned.guarantee.event
+    assert ledger.status("digits").epsilon == pytest.approx(tuned.guarantee.epsilon) and privacy_card(tmp_path / "out").budget
+    words = ["tune", "--over", "optimizer.lr=1", "--ledger", ledger.place, "--dataset", "digits", "--out", str(tmp_path / "more")]
+    assert main([*words, "--quiet"]) == 3  # the demo, and nothing is left
+
+
+def test_a_poisson_number_of_trials_may_be_none(tmp_path: Path, monkeypatch) -> None:
+    key = key_with(0, Stopping(mean=0.5, shape=float("inf")))
+    monkeypatch.setattr(room.secrets, "token_bytes", lambda size: key)
+    tuned = tune(recipe(tune={"mean": 0.5, "shape": "poisson"}), tmp_path / "out", progress=False)
+    assert tuned.candidate is None and {path.name for path in (tmp_path / "out").iterdir()} == {"tuning.json"}
+
+
+def test_what_makes_no_sense_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    for changes, message in (
+        ({"over": {"plan.batch_size": [64, 128]}}, "all candidates to cost the same"),
+        ({"over": {"plan.epsilon": [1.0, 2.0]}}, "does not change what is promised"),
+        ({"over": {"run.seed": [1, 2]}}, "to name a value"),
+        ({"over": {}}, "something to tune"),
+        ({"over": {"optimizer.lr": 0.5}}, "list of values"),
+        ({"means": 3}, "Did you mean 'mean'"),
+        ({"score": "training"}, "score='training'"),
+        ({"score": "private", "metric": "loss"}, "without bound"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            tune(recipe(tune=changes), tmp_path / "out", progress=False)
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(ArgumentError, match="interrupted search"):
+        tune(None, tmp_path / "out", resume=True)
+
+
+def test_a_seeded_search_says_so(tmp_path: Path) -> None:
+    tuned = tune(recipe(run={"seed": 11}, tune={"mean": 1.0}), tmp_path / "out", progress=False)
+    assert "not private against whoever knows the seed" in str(tuned.guarantee)
+    assert privacy_card(tmp_path / "out").noise_source.startswith("A seed")
+
+
+# The command --------------------------------------------------------------------------------------------------------------
+
+
+def test_dry(tmp_path: Path, capsys) -> None:
+    (tmp_path / "r.py").write_text(f"recipe = {TABLES!r}")
+    assert main(["tune", str(tmp_path / "r.py"), "--dry", "--mean", "10", "--shape", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "4 candidates over optimizer.lr, plan.max_grad_norm" in out and "geometric with mean 10" in out
+    assert "true epsilon 3 at delta" in out and "would do for one run that is not chosen" in out
+    assert main(["tune", str(tmp_path / "r.py"), "--dry", "--json", "--over", "optimizer.lr=0.1,0.2,0.4"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["candidates"] == 6 and facts["naive_epsilon"] < facts["epsilon"] <= 3.0
+    assert facts["noise_multiplier"] > 1.2 * facts["noise_multiplier_without_tuning"]
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_what_would_tuning_cost_without_a_recipe_and_without_torch() -> None:
+    program = (
+        "import sys; from hushgrad.cli.main import main\n"
+        "assert main(['tune', '--dry', '--epsilon', '1', '--delta', '1e-5', '--json']) == 0\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    facts = json.loads(done.stdout)
+    assert 1.5 < facts["epsilon"] < 3.0 and facts["noise_factor"] > 1.5
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path, capsys) -> None:
+    for words in (
+        ["--out", "x"],
+        ["--dry", "--epsilon", "1"],
+        ["--over", "optimizer.lr=1"],
+        ["--out", "x", "--over", "lr=1"],
+        ["--out", "x", "--over", "optimizer.lr"],
+        ["--out", str(tmp_path / "x"), "--resume"],
+        ["--out", "x", "--resume", "--mean", "3"],
+        ["--out", "x", "--shape", "round", "--over", "optimizer.lr=1"],
+        ["--out", "x", "--ledger", "b.db", "--over", "optimizer.lr=1"],
+    ):
+        assert main(["tune", *words]) == 2, words
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.startswith("hushgrad: ") and captured.err.count("\n") == 1
