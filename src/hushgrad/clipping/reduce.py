@@ -9,7 +9,6 @@ parameter was used once, and its squared norms were taken while the gradient was
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -49,13 +48,12 @@ class Part(NamedTuple):
 def add_clipped(group: Group, names: dict[int, dict[str, str]], clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part:
     """``sums[name] += scale * sum_i w_i G_i``; the calls are released one by one."""
     order = list(sums)
-    sq_norms = _sq_norms(group, names, order)  # (parameters, units)
+    rows, factor = _sq_norms(group, names)
     grouping = clipper.groups(order)
     if grouping is None:
-        clipped_by = total = sq_norms.sum(0)
+        clipped_by = total = _total(list(rows.values())).mul_(factor)
     else:
-        index = torch.tensor(grouping, device=sq_norms.device)
-        clipped_by = sq_norms.new_zeros(max(grouping, default=0) + 1, group.size).index_add_(0, index, sq_norms).t()
+        clipped_by = _by_group(rows, dict(zip(order, grouping, strict=True)), group.size).mul_(factor)
         total = clipped_by.sum(1)
     weights = clipper.weights(clipped_by)
     finite = None if math.isfinite(float(total.sum())) else total.isfinite()
@@ -71,8 +69,20 @@ def add_clipped(group: Group, names: dict[int, dict[str, str]], clipper: Clipper
     return Part(total.sqrt(), weights, rejected)
 
 
-def _sq_norms(group: Group, names: dict[int, dict[str, str]], order: Sequence[str]) -> Tensor:
-    """The squared norm of each parameter's gradient (rows) for each unit (columns)."""
+def _total(rows: list[Tensor]) -> Tensor:
+    """A fresh tensor."""
+    return rows[0] + rows[1] if len(rows) == 2 else torch.stack(rows).sum(0)
+
+
+def _by_group(rows: dict[str, Tensor], column: dict[str, int], units: int) -> Tensor:
+    """The sums over each clipping group: (units, groups)."""
+    stacked = torch.stack(list(rows.values()))
+    index = torch.tensor([column[name] for name in rows], device=stacked.device)
+    return stacked.new_zeros(max(column.values(), default=0) + 1, units).index_add_(0, index, stacked).t()
+
+
+def _sq_norms(group: Group, names: dict[int, dict[str, str]]) -> tuple[dict[str, Tensor], float]:
+    """The squared norms of each parameter's gradient, one for each unit, still to be multiplied by a common factor."""
     by_name: dict[str, list[tuple[Use, str]]] = {}
     for use in group.uses:
         for local, name in names[id(use.call.site)].items():
@@ -86,9 +96,7 @@ def _sq_norms(group: Group, names: dict[int, dict[str, str]], order: Sequence[st
             use, local = uses[0]
             row = use.call.measure()[local]
             rows[name] = row if common is not None else row * use.factor**2
-    some = next(iter(rows.values()))
-    stacked = torch.stack([rows[name] if name in rows else torch.zeros_like(some) for name in order])
-    return stacked if common in (None, 1) else stacked.mul_(common**2)
+    return rows, 1.0 if common is None else common**2
 
 
 def _add_use(

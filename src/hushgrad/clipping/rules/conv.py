@@ -280,7 +280,8 @@ def _in_memory(G: Tensor) -> list[int]:
     """The dimensions in the order of memory, slowest first; dimensions of one element stay where they are."""
     if G.is_contiguous():
         return list(range(G.dim()))
-    return sorted(range(G.dim()), key=lambda axis: -G.stride(axis))
+    strides = G.stride()
+    return sorted(range(G.dim()), key=lambda axis: -strides[axis])
 
 
 def _geometry(module: Any) -> Geometry:
