@@ -22,6 +22,7 @@ import numpy as np
 
 from hushgrad.accounting import estimate
 from hushgrad.accounting.pld import PLD
+from hushgrad.errors import NoTheorem
 from hushgrad.events import Compose, Event, FixedSize, Gaussian, Laplace, Relation, Sampled
 
 CASES = json.loads((Path(__file__).parents[1] / "tests/golden/accounting_reference.json").read_text())["cases"]
@@ -121,6 +122,50 @@ def heterogeneous(count: int) -> Event:
     )
 
 
+def different(count: int) -> dict[str, float]:
+    """``count`` different steps: time and excess over the contour estimate, or over the lower bound where that refuses."""
+    event = heterogeneous(count)
+    high, cpu = timed(lambda: PLD().loss(event).epsilon(1e-5, width=5e-4))  # type: ignore[call-arg]
+    try:
+        truth = estimate(event, delta=1e-5).epsilon
+    except NoTheorem:
+        truth = PLD().loss(event).epsilon_interval(1e-5, width=5e-4)[0]  # type: ignore[attr-defined]
+    return {"count": count, "cpu": cpu, "upper": high, "excess": high / truth - 1}
+
+
+def schedule(count: int) -> dict[str, float]:
+    """A schedule of ``count`` different noise multipliers: reading the event, and the certified interval at width 1e-3."""
+    event = Compose(Gaussian(float(s)).sampled(rate=4e-4) for s in np.linspace(1, 2, count))
+    loss, reading = timed(lambda: PLD().loss(event))
+    (low, high), cpu = timed(lambda: loss.epsilon_interval(1e-5, width=1e-3))
+    return {"steps": count, "reading": reading, "interval": cpu, "width": high / low - 1}
+
+
+def ledger(count: int) -> dict[str, float]:
+    """``count`` events of two kinds in turn, as JSON text: reading it, and epsilon."""
+    kinds = [json.dumps(event.to_json()) for event in (Gaussian(1.0).sampled(rate=1e-3), Gaussian(1.5).sampled(rate=1e-3))]
+    text = f'{{"event": "Compose", "events": [{", ".join(kinds * (count // 2))}]}}'
+    event, reading = timed(lambda: Event.from_json(text))
+    _, cpu = timed(lambda: PLD().loss(event).epsilon(1e-6))
+    return {"events": count, "json": reading, "epsilon": cpu}
+
+
+def soak_verdicts(soak: dict[str, float]) -> list[tuple[str, str, bool]]:
+    """Long runs, in seconds."""
+    return [
+        (
+            f"{soak['steps']:.0f} different noise levels, interval of width 1e-3 in <= 20 s",
+            f"{soak['reading']:.1f} s to read, {soak['interval']:.1f} s, width {soak['width']:.1e}",
+            soak["reading"] + soak["interval"] <= 20 and soak["width"] <= 2e-3,
+        ),
+        (
+            f"{soak['events']:.0f} events of two kinds from JSON in <= 20 s",
+            f"{soak['json']:.1f} s to read, {soak['epsilon']:.1f} s",
+            soak["json"] + soak["epsilon"] <= 20,
+        ),
+    ]
+
+
 def verdicts(rows: list[dict[str, Any]], het: dict[str, float]) -> list[tuple[str, str, bool]]:
     """The figures that the accountant promises, measured."""
     exact = [row for row in rows if row["exact"]]
@@ -159,7 +204,7 @@ def verdicts(rows: list[dict[str, Any]], het: dict[str, float]) -> list[tuple[st
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one repeat, 100 different steps instead of 1000")
+    parser.add_argument("--quick", action="store_true", help="one repeat, fewer steps in the long runs")
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     options = parser.parse_args()
     print(
@@ -169,16 +214,13 @@ def main() -> None:
     for case in CASES:
         rows.append(measure(case, 1 if options.quick else 5))
         print(show(rows[-1]), flush=True)
-    count = 100 if options.quick else 1000
-    event = heterogeneous(count)
-    high, cpu = timed(lambda: PLD().loss(event).epsilon(1e-5, width=5e-4))  # type: ignore[call-arg]
-    truth = estimate(event, delta=1e-5).epsilon  # by contour quadrature: a reference, not a bound
-    het = {"count": count, "cpu": cpu, "upper": high, "excess": high / truth - 1}
-    results = verdicts(rows, het)
+    het = different(100 if options.quick else 1000)
+    soak = schedule(1_000 if options.quick else 100_000) | ledger(10_000 if options.quick else 1_000_000)
+    results = verdicts(rows, het) + soak_verdicts(soak)
     for what, figure, passed in results:
         print(f"{'PASS' if passed else 'MISS'}  {what}: {figure}")
     if options.json:
-        options.json.write_text(json.dumps({"rows": rows, "heterogeneous": het, "verdicts": results}, indent=1))
+        options.json.write_text(json.dumps({"rows": rows, "heterogeneous": het, "soak": soak, "verdicts": results}, indent=1))
 
 
 if __name__ == "__main__":
