@@ -74,6 +74,7 @@ def run(context: Context) -> Findings:
         model = _trained(train, size, method, epsilon, rates[method, epsilon], context.seed + 1 + seed)
         results[method, epsilon].append(bits(model, test.pieces))
     start = bits(_fresh(context.seed), test.pieces)
+    predicted = _predicted(size, train.people)
     columns = ("method", *(f"eps = {e:g}" for e in size.epsilons))
     rows = tuple((m, *(_cell(results[m, e]) for e in size.epsilons)) for m in names)
     steps = size.epochs * size.steps_per_epoch
@@ -93,11 +94,12 @@ def run(context: Context) -> Findings:
                 rows=tuple(tried),
             ),
         ),
-        draw=lambda figure: _draw(figure, size, results),
-        caption=f"Bits per character (lower is better) of a log-bilinear model of the last four characters, on speakers who were not in "
-        f"the training data, over epsilon per speaker (delta = {DELTA:g}, {steps} steps), mean with two standard errors. Every speaker "
-        f"takes part {size.epochs} times, in a fixed order; grey: with Poisson sampling, where that is possible.",
-        data={"bits": {f"{m}, {e:g}": v for (m, e), v in results.items()}, "untrained": start},
+        draw=lambda figure: _draw(figure, size, results, predicted),
+        caption="(a) Bits per character (lower is better) of a log-bilinear model of the last four characters, on speakers who were "
+        f"not in the training data, over epsilon per speaker (delta = {DELTA:g}, {steps} steps), mean with two standard errors. Every speaker "
+        f"takes part {size.epochs} times, in a fixed order; grey: with Poisson sampling, where that is possible. (b) What theory says: "
+        "root mean square error of the sums of gradients at equal privacy, relative to independent noise.",
+        data={"bits": {f"{m}, {e:g}": v for (m, e), v in results.items()}, "untrained": start, "predicted": predicted},
     )
 
 
@@ -211,12 +213,24 @@ def _claims(size: _Size, results: Results, start: float) -> tuple[Claim, ...]:
     )
 
 
-def _draw(figure: Any, size: _Size, results: Results) -> None:
-    axes = panel(
-        figure, 111, title="Next character, privacy per speaker", x="epsilon per speaker", y="bits per character", log="x"
-    )
+def _predicted(size: _Size, users: int) -> dict[str, float]:
+    """The error of each mechanism over that of independent noise, for this plan's steps and participation."""
+    errors = {}
+    for method in METHODS:
+        plan = _plan(size, users, method, 1.0)
+        errors[method] = plan.noise.error(steps=plan.steps, participation=plan.participation).rmse
+    return {method: error / errors["DP-SGD"] for method, error in errors.items()}
+
+
+def _draw(figure: Any, size: _Size, results: Results, predicted: dict[str, float]) -> None:
+    spec = figure.add_gridspec(1, 2, width_ratios=(3, 2))
+    axes = panel(figure, spec[0], title="(a) next character", x="epsilon per speaker", y="bits per character", log="x")
     for method, (mark, _) in METHODS.items():
         bars(axes, size.epsilons, [results[method, e] for e in size.epsilons], label=method, **MARKS[mark])
     grey = {"color": "0.6", "marker": "x", "linestyle": ":"}
     bars(axes, size.epsilons, [results[AMPLIFIED, e] for e in size.epsilons], label=AMPLIFIED, **grey)
     axes.legend(frameon=False, fontsize=9)
+    second = panel(figure, spec[1], title="(b) predicted noise", x="", y="error relative to independent noise", log="")
+    second.set_axisbelow(True)
+    names = [method.removeprefix("DP-FTRL, ") for method in predicted]
+    second.bar(names, list(predicted.values()), color=[MARKS[METHODS[method][0]]["color"] for method in predicted])
