@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -185,3 +187,47 @@ def test_charts_stay_inside_their_frame():
     assert 'width="200.0"' in bar(7.0, words="") and "over" in bar(7.0, words="")
     assert [number(x) for x in (None, float("nan"), 0, 1234.5, 1.5e-9)] == ["–", "–", "0", "1,234", "1.5·10⁻⁹"]
     assert len(smoothed([(k, 1.0) for k in range(1000)])) <= 50
+
+
+GARBAGE = [
+    b"",
+    b"\x00" * 4096,
+    b"GET\r\n\r\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"GET http://elsewhere.example/ HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: elsewhere.example\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+    b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /%00%ff%fe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /runs/../../etc/passwd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\nx",
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\nffffffff\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,  # somebody speaks TLS
+]
+
+
+def spoken(port: int, words: bytes, *, patience: float) -> bytes:
+    """What is answered to these bytes, until the server hangs up or ``patience`` seconds have passed."""
+    found = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=patience) as line, contextlib.suppress(OSError):
+        line.sendall(words)
+        while len(found) < 1 << 16 and (chunk := line.recv(1 << 14)):
+            found += chunk
+    return found
+
+
+def test_a_server_survives_garbage_and_ends_with_ctrl_c(tmp_path):
+    words = [sys.executable, "-m", "hushgrad.cli.main", "serve", str(tmp_path), "--port", "0", "--json"]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    text = ""
+    while not text.endswith("}\n"):
+        text += server.stdout.readline()
+    port = int(json.loads(text)["address"].rstrip("/").rsplit(":", 1)[1])
+    for garbage in GARBAGE:
+        answer = spoken(port, garbage, patience=0.7)
+        assert b"root:" not in answer and b"Traceback" not in answer
+        assert not answer or answer.split(b" ")[1][:1] == b"4", garbage[:60]
+    assert b'"ok":true' in spoken(port, b"GET /api/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", patience=30)
+    server.send_signal(signal.SIGINT)
+    out, err = server.communicate(timeout=30)
+    assert (server.returncode, out, err) == (0, "", "Ended.\n")

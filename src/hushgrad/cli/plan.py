@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
@@ -49,6 +50,7 @@ def run(words: list[str]) -> int:
         _check.fail(
             "--parameters", None, "to be given with --memory", "Noise state is kept per parameter: say how many there are."
         )
+    _check_early(options)
     from hushgrad.noise.workload import SGDWorkload
     from hushgrad.planner import compare
 
@@ -74,6 +76,18 @@ def run(words: list[str]) -> int:
     else:
         _print(found, options)
     return 0
+
+
+def _check_early(options: argparse.Namespace) -> None:
+    """The likeliest mistakes, answered before torch is imported."""
+    _check.positive(epsilon=options.epsilon)
+    _check.delta(delta=options.delta)
+    if (options.epochs is None) == (options.steps is None):
+        raise UsageError("Expected exactly one of epochs and steps. The other one follows from it.")
+    if options.batch_size is not None and options.batch_size > options.dataset_size:
+        _check.fail("--batch-size", options.batch_size, f"to be at most --dataset-size {options.dataset_size}")
+    if options.save and not Path(options.save).absolute().parent.is_dir():
+        raise UsageError(f"Cannot save the plan to {options.save}: there is no such folder.")
 
 
 def _print(found: Comparison, options: argparse.Namespace) -> None:
@@ -106,7 +120,6 @@ def _print(found: Comparison, options: argparse.Namespace) -> None:
 
 def _save(path: str, plan: dict[str, Any]) -> None:
     import json
-    from pathlib import Path
 
     try:
         Path(path).write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hushgrad import _check
 from hushgrad.cli._parser import Parser, UsageError, print_json
 
 __all__ = ["run"]
@@ -27,6 +28,12 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Write the card; see ``hushgrad report --help``."""
     options = _parser().parse(words)
+    if not (Path(options.run) / "plan.json").is_file():  # said before torch is imported
+        remedy = "Give the --out of hushgrad train."
+        _check.fail("run", options.run, "to be the folder of a run, with plan.json in it", remedy)
+    for path in filter(None, (options.html, options.markdown, options.citations)):
+        if not Path(path).absolute().parent.is_dir():
+            raise UsageError(f"Cannot write {path}: there is no such folder.")
     from hushgrad.report import privacy_card
 
     card = privacy_card(options.run, raw=options.raw)

@@ -27,7 +27,7 @@ def number(x: float | str | None, digits: int = 3) -> str:
     for size, word in ((1e9, " billion"), (1e6, " million")):
         if abs(x) >= size and abs(x) < 1e15:
             return f"{x / size:.{digits}g}{word}"
-    if abs(x) >= 1000 and float(x).is_integer():
+    if 1000 <= abs(x) < 1e15 and float(x).is_integer():
         return f"{x:,.0f}"
     if abs(x) >= 10**digits and abs(x) < 1e6:
         return f"{x:,.0f}"

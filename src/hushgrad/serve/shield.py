@@ -67,6 +67,8 @@ class Shield:
             return 405, "This page is read-only: it answers GET and HEAD.", {"allow": "GET, HEAD"}
         if len(scope.get("raw_path") or b"") > _LONGEST or len(scope["query_string"]) > _LONGEST:
             return 414, "The address is too long.", {}
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > 16 * _LONGEST:
+            return 431, "The headers are too long.", {}
         if not self._is_ours(headers.get("host", "")):
             return 400, "This page answers under its own name only: open the address that hushgrad serve printed.", {}
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and headers.get("sec-fetch-dest") != "document":
