@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -53,36 +54,41 @@ def check_rule(
 ) -> None:
     """Check norms and clipped sums of the layer on these inputs: floating-point inputs and the layer are cast to ``dtype``.
 
+    They are compared with a loop in float64, for whatever ``dtype``. ``tolerance`` bounds the error of the norms, and that of each
+    parameter's sum, relative to the norm of the whole sum: 1e-12 for float64, else 1e-6 by default.
+
     ``inputs`` have the examples in dimension ``batch_dim``; tensors of another size there are shared by all examples. The loss
     must be a sum over examples. Raises AssertionError.
     """
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     module = module_factory().to(dtype)
     inputs = tuple(v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for v in inputs)
-    expected = one_by_one(module, inputs, loss, batch_dim=batch_dim)
+    exact = module if dtype == torch.float64 else copy.deepcopy(module).double()
+    exact_inputs = tuple(v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in inputs)
+    expected = one_by_one(exact, exact_inputs, loss, batch_dim=batch_dim)
     B = inputs[0].shape[batch_dim]
-    tolerance = tolerance if tolerance is not None else (1e-11 if dtype == torch.float64 else 2e-5)
+    tolerance = tolerance if tolerance is not None else (1e-12 if dtype == torch.float64 else 1e-6)
     sq = sum(G.reshape(B, G[0].numel() if B else 0).square().sum(1) for G in expected.values())
     norms = sq.sqrt() if isinstance(sq, Tensor) else torch.zeros(B)
-    clip = float(norms.median()) if B else 1.0
+    clipper = Flat(max(float(norms.median()) if B else 1.0, 1e-3))  # half of the examples are clipped
     capture = Capture(module, loss_reduction="sum")
     capture.attach()
     try:
         capture.examples(B)
         torch.autograd.backward(loss(module(*inputs)))
         assert all(p.grad is None for p in module.parameters()), "p.grad must stay None"
-        clipped = capture.collect(Flat(max(clip, 1e-3)))
+        clipped = capture.collect(clipper)
     finally:
         capture.detach()
-    _close("norms", clipped.raw_norms, norms.to(clipped.raw_norms.dtype), tolerance)
-    for name, G in expected.items():
-        w = clipped.raw_weights.to(G.dtype)
-        # Clipped gradients may cancel in the sum, so errors are measured against the sum of their magnitudes.
-        _close(name, clipped.raw_sums[name], torch.tensordot(w, G, dims=1), tolerance, like=torch.tensordot(w, G.abs(), dims=1))
+    weights = clipper.weights(norms.square())
+    sums = {name: torch.tensordot(weights.to(G.dtype), G, dims=1) for name, G in expected.items()}
+    whole = torch.stack([torch.linalg.vector_norm(total) for total in sums.values()]).norm()
+    _close("norms", clipped.raw_norms, norms, tolerance, torch.linalg.vector_norm(norms))
+    for name, total in sums.items():
+        _close(name, clipped.raw_sums[name], total, tolerance, whole)
 
 
-def _close(what: str, found: Tensor, expected: Tensor, tolerance: float, like: Tensor | None = None) -> None:
+def _close(what: str, found: Tensor, expected: Tensor, tolerance: float, scale: Tensor) -> None:
     assert found.shape == expected.shape, f"{what}: shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
-    error = torch.linalg.vector_norm(found.double() - expected.double())
-    scale = torch.linalg.vector_norm((expected if like is None else like).double()).clamp_min(1e-12)
-    assert error <= tolerance * scale, f"{what}: relative error {float(error / scale):.2e} exceeds {tolerance:.0e}"
+    error = float(torch.linalg.vector_norm(found.double() - expected.double())) / max(float(scale), 1e-12)
+    assert error <= tolerance, f"{what}: relative error {error:.2e} exceeds {tolerance:.0e}"
