@@ -176,6 +176,24 @@ def test_the_ledger_pays_for_the_search(fixed_key: bytes, tmp_path: Path) -> Non
     assert main([*words, "--quiet"]) == 3  # the demo, and nothing is left
 
 
+def test_a_killed_search_is_charged_in_full_and_cannot_go_on(fixed_key: bytes, tmp_path: Path, monkeypatch) -> None:
+    ledger = BudgetLedger.create(tmp_path / "b.db")
+    ledger.add("digits", epsilon=3.0, delta=1e-4)
+
+    def dies(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(room, "train", dies)
+        tune(recipe().paid_by(ledger.place, "digits"), tmp_path / "out", progress=False)
+    (booked,) = ledger.reservations()
+    settled = ledger.settle(booked, tmp_path / "out")
+    assert settled.state == "settled" and settled.charged == booked.reserved  # no theorem for half a search
+    assert not (tmp_path / "out" / "search" / "key.json").exists()
+    with pytest.raises(ArgumentError, match="was settled"):
+        tune(None, tmp_path / "out", resume=True, progress=False)
+
+
 def test_a_poisson_number_of_trials_may_be_none(tmp_path: Path, monkeypatch) -> None:
     key = key_with(0, Stopping(mean=0.5, shape=float("inf")))
     monkeypatch.setattr(room.secrets, "token_bytes", lambda size: key)

@@ -155,7 +155,8 @@ def reservation_of(folder: Path) -> str:
 def retire(folder: Path, why: str) -> None:
     """Make sure that the run cannot go on: its key is erased, so that no more of its steps can be taken, or undone."""
     (folder / SETTLED).write_text(json.dumps({"settled": why}) + "\n", encoding="utf-8")
-    (folder / "checkpoint" / "key.json").unlink(missing_ok=True)
+    for key in ("checkpoint/key.json", "search/key.json"):  # of a run, of a search
+        (folder / key).unlink(missing_ok=True)
 
 
 @contextmanager

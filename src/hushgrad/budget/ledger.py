@@ -146,21 +146,20 @@ class Ledger:
             BudgetExceeded: if everything charged and this would exceed the budget; nothing is recorded then.
         """
         _check.instance(Event, event=event)
-        self._require_comparable(dataset, unit, relation)
         identifier = secrets.token_hex(8)
         content = {"kind": "hold" if hold else "reserve", "dataset": dataset, "reservation": identifier, "event": event}
         content["run"] = name_of("run", run) if run else f"run {identifier}"
 
         def decide(books: Books) -> dict[str, Any]:
+            _require_comparable(books.dataset(dataset), unit, relation)
             if not fits(books.dataset(dataset), (*books.charges(dataset), event)):
                 raise _Refused(books)
             return content
 
         try:
-            self._write(decide)
+            return self._write(decide).reservation(identifier)
         except _Refused as refused:
             raise BudgetExceeded(_refusal(refused.books, dataset, event)) from None
-        return self.reservation(identifier)
 
     def begin(self, reservation: Reservation | str) -> Reservation:
         """The run of a held reservation begins now: from here on it cannot be cancelled."""
@@ -171,8 +170,7 @@ class Ledger:
                 _check.fail("reservation", known.id, f"to be open; it is {known.state}", "Reserve again.")
             return {"kind": "begin", "reservation": known.id} if known.state == "held" else None
 
-        self._write(decide)
-        return self.reservation(_id(reservation))
+        return self._write(decide).reservation(_id(reservation))
 
     def commit(self, reservation: Reservation | str, event: Event, *, overrun: bool = False, note: str = "") -> Reservation:
         """Say what a run really did; it is charged for that from now on.
@@ -235,8 +233,7 @@ class Ledger:
                 _check.fail("reservation", known.id, f"not to have begun; it is {known.state}", remedy)
             return {"kind": "cancel", "reservation": known.id}
 
-        self._write(decide)
-        return self.reservation(_id(reservation))
+        return self._write(decide).reservation(_id(reservation))
 
     @contextmanager
     def run(self, dataset: str, event: Event, *, run: str = "") -> Iterator[Reservation]:
@@ -306,20 +303,22 @@ class Ledger:
     def _books(self) -> Books:
         return Books().read(self.entries())
 
-    def _write(self, decide: Callable[[Books], dict[str, Any] | None]) -> None:
-        """Append the row that ``decide`` makes of the books; None appends nothing.
+    def _write(self, decide: Callable[[Books], dict[str, Any] | None]) -> Books:
+        """Append the row that ``decide`` makes of the books, or nothing for None; the books afterwards.
 
         ``decide`` is first asked outside the lock: it prices (the answer is remembered) or refuses without disturbing others.
         What counts is its second answer, inside the lock, on the rows that are there then.
         """
-        before = self._books()
-        if decide(before) is None:
-            return
+        books = self._books()
+        if decide(books) is None:
+            return books
         with self._store.writing() as writer:
-            books = _continued(before, writer)
+            _catch_up(books, writer)
             content = decide(books)
-            if content is not None:
-                writer.append(_stored(_row(books, **content)))
+            row = None if content is None else _row(books, **content)
+            if row is not None:
+                writer.append(_stored(row))
+        return books if row is None else books.read([row])  # read after the commit: it is there now
 
     def _charge(self, kind: str, identifier: str, decide: Callable[[Reservation], tuple[Event, str]]) -> Reservation:
         """Replace what a run is charged for, never by less once it is closed."""
@@ -335,15 +334,14 @@ class Ledger:
                 _check.fail("reservation", identifier, f"to be open; it is {known.state}, and its charge never goes down")
             return {"kind": kind, "reservation": identifier, "event": event, "overrun": more, "note": note}
 
-        self._write(row)
-        return self.reservation(identifier)
+        return self._write(row).reservation(identifier)
 
-    def _require_comparable(self, dataset: str, unit: str | None, relation: Relation | str | None) -> None:
-        known = self._books().dataset(dataset)
-        if unit is not None and unit != known.unit:
-            _check.fail("unit", unit, f"to be the data set's, {known.unit!r}", "A guarantee per example is none per user.")
-        if relation is not None and Relation.of(relation) is not known.relation:
-            _check.fail("relation", Relation.of(relation).value, f"to be the data set's, {known.relation.value!r}")
+
+def _require_comparable(known: Dataset, unit: str | None, relation: Relation | str | None) -> None:
+    if unit is not None and unit != known.unit:
+        _check.fail("unit", unit, f"to be the data set's, {known.unit!r}", "A guarantee per example is none per user.")
+    if relation is not None and Relation.of(relation) is not known.relation:
+        _check.fail("relation", Relation.of(relation).value, f"to be the data set's, {known.relation.value!r}")
 
 
 class _Refused(Exception):
@@ -368,9 +366,9 @@ def _id(reservation: Reservation | str) -> str:
     return reservation.id if isinstance(reservation, Reservation) else str(_check.instance(str, reservation=reservation))
 
 
-def _continued(before: Books, writer: Writer) -> Books:
-    """The books with what other writers appended meanwhile; the rows before were checked just now, outside the lock."""
-    return before.read(checked(writer.rows(before.rows), number=before.rows, previous=before.head))
+def _catch_up(books: Books, writer: Writer) -> None:
+    """Take in what other writers appended meanwhile; the rows before were checked just now, outside the lock."""
+    books.read(checked(writer.rows(books.rows), number=books.rows, previous=books.head))
 
 
 def _row(books: Books, **content: Any) -> Row:
