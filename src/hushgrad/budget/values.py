@@ -99,7 +99,7 @@ class Status(_Account):
     """How much of a data set's budget is spent, counting every open reservation in full.
 
     ``epsilon`` is the composed epsilon of all charges at the budget's delta; under a filter it is the used share of the
-    budget's epsilon. Any pure ``left``-DP run still fits; a Gaussian one usually fits with more noise-for-epsilon than that.
+    budget's epsilon. Under ``"pld"`` any ``left``-DP run still fits, and often a costlier one: epsilons do not simply add up.
     """
 
     dataset: Dataset
