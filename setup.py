@@ -1,7 +1,7 @@
-"""The optional C kernel of the noise; everything else is in pyproject.toml.
+"""The optional C kernels of the noise and of the denoisers; everything else is in pyproject.toml.
 
-The kernel is a plain shared library without any Python API, loaded by ctypes, so one build serves every Python version. A
-machine without a compiler installs all the same and computes the same bits with numpy.
+A kernel is a plain shared library without any Python API, loaded by ctypes, so one build serves every Python version. A machine
+without a compiler installs all the same: numpy draws the same bits, and torch denoises to rounding the same.
 """
 
 from setuptools import Extension, setup
@@ -18,7 +18,15 @@ setup(
             extra_compile_args=FLAGS,
             py_limited_api=True,
             optional=True,
-        )
+        ),
+        Extension(
+            "hushgrad.denoise._scan",
+            ["src/hushgrad/denoise/_scan.c"],
+            depends=["src/hushgrad/denoise/_scan_of.h"],
+            extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math"],
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -7,7 +7,8 @@ or mirrored, act like one ghost cell on each side, since all that lies to the le
     before[i] = Σ_{j<i} α^(i-1-j) v[j]   (forward recursion, started from the left ghost)
     after[i]  = Σ_{j>i} α^(j-i-1) v[j]   (backward recursion, started from the right ghost)
 
-A_σ⁻¹ v = tanh(θ/2) (v + α before + α after). Torch has no scan, and a loop over d elements is out of the question; so v is cut
+A_σ⁻¹ v = tanh(θ/2) (v + α before + α after). In float32 the two recursions are run in C (_scan.c), a block at a time in the
+cache. Without that library, and for float64: torch has no scan, and a loop over d elements is out of the question; so v is cut
 into blocks of 48: inside a block the sum is one matrix product, between blocks the states form the same recursion on d / 48
 elements, which is cut again. No approximation is made, and no length is slow (an FFT of prime length costs 5 to 50 times a
 smooth one, and at 1e7 even a smooth one costs several times this).
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hushgrad.denoise._fused import FUSED, fits
 from hushgrad.denoise.spectrum import decay_rate
 
 __all__ = ["smooth_vector"]
@@ -31,6 +33,8 @@ _BLOCK = 48  # measured: 24 to 96 are within 20 % of one another in float32
 _ROWS = 8192  # blocks per matrix product: 1.6 MB of float32, which the second-level cache holds
 _LARGE = 1 << 20  # elements: numpy asks for huge pages from 4 MiB on
 _NEGLIGIBLE = 46.0  # exp(-46) = 1e-20: the share of the kernel beyond, invisible in float64; kept, it makes slow subnormals
+_UNFELT = 24.0  # exp(-24) = 4e-11: the same for float32
+_SHORT = 0.05  # a plain recursion in float32 is off by up to 6e-8 / rate, so kernels that reach farther are left to the products
 
 
 class _Tables(NamedTuple):
@@ -108,6 +112,15 @@ def smooth_vector(v: Tensor, sigma: float, boundary: str) -> Tensor:
         return v.clone()  # with one cell both neighbours are the cell itself: A_σ = 1
     rate = decay_rate(sigma)
     before, after = _ghosts(v, rate, boundary)
+    if FUSED is not None and FUSED.smooths and fits(v) and rate >= _SHORT:
+        out, scale, reach = _fresh(v), math.tanh(rate / 2), int(_UNFELT / rate) + 1
+        ghosts = {"before": float(before) / scale, "after": float(after) / scale}
+        FUSED.smooth(v, out, alpha=math.exp(-rate), scale=scale, reach=reach, **ghosts)
+        return out
+    return _by_products(v, rate, before, after)
+
+
+def _by_products(v: Tensor, rate: float, before: Tensor, after: Tensor) -> Tensor:
     block = _tables(rate, _BLOCK, v.dtype, v.device)
     blocks = v.numel() // _BLOCK
     cut = blocks * _BLOCK

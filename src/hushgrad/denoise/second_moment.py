@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check
+from hushgrad.denoise._fused import FUSED, Moments, fits
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
 __all__ = ["DebiasedSecondMoment"]
@@ -83,17 +84,27 @@ class DebiasedSecondMoment(Denoiser):
             if f"{moment}.{name}" not in state:
                 state[f"{moment}.{name}"] = torch.zeros_like(value)
         out = torch.empty_like(value)
+        moments = self._moments(steps, noise)
+        tensors = value, state[f"mean.{name}"], state[f"square.{name}"], out
+        if FUSED is not None and fits(*tensors):
+            FUSED.direction(*tensors, moments)
+            return out.view(grad.shape).to(grad.dtype)
         # Eight operations per element: piece by piece they stay in the cache, and memory is crossed once.
-        pieces = (torch.split(t, _PIECE) for t in (out, value, state[f"mean.{name}"], state[f"square.{name}"]))
-        for target, g, mean, square in zip(*pieces, strict=True):
-            self._direction(target, g, mean, square, steps, noise)
+        for piece in zip(*(torch.split(t, _PIECE) for t in tensors), strict=True):
+            g, mean, square, target = piece
+            _direction(g, mean, square, target, moments)
         return out.view(grad.shape).to(grad.dtype)
 
-    def _direction(self, out: Tensor, g: Tensor, mean: Tensor, square: Tensor, steps: int, noise: float) -> None:
+    def _moments(self, steps: int, noise: float) -> Moments:
         beta1, beta2 = self.betas
         start1, start2 = 1 - beta1**steps, 1 - beta2**steps
-        mean.lerp_(g, 1 - beta1)
-        square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        floor = start2 * self._floor(steps, noise / start2)
         # Both corrections for the start are one factor, taken out of the root.
-        torch.sub(square, noise, out=out).clamp_min_(start2 * self._floor(steps, noise / start2)).rsqrt_()
-        out.mul_(mean).mul_(math.sqrt(start2) / start1)
+        return Moments(1 - beta1, 1 - beta2, noise, floor, math.sqrt(start2) / start1)
+
+
+def _direction(g: Tensor, mean: Tensor, square: Tensor, out: Tensor, moments: Moments) -> None:
+    mean.lerp_(g, moments.fresh1)
+    square.mul_(1 - moments.fresh2).addcmul_(g, g, value=moments.fresh2)
+    torch.sub(square, moments.noise, out=out).clamp_min_(moments.floor).rsqrt_()
+    out.mul_(mean).mul_(moments.factor)

@@ -1,0 +1,104 @@
+"""The denoisers' C library, where it was built: one pass over memory instead of several. Everything has a form in torch too."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["FUSED", "Moments", "fits"]
+
+_SHARE = 1 << 19  # elements for a thread at a time; for less, a thread does not pay
+
+
+class _Signal(ctypes.Structure):
+    """``signal`` of _scan.c."""
+
+    _fields_: ClassVar = [
+        ("v", ctypes.c_void_p),
+        ("d", ctypes.c_uint64),
+        ("reach", ctypes.c_uint64),
+        *((name, ctypes.c_float) for name in ("alpha", "scale", "before", "after")),
+    ]
+
+
+class Moments(NamedTuple):
+    """How Adam's moments move and what becomes of them: see :class:`hushgrad.denoise.DebiasedSecondMoment`."""
+
+    fresh1: float
+    fresh2: float
+    noise: float
+    floor: float
+    factor: float
+
+
+class Fused:
+    """The functions of _scan.c."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        pointer, size, real = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
+        self._lanes: int = library["hushgrad_lanes"]()
+        self._direction = library["hushgrad_direction"]
+        self._direction.argtypes, self._direction.restype = (*(pointer,) * 4, size, *(real,) * 5), None
+        if self._lanes:
+            self._smooth = library["hushgrad_smooth"]
+            self._smooth.argtypes = (ctypes.c_int, ctypes.POINTER(_Signal), size, size, pointer)
+            self._smooth.restype = None
+
+    @property
+    def smooths(self) -> bool:
+        """Whether this processor has vectors for the scan."""
+        return self._lanes > 0
+
+    def smooth(self, v: Tensor, out: Tensor, *, alpha: float, scale: float, reach: int, before: float, after: float) -> None:
+        """``out[i] = scale (v[i] + α Σ_{j<i} α^(i-1-j) v[j] + α Σ_{j>i} α^(j-i-1) v[j])``, with ghost cells at both ends."""
+        d = v.numel()
+        signal = _Signal(v.data_ptr(), d, reach, alpha, scale, before, after)
+        _over_shares(d, lambda low, high: self._smooth(self._lanes, signal, low, high, out.data_ptr()))
+
+    def direction(self, g: Tensor, mean: Tensor, square: Tensor, out: Tensor, moments: Moments) -> None:
+        """``mean += fresh1 (g - mean)``, ``square += fresh2 (g² - square)``, ``out = factor mean / sqrt(max(square - noise, floor))``."""
+        places = [t.data_ptr() for t in (g, mean, square, out)]
+        size = g.element_size()
+        _over_shares(
+            g.numel(), lambda low, high: self._direction(*(place + size * low for place in places), high - low, *moments)
+        )
+
+
+def _over_shares(count: int, work: Callable[[int, int], None]) -> None:
+    """``work(low, high)`` on parts of ``range(count)``, the same parts for any number of threads, so that the bits are too."""
+    shares = [(low, min(low + _SHARE, count)) for low in range(0, count, _SHARE)]
+    threads = min(torch.get_num_threads(), len(shares))
+    if threads > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda share: work(*share), shares))
+    else:
+        for share in shares:
+            work(*share)
+
+
+def fits(*tensors: Tensor) -> bool:
+    """Whether the C library can work on these."""
+    return all(t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)
+
+
+def _load() -> Fused | None:
+    libraries = sorted(Path(__file__).parent.glob("_scan.*.so"))
+    if os.environ.get("HUSHGRAD_KERNEL") == "numpy" or not libraries:
+        return None
+    try:
+        return Fused(libraries[0])
+    except (OSError, AttributeError) as error:  # another machine's library
+        warnings.warn(f"The denoisers' C library could not be loaded ({error}); torch does the same, slower.", stacklevel=2)
+        return None
+
+
+FUSED = _load()

@@ -1,0 +1,111 @@
+/* Denoisers in one pass over memory, for float32; the same formulas as the torch code beside them, to rounding.
+ *
+ * Scans are vectorised by doubling: y += a y shifted by 1, y += a^2 y shifted by 2, ... is x[i] + a x[i-1] + a^2 x[i-2] + ... over
+ * the lanes of a register, and a register hands on one number to the next.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define VECTORS 1
+#include <immintrin.h>
+#else
+#define VECTORS 0
+#endif
+
+/* Whether smoothing is worth calling: the widest vectors that this processor has, in lanes; 0 for none. */
+int hushgrad_lanes(void) {
+#if VECTORS
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f")) return 16;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 8 : 0;
+#else
+    return 0;
+#endif
+}
+
+#if VECTORS
+/* One smoothing: signal v of length d, alpha, and the ghost cells before and after it that stand for all that lies beyond. */
+typedef struct {
+    const float *v;
+    uint64_t d, reach; /* elements farther away than reach are not felt */
+    float alpha, scale, before, after;
+} signal;
+
+/* sum_{j<i} alpha^(i-1-j) v[j], and its mirror image. */
+static float state_before(const signal *s, size_t i) {
+    size_t j = i > s->reach ? i - s->reach : 0;
+    float state = j ? 0 : s->before;
+    for (; j < i; j++) state = s->v[j] + s->alpha * state;
+    return state;
+}
+
+static float state_after(const signal *s, size_t i) {
+    size_t j = s->d - i > s->reach ? i + s->reach : s->d;
+    float state = j < s->d ? 0 : s->after;
+    for (; (j - i) % 4; j--) state = s->v[j - 1] + s->alpha * state;
+    const float a = s->alpha, a4 = (a * a) * (a * a);
+    float part[4] = {state, 0, 0, 0}; /* four recursions at a time: each alone would wait for itself */
+    for (; j > i; j -= 4)
+        for (int k = 0; k < 4; k++) part[k] = s->v[j - 4 + k] + a4 * part[k];
+    return part[0] + a * (part[1] + a * (part[2] + a * part[3]));
+}
+
+#define BLOCK 4096 /* with its result in the first-level cache */
+
+/* Lane i takes lane i - by (or i + by, mirrored), and 0 where there is none. */
+#define SHIFTED_16(x, by)                                                                                                 \
+    (VECTOR)(mirrored ? _mm512_alignr_epi32(_mm512_setzero_si512(), (__m512i)(x), by)                                     \
+                      : _mm512_alignr_epi32((__m512i)(x), _mm512_setzero_si512(), 16 - (by)))
+#define LANE_8(i, by) (mirrored ? (i) + (by) : (i) - (by))
+#define LANES_8(F, by) _mm256_setr_epi32(F(0, by), F(1, by), F(2, by), F(3, by), F(4, by), F(5, by), F(6, by), F(7, by))
+#define FROM_8(i, by) (LANE_8(i, by) & 7)
+#define KEEP_8(i, by) (LANE_8(i, by) < 0 || LANE_8(i, by) > 7 ? 0 : -1)
+#define SHIFTED_8(x, by)                                                                                                  \
+    (VECTOR) _mm256_and_si256((__m256i)_mm256_permutevar8x32_ps((__m256)(x), LANES_8(FROM_8, by)), LANES_8(KEEP_8, by))
+
+#define LANES 16
+#define SHIFTED SHIFTED_16
+#define NAME(function) function##_16
+#define TARGET __attribute__((target("avx512f,avx512dq")))
+#include "_scan_of.h"
+#undef LANES
+#undef NAME
+#undef TARGET
+#undef SHIFTED
+
+#define LANES 8
+#define SHIFTED SHIFTED_8
+#define NAME(function) function##_8
+#define TARGET __attribute__((target("avx2,fma")))
+#include "_scan_of.h"
+
+/* out[i] = scale (v[i] + alpha before[i] + alpha after[i]) for i in [low, high). */
+void hushgrad_smooth(int lanes, const signal *s, size_t low, size_t high, float *out) {
+    float before = state_before(s, low);
+    for (size_t begin = low; begin < high; begin += BLOCK) { /* read twice, but the second time from the cache */
+        const size_t end = begin + BLOCK < high ? begin + BLOCK : high;
+        before = (lanes == 16 ? forward_16 : forward_8)(s, before, begin, end, out);
+        (lanes == 16 ? backward_16 : backward_8)(s, state_after(s, end), begin, end, out);
+    }
+}
+#endif
+
+#if VECTORS
+#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define WIDE
+#endif
+
+/* Adam's moments and the direction mean factor / sqrt(max(square - noise, floor)), in one pass. */
+WIDE void hushgrad_direction(const float *restrict g, float *restrict mean, float *restrict square, float *restrict out, size_t n,
+                             float fresh1, float fresh2, float noise, float floor, float factor) {
+    for (size_t i = 0; i < n; i++) {
+        const float m = mean[i] + fresh1 * (g[i] - mean[i]), s = (1 - fresh2) * square[i] + fresh2 * (g[i] * g[i]);
+        const float above = s - noise;
+        mean[i] = m;
+        square[i] = s;
+        out[i] = m * factor / sqrtf(above > floor ? above : floor);
+    }
+}
