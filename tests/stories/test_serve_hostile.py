@@ -106,6 +106,15 @@ def test_every_answer_carries_the_headers_and_allows_nobody_else(client):
         assert "server" not in headers
 
 
+def test_a_defect_is_a_sentence_with_the_same_headers(root, monkeypatch):
+    with TestClient(create_app(Settings(runs=root)), base_url=HOME, raise_server_exceptions=False) as client:
+        monkeypatch.setattr(client.app.state.site.shelf, "all", lambda: {}["a defect"])
+        for path in ("/runs", "/api/runs"):
+            answer = client.get(path)
+            assert answer.status_code == 500 and "a defect" not in answer.text and "Traceback" not in answer.text
+            assert answer.headers["content-security-policy"] == POLICY and answer.headers["x-frame-options"] == "DENY"
+
+
 def test_the_page_needs_no_inline_script_style_or_handler(client):
     for path in ("/?epsilon=2", "/runs", "/runs/good", "/cards", "/ledger", "/nowhere"):
         text = client.get(path).text

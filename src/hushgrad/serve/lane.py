@@ -123,16 +123,17 @@ class Lane:
         if self._child is None or self._child.poll() is not None:
             self.stop()
             self.start()
-        assert self._child is not None and self._child.stdin is not None
+        child = self._child
+        assert child is not None and child.stdin is not None
         until = time.monotonic() + self._patience + (0 if self._answered else _START)
         try:
-            self._child.stdin.write(line.encode() + b"\n")
-            self._child.stdin.flush()
-            reply = self._line(until)
+            child.stdin.write(line.encode() + b"\n")
+            child.stdin.flush()
+            reply = _line(child, until)
         except TimeoutError:
             return self._failed(f"No answer within {self._patience:g} seconds. The command line has no such limit.")
-        except (OSError, EOFError):  # it died: out of time or memory, or a crash in a library
-            if self._child.wait() == -signal.SIGPROF:
+        except (OSError, EOFError, ValueError):  # it died: out of time or memory, a crash in a library; or the server ends
+            if child.wait() == -signal.SIGPROF:
                 return self._failed(f"No answer within {self.seconds:g} seconds of work. The command line has no such limit.")
             return self._failed("The process that was to answer has ended: the question needs too much memory.")
         self._answered = True
@@ -142,20 +143,22 @@ class Lane:
         self.stop()
         return json.dumps({"failed": why}).encode()
 
-    def _line(self, until: float) -> bytes:
-        assert self._child is not None and self._child.stdout is not None
-        pipe, found = self._child.stdout.fileno(), bytearray()
-        with selectors.DefaultSelector() as ready:
-            ready.register(pipe, selectors.EVENT_READ)
-            while not found.endswith(b"\n"):
-                if not ready.select(max(0.0, until - time.monotonic())):
-                    raise TimeoutError
-                chunk = os.read(pipe, 1 << 16)
-                if not chunk or len(found) > _LARGEST:
-                    self._child.kill()  # if it has not ended by itself
-                    raise EOFError
-                found += chunk
-        return bytes(found)
+
+def _line(child: subprocess.Popen[bytes], until: float) -> bytes:
+    """The child's next line, if it comes before ``until``."""
+    assert child.stdout is not None
+    pipe, found = child.stdout.fileno(), bytearray()
+    with selectors.DefaultSelector() as ready:
+        ready.register(pipe, selectors.EVENT_READ)
+        while not found.endswith(b"\n"):
+            if not ready.select(max(0.0, until - time.monotonic())):
+                raise TimeoutError
+            chunk = os.read(pipe, 1 << 16)
+            if not chunk or len(found) > _LARGEST:
+                child.kill()  # if it has not ended by itself
+                raise EOFError
+            found += chunk
+    return bytes(found)
 
 
 def _opened(content: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.serve.files import Unreadable
 from hushgrad.serve.lane import Busy, Refused, TooLong
+from hushgrad.serve.shield import HEADERS
 from hushgrad.serve.views import page
 
 __all__ = ["NotThere", "answer_problems", "status_of"]
@@ -64,4 +65,6 @@ def answer_problems(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def defect(request: Request, error: Exception) -> Response:
-        return problem(request, 500, _WORDS[500])
+        answer = problem(request, 500, _WORDS[500])
+        answer.headers.update(HEADERS)  # a defect is answered outside the shield
+        return answer

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hushgrad.serve.files import RunFolder, Unreadable, folders
+from hushgrad.serve.files import LIMITS, RunFolder, Unreadable, folders
 from hushgrad.serve.series import Series, read_series
 
 __all__ = ["Run", "Shelf"]
@@ -121,8 +121,7 @@ class Shelf:
 
 
 def _stats(folder: RunFolder) -> list[Any]:
-    names = ("recipe.json", "plan.json", "metrics.jsonl", "guarantee.json")
-    return [found for name in names if (found := folder.stat(name)) is not None]
+    return [found for name in LIMITS if (found := folder.stat(name)) is not None]
 
 
 def _state(folder: RunFolder, series: Series, changed: float) -> str:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, quote
 
 from hushgrad.serve.settings import Settings
 
-__all__ = ["CARD_POLICY", "POLICY", "Shield"]
+__all__ = ["CARD_POLICY", "HEADERS", "POLICY", "Shield"]
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -23,7 +23,7 @@ POLICY = (
 CARD_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {
+HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -57,7 +57,7 @@ class Shield:
 
         refusal = self._refusal(scope)
         if refusal is None:
-            await self._app(scope, receive, with_headers)
+            await self._app({**scope, "method": "GET"}, receive, with_headers)  # the server leaves the body of a HEAD out
         else:
             await _send(with_headers, *refusal)
 
@@ -103,7 +103,7 @@ class Shield:
 
 def _completed(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     given = {name.lower() for name, _ in headers}
-    return [*headers, *((n.encode(), v.encode()) for n, v in _HEADERS.items() if n.encode() not in given)]
+    return [*headers, *((n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in given)]
 
 
 async def _send(send: Any, status: int, sentence: str, more: dict[str, str]) -> None:
