@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,7 @@ from hushgrad.noise import (
     Tree,
 )
 from hushgrad.noise.lower_bound import rmse_lower_bound
+from hushgrad.noise.optimise_banded import optimise_banded
 from hushgrad.noise.optimise_dense import lower_factor, optimise_dense
 from hushgrad.noise.participation import Pattern, pattern_of
 from hushgrad.noise.sensitivity import gram_sensitivity, toeplitz_sensitivity
@@ -389,3 +391,12 @@ def test_the_sgd_workload_is_what_torch_does():
     assert A @ gradients.numpy() == pytest.approx(path)
     constant = SGDWorkload(learning_rate=0.5, momentum=momentum, weight_decay=decay)
     assert np.allclose(lower_toeplitz(constant.coefficients(6)), constant.matrix(6))
+
+
+@pytest.mark.parametrize("bands", [2, 3])
+def test_the_search_for_a_band_steps_back_from_unstable_trials(bands):
+    """A trial with a root inside the unit circle has an inverse beyond the floating-point range after 2000 steps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        column = optimise_banded.__wrapped__(2000, bands, "mean", 2000, 1)
+    assert np.abs(np.roots(column)).max() < 1  # the one that is found is stable

@@ -41,7 +41,8 @@ class DebiasedSecondMoment(Denoiser):
     >>> [round(x, 4) for x in DebiasedSecondMoment()({"w": torch.tensor([3.0, -0.2])}, info, {})["w"].tolist()]
     [1.0, -1.0]
 
-    Reference: Tang, Shpilevskiy and Lécuyer, "DP-AdamBC: Your DP-Adam is actually DP-SGD", AAAI 2024, Algorithm 1.
+    Reference: Tang, Shpilevskiy and Lécuyer, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias Correction)",
+    AAAI 2024, arXiv:2312.14334, Algorithm 1.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)

@@ -16,6 +16,8 @@ from hushgrad.noise.series import binomial, inverse, multiply
 
 __all__ = ["optimise_banded"]
 
+_UNSTABLE = 1e100  # 1/C of a trial whose C(x) has a root inside the unit circle grows without bound; squares stay finite below
+
 
 @lru_cache(maxsize=32)
 def optimise_banded(steps: int, bands: int, loss: str, gap: int, times: int) -> tuple[float, ...]:
@@ -27,11 +29,11 @@ def optimise_banded(steps: int, bands: int, loss: str, gap: int, times: int) -> 
     def objective(tail: np.ndarray) -> tuple[float, np.ndarray]:
         c = np.r_[1.0, tail]
         beta = inverse(c, steps)
+        if not np.all(np.abs(beta) < _UNSTABLE):  # a barrier that the line search steps back from
+            return 1e10, np.zeros_like(tail)
         b = np.cumsum(beta)
         y = multiply(comb, np.r_[c, np.zeros(steps - bands)])
         error, sens = np.sum(weight * b**2), np.sum(y**2)
-        if not np.isfinite(error):  # an unstable inverse: a barrier that the line search steps back from
-            return 1e10, np.zeros_like(tail)
         error_slope = -2 * _correlate(weight * b, multiply(b, beta), bands)
         slope = error_slope / error + 2 * _correlate(y, comb, bands) / sens
         return float(np.log(error) + np.log(sens)), slope[1:]
