@@ -97,8 +97,8 @@ def run(context: Context) -> Findings:
         draw=lambda figure: _draw(figure, size, results, predicted),
         caption="(a) Bits per character (lower is better) of a log-bilinear model of the last four characters, on speakers who were "
         f"not in the training data, over epsilon per speaker (delta = {DELTA:g}, {steps} steps), mean with two standard errors. "
-        f"Every speaker takes part {size.epochs} times, in a fixed order; grey: with Poisson sampling, where that is possible. (b) What theory says: "
-        "root mean square error of the sums of gradients at equal privacy, relative to independent noise.",
+        f"Every speaker takes part {size.epochs} times, in a fixed order; grey: with Poisson sampling, where that is possible. (b) What "
+        "theory says: root mean square error of the sums of gradients at equal privacy, relative to independent noise.",
         data={"bits": {f"{m}, {e:g}": v for (m, e), v in results.items()}, "untrained": start, "predicted": predicted},
     )
 
