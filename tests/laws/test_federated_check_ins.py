@@ -66,15 +66,15 @@ def test_a_million_users_cost_fractions_of_a_second():
     everyone = np.unique(rng.integers(0, BIG, size=1_000_000, dtype=np.uint64))
     book = CheckIns(gap=100, times=10)
     started = time.process_time()
-    for t in range(5):
+    for t in range(3):
         free = book.eligible(everyone, round=t)
         book.enter(free[rng.choice(len(free), 10_000, replace=False)], round=t)
-    assert (time.process_time() - started) / 5 < 1.0
-    assert len(book) == 50_000 and len(book.eligible(everyone, round=5)) == len(everyone) - 50_000
+    assert (time.process_time() - started) / 3 < 1.0
+    assert len(book) == 30_000 and len(book.eligible(everyone, round=3)) == len(everyone) - 30_000
 
 
 def test_the_sampler_keeps_its_promise_and_a_careless_one_is_caught(monkeypatch):
-    sampler = MinSeparation(cohort=3, gap=4, times=3, steps=40)
+    sampler = MinSeparation(cohort=3, gap=4, times=3, steps=12)
     assert sampler.participation() == MinSep(gap=4, times=3)
     testing.check_sampler(sampler, n=15)
     monkeypatch.setattr(CheckIns, "eligible", lambda self, users, *, round: np.unique(np.asarray(users, dtype=np.uint64)))
