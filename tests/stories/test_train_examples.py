@@ -18,6 +18,7 @@ BARS = {
     "resume": lambda same: same is True,
     "accounting_only": lambda epsilon: 5 < epsilon < 7,
     "microbatches": lambda accuracy: accuracy > 0.85,
+    "federated_shakespeare": lambda scores: set(scores) == {"plain", "private"} and min(scores.values()) > 0.05,
 }
 
 
