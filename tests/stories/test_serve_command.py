@@ -219,15 +219,18 @@ def spoken(port: int, words: bytes, *, patience: float) -> bytes:
 def test_a_server_survives_garbage_and_ends_with_ctrl_c(tmp_path):
     words = [sys.executable, "-m", "hushgrad.cli.main", "serve", str(tmp_path), "--port", "0", "--json"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    text = ""
-    while not text.endswith("}\n"):
-        text += server.stdout.readline()
-    port = int(json.loads(text)["address"].rstrip("/").rsplit(":", 1)[1])
-    for garbage in GARBAGE:
-        answer = spoken(port, garbage, patience=0.7)
-        assert b"root:" not in answer and b"Traceback" not in answer
-        assert not answer or answer.split(b" ")[1][:1] == b"4", garbage[:60]
-    assert b'"ok":true' in spoken(port, b"GET /api/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", patience=30)
-    server.send_signal(signal.SIGINT)
-    out, err = server.communicate(timeout=30)
+    try:
+        text = ""
+        while not text.endswith("}\n"):
+            text += server.stdout.readline()
+        port = int(json.loads(text)["address"].rstrip("/").rsplit(":", 1)[1])
+        for garbage in GARBAGE:
+            answer = spoken(port, garbage, patience=0.7)
+            assert b"root:" not in answer and b"Traceback" not in answer
+            assert not answer or answer.split(b" ")[1][:1] == b"4", garbage[:60]
+        health = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        assert b'"ok":true' in spoken(port, health, patience=30)
+    finally:
+        server.send_signal(signal.SIGINT)
+        out, err = server.communicate(timeout=30)
     assert (server.returncode, out, err) == (0, "", "Ended.\n")

@@ -24,7 +24,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.recipes import Recipe, train
 from hushgrad.serve import Settings, create_app
 from hushgrad.serve.files import LIMITS, RunFolder, Unreadable
-from hushgrad.serve.shield import POLICY
+from hushgrad.serve.shield import POLICY, Shield
 
 HOME = "http://127.0.0.1:8642"
 SECRET = secrets.token_hex(32)
@@ -138,6 +138,12 @@ def test_a_bent_name_is_refused(client, host):
 @pytest.mark.parametrize("host", ["localhost", "localhost:9000", "127.0.0.1:8642", "[::1]:8642", "LOCALHOST"])
 def test_own_names_are_answered(client, host):
     assert client.get("/api/health", headers={"Host": host}).status_code == 200
+
+
+def test_without_the_check_a_bent_name_would_pass(root, monkeypatch):
+    monkeypatch.setattr(Shield, "_is_ours", lambda self, host: True)
+    with TestClient(create_app(Settings(runs=root)), base_url=HOME) as careless:
+        assert careless.get("/api/runs", headers={"Host": "elsewhere.example"}).status_code == 200
 
 
 def test_other_sites_may_link_and_not_use(client):
@@ -320,7 +326,7 @@ def test_raw_metrics_are_hidden_unless_asked_for(client, root):
         assert "un-noised" in open_client.get("/runs/good").text
 
 
-def test_a_link_made_at_the_last_moment_is_not_followed(root, tmp_path):
+def test_a_link_made_at_the_last_moment_is_not_followed(tmp_path, monkeypatch):
     """The scan saw a folder; by the time of reading it is a link to elsewhere."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "recipe.json").write_text("{}")
@@ -330,6 +336,9 @@ def test_a_link_made_at_the_last_moment_is_not_followed(root, tmp_path):
     (tmp_path / "a").symlink_to(tmp_path / "b")
     with pytest.raises(Unreadable):
         folder.object("recipe.json")
+    with monkeypatch.context() as careless:  # without the flag the attack succeeds, so the test above can fail
+        careless.setattr("hushgrad.serve.files._FLAGS", os.O_RDONLY)
+        assert folder.object("recipe.json") == {}
     for name in ("key", "../runs/good/plan.json", "checkpoint/key", "/etc/passwd", ""):
         with pytest.raises(Unreadable, match="not among the files"):
             RunFolder(tmp_path, ("b",)).text(name)
