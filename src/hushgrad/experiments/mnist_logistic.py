@@ -173,7 +173,8 @@ def _paper_claims(context: Context, size: _Size, paper: Results) -> tuple[Claim,
             relation="at least",
             found=worst_gain,
             stderr=error,
-            tolerance=2 * max(error, 0.5),
+            tolerance=2 * error,
+            note="; ".join(f"eps = {e:g}: {gains[e, 1.0][0]:+.1f} ± {gains[e, 1.0][1]:.1f}" for e in size.epsilons) + ".",
         ),
         Claim(
             source="003",
@@ -197,8 +198,8 @@ def _honest_claim(key: tuple[Any, ...], values: list[float]) -> Claim:
         found=mean,
         stderr=error,
         corrected=_EARLIER[epsilon, sigma],
-        tolerance=3.0,
-        note=f"With a valid guarantee the recipe gives this; an earlier program measured {_EARLIER[epsilon, sigma]} %.",
+        tolerance=5.0,  # one seed against another, with spreads of up to 3 points, different starts and different batches
+        note=f"With a valid guarantee the recipe gives this; an earlier program measured {_EARLIER[epsilon, sigma]} % (one seed).",
     )
 
 
@@ -329,4 +330,6 @@ def _draw(figure: Any, context: Context, size: _Size, paper: Results, best: Resu
         for sigma, key in ((3.0, "more"), (0.0, "independent")):
             runs = [paper["example", e, sigma, a] for a in size.step_sizes]
             bars(second, size.step_sizes, runs, label=f"eps = {e:g}, σ = {sigma:g}", **{**MARKS[key], "linewidth": width})
-    second.legend(frameon=False, fontsize=7)
+    low, high = second.get_ylim()
+    second.set_ylim(low, high + 0.18 * (high - low))
+    second.legend(frameon=False, fontsize=7, ncol=2, loc="upper center")
