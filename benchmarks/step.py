@@ -167,7 +167,7 @@ def measure(case: Case, peers: list[str], threads: int, seconds: float) -> dict[
 def peak_memory(case: Case, name: str, *, alive: bool) -> float:
     """Megabytes above the model, its data and its buffers while two steps run, in a process of its own."""
     command = [sys.executable, __file__, "--peak", name, "--case", f"{case.name}:{case.size}"]
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"} if alive else None
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "500000"} if alive else None
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     return float(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else float("nan")
 
