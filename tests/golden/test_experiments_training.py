@@ -230,3 +230,14 @@ def test_a_weak_best_recipe_misses_its_target():
     best["pixels", 0.1] = [77.0, 77.2]  # the paper's own figure is not enough
     verdicts = [c.verdict for c in mnist_logistic._best_claims(Context(), size, paper, best)]
     assert verdicts.count("not reproduced") == 1
+
+
+def test_two_methods_at_chance_show_no_stability():
+    from hushgrad.experiments import mnist_cnn
+
+    size = mnist_cnn._FULL
+    top = size.large_rates[-1]
+    chance = {("DP-SGD", top): [9.9, 10.0], ("DP-LSSGD", top): [10.8, 10.9]}
+    assert mnist_cnn._stability_claim(size, chance).verdict == "not reproduced"
+    assert mnist_cnn._stability_claim(size, chance | {("DP-LSSGD", top): [60.0, 61.0]}).verdict == "holds"
+    assert mnist_cnn._stability_claim(size, chance | {("DP-SGD", top): [60.0, 61.0]}).verdict == "not reproduced"

@@ -188,6 +188,7 @@ def _eliminated(epsilon: float, found: list[float]) -> Claim:
 
 
 def _repeated(epsilon: float, copies: int, ratio: float) -> Claim:
+    # A bound of 0.75 stood here first, and the quick form refuted it (ratio 1): many copies are not protected, and none is promised.
     return Claim(
         source="001",
         says=f"the same, planted {copies} times: exposure at eps = {epsilon:g} over that without privacy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -154,11 +155,7 @@ def _claims(context: Context, size: _Size, results: Results, unstable: Results) 
     return (
         *claims,
         *(_smoothing_claim(e, printed, _gain(results, "DP-LSSGD", "DP-SGD", e)) for e, printed in ((0.2, 5.0), (0.4, 3.2))),
-        _at_least(
-            f"figure 7: DP-LSSGD is more stable at large step sizes (gain at rate {size.large_rates[-1]:g}, eps = {low}, points)",
-            _gain(unstable, "DP-LSSGD", "DP-SGD", size.large_rates[-1]),
-            0.0,
-        ),
+        _stability_claim(size, unstable),
         _at_least("figure 5: DP-Adam outperforms DP-LSSGD (eps = 0.4, points)", _gain(results, "DP-Adam", "DP-LSSGD", 0.4), 0.0),
         _at_least(
             "figure 5: DP-LSAdam improves on DP-Adam (eps = 0.4, points)", _gain(results, "DP-LSAdam", "DP-Adam", 0.4), 0.0, 1.0
@@ -172,6 +169,22 @@ def _claims(context: Context, size: _Size, results: Results, unstable: Results) 
     )
 
 
+def _stability_claim(size: _Size, unstable: Results) -> Claim:
+    """At a step size where neither method learns there is nothing to compare: then the finding is no number, and agrees with nothing."""
+    rate = size.large_rates[-1]
+    plain, smooth = (mean_and_error(unstable[method, rate])[0] for method in ("DP-SGD", "DP-LSSGD"))
+    gain, error = _gain(unstable, "DP-LSSGD", "DP-SGD", rate)
+    return Claim(
+        source="003",
+        says=f"figure 7: DP-LSSGD is more stable at large step sizes (gain at rate {rate:g}, eps = {size.epsilons[0]}, points)",
+        expected=0.0,
+        relation="at least",
+        found=gain if max(plain, smooth) > 20.0 else math.nan,
+        stderr=error,
+        note=f"DP-SGD {plain:.1f} %, DP-LSSGD {smooth:.1f} % (chance 10 %).",
+    )
+
+
 def _smoothing_claim(epsilon: float, printed: float, gain: tuple[float, float]) -> Claim:
     return Claim(
         source="003",
@@ -182,7 +195,7 @@ def _smoothing_claim(epsilon: float, printed: float, gain: tuple[float, float]) 
         stderr=gain[1],
         corrected=0.0,
         tolerance=2.5,
-        note="The printed gain is not seen once each method has its own step size; smoothing repairs steps that are too large.",
+        note="Each at the better of two step sizes on validation data; for both that was the larger, so neither is fully tuned.",
     )
 
 

@@ -149,9 +149,8 @@ def _accounting_claims(context: Context, data: Data) -> tuple[Claim, ...]:
 
 
 def _paper_claims(context: Context, size: _Size, paper: Results) -> tuple[Claim, ...]:
-    if (
-        context.quick
-    ):  # on 8 x 8 pixels neighbours are too different: smoothing has nothing to use, and the paper does not claim it
+    if context.quick:
+        # Left out after it was seen to fail: on digits (8 x 8 pixels) sigma = 3 cost 8 points on average and up to 17.
         return ()
     worst = max((mean_and_error(v)[0] - table2(k[1], k[2]) for k, v in paper.items() if k[0] == "batch"), key=abs)
     gains = _gains(paper)
@@ -198,7 +197,7 @@ def _honest_claim(key: tuple[Any, ...], values: list[float]) -> Claim:
         found=mean,
         stderr=error,
         corrected=_EARLIER[epsilon, sigma],
-        tolerance=5.0,  # one seed against another, with spreads of up to 3 points, different starts and different batches
+        tolerance=3.0,
         note=f"With a valid guarantee the recipe gives this; an earlier program measured {_EARLIER[epsilon, sigma]} % (one seed).",
     )
 
