@@ -1,6 +1,6 @@
-"""Errors of the mechanisms and times of their optimisers, beside jax-privacy where it is installed.
+"""Errors of the mechanisms and times of their optimisers, beside jax-privacy where there is an interpreter with it.
 
-    python benchmarks/noise.py [--quick] [--json PATH]
+    python benchmarks/noise.py [--quick] [--json PATH] [--jax-python PATH]
 
 Every row is one mechanism for one run: the error at noise calibrated to the sensitivity (clip norm 1), how far it can be above
 the best possible at most, and the time to find it. Times are the minimum over repeats, of both contestants in the same
@@ -11,13 +11,14 @@ noise_speed.py.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads that wait for each other on a busy machine measure the machine
 
@@ -120,20 +121,14 @@ def certificate(steps: int) -> Line:
     return Line("Dense optimal certificate", steps, "Once()", found.upper, float("nan"), found.gap, seconds, text, verdict)
 
 
-def jax_privacy_times(lines: list[Line]) -> None:
-    """The peer's BLT and banded optimisers on the same problems, in the same run."""
-    from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
-
-    peers = {
-        ("BLT(3) mean", 1024): lambda: buffered_toeplitz.optimize(n=1024, min_buffers=3, max_buffers=3),
-        ("Banded optimised (8)", 1024): lambda: toeplitz.optimize_banded_toeplitz(n=1024, bands=8),
-    }
+def jax_privacy_times(lines: list[Line], python: str) -> None:
+    """The peer's BLT and banded optimisers on the same problems, in the same run, in the interpreter that has them."""
+    command = [python, str(Path(__file__).with_name("noise_jax.py")), "optimisers"]
+    seconds = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     for line in lines:
-        peer = peers.get((line.mechanism, line.steps))
-        if peer is not None:
-            begin = time.perf_counter()
-            peer()
-            line.peer = f"jax-privacy {time.perf_counter() - begin:.2f} s"
+        if line.steps == 1024 and line.mechanism in seconds:
+            peer = seconds[line.mechanism]
+            line.peer = f"jax-privacy {peer:.2f} s, {peer / line.seconds:.0f} x"
 
 
 def table(lines: list[Line]) -> str:
@@ -150,12 +145,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="leave out the slow cases")
     parser.add_argument("--json", metavar="PATH", help="also write the table as JSON")
+    parser.add_argument("--jax-python", metavar="PATH", help="an interpreter with jax-privacy, to run it beside")
     options = parser.parse_args()
     lines = [run(case, repeats=1 if options.quick else 5) for case in CASES if not (options.quick and case.slow)]
     lines.append(certificate(256 if options.quick else 1024))
-    if importlib.util.find_spec("jax_privacy") is not None:
-        jax_privacy_times(lines)
+    if options.jax_python is not None:
+        jax_privacy_times(lines, options.jax_python)
     print(table(lines))
+    if options.jax_python is None:
+        print("jax-privacy is left out: --jax-python PATH names an interpreter that has it.")
     if options.json:
         with open(options.json, "w") as file:
             json.dump([asdict(line) for line in lines], file, indent=1)

@@ -1,6 +1,6 @@
-"""Speed of the noise source and of the streams, beside torch.randn (and jax-privacy's streams where it is installed).
+"""Speed of the noise source and of the streams, beside torch.randn and, where there is an interpreter with it, jax-privacy.
 
-    python benchmarks/noise_speed.py [--quick] [--json PATH]
+    python benchmarks/noise_speed.py [--quick] [--json PATH] [--jax-python PATH]
 
 All contestants take turns in one process; the figure is the smallest CPU time of the turns, in ns per number, and for
 streams that work in blocks of rows the smallest mean over one whole block. Ratios count, absolute times are the machine's.
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
@@ -81,34 +83,25 @@ def contestants(size: int) -> dict[str, Callable[[int], object]]:
     if size <= 1_000_000:
         table[f"banded({BAND}) row"] = adding(BandedStream(source, lambda t: COLUMN, steps=STEPS))
         table[f"filter({BAND}) row, memory 16"] = adding(FilterStream(source, COLUMN, steps=STEPS, memory=16))
-        table.update(jax_contestants(size))
     return table
 
 
-def jax_contestants(size: int) -> dict[str, Callable[[int], object]]:
-    """jax-privacy's banded Toeplitz privatizer at the same size, if it is there."""
-    try:
-        import jax
-        import jax.numpy as jnp
-        from jax_privacy.matrix_factorization import toeplitz
-        from jax_privacy.noise_addition import matrix_factorization_privatizer
-    except ImportError:
-        return {}
-    zeros = jnp.zeros(size)
-    table: dict[str, Callable[[int], object]] = {}
-    for name, column in (("identity", [1.0]), (f"banded({BAND})", COLUMN)):
-        privatizer = matrix_factorization_privatizer(
-            toeplitz.inverse_as_streaming_matrix(jnp.array(column)), stddev=1.0, prng_key=jax.random.key(0)
-        )
-        state = [privatizer.init(zeros)]
-        update = jax.jit(privatizer.update, donate_argnums=1)
+def jax_privacy(size: int, python: str) -> dict[str, float]:
+    """jax-privacy's rows at the same size, from the interpreter that has it: its own cipher-free draws, float32."""
+    command = [python, str(Path(__file__).with_name("noise_jax.py")), "rows", "--size", str(size)]
+    figures = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return {f"jax-privacy {name}": figure for name, figure in figures.items()}
 
-        def call(step: int, state: list = state, update: Callable = update) -> None:
-            noisy, state[0] = update(zeros, state[0])
-            jax.block_until_ready(noisy)
 
-        table[f"jax-privacy {name}"] = call
-    return table
+def small_tensors(repeats: int) -> tuple[float, float]:
+    """CPU microseconds for each of 30 tensors of 64 numbers: one call for each, and one call for all."""
+    source, tensors = Source(seed=1), [torch.zeros(64) for _ in range(30)]
+    calls: dict[str, Callable[[int], object]] = {
+        "each": lambda step: [source.z(step, k, t, out=t) for k, t in enumerate(tensors)],
+        "all": lambda step: source.z_all(step, tensors, out=tensors),
+    }
+    best = turns(calls, 30 * 1000, 10 * repeats)  # per 30,000 numbers of a nanosecond: microseconds per tensor
+    return best["each"], best["all"]
 
 
 TARGETS = {
@@ -121,12 +114,16 @@ TARGETS = {
     "tree row, Honaker": ("independent row", None),
     f"filter({BAND}) row, memory 16": ("independent row", None),
     f"jax-privacy banded({BAND})": ("jax-privacy identity", None),
+    "jax-privacy BLT(4)": ("jax-privacy identity", None),
+    "jax-privacy identity": ("independent row", None),
 }
 
 
-def measure(size: int, threads: int, repeats: int) -> list[Line]:
+def measure(size: int, threads: int, repeats: int, jax_python: str | None) -> list[Line]:
     torch.set_num_threads(threads)
     best = turns(contestants(size), size, repeats)
+    if jax_python is not None and size <= 1_000_000:
+        best.update(jax_privacy(size, jax_python))
     lines = []
     for name, nanoseconds in best.items():
         against, target = TARGETS.get(name, ("", None))
@@ -139,13 +136,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only 10^6 numbers, few turns")
     parser.add_argument("--json", metavar="PATH", help="write the figures there too")
+    parser.add_argument("--jax-python", metavar="PATH", help="an interpreter with jax-privacy, to run it beside")
     options = parser.parse_args()
     plan = [(10**6, 1, 4), (10**6, 2, 4)] if options.quick else [(10**6, 1, 12), (10**6, 2, 12), (10**7, 1, 3), (10**7, 2, 3)]
     print(f"kernel: {_kernel.KERNEL.name}, torch {torch.__version__}")
     print(f"{'numbers':>9} {'threads':>7}  {'contestant':<32} {'ns/number':>9}  {'ratio':>6}  {'target':>6}")
     lines = []
     for size, threads, repeats in plan:
-        for line in measure(size, threads, repeats):
+        for line in measure(size, threads, repeats, options.jax_python):
             lines.append(line)
             against = f"x {line.against}" if line.against else ""
             target = f"{line.target:g}" if line.target is not None else ""
@@ -153,6 +151,13 @@ def main() -> int:
                 f"{size:>9} {threads:>7}  {line.name:<32} {line.nanoseconds:>9.2f}  "
                 f"{line.ratio:>6.2f}  {target:>6}  {line.verdict:<4} {against}"
             )
+    torch.set_num_threads(1)
+    each, together = small_tensors(4)
+    print(
+        f"30 tensors of 64 numbers: {each:.1f} us for each by source.z, {together:.1f} us by source.z_all, {each / together:.1f} x"
+    )
+    if options.jax_python is None:
+        print("jax-privacy is left out: --jax-python PATH names an interpreter that has it.")
     if options.json:
         with open(options.json, "w") as file:
             json.dump([asdict(line) for line in lines], file, indent=1)
