@@ -1,0 +1,42 @@
+"""A run's batches as frameworks want them: something to loop over, with a length, and nothing in it to deal anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from hushgrad.sampling.batch import Batch
+from hushgrad.sampling.units import Grouping
+from hushgrad.train.plan import Plan
+from hushgrad.train.private import Private
+
+__all__ = ["Batches"]
+
+
+class Batches:
+    """The batches of a run from its next step on, as many as the plan and the budget still allow.
+
+    Frameworks look a loader over for samplers that they could replace. Hushgrad's own loader answers such a look with an
+    error; this is a plain iterable around it, where there is nothing to find. It may be made before there is a run.
+    """
+
+    def __init__(
+        self, run: Callable[[], Private | None], plan: Plan, dataset: Any, groups: Grouping | None, **options: Any
+    ) -> None:
+        self.dataset = dataset  # Trainer tells its length in the log
+        self._run, self._plan, self._groups, self._options = run, plan, groups, options
+
+    def __iter__(self) -> Iterator[Batch]:
+        private = self._run()
+        left = self._left(private)
+        if private is None or not left:  # no run: a framework's look before the beginning; no step left: a finished run
+            return iter(())
+        return islice(private.loader(self.dataset, groups=self._groups, **self._options), left)
+
+    def __len__(self) -> int:
+        """Steps still to come. At least 1, since frameworks take 0 for a mistake: a finished run's loop is then empty."""
+        return max(1, self._left(self._run()))
+
+    def _left(self, private: Private | None) -> int:
+        return self._plan.steps if private is None else private.steps_allowed - private.steps

