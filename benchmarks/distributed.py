@@ -224,6 +224,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a smaller model and fewer turns")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--only", choices=("time", "memory"), help="measure one of the two")
     parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2], help="numbers of processes; the first must be 1")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -232,16 +233,21 @@ def main() -> None:
         dist.destroy_process_group()
         return
     size = {"width": 128, "depth": 3, "turns": 5} if arguments.quick else {"width": 256, "depth": 6, "turns": 12}
-    model = model_of(size["width"], size["depth"])
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters = sum(p.numel() for p in model_of(size["width"], size["depth"]).parameters())
     case: dict[str, Any] = {**size, "batch": 16, "tokens": 16}
-    case["parameter MB"] = 4 * parameters / 1e6
-    case["unit MB"] = 4 * sum(p.numel() for p in model[0].parameters()) / 1e6
     print(f"{parameters / 1e6:.1f} M parameters, {case['batch']} examples of {case['tokens']} tokens in each process")
+    rows: list[dict[str, Any]] = []
     print("time of a step, ms   CPU: plain  private  ratio  /one   wall: plain  private  ratio")
-    rows = [row for parallel in ("ddp", "fsdp") for row in times({**case, "parallel": parallel}, arguments.worlds)]
-    print("peak memory of a process during steps, above what was imported")
-    rows += [row for n in ("plain", *NOISES) for row in memories({**case, "parallel": "fsdp", "noise": n}, arguments.worlds)]
+    if arguments.only != "memory":
+        rows += [row for parallel in ("ddp", "fsdp") for row in times({**case, "parallel": parallel}, arguments.worlds)]
+    # Parameters are to count here, not activations.
+    large: dict[str, Any] = case if arguments.quick else {**case, "width": 768, "batch": 2, "tokens": 4}
+    model = model_of(large["width"], large["depth"])
+    parameters = sum(p.numel() for p in model.parameters())
+    large |= {"parameter MB": 4 * parameters / 1e6, "unit MB": 4 * sum(p.numel() for p in model[0].parameters()) / 1e6}
+    print(f"peak memory of a process during steps, above what was imported; {parameters / 1e6:.1f} M parameters")
+    kinds = ("plain", *NOISES) if arguments.only != "time" else ()
+    rows += [row for n in kinds for row in memories({**large, "parallel": "fsdp", "noise": n}, arguments.worlds)]
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1))
 
