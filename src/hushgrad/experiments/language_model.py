@@ -42,7 +42,7 @@ class _Size(NamedTuple):
     seeds: int
 
 
-_FULL = _Size((4.0, 16.0, 64.0), 8, 8, 6, (1.0, 3.0), 2)
+_FULL = _Size((4.0, 16.0, 64.0), 8, 8, 6, (0.5, 1.0, 2.0, 4.0), 6)
 _QUICK = _Size((8.0, 64.0), 4, 6, 3, (1.0, 4.0), 1)
 
 Results = dict[tuple[str, float], list[float]]
