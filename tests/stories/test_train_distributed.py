@@ -22,6 +22,7 @@ TRAIN = textwrap.dedent(
     from torch.utils.data import TensorDataset
     from hushgrad.noise import BLT
     from hushgrad.denoise import Laplacian
+    from hushgrad.errors import CaptureError
     from hushgrad.train import Plan, make_private
 
     torch.set_num_threads(1)
@@ -54,6 +55,17 @@ TRAIN = textwrap.dedent(
         weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
         ledger = str(private.ledger.event())
         results[mode] = {"weights": weights, "ledger": ledger, "steps": private.steps, "examples": examples}
+    if "RANK" in os.environ:  # process 1 runs its part of a batch twice; process 0 does nothing wrong
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        private = make_private(model, optimizer, plans["dpsgd"], key=bytes(32) if rank == 0 else None)
+        x, y = next(iter(private.loader(data)))
+        for _ in range(1 + rank):
+            nn.functional.cross_entropy(model(x), y).backward()
+        try:
+            optimizer.step()
+        except CaptureError as error:
+            results["refusal"] = {"error": str(error), "steps": private.steps}
     with open(f"{out}.{rank}", "w") as file:
         json.dump(results, file)
     """
@@ -98,6 +110,12 @@ def test_one_and_two_processes_give_the_same_weights(alone, together, mode):
     assert (torch.tensor(one["weights"]) - torch.tensor(first["weights"])).abs().max() < 1e-6
     assert one["ledger"] == first["ledger"] == second["ledger"] and first["steps"] == one["steps"]
     assert first["examples"] + second["examples"] == one["examples"] and first["examples"] and second["examples"]
+
+
+def test_all_processes_refuse_a_step_that_one_refuses(together):
+    first, second = (results["refusal"] for results in together)
+    assert first["error"].startswith("Another process refused") and "exactly once per step" in second["error"]
+    assert first["steps"] == second["steps"] == 0
 
 
 @pytest.mark.slow

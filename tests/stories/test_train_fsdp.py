@@ -16,6 +16,7 @@ import pytest
 import torch
 
 PROGRAM = Path(__file__).with_name("train_fsdp_program.py")
+pytestmark = pytest.mark.timeout(900)  # several processes on a busy machine
 PLANS = ["independent", "blt", "banded"]
 
 
@@ -40,7 +41,7 @@ def _run(directory: Path, world: int, options: dict) -> list[dict]:
     children = _start(directory, world, options)
     try:
         for child in children:
-            _, errors = child.communicate(timeout=200)
+            _, errors = child.communicate(timeout=600)
             assert child.returncode == 0, errors[-3000:]
     finally:
         for child in children:
@@ -73,8 +74,8 @@ def alone():
 def moved(tmp_path_factory):
     """The same runs on 2, then 1, then 2 processes, from checkpoint to checkpoint."""
     directory = tmp_path_factory.mktemp("moved")
-    common = {"plans": PLANS, "sharded": True, "directory": str(directory / "checkpoints"), "every": 5}
-    phases = [({"stop": 5}, 2), ({"stop": 10}, 1), ({"micro": 2}, 2)]
+    common = {"plans": PLANS, "sharded": True, "directory": str(directory / "checkpoints"), "every": 2}
+    phases = [({"stop": 6}, 2), ({"stop": 8}, 1), ({"micro": 2}, 2)]
     return [_run(directory, world, {**common, **options}) for options, world in phases]
 
 
@@ -91,6 +92,7 @@ def test_noise_is_bit_identical_and_weights_are_equal_after_moving_from_2_to_1_t
 
 def test_every_example_is_clipped_once_and_parts_may_be_empty(alone, moved):
     parts = [r["independent"] for phase in moved for r in phase]
+    assert any(0 in r["independent"]["examples"] for r in moved[0])
     assert sorted(norm for part in parts for norm in part["norms"]) == pytest.approx(alone["independent"]["norms"], rel=1e-5)
     assert sum(sum(part["examples"]) for part in parts) == sum(alone["independent"]["examples"])
 
@@ -98,7 +100,7 @@ def test_every_example_is_clipped_once_and_parts_may_be_empty(alone, moved):
 def test_no_pickle_and_no_leftovers(moved, tmp_path_factory):
     directory = next(tmp_path_factory.getbasetemp().glob("moved*")) / "checkpoints" / "blt"
     names = sorted(path.name for path in directory.iterdir())
-    assert names == ["key.json", "shard-4-0.safetensors", "shard-4-1.safetensors", "state.safetensors"]
+    assert names == ["key.json", "shard-5-0.safetensors", "shard-5-1.safetensors", "state.safetensors"]
     assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
 
 
@@ -106,8 +108,7 @@ def test_no_pickle_and_no_leftovers(moved, tmp_path_factory):
 @pytest.mark.parametrize("world, sharded, micro", [(3, False, 2), (3, True, 2), (2, False, 2), (1, True, 1000)])
 def test_any_number_of_processes_and_any_micro_batches_give_the_same_weights(alone, tmp_path, world, sharded, micro):
     results = _run(tmp_path, world, {"plans": PLANS, "sharded": sharded, "micro": micro})
-    if world == 3:
-        assert any(0 in r["independent"]["examples"] for r in results)  # a part of a batch was empty
+    assert world == 1 or any(0 in r["independent"]["examples"] for r in results)  # a part of a batch was empty
     for plan in PLANS:
         assert all(_close(alone[plan]["weights"], r[plan]["weights"]) for r in results)
         assert sum(sum(r[plan]["examples"]) for r in results) == sum(alone[plan]["examples"])
@@ -118,9 +119,9 @@ def test_any_number_of_processes_and_any_micro_batches_give_the_same_weights(alo
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded, backend", [(False, "aot_eager"), (True, "aot_eager"), (False, "inductor"), (True, "inductor")])
 def test_a_compiled_model_gives_the_same_weights(alone, tmp_path, sharded, backend):
-    results = _run(tmp_path, 2, {"plans": ["blt"], "sharded": sharded, "compile": backend, "stop": 6})
+    results = _run(tmp_path, 2, {"plans": ["blt"], "sharded": sharded, "compile": backend, "stop": 4})
     train = runpy.run_path(str(PROGRAM))["train"]
-    expected = train("blt", {"stop": 6})
+    expected = train("blt", {"stop": 4})
     assert all(_close(expected["weights"], r["blt"]["weights"]) for r in results)
 
 
@@ -135,15 +136,15 @@ def test_shards_that_all_get_the_same_noise_are_noticed(alone, tmp_path):
 @pytest.mark.parametrize("sharded", [False, True])
 def test_the_others_end_soon_when_a_process_is_killed_and_the_run_goes_on(alone, tmp_path, sharded):
     options = {"plans": ["blt"], "sharded": sharded, "directory": str(tmp_path / "checkpoints"), "every": 3, "micro": 2}
-    survivor, victim = _start(tmp_path, 2, {**options, "die": [1, 7]})
+    survivor, victim = _start(tmp_path, 2, {**options, "die": [1, 4]})
     try:
-        victim.communicate(timeout=150)
+        victim.communicate(timeout=600)
         began = time.monotonic()
-        _, errors = survivor.communicate(timeout=75)
+        _, errors = survivor.communicate(timeout=130)
     finally:
         survivor.kill()
     assert victim.returncode == -signal.SIGKILL and survivor.returncode == 1
-    assert time.monotonic() - began < 70  # the timeout that the program gave to its process group is 60 s
+    assert time.monotonic() - began < 125  # the timeout that the program gave to its process group is 120 s
     if not sharded:  # sharded parameters are gathered by FSDP, whose error is torch's own
         assert "ProcessLost: Another process ended or did not answer in time" in errors
     results = _run(tmp_path, 2, options)

@@ -54,9 +54,9 @@ class Net(nn.Module):
 def plan_of(name: str) -> Plan:
     common = {"noise_multiplier": 0.7, "delta": 1e-5, "batch_size": 6, "dataset_size": 60}
     if name == "independent":
-        return Plan.dpsgd(steps=20, average="tail", **common)
+        return Plan.dpsgd(steps=10, average="tail", **{**common, "batch_size": 2})  # so small that parts of batches are empty
     mechanisms = {"blt": BLT(buffers=2), "banded": Banded(bands=3), "tree": Tree()}
-    return Plan.dpftrl(epochs=2, noise=mechanisms[name], **common)
+    return Plan.dpftrl(epochs=1, noise=mechanisms[name], **common)
 
 
 def data() -> TensorDataset:
@@ -84,16 +84,18 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def record(private, defect: bool = False) -> dict[str, list]:
     """Notes every row of noise as it is drawn: by step and tensor, the position and the numbers."""
-    rows, stream = {}, private._release.stream
-    draw = stream.row
+    noted, stream = {}, private._release.stream
+    draw = stream.rows
 
-    def row(step, index, like, *, offset=0, out=None, scale=1.0):
-        drawn = draw(step, index, like, offset=0 if defect else offset, scale=scale)
-        rows[f"{step} {index}"] = [offset, drawn.flatten().tolist()]
-        return drawn if out is None else out.add_(drawn)
+    def rows(step, likes, *, indices, offsets=None, out=None, scale=1.0):
+        offsets = [0] * len(likes) if defect or offsets is None else offsets
+        drawn = draw(step, likes, indices=indices, offsets=offsets, scale=scale)
+        for index, offset, row in zip(indices, offsets, drawn, strict=True):
+            noted[f"{step} {index}"] = [offset, row.flatten().tolist()]
+        return drawn if out is None else [total.add_(row) for total, row in zip(out, drawn, strict=True)]
 
-    stream.row = row
-    return rows
+    stream.rows = rows
+    return noted
 
 
 def train(name: str, options: dict) -> dict:
@@ -131,9 +133,9 @@ def train(name: str, options: dict) -> dict:
 
 def main(options: dict) -> None:
     torch.set_num_threads(1)
-    sharded_capture.BUCKET = 100  # several buckets in a small model
+    sharded_capture.BUCKET = 200  # several buckets in a small model
     if "RANK" in os.environ:
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
     results = {name: train(name, options) for name in options["plans"]}
     rank = os.environ.get("RANK", "0")
     with open(f"{options['out']}.{rank}", "w") as file:

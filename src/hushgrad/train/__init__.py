@@ -5,6 +5,7 @@ from __future__ import annotations
 from hushgrad.train.averaging import EMA, Average, Polyak, Tail
 from hushgrad.train.books import guarantee_of
 from hushgrad.train.checkpoint import Checkpoint
+from hushgrad.train.distributed import ProcessLost
 from hushgrad.train.fit import fit
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
@@ -21,6 +22,7 @@ __all__ = [
     "Plan",
     "Polyak",
     "Private",
+    "ProcessLost",
     "Projection",
     "Tail",
     "fit",

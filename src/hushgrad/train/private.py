@@ -24,7 +24,7 @@ from hushgrad.train.guard import Guard
 from hushgrad.train.issued import Issued
 from hushgrad.train.keys import RunKey
 from hushgrad.train.plan import Plan
-from hushgrad.train.release import Closure, Release
+from hushgrad.train.release import Closure, Release, _require_contributions
 from hushgrad.train.sharded_capture import capture_of
 from hushgrad.train.sharding import Sharding, is_sharded
 from hushgrad.train.together import CheckedTogether, split_evenly
@@ -302,8 +302,9 @@ class Private:
         if self.sharding is not None:
             self.sharding.settle(self.model)
         self._guard.check()
-        if self._world.size > 1:
-            self._capture.check()
+        if self._world.size > 1:  # alone, the release asks this itself
+            contributions = None if self._issued is None else self._issued.contributions
+            _require_contributions(self.steps, self._capture.check(), contributions)
 
     def _release_gradient(self) -> None:
         issued, step = self._issued, self.steps

@@ -122,13 +122,11 @@ class Sharding:
 
     def noise(self, stream: NoiseStream, step: int, scale: float) -> dict[str, Tensor]:
         """This process's rows of noise row ``step``; a process that holds nothing of a parameter draws nothing."""
-        return {name: self._noise_of(stream, step, index, name, scale) for index, name in enumerate(self.shards)}
-
-    def _noise_of(self, stream: NoiseStream, step: int, index: int, name: str, scale: float) -> Tensor:
-        rows = self.local(name)
-        if not rows.numel():
-            return torch.zeros_like(rows)
-        return stream.row(step, index, rows, offset=self.offset(name), scale=scale)
+        held = [(index, name) for index, (name, shard) in enumerate(self.shards.items()) if shard.count]
+        likes, offsets = [self.local(name) for _, name in held], [self.offset(name) for _, name in held]
+        rows = stream.rows(step, likes, indices=[index for index, _ in held], offsets=offsets, scale=scale)
+        drawn = {name: row for (_, name), row in zip(held, rows, strict=True)}
+        return {name: drawn[name] if name in drawn else torch.zeros_like(self.local(name)) for name in self.shards}
 
     def gradient(self, name: str, rows: Tensor) -> Tensor:
         """``rows`` as a gradient of the parameter, sharded alike."""
