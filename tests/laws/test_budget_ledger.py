@@ -259,7 +259,7 @@ def filled(ledger: Ledger) -> Ledger:
             ["UPDATE hushgrad_ledger SET text = replace(text, '\"times\":20', '\"times\":10') WHERE number = 5"],
             "Row 5 was changed",
         ),
-        (["UPDATE hushgrad_ledger SET hash = '0' || substr(hash, 2) WHERE number = 7"], "Row 7"),
+        (["UPDATE hushgrad_ledger SET hash = substr(hash, 2) || 'g' WHERE number = 7"], "Row 7"),  # no digit: never the same
         (["DELETE FROM hushgrad_ledger WHERE number = 4"], "Row 4 is missing"),
         (["DELETE FROM hushgrad_ledger WHERE number = 1"], "Row 1 is missing"),
         (["DELETE FROM hushgrad_ledger"], "Row 1 is missing"),
