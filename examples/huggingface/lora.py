@@ -57,7 +57,7 @@ def main(
         args = TrainingArguments(
             output,
             learning_rate=3e-3,
-            per_device_train_batch_size=32,
+            per_device_train_batch_size=64,
             save_strategy="no",
             report_to="none",
             logging_steps=10,

@@ -131,6 +131,19 @@ def test_a_budget_ends_the_run(tmp_path):
     assert trainer.spent().epsilon <= budget
 
 
+def test_gradient_checkpointing_and_workers_change_nothing(tmp_path):
+    def run(**options):
+        model = bert()
+        args = arguments(tmp_path, **options)
+        PrivateTrainer(model, args, a_plan(4), train_dataset=labelled(), optimizers=optimizers(model), seed=2).train()
+        return weights(model)
+
+    plain = run()
+    assert distance(run(gradient_checkpointing=True), plain) < 1e-6  # forward runs again inside backward: other rounding
+    assert same(run(dataloader_num_workers=1), plain)
+    assert same(run(num_train_epochs=5, max_grad_norm=1e-3), plain)  # Trainer's own: not used
+
+
 class Interrupt(transformers.TrainerCallback):
     def __init__(self, after):
         self.after = after

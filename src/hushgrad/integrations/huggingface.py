@@ -64,6 +64,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         key: 32 secret bytes; fresh by default.
         seed: instead of a key, for experiments.
         max_epsilon: stop before more than this is spent.
+        check_isolation: test on the first batch that no example influences another; False: you vouch for it.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         key: bytes | None = None,
         seed: int | None = None,
         max_epsilon: float | None = None,
+        check_isolation: bool = True,
     ) -> None:
         self.plan = _check.instance(Plan, plan=plan)
         _require_fitting(args, plan)
@@ -99,7 +101,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             optimizers=optimizers,
         )
         self.model_accepts_loss_kwargs = False  # the loss is per example, never divided by the tokens of a whole batch
-        self._options: dict[str, Any] = {"key": key, "seed": seed, "max_epsilon": max_epsilon}
+        self._options: dict[str, Any] = {"key": key, "seed": seed, "max_epsilon": max_epsilon, "check_isolation": check_isolation}
         self._groups, self._folder = groups, checkpoint
         self._private: Private | None = None
         self._checkpoint: Checkpoint | None = None
