@@ -28,6 +28,7 @@ from hushgrad.accounting import (
     gaussian_epsilon,
     trade_off,
 )
+from hushgrad.accounting.pld import PLD
 from hushgrad.errors import ArgumentError, BudgetExceeded, NoTheorem
 from hushgrad.events import (
     ZCDP,
@@ -41,6 +42,7 @@ from hushgrad.events import (
     NonPrivate,
     PureDP,
     RandomizedResponse,
+    Relation,
     Sampled,
 )
 from hushgrad.guarantee import Guarantee
@@ -283,3 +285,21 @@ def test_odometer_bound_holds_for_an_adaptive_adversary() -> None:
             failed = failed or loss > meter.epsilon()
         failures += failed
     assert failures <= 140
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Gaussian(1.0).sampled(rate=0.125) * 10,
+        Gaussian(0.8).sampled(rate=0.004) * 2000,
+        Laplace(2.0) * 30,
+        Compose((Gaussian(1.0).sampled(rate=0.01) * 100, Laplace(3.0) * 4)),
+    ],
+    ids=str,
+)
+def test_a_curve_of_deltas_is_certified_and_as_sharp_as_single_questions(event):
+    loss = PLD().loss(event, Relation.ADD_REMOVE)
+    epsilons = [loss.epsilon(1e-8) * k / 12 for k in range(13)]
+    for epsilon, swept in zip(epsilons, loss.deltas(epsilons), strict=True):
+        low, high = loss.delta_interval(epsilon)
+        assert low <= swept <= high * 1.003

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 from hushgrad import _check
@@ -24,6 +24,19 @@ ACCOUNTANTS = {
     "rdp": "hushgrad.accounting.rdp:RDP",
     "zcdp": "hushgrad.accounting.zcdp:ZCDP",
 }
+
+
+@runtime_checkable
+class SweptLoss(Protocol):
+    """A loss that answers many questions together faster than one by one."""
+
+    def deltas(self, epsilons: Sequence[float]) -> list[float]:
+        """Upper bounds on delta at each of ``epsilons``, which rise."""
+
+
+def deltas_of(loss: Loss, epsilons: Sequence[float]) -> list[float]:
+    """``loss.delta`` at each of ``epsilons``, which rise."""
+    return loss.deltas(epsilons) if isinstance(loss, SweptLoss) else [loss.delta(e) for e in epsilons]
 
 
 @runtime_checkable
@@ -135,7 +148,10 @@ def delta_curve(
     [0.3829, 0.1269, 0.0209]
     """
     loss = loss_of(event, accountant, relation)
-    return [_sane(loss.delta(_check.non_negative(epsilons=e)), most=1.0) for e in epsilons]
+    asked = [_check.non_negative(epsilons=e) for e in epsilons]
+    rising = sorted(set(asked))
+    found = dict(zip(rising, deltas_of(loss, rising), strict=True))
+    return [_sane(found[e], most=1.0) for e in asked]
 
 
 def _sane(x: float, most: float = math.inf) -> float:

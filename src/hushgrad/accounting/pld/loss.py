@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hushgrad import _check
 from hushgrad.accounting.base import Loss
 from hushgrad.accounting.pld.curve import ACCURACY, Curve, GaussianCurve
 from hushgrad.accounting.pld.merge import MERGED, rounded
-from hushgrad.accounting.pld.solve import Answer, delta_bound, epsilon_bound
+from hushgrad.accounting.pld.solve import Answer, delta_bound, delta_bounds, epsilon_bound
 from hushgrad.accounting.rdp import RDP
 from hushgrad.errors import NoTheorem
 from hushgrad.events import BallsInBins, Compose, Event, Relation, Sampled
@@ -72,6 +72,15 @@ class PrivacyLoss:
     def delta(self, epsilon: float) -> float:
         """A certified upper bound on delta."""
         return self.delta_interval(epsilon, lower=False)[1]
+
+    def deltas(self, epsilons: Sequence[float]) -> list[float]:
+        """Certified upper bounds on delta at rising ``epsilons``, to about three digits: for curves."""
+        bounds = [0.0] * len(epsilons)
+        for k in range(self._count(upper=True)):
+            bounds = [
+                max(pair) for pair in zip(bounds, delta_bounds(self._direction(k, WIDTH, upper=True), epsilons), strict=True)
+            ]
+        return bounds
 
     def epsilon_interval(self, delta: float, width: float = WIDTH) -> tuple[float, float]:
         """Certified bounds (lower, upper) on epsilon, ``width`` apart relative to epsilon if that can be had."""

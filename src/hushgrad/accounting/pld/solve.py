@@ -131,9 +131,9 @@ def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-
     bounds = [min(1.0, simple)]
     try:
         with np.errstate(all="ignore"):
-            for bound in _composed_deltas(parts, epsilon, width, bounds[0], upper=upper):
-                bounds.append(bound)
-                if upper and bound <= known:
+            for composed in _composed_deltas(parts, epsilon, width, bounds[0], upper=upper):
+                bounds.append(composed.delta(epsilon, upper=upper))
+                if upper and bounds[-1] <= known:
                     break
     except (FloatingPointError, OverflowError, ValueError):
         pass  # what was found before is valid
@@ -143,8 +143,44 @@ def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-
     return min(bounds) if upper else max((bound for bound in bounds if bound <= 1), default=0.0)
 
 
-def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, *, upper: bool) -> Iterator[float]:
-    """Bounds on delta until one is as good as the wanted width, each from a composition made for a better guess of delta.
+def delta_bounds(parts: Parts, epsilons: Sequence[float], *, width: float = 1e-3) -> list[float]:
+    """Upper bounds on delta at rising ``epsilons``. One composition serves all that it reads as sharply as its own.
+
+    They are asked from the largest down: delta is steepest there, so its grid is finer than the smaller ones need.
+    """
+    found: list[float] = []
+    composed: Composed | None = None
+    for epsilon in reversed(epsilons):
+        if composed is None or not _clear(composed, epsilon, width):
+            composed = _sharpest(parts, epsilon, width)
+        if composed is None or not _clear(composed, epsilon, width):
+            found.append(delta_bound(parts, epsilon, upper=True, width=width))
+        else:
+            found.append(min(1.0, composed.delta(epsilon, upper=True)))
+    return found[::-1]
+
+
+def _sharpest(parts: Parts, epsilon: float, width: float) -> Composed | None:
+    """The last composition for ``epsilon``, where there is one."""
+    if _is_single(parts) or epsilon >= _largest_loss(parts):
+        return None
+    last: Composed | None = None
+    try:
+        with np.errstate(all="ignore"):
+            for composed in _composed_deltas(parts, epsilon, width, 1.0, upper=True):
+                last = composed
+    except (FloatingPointError, OverflowError, ValueError):
+        pass  # what was found before is valid
+    return last
+
+
+def _clear(composed: Composed, epsilon: float, width: float) -> bool:
+    """Whether what was lost at the ends of the window does not matter at ``epsilon``."""
+    return composed.delta(epsilon, upper=True) <= (1 + 2 * width) * composed.delta(epsilon, upper=False)
+
+
+def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, *, upper: bool) -> Iterator[Composed]:
+    """Compositions until one bounds delta as well as the wanted width, each made for a better guess of delta.
 
     The first is made for the saddle point at ``epsilon``. Where rare large losses matter its estimate of delta is off by orders of
     magnitude; the later ones are made for the delta that the bounds before them say, as for a question about epsilon.
@@ -157,10 +193,10 @@ def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, 
         composed = compose(*budget.refined(at, error).discretised(at, error, upper=upper))
         if not (np.all(np.isfinite(composed.c)) and math.isfinite(composed.log_mass) and math.isfinite(composed.noise)):
             raise FloatingPointError("the composition overflows")
+        yield composed
         bound, before = composed.delta(epsilon, upper=upper), best
-        yield bound
         best = min(best, bound) if upper else max(best, bound)
-        clear = composed.delta(epsilon, upper=True) <= (1 + 2 * width) * composed.delta(epsilon, upper=False)
+        clear = _clear(composed, epsilon, width)
         cut = composed.infinite - _infinite(parts) > width * bound  # the guess was too large for these tails
         stuck = attempt > 1 and abs(before - best) <= 1e-2 * best
         if (clear or stuck) and not cut:
