@@ -300,6 +300,6 @@ def test_odometer_bound_holds_for_an_adaptive_adversary() -> None:
 def test_a_curve_of_deltas_is_certified_and_as_sharp_as_single_questions(event):
     loss = PLD().loss(event, Relation.ADD_REMOVE)
     epsilons = [loss.epsilon(1e-8) * k / 12 for k in range(13)]
-    for epsilon, swept in zip(epsilons, loss.deltas(epsilons), strict=True):
-        low, high = loss.delta_interval(epsilon)
+    for asked, swept in zip(epsilons, loss.deltas(epsilons), strict=True):
+        low, high = loss.delta_interval(asked)
         assert low <= swept <= high * 1.003

@@ -176,7 +176,8 @@ def _sharpest(parts: Parts, epsilon: float, width: float) -> Composed | None:
 
 def _clear(composed: Composed, epsilon: float, width: float) -> bool:
     """Whether what was lost at the ends of the window does not matter at ``epsilon``."""
-    return composed.delta(epsilon, upper=True) <= (1 + 2 * width) * composed.delta(epsilon, upper=False)
+    with np.errstate(all="ignore"):  # far from the saddle point the loss may be infinite, and then it is not clear
+        return composed.delta(epsilon, upper=True) <= (1 + 2 * width) * composed.delta(epsilon, upper=False)
 
 
 def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, *, upper: bool) -> Iterator[Composed]:
