@@ -61,6 +61,7 @@ class Capture:
         self._names: dict[int, dict[str, str]] = {}  # by site: local name -> name in the model
         self._frozen: list[tuple[str, nn.Parameter]] = []
         self._dtypes: dict[str, torch.dtype] = {}  # of the sums
+        self._tied = False  # a parameter belongs to two sites
         self._folded: tuple[dict[str, Sum], list[Part]] | None = None
 
     # Attach and detach -----------------------------------------------------------------------------------------------
@@ -78,6 +79,7 @@ class Capture:
         by_id = {id(p): name for name, p in self._params.items()}
         self._names = {id(s): {n: by_id[id(p)] for n, p in zip(s.names, s.params, strict=True)} for s in self._sites}
         self._dtypes = {self._names[id(s)][n]: s.dtype for s in self._sites for n in s.names}
+        self._tied = sum(len(s.names) for s in self._sites) > len(self._params)
         for site in self._sites:
             self._handles += site.hooks()
         for name, p in self._params.items():
@@ -204,6 +206,9 @@ class Capture:
     def _groups(self) -> list[Group]:
         """The calls, by privacy unit."""
         batches = [batch for batch in self._tape.batches if batch.calls]
+        if len(batches) == 1 and batches[0].units is None:
+            only = batches[0]
+            return [Group(only.examples, self._uses(only), single=not self._tied and _all_different(only))]
         if any(batch.units is not None for batch in batches):
             return [self._by_unit(batches)] if batches else []
         lanes: dict[int | None, list[Batch]] = {}
@@ -257,7 +262,7 @@ class Capture:
         if self.unused == "zero":
             return None
         for batch in self._tape.batches:
-            if batch.calls:
+            if batch.calls and not (len(batch.calls) == len(self._sites) and _all_different(batch)):
                 seen = {name for call in batch.calls for name in self._names[id(call.site)].values()}
                 missing = self._params.keys() - seen
                 if missing:
@@ -305,6 +310,11 @@ def _sites(tape: Tape, model: nn.Module) -> Iterator[Site]:
             if problem:
                 raise CaptureError(f"{path or type(module).__name__} cannot be clipped per example: {problem}.")
             yield Site(tape, path, module, rule, params)
+
+
+def _all_different(batch: Batch) -> bool:
+    """No module was called twice."""
+    return len(batch.calls) == 1 or len({id(call.site) for call in batch.calls}) == len(batch.calls)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -31,10 +31,11 @@ class Use(NamedTuple):
 
 
 class Group(NamedTuple):
-    """All uses over the same ``size`` units; ``names`` gives each site's parameters their names in the model."""
+    """All uses over the same ``size`` units; ``single``: one factor for all, no units, and no parameter is used twice."""
 
     size: int
     uses: list[Use]
+    single: bool = False
 
 
 class Part(NamedTuple):
@@ -48,8 +49,12 @@ class Part(NamedTuple):
 def add_clipped(group: Group, names: dict[int, dict[str, str]], clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part:
     """``sums[name] += scale * sum_i w_i G_i``; the calls are released one by one."""
     order = list(sums)
-    rows, factor = _sq_norms(group, names)
     grouping = clipper.groups(order)
+    if group.single and grouping is None:
+        part = _add_single(group, names, clipper, sums, scale)
+        if part is not None:
+            return part
+    rows, factor = _sq_norms(group, names)
     if grouping is None:
         clipped_by = total = _total(list(rows.values())).mul_(factor)
     else:
@@ -67,6 +72,28 @@ def add_clipped(group: Group, names: dict[int, dict[str, str]], clipper: Clipper
             scaled[use.factor] = weights if use.factor * scale == 1 else weights * (use.factor * scale)
         _add_use(use, names[id(use.call.site)], scaled[use.factor], columns, finite, sums)
     return Part(total.sqrt(), weights, rejected)
+
+
+def _add_single(
+    group: Group, names: dict[int, dict[str, str]], clipper: Clipper, sums: dict[str, Sum], scale: float
+) -> Part | None:
+    """The common case, short because a small model's step is mostly Python; None if an example has no finite norm."""
+    factor = group.uses[0].factor
+    total = _total([row for use in group.uses for row in use.call.measure().values()])
+    if factor != 1:
+        total.mul_(factor * factor)
+    if not math.isfinite(float(total.sum())):
+        return None  # nothing was added yet, and the norms are remembered
+    weights = clipper.weights(total)
+    scaled = weights if factor * scale == 1 else weights * (factor * scale)
+    for use in group.uses:
+        record, site = use.call.record, use.call.site
+        assert record is not None
+        own = names[id(site)]
+        site.rule.add_weighted(record, dict.fromkeys(own, scaled), {local: sums[name] for local, name in own.items()})
+        record.release()
+        record.kept = {}
+    return Part(total.sqrt_(), weights, 0)
 
 
 def _total(rows: list[Tensor]) -> Tensor:

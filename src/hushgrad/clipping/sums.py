@@ -39,6 +39,8 @@ class Sum:
         """Add ``term``, which is the sum's from now on: nobody else may hold it."""
         if self.tensor is not None:
             self.tensor.add_(term)
+        elif term.dtype is self._dtype and term.is_contiguous() and term.shape == self._shape:
+            self.tensor = term
         else:
             self.tensor = term.to(self._dtype).reshape(self._shape).contiguous()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 import warnings
 from abc import ABC, abstractmethod
@@ -200,6 +201,7 @@ class NumpyKernel(Kernel):
 
 _POINTER, _SIZE, _FIELD, _FLAG = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int
 _ROUND_KEYS, _LINE = 15 * 16, 64  # bytes
+_PLACE = struct.Struct("=4Q")  # ``place`` of _gauss.c
 _TILE, _PARTS = 1024, 8  # TILE and PARTS of _rows.c
 _SUFFIXES = ((np.dtype(np.float32), "f32", ctypes.c_float), (np.dtype(np.float64), "f64", ctypes.c_double))
 
@@ -264,6 +266,7 @@ class CKernel(Kernel):
                 function = library[f"hushgrad_{name}_{suffix}"]
                 function.argtypes, function.restype = arguments, None
                 self._functions[name, dtype] = function
+        self._draw_many = {dtype.itemsize: self._functions.get(("draw_many", dtype)) for dtype, _, _ in _SUFFIXES}
         if self.cipher:
             self._expand_key = library["hushgrad_expand_key"]
             self._expand_key.argtypes, self._expand_key.restype = (_POINTER, _POINTER), None
@@ -293,11 +296,12 @@ class CKernel(Kernel):
         if address is None or not pieces:
             super().draw_all(stream, step, pieces, scale, fresh)
             return
+        places = []
         for piece in pieces:
             _check_end(step, piece.index, piece.start + piece.count)
-        places = np.array([piece.place() for piece in pieces], dtype=np.uint64)
-        dtype = np.dtype(np.float64 if pieces[0].target.element_size() == 8 else np.float32)
-        self._functions["draw_many", dtype](address, _at(places), len(pieces), scale, not fresh)
+            places.append(_PLACE.pack(*piece.place()))
+        draw_many = self._draw_many[pieces[0].target.element_size()]
+        draw_many(address, b"".join(places), len(pieces), scale, not fresh)
 
     def draw_buffers(self, stream: Words, at: tuple[int, int, int], row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
         """See Kernel."""
