@@ -56,6 +56,8 @@ __all__ = [
     "Unanalysed",
 ]
 
+_LEAST_NOISE = 1e-100  # less, or more than its inverse, and squares leave the range of floats
+
 
 class Relation(enum.Enum):
     """When two data sets are neighbours. The guarantee compares the outputs on neighbours, so it has no meaning without.
@@ -229,7 +231,7 @@ class Gaussian(Event):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _set(self, noise_multiplier=_check.non_negative(noise_multiplier=self.noise_multiplier))
+        _set(self, noise_multiplier=_noise(noise_multiplier=self.noise_multiplier))
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,7 @@ class Laplace(Event):
     scale: float
 
     def __post_init__(self) -> None:
-        _set(self, scale=_check.positive(scale=self.scale))
+        _set(self, scale=_noise(scale=_check.positive(scale=self.scale)))
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,7 @@ class DiscreteGaussian(Event):
     def __post_init__(self) -> None:
         _set(
             self,
-            sigma=_check.positive(sigma=self.sigma),
+            sigma=_noise(sigma=_check.positive(sigma=self.sigma)),
             sensitivity=_check.positive_int(sensitivity=self.sensitivity),
         )
 
@@ -270,7 +272,7 @@ class DiscreteLaplace(Event):
     def __post_init__(self) -> None:
         _set(
             self,
-            scale=_check.positive(scale=self.scale),
+            scale=_noise(scale=_check.positive(scale=self.scale)),
             sensitivity=_check.positive_int(sensitivity=self.sensitivity),
         )
 
@@ -359,7 +361,7 @@ class GaussianMixture(Event):
             _check.fail("probabilities", self.probabilities, "to sum to 1")
         _set(
             self,
-            noise_multiplier=_check.non_negative(noise_multiplier=self.noise_multiplier),
+            noise_multiplier=_noise(noise_multiplier=self.noise_multiplier),
             sensitivities=sensitivities,
             probabilities=probabilities,
         )
@@ -443,6 +445,15 @@ class Unanalysed(Event):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+
+
+def _noise(**argument: float) -> float:
+    """A scale of noise: 0, or a number whose square and its inverse are still numbers."""
+    ((name, value),) = argument.items()
+    scale = _check.non_negative(**argument)
+    if scale and not _LEAST_NOISE <= scale <= 1 / _LEAST_NOISE:
+        _check.fail(name, value, f"to be 0 or to lie in [{_LEAST_NOISE:g}, {1 / _LEAST_NOISE:g}]")
+    return scale
 
 
 def _set(value: Value, **fields: object) -> None:

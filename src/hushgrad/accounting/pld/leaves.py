@@ -41,6 +41,8 @@ from hushgrad.events import (
 
 _NOISE = (Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace)  # added to a sum: two sums are at most two contributions apart
 
+_WIDEST = 1e5  # of a discrete Gaussian: 76 sigma atoms are 60 MB
+
 
 def _once(*above: Curve, below: tuple[Curve, ...] | None = None) -> PrivacyLoss:
     return PrivacyLoss(((Pair(above, above if below is None else below), 1),))
@@ -64,6 +66,10 @@ def _(event: Laplace, relation: Relation) -> Loss:
 
 @PLD.analyses(DiscreteGaussian)
 def _(event: DiscreteGaussian, relation: Relation) -> Loss:
+    if event.sigma > _WIDEST:
+        raise NoTheorem(
+            f"No table holds a discrete Gaussian of sigma={event.sigma:g}. Ask the zcdp or rdp accountant: it is tight there."
+        )
     return _once(DiscreteGaussianCurve(event.sigma, relation.contributions * event.sensitivity))
 
 
