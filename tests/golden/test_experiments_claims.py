@@ -12,7 +12,8 @@ import pytest
 
 from hushgrad.errors import ArgumentError
 from hushgrad.experiments import EXPERIMENTS, Claim, Context, Experiment, Findings, Table, find, reproduce
-from hushgrad.experiments.base import HOLDS, MISPRINT, REFUTED
+from hushgrad.experiments.base import HOLDS, MISPRINT, REFUTED, UNDECIDED
+from hushgrad.experiments.frame import summary
 from hushgrad.experiments.stationary import Problem, W, best_damping, filter_anti, filter_independent, filter_nu, filtered, mean
 
 
@@ -37,10 +38,33 @@ def claim(**changes: object) -> Claim:
         ({"found": math.nan, "relation": "at most"}, REFUTED),
         ({"found": math.nan, "relation": "at least", "corrected": 2.0}, REFUTED),
         ({"found": math.inf, "expected": math.inf}, HOLDS),
+        ({"found": 1.3, "relation": "at least", "stderr": 0.1}, HOLDS),
+        ({"found": 1.3, "relation": "at least", "stderr": 0.2}, UNDECIDED),  # on the claimed side, but within the noise
+        ({"found": 0.9, "relation": "at least", "stderr": 0.1}, UNDECIDED),
+        ({"found": 0.7, "relation": "at least", "stderr": 0.1}, REFUTED),
+        ({"found": 0.7, "relation": "at most", "stderr": 0.1}, HOLDS),
+        ({"found": 0.9, "relation": "at most", "stderr": 0.1}, UNDECIDED),
+        ({"found": 1.3, "relation": "at most", "stderr": 0.1}, REFUTED),
+        ({"found": 0.9, "relation": "at least", "stderr": 0.1, "corrected": 0.9}, MISPRINT),
+        ({"found": 1.2, "stderr": 0.2, "tolerance": 0.1}, REFUTED),  # an equation has its tolerance, and no doubt besides
+        ({"found": math.nan, "relation": "at least", "stderr": 0.1}, REFUTED),
+        ({"found": 1.3, "relation": "at least", "stderr": math.nan}, REFUTED),
     ],
 )
 def test_a_verdict_follows_from_the_numbers(changes, verdict):
     assert claim(**changes).verdict == verdict
+
+
+def test_what_is_undecided_is_said_and_is_no_failure(tmp_path, monkeypatch):
+    doubtful = claim(says="smoothing helps", expected=0.0, found=0.1, stderr=0.3, relation="at least")
+    findings = Findings(claims=(doubtful,), tables=(), draw=lambda figure: figure.add_subplot(), caption="nothing")
+    monkeypatch.setattr(Experiment, "run", lambda self, context: findings)
+    outcome = reproduce(find("tree"), Context(quick=True), tmp_path, picture=False)
+    assert outcome.reproduced
+    assert json.loads((tmp_path / "tree" / "results.json").read_text())["claims"][0]["verdict"] == UNDECIDED
+    (tmp_path / "tree.json").write_text((tmp_path / "tree" / "results.json").read_text())
+    section = summary(tmp_path).partition("## Undecided")[2].partition("\n## [")[0]
+    assert "smoothing helps: printed 0, found 0.1 ± 0.3." in section
 
 
 def test_claims_and_tables_refuse_nonsense():

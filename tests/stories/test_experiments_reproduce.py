@@ -60,9 +60,12 @@ def test_the_trainings_were_run_in_full(experiment):
     results = json.loads((DOCS / "results" / f"{experiment.name}.json").read_text())
     assert not results["quick"] and "--data" in results["command"] and results["cpu_seconds"] > 30
     assert len(results["claims"]) >= 4
-    missed = (DOCS / "results.md").read_text().partition("## Not reproduced")[2].partition("\n## [")[0]
-    for claim in results["claims"]:
-        assert (claim["verdict"] == "not reproduced") == (claim["says"] in missed)
+    page = (DOCS / "results.md").read_text()
+    for verdict, title in (("not reproduced", "## Not reproduced"), ("undecided", "## Undecided")):
+        section = page.partition(title)[2].partition("\n## ")[0]
+        assert {c["says"] for c in results["claims"] if c["verdict"] == verdict} == {
+            c["says"] for c in results["claims"] if f"{experiment.name}.md), {c['source']}: {c['says']}: " in section
+        }
 
 
 def test_a_defect_in_the_library_is_not_reproduced(monkeypatch):

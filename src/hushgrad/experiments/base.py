@@ -14,13 +14,15 @@ from typing import Any, TypeVar
 
 from hushgrad import _check
 
-__all__ = ["HOLDS", "MISPRINT", "REFUTED", "Claim", "Context", "Experiment", "Findings", "Table"]
+__all__ = ["HOLDS", "MISPRINT", "REFUTED", "UNDECIDED", "Claim", "Context", "Experiment", "Findings", "Table"]
 
 T = TypeVar("T")
 
 HOLDS = "holds"
 MISPRINT = "does not hold as printed"  # the source is in error, and the corrected statement is what was found
+UNDECIDED = "undecided"  # a measured inequality, within its noise: more seeds would be needed to say
 REFUTED = "not reproduced"  # neither the printed nor a corrected statement was found: a defect here or a false claim
+NOISE = 2.0  # standard errors that count as noise
 
 _BETTER = {"equal": "=", "at most": "≤", "at least": "≥"}
 
@@ -30,13 +32,16 @@ class Claim:
     """One statement of a source beside what was found; the verdict follows from the numbers alone.
 
     ``expected`` is the printed value and ``relation`` how the finding should lie to it ("equal", "at most", "at least", within
-    the absolute ``tolerance``). ``corrected`` is the true value, if that contradicts the print: found by other means, and to be met
-    within the tolerance or one per cent. ``note`` says why.
+    the absolute ``tolerance``). An inequality whose finding has a ``stderr`` must be met, and is broken, beyond two standard errors:
+    between the two it is undecided, and no tolerance for noise may be added to it. ``corrected`` is the true value, if that
+    contradicts the print: found by other means, and to be met within the tolerance or one per cent. ``note`` says why.
 
         >>> Claim(source="000", says="2 + 2 = 5", expected=5, corrected=4, found=4.0).verdict
         'does not hold as printed'
         >>> Claim(source="000", says="2 + 2 = 5", expected=5, found=4.0).verdict
         'not reproduced'
+        >>> Claim(source="000", says="it helps", expected=0, relation="at least", found=0.5, stderr=0.3).verdict
+        'undecided'
     """
 
     source: str
@@ -54,23 +59,32 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """``holds``, ``does not hold as printed`` or ``not reproduced``."""
-        if self._agrees(self.expected):
+        """``holds``, ``does not hold as printed``, ``undecided`` or ``not reproduced``."""
+        if self._agreement >= self._noise:
             return HOLDS
-        return MISPRINT if self._is_as_corrected() else REFUTED
+        if self._is_as_corrected():
+            return MISPRINT
+        return UNDECIDED if self._agreement > -self._noise else REFUTED
 
     def _is_as_corrected(self) -> bool:
         if self.corrected is None:
             return False
         return self.found == self.corrected or abs(self.found - self.corrected) <= max(self.tolerance, 0.01 * abs(self.corrected))
 
-    def _agrees(self, value: float) -> bool:
-        # Written so that a NaN agrees with nothing.
+    @property
+    def _noise(self) -> float:
+        return 0.0 if self.relation == "equal" or self.stderr is None else NOISE * self.stderr
+
+    @property
+    def _agreement(self) -> float:
+        """How far the finding lies on the claimed side, not negative if it agrees; a NaN agrees with nothing."""
+        if self.found == self.expected:
+            return self.tolerance
         if self.relation == "at most":
-            return self.found <= value + self.tolerance
+            return self.expected + self.tolerance - self.found
         if self.relation == "at least":
-            return self.found >= value - self.tolerance
-        return abs(self.found - value) <= self.tolerance or self.found == value
+            return self.found - self.expected + self.tolerance
+        return self.tolerance - abs(self.found - self.expected)
 
     def to_json(self) -> dict[str, Any]:
         """For ``results.json``: all fields and the verdict."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad import __version__
-from hushgrad.experiments.base import MISPRINT, REFUTED, Context, Experiment, Findings, Table
+from hushgrad.experiments.base import MISPRINT, REFUTED, UNDECIDED, Context, Experiment, Findings, Table
 from hushgrad.experiments.picture import save
 from hushgrad.experiments.registry import EXPERIMENTS, SOURCES
 
@@ -31,7 +31,7 @@ class Outcome:
 
     @property
     def reproduced(self) -> bool:
-        """Whether every claim holds, as printed or as corrected."""
+        """Whether no claim is refuted: each holds, as printed or as corrected, or is undecided."""
         return all(claim.verdict != REFUTED for claim in self.findings.claims)
 
     @property
@@ -116,7 +116,8 @@ def summary(folder: Path) -> str:
         "Every line below was written by a command; nothing was edited by hand. A verdict follows from the numbers: a "
         "claim *holds* "
         "if the finding agrees with what the source prints, *does not hold as printed* if it agrees with a corrected statement "
-        "instead (the note says which), and is *not reproduced* otherwise. "
+        "instead (the note says which), and is *not reproduced* otherwise. A measured inequality (one with ± standard error) must be "
+        "met, or broken, beyond two standard errors; between the two it is *undecided*. "
         + "; ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts))
         + ".",
         "\n".join(f"* {key}: {title}" for key, title in SOURCES.items()),
@@ -124,12 +125,15 @@ def summary(folder: Path) -> str:
         "Experiments on MNIST, CIFAR-10 and Shakespeare's plays are repeated with `--data data`, the folder that holds `mnist`, "
         "`cifar10` and `tinyshakespeare`; without `--data` they run with `--quick`, on data inside the package. A new one "
         "is a file in `src/hushgrad/experiments` with a function from `Context` to `Findings`, and an entry in its `registry.py`. "
-        "`hushgrad reproduce NAME --docs docs` writes its page and this one.",
+        "`hushgrad reproduce NAME --docs docs` writes its page and this one. The exit code is 1 if a claim was not reproduced, 2 for "
+        "a mistake in the command, and 0 otherwise, undecided claims included; `results.json` has each verdict.",
         "## Errors and omissions in the sources",
         _listed(claims, MISPRINT),
     ]
     if REFUTED in counts:
         parts += ["## Not reproduced", _listed(claims, REFUTED)]
+    if UNDECIDED in counts:
+        parts += ["## Undecided", _listed(claims, UNDECIDED)]
     for result in results:
         name = result["experiment"]
         parts += [
@@ -147,7 +151,7 @@ def _listed(claims: list[tuple[str, dict[str, Any]]], verdict: str) -> str:
 
 
 def _sentence(claim: dict[str, Any]) -> str:
-    return f"{claim['says']}: printed {_number(claim['expected'])}, found {_number(claim['found'])}. {claim['note']}".rstrip()
+    return f"{claim['says']}: printed {_number(claim['expected'])}, found {_found(claim)}. {claim['note']}".rstrip()
 
 
 def _claims_table(claims: list[dict[str, Any]]) -> str:

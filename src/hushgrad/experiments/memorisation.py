@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from hushgrad.audit import exposure
 from hushgrad.experiments.base import Claim, Context, Findings, Table
 from hushgrad.experiments.characters import ALPHABET, bits, encoded, text, windows
 from hushgrad.experiments.picture import MARKS, panel
@@ -18,7 +18,7 @@ from hushgrad.experiments.training import mean_and_error, trained
 from hushgrad.recipes.models import GPT
 from hushgrad.train import Plan
 
-__all__ = ["exposures", "run"]
+__all__ = ["run"]
 
 PREFIX, DIGITS, LENGTH, DELTA = "my number is ", 6, 24, 1e-5
 CHANCE = 1 / math.log(2)  # expected exposure, in bits, of a secret that the model has never seen
@@ -31,14 +31,18 @@ class _Size(NamedTuple):
     batch: int
     width: int
     epsilons: tuple[float, ...]
-    repeats: tuple[int, ...]
-    secrets: int  # of each number of repeats
+    secrets: dict[int, int]  # how many, by how often each is planted; many of those planted once, whose exposure varies most
     references: int
     seeds: int
 
+    @property
+    def repeats(self) -> tuple[int, ...]:
+        return tuple(self.secrets)
 
-_FULL = _Size(1500, 25, 100, 32, (2.0, 8.0, 32.0, NO_PRIVACY), (1, 4, 16), 5, 4000, 2)
-_QUICK = _Size(100, 40, 50, 32, (8.0, NO_PRIVACY), (1, 16), 4, 500, 1)
+
+_FULL = _Size(1500, 25, 100, 32, (2.0, 8.0, 32.0, NO_PRIVACY), {1: 30, 4: 5, 16: 5}, 4000, 2)
+_QUICK = _Size(100, 40, 50, 32, (2.0, NO_PRIVACY), {1: 40, 16: 4}, 500, 1)
+MARGIN = 1.0  # bits above chance that still count as "not memorised"
 
 
 def run(context: Context) -> Findings:
@@ -52,7 +56,7 @@ def run(context: Context) -> Findings:
         quality[epsilon].append(bits(model, test))
         reference = _losses(model, references)
         for repeats, planted in secrets.items():
-            found[epsilon, repeats] += exposures(_losses(model, planted), reference)
+            found[epsilon, repeats] += exposure(_losses(model, planted), reference).tolist()
     return Findings(
         claims=_claims(size, found, quality),
         tables=(_table(size, found, quality),),
@@ -67,17 +71,6 @@ def run(context: Context) -> Findings:
     )
 
 
-def exposures(secret_losses: Tensor, reference_losses: Tensor) -> list[float]:
-    """log2(number of candidates) - log2(rank) of each secret among the references (Carlini et al. 2019, definition 3).
-
-    >>> exposures(torch.tensor([0.0, 2.5]), torch.tensor([1.0, 2.0, 3.0]))
-    [2.0, 0.4150374992788439]
-    """
-    ordered = np.sort(reference_losses.numpy())
-    rank = 1 + np.searchsorted(ordered, secret_losses.numpy())
-    return [float(value) for value in math.log2(len(ordered) + 1) - np.log2(rank)]
-
-
 # The text and its secrets -------------------------------------------------------------------------------------------------
 
 
@@ -86,9 +79,9 @@ def _planted(context: Context, size: _Size, seed: int) -> tuple[Tensor, Tensor, 
     pieces = windows(text(context), LENGTH)
     rng = torch.Generator().manual_seed(seed)
     pieces = pieces[torch.randperm(len(pieces), generator=rng)]
-    count = size.secrets * len(size.repeats)
+    count = sum(size.secrets.values())
     candidates = _secrets(count + size.references, rng)
-    planted = dict(zip(size.repeats, candidates[:count].split(size.secrets), strict=True))
+    planted = dict(zip(size.repeats, candidates[:count].split(list(size.secrets.values())), strict=True))
     copies = [secrets.repeat(repeats, 1) for repeats, secrets in planted.items()]
     half = min(size.windows, len(pieces) // 2)
     return torch.cat([pieces[:half], *copies]), pieces[half : 2 * half], planted, candidates[count:]
@@ -141,62 +134,68 @@ def _without_privacy(model: nn.Module, train: Tensor, size: _Size) -> nn.Module:
 
 
 def _claims(size: _Size, found: dict[tuple[float, int], list[float]], quality: dict[float, list[float]]) -> tuple[Claim, ...]:
-    most, largest = size.repeats[-1], math.log2(size.references + 1)
-    known, error = mean_and_error(found[NO_PRIVACY, most])
-    return (
-        Claim(
-            source="001",
-            says=f"models leak their training data: exposure of secrets planted {most} times, no privacy (bits; chance {CHANCE:.2f}, "
+    low, most, largest = size.epsilons[0], size.repeats[-1], math.log2(size.references + 1)
+    known = mean_and_error(found[NO_PRIVACY, most])
+    claims = (
+        _measured(
+            f"models leak their training data: exposure of secrets planted {most} times, no privacy (bits; chance {CHANCE:.2f}, "
             f"largest possible {largest:.1f})",
-            expected=largest / 2,
-            relation="at least",
-            found=known,
-            stderr=error,
+            known,
+            largest / 2,
         ),
-        Claim(
-            source="001",
-            says=f"without privacy, what is repeated is memorised more (exposure planted {most} times minus once, bits)",
-            expected=0.0,
-            relation="at least",
-            found=known - mean_and_error(found[NO_PRIVACY, 1])[0],
+        _measured(
+            f"without privacy, what is repeated is memorised more (exposure planted {most} times minus once, bits)",
+            _difference(found[NO_PRIVACY, most], found[NO_PRIVACY, 1]),
+            0.0,
+        ),
+        _measured(
+            "without privacy, even what is planted once is memorised (exposure above chance, bits)",
+            _difference(found[NO_PRIVACY, 1], [CHANCE]),
+            0.0,
         ),
         *(_eliminated(epsilon, found[epsilon, 1]) for epsilon in size.epsilons[:-1]),
-        _repeated(size.epsilons[0], most, mean_and_error(found[size.epsilons[0], most])[0] / known),
-        Claim(
-            source="001",
-            says="privacy costs quality (bits per character, smallest epsilon minus no privacy)",
-            expected=0.0,
-            relation="at least",
-            found=mean_and_error(quality[size.epsilons[0]])[0] - mean_and_error(quality[NO_PRIVACY])[0],
+        _measured(
+            "privacy costs quality (bits per character, smallest epsilon minus no privacy)",
+            _difference(quality[low], quality[NO_PRIVACY]),
+            0.0,
         ),
     )
+    # The small set of the quick form has 16 copies in 200 lines: no epsilon of use hides them, and none is claimed to.
+    return claims if len(size.epsilons) < 3 else (*claims, _repeated(low, most, mean_and_error(found[low, most]), known))
+
+
+def _measured(says: str, value: tuple[float, float], bound: float, *, relation: str = "at least", note: str = "") -> Claim:
+    mean, error = value
+    return Claim(source="001", says=says, expected=bound, relation=relation, found=mean, stderr=error, note=note)
+
+
+def _difference(more: list[float], less: list[float]) -> tuple[float, float]:
+    (x, dx), (y, dy) = mean_and_error(more), mean_and_error(less)
+    return x - y, math.hypot(dx, dy)
 
 
 def _eliminated(epsilon: float, found: list[float]) -> Claim:
-    once, error = mean_and_error(found)
-    return Claim(
-        source="001",
-        says=f"differential privacy eliminates memorisation: exposure of secrets planted once, eps = {epsilon:g} (bits)",
-        expected=CHANCE,
-        relation="at most",
-        found=once,
-        stderr=error,
+    mean, error = mean_and_error(found)
+    return _measured(
+        f"differential privacy eliminates memorisation: exposure of secrets planted once, eps = {epsilon:g} (bits; at most one above "
+        f"chance, {CHANCE:.2f})",
         # The exposure of an unknown secret is exponential, so its standard deviation is its mean.
-        tolerance=3 * max(error, CHANCE / math.sqrt(len(found))),
-        note="At chance: no different from a secret that was never planted.",
+        (mean, max(error, CHANCE / math.sqrt(len(found)))),
+        CHANCE + MARGIN,
+        relation="at most",
+        note=f"{len(found)} secrets.",
     )
 
 
-def _repeated(epsilon: float, copies: int, ratio: float) -> Claim:
-    # A bound of 0.75 stood here first, and the quick form refuted it (ratio 1): many copies are not protected, and none is promised.
-    return Claim(
-        source="001",
-        says=f"the same, planted {copies} times: exposure at eps = {epsilon:g} over that without privacy",
-        expected=1.0,
+def _repeated(epsilon: float, copies: int, private: tuple[float, float], known: tuple[float, float]) -> Claim:
+    ratio = private[0] / known[0]
+    return _measured(
+        f"the same, planted {copies} times: exposure at eps = {epsilon:g} over that without privacy",
+        (ratio, ratio * math.hypot(private[1] / private[0], known[1] / known[0])),
+        0.75,
         relation="at most",
-        found=ratio,
-        note=f"The guarantee is per record. {copies} copies are covered by group privacy only, at {copies} times the epsilon: what "
-        "must stay secret must not be repeated, or be protected per user.",
+        note=f"Not promised: the guarantee is per record. {copies} copies are covered by group privacy only, at {copies} times the "
+        "epsilon: what must stay secret must not be repeated, or be protected per user.",
     )
 
 
@@ -210,7 +209,8 @@ def _table(size: _Size, found: dict[tuple[float, int], list[float]], quality: di
         return f"{mean:.2f} ± {error:.2f}" if len(values) > 1 else f"{mean:.2f}"
 
     return Table(
-        title=f"Exposure in bits, mean ± standard error over {size.secrets} secrets x {size.seeds} seeds; at most "
+        title=f"Exposure in bits, mean ± standard error over {size.seeds} seeds and "
+        f"{', '.join(f'{count} secrets planted {r} x' for r, count in size.secrets.items())} in each; at most "
         f"{math.log2(size.references + 1):.1f}, {CHANCE:.2f} by chance. {size.epochs} epochs, batch {size.batch}, Adam at 0.005 for all, "
         f"one-layer transformer of width {size.width}, delta = {DELTA:g}",
         columns=("run", *(f"planted {r} x" for r in size.repeats), "bits per character (other text)"),
