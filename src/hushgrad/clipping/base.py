@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad._value import Value
-from hushgrad.clipping.sums import Sum
+from hushgrad.clipping.sums import Pieces, Sum
 from hushgrad.events import Relation
 
 __all__ = ["ClippedSum", "Clipper", "Factors", "Record", "Rule", "rule", "rule_for"]
@@ -75,10 +75,11 @@ class Record:
 
     ``names`` are the module's *trainable* parameters under their local names ("weight"); a rule must not spend work on others.
     ``kept`` is the rule's own: per-example gradients by local name that ``sq_norms`` has made and ``add_weighted`` will use
-    (the inputs and gradients are then no longer needed and may be released with :meth:`release`).
+    (the inputs and gradients are then no longer needed and may be released with :meth:`release`). ``pieces`` is the same in
+    several blocks, for those that are large.
     """
 
-    __slots__ = ("args", "grads", "kept", "kwargs", "memory", "module", "names")
+    __slots__ = ("args", "grads", "kept", "kwargs", "memory", "module", "names", "pieces")
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class Record:
     ) -> None:
         self.module, self.names, self.args, self.kwargs, self.grads = module, names, args, kwargs, grads
         self.kept: dict[str, Tensor] = {}
+        self.pieces: dict[str, Pieces] = {}
         self.memory: Any = None  # what the rule noted before the call
 
     @property
@@ -103,6 +105,21 @@ class Record:
         g = self.grads[0]
         assert g is not None
         return g
+
+    @property
+    def complete(self) -> bool:
+        """The per-example gradients of all parameters are there."""
+        return len(self.kept) + len(self.pieces) == len(self.names)
+
+    def join(self) -> None:
+        """One block for each parameter's gradients from now on."""
+        self.kept |= {name: pieces.whole for name, pieces in self.pieces.items()}
+        self.pieces = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.release()
+        self.kept, self.pieces = {}, {}
 
     def release(self) -> None:
         """Forget inputs and gradients; what is ``kept`` stays."""
@@ -180,6 +197,7 @@ class Rule(ABC):
             batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == examples
             return value.index_select(0, index) if batched else value
 
+        record.join()
         args, grads = tuple(map(pick, record.args)), tuple(map(pick, record.grads))
         chosen = Record(record.module, record.names, args, {k: pick(v) for k, v in record.kwargs.items()}, grads)
         chosen.kept = {name: pick(G) for name, G in record.kept.items()}

@@ -64,6 +64,7 @@ def _by_pairs(uses: list[tuple[Use, str]]) -> Tensor | None:
 def _form(use: Use, local: str) -> Form | None:
     record = use.call.record
     assert record is not None
+    record.join()
     if local in record.kept:
         return record.kept[local]
     return use.call.site.rule.factors(record).get(local) if record.grads else None

@@ -91,8 +91,7 @@ def _add_single(
         assert record is not None
         own = names[id(site)]
         site.rule.add_weighted(record, dict.fromkeys(own, scaled), {local: sums[name] for local, name in own.items()})
-        record.release()
-        record.kept = {}
+        record.clear()
     return Part(total.sqrt_(), weights, 0)
 
 
@@ -142,8 +141,7 @@ def _add_use(
         record, weights = _without(record, rule, finite if use.units is None else finite[use.units], weights)
     by_name = {local: weights if columns is None else weights[:, columns[name]] for local, name in names.items()}
     rule.add_weighted(record, by_name, {local: sums[name] for local, name in names.items()})
-    record.release()
-    record.kept = {}
+    record.clear()
 
 
 def _without(record: Record, rule: Rule, finite: Tensor, weights: Tensor) -> tuple[Record, Tensor]:

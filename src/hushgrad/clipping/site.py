@@ -58,7 +58,7 @@ class Call:
             )
         else:  # a second loss over the same pass: per-example gradients are linear in g
             self.record.grads = tuple(_plus(a, b) for a, b in zip(self.record.grads, grads, strict=True))
-            self.record.kept, self.sq_norms = {}, None
+            self.record.kept, self.record.pieces, self.sq_norms = {}, {}, None
 
     def _open(self, grads: tuple[Tensor | None, ...]) -> None:
         site = self.site
@@ -87,7 +87,7 @@ class Call:
             record = self.record
             assert record is not None
             self.sq_norms = self.site.rule.sq_norms(record)
-            if len(record.kept) == len(record.names):
+            if record.complete:
                 record.release()
         return self.sq_norms
 

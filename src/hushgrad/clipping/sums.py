@@ -6,10 +6,26 @@ contributions (micro-batches, tied weights, a module called twice) are added in 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-__all__ = ["Sum"]
+__all__ = ["Pieces", "Sum"]
+
+
+class Pieces(NamedTuple):
+    """Per-example gradients of consecutive examples, in blocks that fit into the gaps which released activations leave.
+
+    One block for all examples would be larger than any gap, and the process would grow by it.
+    """
+
+    parts: tuple[Tensor, ...]
+
+    @property
+    def whole(self) -> Tensor:
+        """(B, ...) in one block."""
+        return torch.cat(self.parts)
 
 
 class Sum:
@@ -51,9 +67,12 @@ class Sum:
         else:
             self.tensor = torch.mm(a, b)
 
-    def add_kept(self, G: Tensor, weights: Tensor) -> None:
+    def add_kept(self, G: Tensor | Pieces, weights: Tensor) -> None:
         """Add ``sum_i weights[i] G[i]``, in one pass over G."""
-        if self.tensor is None:
+        if isinstance(G, Pieces):
+            for part, some in zip(G.parts, weights.split([len(part) for part in G.parts]), strict=True):
+                self.add_kept(part, some)
+        elif self.tensor is None:
             self.tensor = torch.mv(_rows(G).t(), weights.to(G.dtype)).view(self._shape).to(self._dtype)
         elif self.tensor.is_contiguous():
             self.tensor.view(-1).addmv_(_rows(G).t(), weights.to(G.dtype))

@@ -266,7 +266,7 @@ class CKernel(Kernel):
                 function = library[f"hushgrad_{name}_{suffix}"]
                 function.argtypes, function.restype = arguments, None
                 self._functions[name, dtype] = function
-        self._draw_many = {dtype.itemsize: self._functions.get(("draw_many", dtype)) for dtype, _, _ in _SUFFIXES}
+        self._draw_many: dict[int, Any] = {dtype.itemsize: self._functions.get(("draw_many", dtype)) for dtype, _, _ in _SUFFIXES}
         if self.cipher:
             self._expand_key = library["hushgrad_expand_key"]
             self._expand_key.argtypes, self._expand_key.restype = (_POINTER, _POINTER), None

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping.base import Factors, Record, Rule, rule, sq_norm
-from hushgrad.clipping.sums import Sum
+from hushgrad.clipping.sums import Pieces, Sum
 
 __all__ = ["Linear"]
 
@@ -28,6 +28,8 @@ __all__ = ["Linear"]
 _READ_COST = 12
 # Kept per-example gradients of one layer may take this many floats at the most (256 MB in single precision).
 _KEEP_AT_MOST = 1 << 26
+# Floats of them in one block (4 MB in single precision).
+_PIECE = 1 << 20
 
 
 @rule(nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
@@ -63,8 +65,13 @@ class Linear(Rule):
         p = g.shape[2]
         if T * T * (d + p) < _READ_COST * d * p or B * d * p > _KEEP_AT_MOST:
             return gram_sq_norm(x, g)
-        record.kept["weight"] = torch.bmm(g.transpose(1, 2), x)
-        return sq_norm(record.kept["weight"])
+        some = max(1, _PIECE // (d * p))
+        if some >= B:
+            record.kept["weight"] = torch.bmm(g.transpose(1, 2), x)
+            return sq_norm(record.kept["weight"])
+        parts = tuple(torch.bmm(h.transpose(1, 2), y) for h, y in zip(g.split(some), x.split(some), strict=True))
+        record.pieces["weight"] = Pieces(parts)
+        return torch.cat([sq_norm(part) for part in parts])
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """(w g)^T x in one matrix product; or w^T G where G was kept."""
@@ -74,6 +81,8 @@ class Linear(Rule):
         for name in record.names:
             if name in record.kept:
                 out[name].add_kept(record.kept[name], weights[name])
+            elif name in record.pieces:
+                out[name].add_kept(record.pieces[name], weights[name])
             elif name == "weight":
                 g = record.g * _column(weights[name], record.g)
                 x = record.x
