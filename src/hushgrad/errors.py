@@ -6,7 +6,16 @@ what happened and what to do next. When in doubt the library raises: a privacy g
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "BudgetExceeded", "CaptureError", "HushgradError", "NoTheorem", "NotIsolated", "StorageError"]
+__all__ = [
+    "ArgumentError",
+    "BudgetExceeded",
+    "CaptureError",
+    "HushgradError",
+    "NoTheorem",
+    "NotIsolated",
+    "StorageError",
+    "WorkerLost",
+]
 
 
 class HushgradError(Exception):
@@ -35,3 +44,7 @@ class BudgetExceeded(HushgradError, RuntimeError):
 
 class StorageError(HushgradError, OSError):
     """A file could not be written (disk full, no permission); what was there before is untouched."""
+
+
+class WorkerLost(HushgradError, RuntimeError):
+    """A process that loads data died. The step that waited for it was not taken; the run goes on from its checkpoint."""

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from hushgrad import _check
-from hushgrad.errors import ArgumentError, BudgetExceeded
+from hushgrad.errors import ArgumentError, BudgetExceeded, WorkerLost
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.batch import Batch, empty_like, stamp
 from hushgrad.sampling.draws import Draws
@@ -126,7 +126,7 @@ class BatchLoader:
             collate_fn=_as_dealt,
             **self._options,
         )
-        for hand in inner:
+        for hand in _received(inner):
             if hand.step != self._next:
                 raise ArgumentError(f"Expected step={hand.step} to be step {self._next}. Do not run two loops over one loader.")
             self._next += 1
@@ -134,6 +134,11 @@ class BatchLoader:
             if self._on_issue is not None:
                 self._on_issue(batch)
             yield batch
+
+    @property
+    def dataset(self) -> NoReturn:
+        """Refused: the batches must not be dealt by anybody else."""
+        raise ArgumentError(_REDEALT)
 
     @property
     def sampler(self) -> NoReturn:
@@ -147,6 +152,23 @@ class BatchLoader:
 
     def __getitem__(self, index: object) -> NoReturn:
         raise ArgumentError(_REDEALT)
+
+
+def _received(inner: DataLoader[Any]) -> Iterator[Any]:
+    """What the loader hands out; the many ways in which torch reports a dead worker are one error."""
+    hands = iter(inner)
+    while True:
+        try:
+            yield next(hands)
+        except StopIteration:
+            return
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+                raise
+            raise WorkerLost(
+                f"A process that loads data died ({error}). The step that waited for its batch was not taken. Look for a lack of "
+                "memory, then resume from the last checkpoint, or load with num_workers=0."
+            ) from error
 
 
 def loader(
