@@ -224,7 +224,12 @@ def language():
     return {"input_ids": rows, "attention_mask": mask, "labels": rows.masked_fill(mask == 0, -100)}
 
 
-@pytest.mark.parametrize("make", [gpt2, distilbert], ids=["causal", "masked"])
+def bert_masked():
+    """Its output bias belongs to a module and to that module's child at once."""
+    return bert(dropout=0.0, kind=transformers.BertForMaskedLM)
+
+
+@pytest.mark.parametrize("make", [gpt2, distilbert, bert_masked], ids=["causal", "masked", "shared bias"])
 def test_a_loss_for_each_token_is_clipped_example_by_example(make):
     model, inputs = make(), language()
     for i in range(5):  # for one example alone, both losses are the same
@@ -374,3 +379,12 @@ def test_more_refusals(tmp_path):
         trainer.spent()
     with pytest.raises(ArgumentError, match=r"resume_from_checkpoint=True to be left out.*checkpoint=FOLDER"):
         trainer.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("make", [bert, gpt2, distilbert])
+def test_as_many_examples_as_tokens_are_told_apart(make):
+    """Position ids of shape (1, tokens) hold no examples, also where there are as many examples as tokens."""
+    from hushgrad.clipping import isolation
+
+    rows, mask = texts(LENGTH)
+    isolation(make(), named={"input_ids": rows, "attention_mask": mask})

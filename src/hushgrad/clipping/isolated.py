@@ -275,7 +275,11 @@ class _Batch(NamedTuple):
         """The dimension of the examples; None if the tensor has none."""
         if not isinstance(t, Tensor):
             return None
-        return next((d for d in (self.dim, 0, 1) if d < t.dim() and t.shape[d] == self.examples), None)
+        for d in (self.dim, 0, 1):
+            # A second dimension that happens to have their number, after a first one of 1, is broadcast: position ids, masks.
+            if d < t.dim() and t.shape[d] == self.examples and (d == self.dim or t.shape[0] != 1):
+                return d
+        return None
 
     def of(self, value: Any) -> list[Tensor]:
         """All tensors in a nested value that hold examples."""

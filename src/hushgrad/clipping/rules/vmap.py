@@ -37,7 +37,7 @@ class Vmap(Rule):
         def one(tensors: list[Tensor], grads: list[Tensor]) -> dict[str, Tensor]:
             rows = iter(tensors)
             inputs = [next(rows).unsqueeze(0) if b else v for v, b in zip(flat, batched, strict=True)]
-            return _pull_back(record, params, inputs, [g.unsqueeze(0) for g in grads])
+            return _pull_back(record, params, inputs, [g.unsqueeze(0) for g in grads], tied=self.subtree)
 
         if B == 0:
             return {name: p.new_zeros((0, *p.shape)) for name, p in params.items()}
@@ -65,12 +65,17 @@ class VmapTree(Vmap):
     subtree = True
 
 
-def _pull_back(record: Record, params: dict[str, Tensor], inputs: list[Any], grads: list[Tensor]) -> dict[str, Tensor]:
-    """The parameters' gradient for one example, a batch of one."""
+def _pull_back(
+    record: Record, params: dict[str, Tensor], inputs: list[Any], grads: list[Tensor], *, tied: bool
+) -> dict[str, Tensor]:
+    """The parameters' gradient for one example, a batch of one; ``tied``: also through children that hold the same parameter.
+
+    A child of its own site counts its use itself, and would be counted twice.
+    """
     args, kwargs = inputs[: len(record.args)], dict(zip(record.kwargs, inputs[len(record.args) :], strict=True))
 
     def outputs(params: dict[str, Tensor]) -> list[Tensor]:
-        out = tensors_of(functional_call(record.module, params, tuple(args), kwargs))
+        out = tensors_of(functional_call(record.module, params, tuple(args), kwargs, tie_weights=tied))
         return [y for y, g in zip(out, record.grads, strict=True) if g is not None]
 
     return vjp(outputs, params)[1](grads)[0]  # type: ignore[no-any-return]
