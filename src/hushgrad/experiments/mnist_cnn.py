@@ -117,7 +117,7 @@ def _trained(data: Data, train: TensorDataset, size: _Size, method: str, epsilon
         (lambda p: torch.optim.Adam(p, lr=rate * _ADAM)) if METHODS[method].adaptive else (lambda p: torch.optim.SGD(p, lr=rate))
     )
     plan = _plan(method, epsilon, len(train), size.batch)
-    return trained(MODELS[size.model](data), make, plan, train, seed=seed, part=1000)
+    return trained(MODELS[size.model](data), make, plan, train, seed=seed, part=250)
 
 
 def _tried(
