@@ -98,8 +98,14 @@ def test_fifty_steps_at_a_claim_of_4_38_are_bounded_by_3() -> None:
 
 
 def plant_noise(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
-    noise = Release._noise
-    monkeypatch.setattr(Release, "_noise", lambda self, step: {k: factor * z for k, z in noise(self, step).items()})
+    """All noise of the hall, times ``factor``."""
+    rows = Release._rows
+
+    def scaled(self: Release, step: int, names: object, sums: dict | None = None) -> dict:
+        noise = {name: factor * z for name, z in rows(self, step, names).items()}
+        return noise if sums is None else {name: sums[name].add_(z) for name, z in noise.items()}
+
+    monkeypatch.setattr(Release, "_rows", scaled)
 
 
 @pytest.mark.parametrize("name", ["dp-gd", "dp-sgd", "blt", "tree", "laplacian"])
@@ -129,6 +135,10 @@ class _WrongRows:
         if not self.frozen:
             self.kept[index] = new
         return old.clone()
+
+    def rows(self, step: int, likes: list, *, indices: list, out: list | None = None, scale: float = 1.0) -> list:
+        wrong = [self.row(step, index, like, scale=scale) for index, like in zip(indices, likes, strict=True)]
+        return wrong if out is None else [total.add_(row) for total, row in zip(out, wrong, strict=True)]
 
     def state_dict(self) -> dict:
         return self.inner.state_dict()
