@@ -267,12 +267,11 @@ def _draw(figure: Any, size: _Size, results: Results, unstable: Results) -> None
     for place, (method, how) in enumerate(METHODS.items()):
         beside = [e * 1.03 ** (place - 2.5) for e in size.epsilons]  # else equal results would hide each other
         bars(first, beside, [results[method, e] for e in size.epsilons], label=method, **MARKS[how.mark])
-    first.set_xticks(size.epsilons, [f"{e:g}" for e in size.epsilons])
     first.legend(frameon=False, fontsize=8, loc="lower right")
     title = f"(b) over the step size, epsilon = {size.epsilons[0]:g}"
-    second = panel(figure, spec[1], title=title, x="learning rate", y="test accuracy (%)", log="x")
+    second = panel(figure, spec[1], title=title, x="learning rate", y="test accuracy (%)", log="")
     for method in ("DP-SGD", "DP-LSSGD"):
         runs = [unstable[method, r] for r in size.large_rates]
         bars(second, size.large_rates, runs, label=method, **MARKS[METHODS[method].mark])
-    second.set_xticks(size.large_rates, [f"{r:g}" for r in size.large_rates])
+    second.set_xticks(size.large_rates)
     second.legend(frameon=False, fontsize=8)
