@@ -26,7 +26,7 @@ WAIT = 120_000  # milliseconds: the machine may be busy
 RECIPE = """
 model = {name = "logistic"}
 data = {name = "digits"}
-plan = {noise_multiplier = 4.0, delta = 1e-4, batch_size = 64, steps = 800}
+plan = {noise_multiplier = 4.0, delta = 1e-4, batch_size = 64, steps = 5000}
 run = {evaluate_every = 50, threads = 1}
 """
 
@@ -156,8 +156,8 @@ def test_a_run_is_followed_live_until_its_card(visit, runs, server):
         until(page, f"Number(document.querySelector('#step').innerText.replace(',', '')) > {first}")
         page.get_by_role("link", name="Privacy card").wait_for()  # it has finished meanwhile
         assert page.evaluate("window.kept"), "the page was never loaded anew"
-        assert page.locator(".claim .state").inner_text() == "finished" and page.locator("#step").inner_text() == "800"
-        assert "finished, step 800 of 800" in page.locator("#status").inner_text()
+        assert page.locator(".claim .state").inner_text() == "finished" and page.locator("#step").inner_text() == "5,000"
+        assert "finished, step 5000 of 5000" in page.locator("#status").inner_text()
         assert page.locator("figure svg").count() >= 3
     finally:
         training.wait(timeout=120)
