@@ -1,8 +1,10 @@
 """Recurrent layers, attention, transposed convolutions, bags and further norms equal a loop of single-example backward passes."""
 
+import math
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -98,6 +100,8 @@ def test_instance_norm(B, C, dims):
 @few
 @given(batch, st.lists(size, max_size=2), st.lists(size, min_size=1, max_size=2), st.sampled_from([None, 1e-3]))
 def test_rms_norm(B, positions, shape, eps):
+    assume(eps is not None or math.prod(shape) > 1)  # one number without eps becomes its sign: its gradient is rounding alone
+    torch.manual_seed(0)
     check_rule(lambda: shaken(nn.RMSNorm(shape, eps=eps)), torch.randn(B, *positions, *shape) + 2, tolerance=1e-9)
 
 

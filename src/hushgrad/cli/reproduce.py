@@ -21,7 +21,7 @@ def _parser() -> Parser:
     parser = Parser(
         "reproduce",
         "Repeat a published result: its claims with verdicts, a picture and tables.\n"
-        "DIR/NAME then holds results.json, NAME.png and NAME.md. Exit code 1: a claim was not reproduced.",
+        "DIR/NAME then holds results.json, NAME.png and NAME.md. Exit code 1: a claim was not reproduced (undecided ones do not count).",
         example="hushgrad reproduce mean-estimation --out runs/results",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="an experiment; --list shows them")
