@@ -22,6 +22,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from hushgrad import _check
 from hushgrad._value import Value
@@ -447,7 +448,7 @@ class Unanalysed(Event):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _noise(**argument: float) -> float:
+def _noise(**argument: Any) -> float:
     """A scale of noise: 0, or a number whose square and its inverse are still numbers."""
     ((name, value),) = argument.items()
     scale = _check.non_negative(**argument)
