@@ -9,12 +9,10 @@ draws the same instants (though not the same microseconds). Exit code 1 if anyth
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import random
 import resource
-import secrets
 import signal
 import subprocess
 import sys
@@ -25,8 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command
 import lives
-from table import Row, write_table
+from table import Row
 
 from hushgrad.budget import Ledger
 from hushgrad.errors import BudgetExceeded
@@ -264,21 +263,8 @@ def run(seconds: float, seed: int, *, only: str = "") -> list[Row]:
 
 def main() -> int:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--only", default="", help="faults whose name holds this text")
-    parser.add_argument("--docs", type=Path, default=None, help="page whose chaos table is replaced")
-    options = parser.parse_args()
-    seed = secrets.randbelow(10**6) if options.seed is None else options.seed
-    print(f"seed {seed}", flush=True)
-    began = time.monotonic()
-    rows = run(options.seconds, seed, only=options.only)
-    if options.docs is not None:
-        write_table(options.docs, "chaos", rows, f"make chaos SEED={seed}", time.monotonic() - began)
-    failed = [row.name for row in rows if row.survived < row.tried]
-    print("all survived" if not failed else f"FAILED (seed {seed}): {', '.join(failed)}")
-    return 1 if failed else 0
+    options = command.parser(__doc__, seconds=300.0).parse_args()
+    return command.report("chaos", options, command.seed_of(options), run, good="all survived")
 
 
 if __name__ == "__main__":

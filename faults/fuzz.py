@@ -10,7 +10,7 @@ in bounded time and memory. Anything else (a traceback, a hang, a NaN, a file ou
 
 from __future__ import annotations
 
-import argparse
+import atexit
 import contextlib
 import copy
 import gzip
@@ -18,7 +18,7 @@ import io
 import json
 import random
 import resource
-import secrets
+import shutil
 import signal
 import struct
 import sys
@@ -29,9 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import command
 import safetensors.torch
 import torch
-from table import Row, write_table
+from table import Row
 
 from hushgrad.cli.main import COMMANDS
 from hushgrad.cli.main import main as hushgrad
@@ -46,6 +47,7 @@ from hushgrad.train.tree import _digest, read_tree, write_tree
 _PATIENCE = 30  # seconds for one input: far more than any of them needs
 _MEMORY = 6 << 30
 _SCRATCH = Path(tempfile.mkdtemp(prefix="fuzz-"))
+atexit.register(shutil.rmtree, _SCRATCH, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -412,7 +414,8 @@ def run_atheris(seconds: float, seed: int, only: str) -> int:
     import atheris
 
     (target,) = [target for target in TARGETS if only in target.name]
-    corpus = Path(tempfile.mkdtemp(prefix="corpus-"))
+    corpus = _SCRATCH / "corpus"
+    corpus.mkdir()
     for number, valid in enumerate(target.corpus):
         (corpus / str(number)).write_bytes(valid)
 
@@ -428,25 +431,14 @@ def run_atheris(seconds: float, seed: int, only: str) -> int:
 
 def main() -> int:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--only", default="", help="targets whose name holds this text")
-    parser.add_argument("--engine", choices=("own", "atheris"), default="own")
-    parser.add_argument("--docs", type=Path, default=None, help="page whose fuzz table is replaced")
-    options = parser.parse_args()
-    seed = secrets.randbelow(10**6) if options.seed is None else options.seed
-    print(f"seed {seed}", flush=True)
+    words = command.parser(__doc__, seconds=120.0)
+    words.add_argument("--engine", choices=("own", "atheris"), default="own")
+    options = words.parse_args()
+    seed = command.seed_of(options)
     torch.set_num_threads(1)
     if options.engine == "atheris":
         return run_atheris(options.seconds, seed, options.only)
-    began = time.monotonic()
-    rows = run(options.seconds, seed, only=options.only)
-    if options.docs is not None:
-        write_table(options.docs, "fuzz", rows, f"make fuzz SEED={seed}", time.monotonic() - began)
-    failed = [row.name for row in rows if row.survived < row.tried]
-    print("nothing found" if not failed else f"FAILED (seed {seed}): {', '.join(failed)}")
-    return 1 if failed else 0
+    return command.report("fuzz", options, seed, run, good="nothing found")
 
 
 if __name__ == "__main__":
