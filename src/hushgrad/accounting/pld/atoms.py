@@ -101,8 +101,7 @@ class Response(Atoms):
     neutral: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lattice", self.epsilon)
-        object.__setattr__(self, "ends_only", self.neutral == 0)
+        object.__setattr__(self, "lattice", self.epsilon if self.neutral else 2 * self.epsilon)
         object.__setattr__(self, "infinite", self.failure)
         object.__setattr__(self, "impossible", self.failure)
 
@@ -110,7 +109,8 @@ class Response(Atoms):
         """See :class:`Atoms`."""
         e = self.epsilon
         weights = np.array([math.exp(-e), self.neutral * math.exp(-e), 1.0])
-        return np.array([-e, 0.0, e]), (1 - self.failure) * weights / weights.sum()
+        present = weights > 0
+        return np.array([-e, 0.0, e])[present], ((1 - self.failure) * weights / weights.sum())[present]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class DiscreteLaplaceCurve(Atoms):
     distance: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lattice", (2.0 if self.distance % 2 == 0 else 1.0) / self.scale)
+        object.__setattr__(self, "lattice", 2 / self.scale)
 
     def atoms(self) -> tuple[Array, Array]:
         """See :class:`Atoms`; the two ends hold the geometric tails."""
@@ -141,8 +141,7 @@ class DiscreteGaussianCurve(Atoms):
     distance: int
 
     def __post_init__(self) -> None:
-        unit = self.distance / self.sigma**2
-        object.__setattr__(self, "lattice", unit if self.distance % 2 == 0 else unit / 2)
+        object.__setattr__(self, "lattice", self.distance / self.sigma**2)
 
     def atoms(self) -> tuple[Array, Array]:
         """See :class:`Atoms`; beyond 38 sigma there is less mass than the smallest double."""

@@ -81,7 +81,7 @@ class Composed:
             left = (1 - self.infinite / delta) / (1 - self.relative)
             subtracted = self._alias(losses, offset)
         inside = at - subtracted <= left
-        if left <= 0 or not inside.any() or inside[0]:
+        if left <= 0 or not inside.any() or inside.all() or (upper and inside[0]):
             return None
         i = int(np.argmax(inside)) if upper else len(at) - int(np.argmax(~inside[::-1]))
         if i >= len(at):

@@ -19,10 +19,13 @@ class LaplaceCurve(Curve):
 
     distance: float
     smooth = False
-    ends_only = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lattice", self.distance)
+        object.__setattr__(self, "lattice", 2 * self.distance)
+
+    def atoms(self) -> tuple[Array, Array]:
+        """See :class:`Curve`."""
+        return np.array([-self.distance, self.distance]), np.array([0.5 * math.exp(-self.distance), 0.5])
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """See :class:`Curve`."""

@@ -37,13 +37,9 @@ ACCURACY = 2.0**-30
 class Curve(ABC):
     """The privacy profile of one ordered pair (P, Q)."""
 
-    # Spacing if all atoms sit on ``origin`` plus multiples of it (0: no atoms, NaN: atoms anywhere); no other losses if discrete.
+    # Atoms are multiples of this apart (0: there are none, NaN: no such number); there are no other losses if discrete.
     lattice: float = 0.0
-    # The atom that matters most, which grids are laid through: the largest finite loss, or 0 where that is on the same grid.
-    origin: float = 0.0
     discrete: bool = False
-    # Whether the only atoms are the two ends of the support.
-    ends_only: bool = False
     # P[L = infinity]: exact, kept apart from the finite losses.
     infinite: float = 0.0
     # Q[L = -infinity], where P has no mass.
@@ -58,6 +54,10 @@ class Curve(ABC):
     @abstractmethod
     def left(self, epsilon: Array) -> tuple[Array, Array]:
         """``(put, below)`` for epsilon <= 0, vectorised; relative error below ``ACCURACY``."""
+
+    def atoms(self) -> tuple[Array, Array]:
+        """``(losses, masses under P)`` of the atoms, losses increasing and finite. Only grids are chosen by them."""
+        return np.zeros(0), np.zeros(0)
 
     def accuracy(self, step: float) -> float:
         """A bound on the relative error of ``right`` and ``left`` at the points of a grid of this step."""
@@ -114,9 +114,12 @@ class Mirror(Curve):
         object.__setattr__(self, "discrete", self.of.discrete)
         object.__setattr__(self, "infinite", self.of.impossible)
         object.__setattr__(self, "impossible", self.of.infinite)
-        object.__setattr__(self, "origin", -self.of.support[0] if self.of.origin else 0.0)
         object.__setattr__(self, "smooth", self.of.smooth)
-        object.__setattr__(self, "ends_only", self.of.ends_only)
+
+    def atoms(self) -> tuple[Array, Array]:
+        """See :class:`Curve`; Q's mass is e^{-L} times P's."""
+        losses, p = self.of.atoms()
+        return -losses[::-1], (p * np.exp(-losses))[::-1]
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """P[L <= -eps] = below - put."""
@@ -149,6 +152,14 @@ class Mixture(Curve):
     def __post_init__(self) -> None:
         object.__setattr__(self, "infinite", sum(w * c.infinite for c, w in zip(self.curves, self.weights, strict=True)))
         object.__setattr__(self, "impossible", sum(w * c.impossible for c, w in zip(self.curves, self.weights, strict=True)))
+
+    def atoms(self) -> tuple[Array, Array]:
+        """See :class:`Curve`."""
+        atoms = [curve.atoms() for curve in self.curves]
+        losses = np.concatenate([losses for losses, _ in atoms])
+        masses = np.concatenate([w * p for (_, p), w in zip(atoms, self.weights, strict=True)])
+        order = np.argsort(losses)
+        return losses[order], masses[order]
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """See :class:`Curve`."""

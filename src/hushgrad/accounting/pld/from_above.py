@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from hushgrad.accounting.pld.curve import Array, Curve
-from hushgrad.accounting.pld.grid import GUARD, Masses, anchored, balance, kinks, rebuild
+from hushgrad.accounting.pld.grid import GUARD, HAIR, Masses, anchored, balance, kinks, rebuild
 
 __all__ = ["chords", "connect_the_dots"]
 
@@ -22,7 +22,7 @@ def connect_the_dots(curve: Curve, step: float, tail: float, tilt: float) -> Mas
 
     Losses beyond the last grid point count as infinite (mass call(last)), losses before the first one are raised to it.
     """
-    grid = anchored(curve, step, tail, tilt)
+    grid = anchored(curve, step, tail, tilt, hair=HAIR)
     p, infinite, _ = chords(curve, grid.losses, grid.split)
     return Masses(step, grid.shift, grid.index, p, infinite)
 

@@ -1,43 +1,55 @@
-r"""Lower bounds: segments under tangents, or losses rounded down.
+r"""Lower bounds: segments under supporting lines, or losses rounded down.
 
-``touch``. Let T_k be the tangent of the curve at the middle of cell k. At each grid point take the lower of the two neighbouring
-tangents; the segment over cell k then lies below T_k at both ends, hence below the curve. Where the density of the loss is
-smooth on the scale of the grid these values are convex, otherwise their lower convex hull is taken, which is lower still. This
-*contracts* the losses by a variance of h^2/4 per step: second order, like the upper bound.
+``touch``. Let T_k be a supporting line of the curve over cell k: its tangent at the middle, or in the outermost cells at the outer
+end. At each grid point take the lower of the two neighbouring lines; the segment over cell k then lies below T_k at both ends, hence
+below the curve. The lower convex hull of these values is lower still, and its corners are grid points. Nothing here asks for a
+density, so the curve may have atoms.
 
-``floor`` moves every loss down to the grid: first order only, but valid for any curve and exact for losses on the grid.
+Where the density of the loss is smooth on the scale of the grid the values are convex themselves, and the losses are *contracted*
+by a variance of h^2/4 per step: second order, like the upper bound. An atom on the grid stays where it is. One at a distance of r from
+it is moved by r, and the hull moves its neighbours at a distance of D the other way: a variance of about r D.
+
+``floor`` moves every loss down to the grid: first order only, but exact for losses on the grid.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from hushgrad.accounting.pld.curve import ACCURACY, Array, Curve
-from hushgrad.accounting.pld.grid import GUARD, LESS, MORE, Masses, anchored, balance, both_sides, kinks, rebuild
+from hushgrad.accounting.pld.grid import GUARD, HAIR, LESS, MORE, Indices, Masses, anchored, balance, both_sides, kinks, rebuild
 
 __all__ = ["floor", "lower", "touch"]
 
 
 def lower(curve: Curve, step: float, tail: float, tilt: float) -> Masses:
     """Masses whose profile lies below ``curve``: by ``touch`` where it works, else by ``floor``."""
-    masses = touch(curve, step, tail, tilt) if curve.smooth and curve.lattice == 0 and curve.infinite == 0 else None
+    on_grid = curve.discrete and curve.lattice > 0 and abs(curve.lattice / step - round(curve.lattice / step)) < 1e-9
+    masses = None if on_grid else touch(curve, step, tail, tilt)
     return floor(curve, step, tail, tilt) if masses is None else masses
 
 
 def touch(curve: Curve, step: float, tail: float, tilt: float) -> Masses | None:
-    """Masses whose profile consists of segments under tangents of ``curve``; None where no such profile is found."""
-    grid = anchored(curve, step, tail, tilt)
-    losses, split = grid.losses, grid.split
-    values = _ended(_under_tangents(curve, losses, split)[1:-1], split - 1)
-    losses, split = losses[1:-1], split - 1
-    others = None if values is None else _hull_kinks(values, losses, split)
-    if values is None or others is None:
+    """Masses whose profile consists of segments under supporting lines of ``curve``; None where no such profile is found."""
+    grid = anchored(curve, step, tail, tilt, hair=-HAIR)
+    losses, split, index = grid.losses[1:-1], grid.split - 1, grid.index[1:-1]
+    values = _ended(curve, losses, _under_tangents(curve, grid.losses, grid.split)[1:-1], split)
+    if values is None:
         return None
+    total, total_q = 1 - curve.infinite, 1 - curve.impossible
+    corners = _hull(values, losses, split, total, total_q)
+    losses, values, split = losses[corners], values[corners], int(np.searchsorted(corners, split))
+    if split < 2 or split + 2 > len(corners):
+        return None
+    others = np.maximum(kinks(values, losses, split), 0.0)  # the hull is convex; what is clipped is rounding
     made = rebuild(others, losses, split, 0.0, 0.0)
     positive = made > 0
     ratio = min(1.0, float(np.min(values[positive] / made[positive], initial=1.0))) * (1 - ACCURACY)
-    p = balance(others * ratio, losses, split, 1 - GUARD, 1 + GUARD)
-    return None if p is None or ratio < 0.999 else Masses(step, grid.shift, grid.index[1:-1], p, 0.0)
+    p = balance(others * ratio, losses, split, total - GUARD, total_q + GUARD)
+    if p is None or ratio < 0.999:
+        return None
+    return Masses(step, grid.shift, index[corners], p, curve.infinite * (1 - 4 * ACCURACY))
 
 
 def _under_tangents(curve: Curve, losses: Array, split: int) -> Array:
@@ -55,40 +67,50 @@ def _under_tangents(curve: Curve, losses: Array, split: int) -> Array:
     return values
 
 
-def _ended(values: Array, split: int) -> Array | None:
-    """Make both ends zero; None if the middle is negative. There the profile is (1 - x)_+, which is below any curve.
+def _ended(curve: Curve, losses: Array, values: Array, split: int) -> Array | None:
+    """The finite losses' share of ``values``, with zeros at both ends; None if the middle is negative.
 
-    Lowering a whole side by its outermost value keeps it convex. A negative value means that its own segments would cut the
-    curve if they were raised to zero, so its inner neighbour becomes zero too.
+    There the profile is (1 - x)_+, which is below any curve. Lowering a side by a line keeps it convex: its mass at infinity, and
+    its outermost value. Where the tangent at the middle of a cell is negative at its outer end, the supporting line at this end
+    takes its place. It is not negative there, so the end may be zero, and the segment inwards lies below the line. If there is
+    no atom at the end or outside the line is flat; an atom at the end is kept.
     """
-    values = values.copy()
-    values[split:] -= max(values[-1], 0.0)
-    values[:split] -= max(values[0], 0.0)
-    right = np.flatnonzero(values[split:] < 0)
-    left = np.flatnonzero(values[:split] < 0)
-    if len(right):
-        values[split + int(right[0]) - 1 :] = 0.0
-    if len(left):
-        values[: int(left[-1]) + 2] = 0.0
+    x = np.exp(losses[:split])
+    right, left = values[split:] - max(values[-1], curve.infinite), values[:split] - curve.impossible * x
+    left -= max(left[0], 0.0)
     # across the split the neighbour's zero would be 1 - x instead, and the segment would cut the corner of (1 - x)_+
-    return None if 0 in right or split - 1 in left else values
+    if right[0] < 0 or left[-1] < 0:
+        return None
+    if (right < 0).any():
+        end = int(np.argmax(right < 0))
+        call, above = curve.right(losses[split + end : split + end + 1])
+        line = LESS * (call + above * -np.expm1(losses[split + end - 1] - losses[split + end])) - curve.infinite
+        right[end - 1], right[end:] = np.clip(line[0], 0.0, right[end - 1]), 0.0
+    if (left < 0).any():
+        end = int(np.flatnonzero(left < 0)[-1])
+        put, below = curve.left(losses[end : end + 1])
+        line = LESS * (put + below * np.expm1(losses[end + 1] - losses[end])) - curve.impossible * x[end + 1]
+        left[end + 1], left[: end + 1] = np.clip(line[0], 0.0, left[end + 1]), 0.0
+    return np.concatenate([left, right])
 
 
-def _hull_kinks(values: Array, losses: Array, split: int, rounds: int = 40) -> Array | None:
-    """Masses of the lower convex hull: points above the chord of their neighbours are dropped until none is left."""
-    keep = np.arange(len(values))
-    for _ in range(rounds):
-        at = int(np.searchsorted(keep, split))
-        if at < 2 or at + 2 > len(keep) or keep[at] != split or keep[at - 1] != split - 1:
-            return None
-        masses = kinks(values[keep], losses[keep], at)
-        bad = masses < 0
-        if not bad.any():
-            p = np.zeros_like(values)
-            p[keep] = masses
-            return p
-        keep = keep[~bad]
-    return None
+def _hull(values: Array, losses: Array, split: int, total: float, total_q: float) -> Indices:
+    """The positions of the corners of the lower convex hull: its slopes are the isotonic regression of the values' slopes.
+
+    The slopes of put and of call differ by ``total_q``. Where they are small, near the two ends, each side is regressed on its own:
+    a sum of both would lose their digits.
+    """
+    x, change = np.exp(losses), np.diff(values)
+    change[split - 1] -= total - total_q * x[split - 1]
+    width = x[:-1] * np.expm1(np.diff(losses))
+    slopes = change / width
+    both = np.append(slopes[: split - 1] - total_q, slopes[split - 1 :])
+    blocks = isotonic_regression(both, weights=width).blocks
+    middle = int(np.searchsorted(blocks, split - 1, side="right"))
+    low, high = int(blocks[middle - 1]), int(blocks[middle])
+    below = isotonic_regression(slopes[:low], weights=width[:low]).blocks[:-1] if low else []
+    above = high + isotonic_regression(slopes[high:], weights=width[high:]).blocks if high < len(slopes) else [high]
+    return np.unique(np.concatenate([below, [low], above])).astype(np.int64)
 
 
 def floor(curve: Curve, step: float, tail: float, tilt: float) -> Masses:

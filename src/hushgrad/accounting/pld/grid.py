@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 
 from hushgrad.accounting.pld.curve import ACCURACY, Array, Curve
 
-__all__ = ["GUARD", "Grid", "Masses", "anchored", "balance", "both_sides", "kinks", "rebuild"]
+__all__ = ["GUARD", "HAIR", "Grid", "Masses", "anchored", "balance", "both_sides", "heaviest", "kinks", "rebuild", "weights_of"]
 
 Indices = NDArray[np.int64]
 GUARD = 2.0**-47  # covers the rounding of sums of up to 2**24 positive terms by pairwise summation
+HAIR = 2.0**-41  # of a loss: more than the rounding of a grid point
+_FEW = 256  # atoms
 _MOST = 2**16  # points on one side, about
 _PLACES = np.linspace(0.0, 1.0, 33)
 LESS, MORE = 1 - 2 * ACCURACY, 1 + 2 * ACCURACY
@@ -56,23 +58,55 @@ class Masses(Grid):
     infinite: float
 
 
-def anchored(curve: Curve, step: float, tail: float, tilt: float) -> Grid:
+def anchored(curve: Curve, step: float, tail: float, tilt: float, *, hair: float = 0.0) -> Grid:
     """A grid over the losses of ``curve``, apart from tails of ``tail``.
 
     It has a point at the atom that matters most, or where the losses crowd at an end of the support: sampling with a small rate
     puts nearly all the mass next to ln(1-q). Away from the bulk of the *tilted* losses it leaves out points, because little mass
-    is spread there.
+    is spread there, and all that are not next to an atom where there are few atoms and nothing else. If the atom is an outermost
+    one its point is a ``hair`` further outside, relatively, so that rounding cannot put it on the wrong side.
     """
     low, high = curve.reach(tail)
-    shift = _crowd(curve, step) if curve.smooth else math.remainder(curve.origin, step)
+    shift = _crowd(curve, step) if curve.smooth else _anchored_shift(curve, step, tilt, hair)
     first = math.floor((min(low, 0.0) - shift) / step) - 3
     stop = math.ceil((max(high, 0.0) - shift) / step) + 4
-    if curve.lattice > 0:
+    atoms = curve.atoms()[0]
+    places = np.round((atoms - shift) / step).astype(np.int64)
+    if curve.discrete and len(atoms) <= _FEW:
+        around = (places[:, None] + np.arange(-3, 4)).ravel()
+        return Grid(step, shift, np.unique(np.concatenate([around, [first, stop]])))
+    if curve.discrete and curve.lattice > 0:
         return Grid(step, shift, np.arange(first, stop))
     zero = math.ceil(-shift / step)
     right = zero + _thinning(stop - zero, lambda e: _mass(curve.right(e)) * np.exp(np.minimum(tilt * e, 600.0)), step, tilt)
     left = zero - 1 - _thinning(zero - first, lambda e: _mass(curve.left(-e)) * np.exp(-tilt * e), step, tilt)
-    return Grid(step, shift, np.concatenate([left[::-1], right]))
+    kept = [] if curve.discrete else [places - 1, places, places + 1]
+    return Grid(step, shift, np.unique(np.concatenate([left, right, *kept])))
+
+
+def weights_of(curve: Curve, tilt: float) -> tuple[Array, Array]:
+    """The atoms' losses and their shares of the tilted mass on atoms."""
+    losses, p = curve.atoms()
+    exponent = np.log(np.maximum(p, 1e-300)) + tilt * losses
+    share = np.exp(exponent - np.max(exponent, initial=-math.inf))
+    return losses, share / np.sum(share)
+
+
+def heaviest(curve: Curve, tilt: float) -> int:
+    """The position of the atom that grids are laid through: the largest finite loss if that has a real share, else the heaviest."""
+    share = weights_of(curve, tilt)[1]
+    return len(share) - 1 if share[-1] > 0.05 else int(np.argmax(share))
+
+
+def _anchored_shift(curve: Curve, step: float, tilt: float, hair: float) -> float:
+    """The shift of a grid through the atom that matters most, and exactly through zero if it comes next to it."""
+    losses = curve.atoms()[0]
+    if not len(losses):
+        return 0.0
+    at, outwards = heaviest(curve, tilt), hair * float(np.max(np.abs(losses)))
+    anchor = float(losses[at]) + (outwards if at == len(losses) - 1 else -outwards if at == 0 else 0.0)
+    shift = math.remainder(anchor, step)
+    return 0.0 if abs(shift) <= max(1e-9 * step, 4 * abs(outwards)) else shift
 
 
 def _mass(side: tuple[Array, Array]) -> Array:
@@ -120,7 +154,7 @@ def _crowd(curve: Curve, step: float) -> float:
 def both_sides(curve: Curve, epsilon: Array) -> tuple[Array, Array, Array, Array]:
     """``(call, above, put, below)`` at any epsilons; the far side of each by call - put = 1 - x, above + below = x."""
     positive = epsilon >= 0
-    call, above, put, below = (np.empty_like(epsilon) for _ in range(4))
+    call, above, put, below = (np.zeros_like(epsilon) for _ in range(4))
     call[positive], above[positive] = curve.right(epsilon[positive])
     put[~positive], below[~positive] = curve.left(epsilon[~positive])
     one_minus_x, x = -np.expm1(epsilon), np.exp(epsilon)

@@ -19,6 +19,7 @@ __all__ = ["Pair", "PrivacyLoss", "merged"]
 
 WIDTH = 1e-4
 _COARSE = 0.02  # for very many steps in a direction that is expected to be the smaller one
+_RETRIES = 2
 _NET = 32  # as many distinct events at most are asked for a second bound
 
 
@@ -89,7 +90,18 @@ class PrivacyLoss:
         upper = self._safe(found, delta)
         if math.isinf(upper):
             return 0.0, upper
-        return min(self._lower(delta, 0.35 * width, found), upper), upper
+        lower, asked = self._lower(delta, 0.35 * width, found), 0.35
+        for _ in range(_RETRIES if self._can_meet() else 0):
+            missed = (upper - lower) / (width * upper) if upper > 0 else 0.0
+            if missed <= 1:
+                break
+            asked = asked / max(1.5 * missed, 2.0)  # the first grid was chosen by a rule of thumb
+            lower = max(lower, self._lower(delta, asked * width, found))
+        return min(lower, upper), upper
+
+    def _can_meet(self) -> bool:
+        """Whether finer grids bring the two bounds together: all upper curves are attained, and no steps are merged."""
+        return len(self.parts) <= MERGED and all(pair.above == pair.below for pair, _ in self.parts)
 
     def _lower(self, delta: float, width: float, uppers: list[Answer]) -> float:
         """A lower bound on epsilon: the directions in falling order of their upper bounds, while these may still be the larger."""

@@ -27,18 +27,21 @@ class PoissonRemove(Curve):
     rate: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lattice", math.nan if self.base.lattice != 0 else 0.0)
-        if (
-            self.base.ends_only and not self.base.impossible
-        ):  # the loss is mapped by l -> ln(1 - q + q e^l), which leaves two atoms
-            low, high = self.support
-            object.__setattr__(self, "lattice", high - low)
-            object.__setattr__(self, "ends_only", True)
-            object.__setattr__(self, "discrete", self.base.discrete)
-        if self.lattice != 0:
-            object.__setattr__(self, "origin", self.support[1])
+        losses = self.atoms()[0]
+        spacing = float(losses[1] - losses[0]) if len(losses) == 2 else math.nan  # the map of losses is not linear
+        object.__setattr__(self, "lattice", spacing if self.base.lattice != 0 else 0.0)
+        object.__setattr__(self, "discrete", self.base.discrete)
         object.__setattr__(self, "infinite", self.rate * self.base.infinite)
         object.__setattr__(self, "smooth", self.base.smooth)
+
+    def atoms(self) -> tuple[Array, Array]:
+        """See :class:`Curve`; where only Q has mass, the loss is ln(1-q)."""
+        losses, p = self.base.atoms()
+        masses = p * (self.rate + (1 - self.rate) * np.exp(-losses))
+        mapped = np.array([_mix(float(loss), self.rate) for loss in losses])
+        if self.base.impossible:
+            mapped, masses = np.append(math.log1p(-self.rate), mapped), np.append((1 - self.rate) * self.base.impossible, masses)
+        return mapped, masses
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """See :class:`Curve`; the event {L > eps} is {L_0 > eps'}."""
@@ -111,9 +114,18 @@ class Symmetrised(Curve):
     def __post_init__(self) -> None:
         object.__setattr__(self, "infinite", self.half.infinite)
         object.__setattr__(self, "impossible", self.half.infinite)
-        if self.half.ends_only:  # atoms at 0 and at both ends
-            object.__setattr__(self, "lattice", self.support[1])
-            object.__setattr__(self, "discrete", self.half.discrete)
+        losses = self.atoms()[0]
+        if len(losses) == 3:
+            object.__setattr__(self, "lattice", float(losses[2]))
+        object.__setattr__(self, "discrete", self.half.discrete)
+
+    def atoms(self) -> tuple[Array, Array]:
+        """See :class:`Curve`; all that is not on one of the two sides is at 0."""
+        losses, p = self.half.atoms()
+        losses, p = losses[losses > 0], p[losses > 0]
+        call, above = (float(x[0]) for x in self.half.right(np.zeros(1)))
+        masses = np.concatenate([(p * np.exp(-losses))[::-1], [max(0.0, 1 - call - 2 * above)], p])
+        return np.concatenate([-losses[::-1], [0.0], losses]), masses
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """See :class:`Curve`."""

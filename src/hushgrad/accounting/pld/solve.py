@@ -15,11 +15,11 @@ from hushgrad.accounting.pld.from_below import lower as from_below
 from hushgrad.accounting.pld.grid import Masses
 from hushgrad.accounting.pld.merge import rounded
 from hushgrad.accounting.pld.saddle import Moments, Saddle, saddle_for_delta, saddle_for_epsilon, window
+from hushgrad.accounting.pld.step import step_for
 
 __all__ = ["Answer", "delta_bound", "epsilon_bound"]
 
 CELLS = 2**21  # of the FFT window; keeps a question below about 150 MB
-CELLS_DOWN = 2**18  # for losses that are rounded down, where a finer grid pays off slowly
 _FEW_CELLS = 4096
 _ROUGH = 0.02  # of epsilon, for the choice of a grid
 _ATTEMPTS = 4
@@ -259,12 +259,10 @@ class _Budget:
     def discretised(self, at: Saddle, error: float, *, upper: bool) -> tuple[list[Part], Window]:
         """Masses for every curve on one grid, and the window to compose them on."""
         around = window(self.moments, at, self.share)
-        cells = CELLS if upper or _smooth(self.parts) else CELLS_DOWN
         width = around.high - around.low
-        step = max(_step(self.parts, at, error, upper=upper), width / cells, self.moments.longest / cells)
-        if not upper and _smooth(
-            self.parts
-        ):  # tangents need a few cells between zero and the end of the support at which the losses crowd
+        step = step_for(self.parts, at, error, max(width, self.moments.longest) / CELLS, upper=upper)
+        if not upper and _smooth(self.parts):
+            # tangents need a few cells between zero and the end of the support at which the losses crowd
             step = min(step, max(0.3 * _nearest_end(self.parts), width / 2**17, self.moments.longest / 2**17))
         make: Callable[[Curve, float, float, float], Masses] = connect_the_dots if upper else from_below
         grids = [(make(curve, step, self.tail, at.tilt), n) for curve, n in self.parts]
@@ -277,37 +275,6 @@ def _widened(around: Window, grids: list[Part], step: float) -> Window:
     if (most - least) / step > max(_FEW_CELLS, 1.25 * (around.high - around.low) / step):
         return around
     return replace(around, low=least - 2 * step, high=most + 4 * step)
-
-
-def _step(parts: Parts, at: Saddle, error: float, *, upper: bool) -> float:
-    """The grid step: the error is about n (t + 1) h^2 / 12 from above and half of that from below."""
-    steps = sum(n for curve, n in parts)
-    lattices = {curve.lattice for curve, _ in parts if curve.lattice > 0}
-    spread = sum(n * _off_atoms(curve, at.tilt) for curve, n in parts) if len(lattices) == 1 else steps
-    step = math.sqrt((7.0 if upper else 16.0) * error / (spread * (at.tilt + 1)))
-    step = min(step, at.spread / 8)
-    if len(lattices) == 1 and all(curve.discrete for curve, _ in parts):
-        return lattices.pop()  # all losses lie on this grid: nothing to refine
-    if not upper and not _smooth(parts):
-        step = min(step, 2 * error / steps)  # these are rounded down: an error of half a cell each
-    if lattices:
-        step = max(lattices) / math.ceil(max(lattices) / step)
-    return step
-
-
-def _off_atoms(curve: Curve, tilt: float) -> float:
-    """The share of the tilted losses that a grid through the atoms at the ends of the support spreads: those between them."""
-    low, high = curve.support
-    if not (curve.ends_only and curve.lattice > 0 and low < 0 < high):
-        return 1.0
-    edges = np.linspace(low, high, 66)[1:-1]
-    put, below = curve.left(edges[edges < 0])
-    call, above = curve.right(edges[edges >= 0])
-    survival = np.concatenate([[1.0], 1 - (below - put), call + above])  # P[L > edge], from before the lower atom on
-    masses = np.append(-np.diff(survival), survival[-1])
-    top = float(edges[-1])  # of the cells at the two ends all is taken to be on the atom, of the others the heavier edge
-    weighted = masses * np.exp(tilt * (np.append(np.append(low, edges[1:]), high) - top))
-    return min(1.0, max(float(np.sum(weighted[1:-1]) / np.sum(weighted)) + 2 / 64, 0.01))
 
 
 def _nearest_end(parts: Parts) -> float:
