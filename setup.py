@@ -1,7 +1,7 @@
-"""The optional C kernels of the noise and of the denoisers; everything else is in pyproject.toml.
+"""The optional C kernels of clipping, noise and denoising; everything else is in pyproject.toml.
 
 A kernel is a plain shared library without any Python API, loaded by ctypes, so one build serves every Python version. A machine
-without a compiler installs all the same: numpy draws the same bits, and torch denoises to rounding the same.
+without a compiler installs all the same: numpy draws the same bits, and torch clips and denoises to rounding the same.
 """
 
 from setuptools import Extension, setup
@@ -23,6 +23,14 @@ setup(
             "hushgrad.denoise._scan",
             ["src/hushgrad/denoise/_scan.c"],
             depends=["src/hushgrad/denoise/_scan_of.h"],
+            extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math"],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
+            "hushgrad.clipping._clip",
+            [f"src/hushgrad/clipping/{name}.c" for name in ("_rows", "_conv")],
+            depends=["src/hushgrad/clipping/_lanes.h"],
             extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math"],
             py_limited_api=True,
             optional=True,

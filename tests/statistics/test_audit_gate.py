@@ -101,9 +101,9 @@ def plant_noise(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     """All noise of the hall, times ``factor``."""
     rows = Release._rows
 
-    def scaled(self: Release, step: int, names: object, sums: dict | None = None) -> dict:
-        noise = {name: factor * z for name, z in rows(self, step, names).items()}
-        return noise if sums is None else {name: sums[name].add_(z) for name, z in noise.items()}
+    def scaled(self: Release, step: int, likes: dict, *, add: bool = False) -> dict:
+        noise = {name: factor * z for name, z in rows(self, step, likes).items()}
+        return {name: likes[name].add_(z) for name, z in noise.items()} if add else noise
 
     monkeypatch.setattr(Release, "_rows", scaled)
 

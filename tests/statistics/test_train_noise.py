@@ -70,11 +70,11 @@ def test_wrong_noise_is_rejected(monkeypatch, defect):
     honest, first = Release._rows, {}
     change = {"half": lambda z: 0.5 * z, "unscaled": lambda z: 8 * z, "seeded twice": lambda z: z.clone()}[defect]
 
-    def mutated(self, step, names, sums=None):
-        drawn = first if defect == "seeded twice" and first else honest(self, step, names)
+    def mutated(self, step, likes, *, add=False):
+        drawn = first if defect == "seeded twice" and first else honest(self, step, likes)
         first.update(drawn)
-        noise = {n: change(z) for n, z in drawn.items() if n in names}
-        return noise if sums is None else {n: sums[n].add_(z) for n, z in noise.items()}
+        noise = {n: change(z) for n, z in drawn.items() if n in likes}
+        return {n: likes[n].add_(z) for n, z in noise.items()} if add else noise
 
     monkeypatch.setattr(Release, "_rows", mutated)
     rows = _released(_dpsgd())

@@ -61,6 +61,7 @@ class Capture:
         self._names: dict[int, dict[str, str]] = {}  # by site: local name -> name in the model
         self._frozen: list[tuple[str, nn.Parameter]] = []
         self._dtypes: dict[str, torch.dtype] = {}  # of the sums
+        self._scattered: frozenset[str] = frozenset()
         self._tied = False  # a parameter belongs to two sites
         self._folded: tuple[dict[str, Sum], list[Part]] | None = None
 
@@ -79,6 +80,7 @@ class Capture:
         by_id = {id(p): name for name, p in self._params.items()}
         self._names = {id(s): {n: by_id[id(p)] for n, p in zip(s.names, s.params, strict=True)} for s in self._sites}
         self._dtypes = {self._names[id(s)][n]: s.dtype for s in self._sites for n in s.names}
+        self._scattered = frozenset(name for s in self._sites if s.rule.scatters for name in self._names[id(s)].values())
         self._tied = sum(len(s.names) for s in self._sites) > len(self._params)
         for site in self._sites:
             self._handles += site.hooks()
@@ -168,7 +170,7 @@ class Capture:
     @property
     def scattered(self) -> frozenset[str]:
         """Parameters whose sum has few rows in a large table: cheapest added to an ``out`` that is there already (the noise)."""
-        return frozenset(name for s in self._sites if s.rule.scatters for name in self._names[id(s)].values())
+        return self._scattered
 
     def check(self) -> int:
         """Raise what :meth:`collect` would raise of the passes so far; else how many examples (or units) it will clip.

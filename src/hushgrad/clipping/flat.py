@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check
+from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Clipper
 from hushgrad.events import Relation
 
@@ -39,6 +40,9 @@ class Flat(Clipper):
 
     def weights(self, sq_norms: Tensor) -> Tensor:
         """min(1, C / norm); 0 where the norm is no number."""
+        weights = _fused.clip(sq_norms, self.max_grad_norm)
+        if weights is not None:
+            return weights
         # C / inf = 0 by itself, and NaN survives the clamp, so one nan_to_num covers both.
         return torch.rsqrt(sq_norms).mul_(self.max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Clipper, Record, Rule
 from hushgrad.clipping.cross import joint_sq_norms
 from hushgrad.clipping.site import Call
@@ -79,10 +80,8 @@ def _add_single(
 ) -> Part | None:
     """The common case, short because a small model's step is mostly Python; None if an example has no finite norm."""
     factor = group.uses[0].factor
-    total = _total([row for use in group.uses for row in use.call.measure().values()])
-    if factor != 1:
-        total.mul_(factor * factor)
-    if not math.isfinite(float(total.sum())):
+    total, norms, finite = _measured([row for use in group.uses for row in use.call.measure().values()], factor * factor)
+    if not finite:
         return None  # nothing was added yet, and the norms are remembered
     weights = clipper.weights(total)
     scaled = weights if factor * scale == 1 else weights * (factor * scale)
@@ -92,7 +91,16 @@ def _add_single(
         own = names[id(site)]
         site.rule.add_weighted(record, dict.fromkeys(own, scaled), {local: sums[name] for local, name in own.items()})
         record.clear()
-    return Part(total.sqrt_(), weights, 0)
+    return Part(norms, weights, 0)
+
+
+def _measured(rows: list[Tensor], factor: float) -> tuple[Tensor, Tensor, bool]:
+    """The examples' squared norms, their norms, and whether all are finite."""
+    measured = _fused.total(rows, factor)
+    if measured is not None:
+        return measured
+    total = _total(rows).mul_(factor)
+    return total, total.sqrt(), math.isfinite(float(total.sum()))
 
 
 def _total(rows: list[Tensor]) -> Tensor:

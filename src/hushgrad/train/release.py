@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Release:
         sharding: Sharding | None = None,
     ) -> None:
         self._plan, self._capture, self._params, self._world, self._sharding = plan, capture, params, world, sharding
+        self._index = {name: i for i, name in enumerate(params)}  # of the parameter's noise
         self.filter_state: dict[str, Any] = {}
         self.use_clip(plan.clip)
         self.use_key(key)
@@ -91,10 +92,7 @@ class Release:
 
         ``contributions`` is how many examples or units the issued batch has; None for a batch from elsewhere.
         """
-        _require_contributions(step, self._capture.check(), contributions)  # a step is refused before its noise is drawn
-        self.settle(step)
-        self._ahead = True  # until this returns, the row of the step is drawn but not released
-        begun = self._noise(step) if self._sharding is not None else self._rows(step, self._capture.scattered)
+        begun = self._begun(step, contributions)
         clipped = self._capture.collect(self.clip, out=begun, scale=1.0 / self._plan.batch_size)
         _require_contributions(step, len(clipped.raw_norms), contributions)
         buffers = self._noised(step, clipped.raw_sums, begun)
@@ -107,32 +105,49 @@ class Release:
         if self._sharding is not None:
             grads = {name: self._sharding.gradient(name, rows) for name, rows in grads.items()}
         else:
-            grads = {name: g.to(self._params[name].dtype) for name, g in grads.items()}  # sums are float32 for lower precision
-        return grads, clipped._replace(raw_sums={})
+            grads = {name: _in_type_of(self._params[name], g) for name, g in grads.items()}
+        return grads, ClippedSum({}, clipped.raw_norms, clipped.raw_weights, clipped.rejected)
+
+    def _begun(self, step: int, contributions: int | None) -> dict[str, Tensor] | None:
+        """The noise that the sums are added to: of tables and of shards. Most models have neither, and draw after they collect."""
+        if self._sharding is None and not self._capture.scattered:
+            return None
+        _require_contributions(step, self._capture.check(), contributions)  # a step is refused before its noise is drawn
+        self._begin(step)
+        return self._noise(step) if self._sharding is not None else self._rows(step, self._tables())
+
+    def _tables(self) -> dict[str, Tensor]:
+        return {name: self._params[name].detach() for name in self._params if name in self._capture.scattered}
+
+    def _begin(self, step: int) -> None:
+        """From here to the end of ``privatise`` a row of the step is drawn but not released."""
+        self.settle(step)
+        self._ahead = True
 
     def _noise(self, step: int) -> dict[str, Tensor]:
         if self._sharding is not None:
             return self._sharding.noise(self.stream, step, self._scale)
-        return self._rows(step, self._params)
+        return self._rows(step, {name: p.detach() for name, p in self._params.items()})
 
-    def _rows(self, step: int, names: Container[str], sums: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Row ``step`` of the noise for some parameters: fresh, or added to their ``sums`` in place."""
-        chosen = [(i, name, p) for i, (name, p) in enumerate(self._params.items()) if name in names]
-        if not chosen:
+    def _rows(self, step: int, likes: dict[str, Tensor], *, add: bool = False) -> dict[str, Tensor]:
+        """Row ``step`` of the noise for some parameters: fresh, or added to ``likes`` in place."""
+        if not likes:
             return {}
         scale = self._scale / self._world.size  # every process draws the same row: W parts make one
-        likes = [p.detach() if sums is None else sums[name] for _, name, p in chosen]
-        out = None if sums is None else likes
-        rows = self.stream.rows(step, likes, indices=[i for i, _, _ in chosen], out=out, scale=scale)
-        return {name: row for (_, name, _), row in zip(chosen, rows, strict=True)}
+        tensors, indices = list(likes.values()), [self._index[name] for name in likes]
+        rows = self.stream.rows(step, tensors, indices=indices, out=tensors if add else None, scale=scale)
+        return dict(zip(likes, rows, strict=True))
 
-    def _noised(self, step: int, sums: dict[str, Tensor], begun: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _noised(self, step: int, sums: dict[str, Tensor], begun: dict[str, Tensor] | None) -> dict[str, Tensor]:
         """The sums, each with its noise: those in ``begun`` have it already, if they are what the capture was given."""
+        if begun is None:
+            self._begin(step)
+            begun = {}
         if sums.keys() != self._params.keys() or any(sums[name] is not buffer for name, buffer in begun.items()):
             raise CaptureError(
                 "The clipped sum was not added to the noise. This is a defect of the capture; nothing was released."
             )
-        return begun | self._rows(step, self._params.keys() - begun.keys(), sums)
+        return begun | self._rows(step, {name: total for name, total in sums.items() if name not in begun}, add=True)
 
     def _adapt(self, step: int, clipped: ClippedSum) -> None:
         """Release how many norms lie below the clip norm, with its own noise, and move the clip norm accordingly."""
@@ -190,6 +205,11 @@ class Release:
             with torch.no_grad():
                 for name, value in kept.items():  # copied back: w + s - s is not w in floating point
                     self._params[name].copy_(value)
+
+
+def _in_type_of(p: Tensor, g: Tensor) -> Tensor:
+    """Sums and noise are float32 for parameters of lower precision."""
+    return g if g.dtype is p.dtype else g.to(p.dtype)
 
 
 def _require_contributions(step: int, captured: int, contributions: int | None) -> None:

@@ -1,12 +1,13 @@
 """Convolutions in one, two and three dimensions, with groups, stride, dilation and every padding mode.
 
 With the input padded beforehand and o ranging over the offsets of the kernel's taps,
-G_i[:, :, o] = sum_t g[i,:,t] x[i,:,stride t + o]^T. Three exact ways:
+G_i[:, :, o] = sum_t g[i,:,t] x[i,:,stride t + o]^T. Exact ways:
 
 | way | squared norm and weighted sum | cheapest where |
 |---|---|---|
 | single | the native weight gradient of each example alone makes G, which is kept | large images |
 | offsets | one batched matrix product per offset makes G, which is kept | many channels, middling images |
+| fused | in C, a patch matrix of one example at a time, made and used in the cache, makes G and its norm | one example's patches are few |
 | patches | one batched matrix product over unfolded patches, a cache full at a time, makes G, which is kept | few channels |
 | Gram | sum_{t,s} <g_t, g_s> sum_o <x_{t+o}, x_{s+o}>, then the native weight gradient of w g | many channels, small images |
 
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Record, Rule, rule, sq_norm
 from hushgrad.clipping.sums import Sum
 
@@ -85,8 +87,7 @@ class Conv(Rule):
             if _prefers_gram(record.x, record.g, geometry):
                 norms["weight"] = _gram_sq_norm(_padded(record), record.g, geometry)
             else:
-                record.kept["weight"] = per_example_kernel(_padded(record), record.g, geometry)
-                norms["weight"] = _sq_norm(record.kept["weight"])
+                record.kept["weight"], norms["weight"] = _measured_kernel(record, geometry)
         return norms
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
@@ -98,6 +99,17 @@ class Conv(Rule):
                 out[name].add(_native_weighted(record, weights[name]))
             else:
                 out[name].add_kept(record.g.flatten(2).sum(2), weights[name])
+
+
+def _measured_kernel(record: Record, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """G and its squared norm for each example: in one pass where the patches of an example fit into the cache."""
+    zeros = record.module.padding_mode == "zeros"
+    x, edges = (record.x, _edges(record)) if zeros else (_padded(record), [0] * len(_edges(record)))
+    made = _fused.kernel_gradients(x, record.g, edges, geometry)
+    if made is None:
+        G = per_example_kernel(_padded(record), record.g, geometry)
+        made = G, _sq_norm(G)
+    return made
 
 
 def per_example_kernel(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
@@ -175,12 +187,9 @@ def _patches(x: Tensor, geometry: Geometry) -> Tensor:
     sizes = (len(x), *out[:-1], x.shape[-2], *geometry.kernel[:-1], channels)
     strides = (x.stride(0), *moves[:-1], steps[-1], *taps[:-1], 1)
     half = x.as_strided(sizes, strides, x.storage_offset()).contiguous()
-    column = half.stride(dims)
-    sizes, strides = (
-        (*half.shape[:dims], out[-1], geometry.kernel[-1] * column),
-        (*half.stride()[:dims], geometry.stride[-1] * column, 1),
-    )
-    return half.as_strided(sizes, strides).flatten(1, dims)
+    column = prod(geometry.kernel[:-1]) * channels  # not half.stride(dims): an image of one column may have any stride there
+    unfolded = half.view(*sizes[:dims], x.shape[-2] * column).unfold(-1, geometry.kernel[-1] * column, geometry.stride[-1] * column)
+    return unfolded.flatten(1, dims)
 
 
 def _in_two_steps(channels: int, geometry: Geometry) -> bool:
@@ -288,10 +297,16 @@ def _geometry(module: Any) -> Geometry:
     return Geometry(module.kernel_size, module.stride, module.dilation, module.groups)
 
 
+def _edges(record: Record) -> list[int]:
+    """The padding on each side, the last dimension first."""
+    module: Any = record.module
+    return list(module._reversed_padding_repeated_twice)
+
+
 def _padded(record: Record) -> Tensor:
     """The input with the layer's padding made explicit."""
     module: Any = record.module
-    edges = module._reversed_padding_repeated_twice
+    edges = _edges(record)
     if not any(edges):
         return record.x
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode

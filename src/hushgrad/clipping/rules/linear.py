@@ -19,6 +19,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Factors, Record, Rule, rule, sq_norm
 from hushgrad.clipping.sums import Pieces, Sum
 
@@ -48,6 +49,9 @@ class Linear(Rule):
         """See the table of this module."""
         x, g = record.x, record.g
         if x.dim() == 2:
+            both = _fused.outer_sq_norms(x, g)
+            if both is not None:
+                return {name: both[name != "weight"] for name in record.names}
             sq_g = torch.linalg.vector_norm(g, dim=1).square_()
             weight = torch.linalg.vector_norm(x, dim=1).square_().mul_(sq_g) if "weight" in record.names else sq_g
             return {name: weight if name == "weight" else sq_g for name in record.names}
@@ -101,15 +105,16 @@ def _add_weighted_rows(record: Record, weights: Mapping[str, Tensor], out: Mappi
     """One position for each example: both sums from the same w g, in as few operations as there are."""
     x, g = record.x, record.g
     by = weights[record.names[0]]
-    weighted = g * by.unsqueeze(1)
+    both = _fused.weigh(g, by)
+    weighted, summed = both if both is not None else (g * by.unsqueeze(1), None)
     for name in record.names:
         if weights[name] is not by:  # clipped apart
             by = weights[name]
-            weighted = g * by.unsqueeze(1)
+            weighted, summed = g * by.unsqueeze(1), None
         if name == "weight":
             out[name].addmm(weighted.t(), x)
         else:
-            out[name].add(weighted.sum(0))
+            out[name].add(weighted.sum(0) if summed is None else summed)
 
 
 def gram_sq_norm(x: Tensor, g: Tensor) -> Tensor:

@@ -1,0 +1,176 @@
+"""The C library of this room, where it was built: many small calls in one, and the kernels' gradients of small convolutions.
+
+Everything has its form in torch beside it, equal to rounding. Each function answers None where the library cannot serve: it was
+not built, the tensors are not contiguous float32 in main memory, or they are so large that torch's threads are worth more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hushgrad import _native
+
+if TYPE_CHECKING:
+    from hushgrad.clipping.rules.conv import Geometry
+
+__all__ = ["clip", "kernel_gradients", "outer_sq_norms", "total", "weigh"]
+
+_AT_MOST = 1 << 20  # elements; beyond, torch's threads are worth more than fewer calls
+_WEIGHED_AT_MOST = 1 << 14  # torch vectorises long rows better
+_PATCHES_AT_MOST = 1 << 18  # floats of one example's patches: 1 MB, so that they stay in the second-level cache
+_SHARE = 1 << 22  # multiply-adds for a thread at a time; for less, a thread does not pay
+_LANES = 16
+
+
+class _Library:
+    """The functions of _rows.c and _conv.c."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        self.outer_sq_norms = library["hushgrad_outer_sq_norms"]
+        self.outer_sq_norms.argtypes, self.outer_sq_norms.restype = (pointer, size, pointer, size, size, pointer, pointer), None
+        self.total = library["hushgrad_total"]
+        self.total.argtypes = (pointer, size, size, ctypes.c_double, pointer, pointer)
+        self.clip = library["hushgrad_clip"]
+        self.clip.argtypes, self.clip.restype = (pointer, size, ctypes.c_float, pointer), None
+        self.kernel_gradients = library["hushgrad_kernel_gradients"]
+        self.kernel_gradients.argtypes = (pointer, pointer, pointer, size, pointer, pointer, pointer)
+        self.kernel_gradients.restype = None
+        self.weigh = library["hushgrad_weigh"]
+        self.weigh.argtypes, self.weigh.restype = (pointer, pointer, size, size, pointer, pointer), None
+
+
+_LIBRARY = _native.load(__file__, "_clip", _Library)
+
+
+def outer_sq_norms(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
+    """‖x_i‖² ‖g_i‖² and ‖g_i‖² of each row of x (B, d) and g (B, p)."""
+    if _LIBRARY is None or not _fit(x) or not _fit(g) or x.numel() + g.numel() > _AT_MOST:
+        return None
+    B = x.shape[0]
+    of_weight, of_bias = torch.empty(B), torch.empty(B)
+    _LIBRARY.outer_sq_norms(x.data_ptr(), x.shape[1], g.data_ptr(), g.shape[1], B, of_weight.data_ptr(), of_bias.data_ptr())
+    return of_weight, of_bias
+
+
+def total(parts: Sequence[Tensor], factor: float) -> tuple[Tensor, Tensor, bool] | None:
+    """``factor`` times the sum of the parts (squared norms), its root, and whether all of it is finite."""
+    if _LIBRARY is None or not all(map(_fit, parts)):
+        return None
+    rows = parts[0].numel()
+    squares, norms = torch.empty(rows), torch.empty(rows)
+    places = struct.pack(f"{len(parts)}P", *(part.data_ptr() for part in parts))
+    finite = _LIBRARY.total(places, len(parts), rows, factor, squares.data_ptr(), norms.data_ptr())
+    return squares, norms, bool(finite)
+
+
+def clip(sq_norms: Tensor, bound: float) -> Tensor | None:
+    """min(1, bound / norm), and 0 where the norm is no number."""
+    if _LIBRARY is None or not _fit(sq_norms):
+        return None
+    weights = torch.empty_like(sq_norms)
+    _LIBRARY.clip(sq_norms.data_ptr(), sq_norms.numel(), bound, weights.data_ptr())
+    return weights
+
+
+def weigh(g: Tensor, weights: Tensor) -> tuple[Tensor, Tensor] | None:
+    """w_i g_i for each row of g (B, p), and their sum."""
+    if _LIBRARY is None or not _fit(g) or not _fit(weights) or g.numel() > _WEIGHED_AT_MOST:
+        return None
+    weighted, summed = torch.empty_like(g), g.new_empty(g.shape[1])
+    _LIBRARY.weigh(g.data_ptr(), weights.data_ptr(), g.shape[0], g.shape[1], weighted.data_ptr(), summed.data_ptr())
+    return weighted, summed
+
+
+class _Shape(NamedTuple):
+    """``geometry`` of _conv.c."""
+
+    channels: int
+    height: int
+    width: int
+    above: int
+    left: int
+    padded_h: int
+    padded_w: int
+    kernel_h: int
+    kernel_w: int
+    stride_h: int
+    stride_w: int
+    dilation_h: int
+    dilation_w: int
+    out_channels: int
+    out_h: int
+    out_w: int
+    taps: int
+    row: int
+
+    @property
+    def patches(self) -> int:
+        """Floats of one example's patches."""
+        return self.out_h * self.out_w * self.row
+
+    @property
+    def room(self) -> int:
+        """Floats of scratch: the patches and the padded input."""
+        return self.patches + self.channels * self.padded_h * self.padded_w
+
+
+def kernel_gradients(x: Tensor, g: Tensor, edges: Sequence[int], geometry: Geometry) -> tuple[Tensor, Tensor] | None:
+    """A convolution's gradient for each example, (B, C_out, C_in / groups, *kernel), and its squared norm.
+
+    ``edges`` is the zero padding as ``F.pad`` wants it; one and two dimensions.
+    """
+    if _LIBRARY is None or not _fit(x) or not _fit(g) or x.dim() > 4 or g.numel() == 0:
+        return None
+    shape = _shape(x, g, edges, geometry)
+    if shape.patches > _PATCHES_AT_MOST:
+        return None
+    library, count = _LIBRARY, x.shape[0] * geometry.groups
+    G, sq_norms = g.new_empty(x.shape[0], g.shape[1], x.shape[1] // geometry.groups, *geometry.kernel), g.new_empty(count)
+    packed = struct.pack(f"{len(shape)}N", *shape)
+    strides = [4 * t.numel() // count for t in (x, g, G, sq_norms)]
+    at_x, at_g, at_G, at_norms = (t.data_ptr() for t in (x, g, G, sq_norms))
+
+    def work(some: range) -> None:
+        room, i = torch.empty(shape.room), some.start
+        library.kernel_gradients(
+            packed,
+            at_x + i * strides[0],
+            at_g + i * strides[1],
+            len(some),
+            room.data_ptr(),
+            at_G + i * strides[2],
+            at_norms + 4 * i,
+        )
+
+    each = max(1, _SHARE // (shape.patches * shape.out_channels))
+    shares = [range(low, min(low + each, count)) for low in range(0, count, each)]
+    threads = min(torch.get_num_threads(), len(shares))
+    _native.in_turns(shares if threads > 1 else [range(count)], work, threads)
+    return G, sq_norms if geometry.groups == 1 else sq_norms.view(-1, geometry.groups).sum(1)
+
+
+def _shape(x: Tensor, g: Tensor, edges: Sequence[int], geometry: Geometry) -> _Shape:
+    """In two dimensions; one dimension is an image of one line."""
+    (height, width), (out_h, out_w) = _pair(x.shape[2:]), _pair(g.shape[2:])
+    kernel_h, kernel_w = _pair(geometry.kernel)
+    left, right, above, below = (*edges, 0, 0)[:4]
+    channels = x.shape[1] // geometry.groups
+    taps = channels * kernel_h * kernel_w
+    sizes = channels, height, width, above, left, height + above + below, width + left + right
+    moves = kernel_h, kernel_w, *_pair(geometry.stride), *_pair(geometry.dilation)
+    return _Shape._make((*sizes, *moves, g.shape[1] // geometry.groups, out_h, out_w, taps, -(-taps // _LANES) * _LANES))
+
+
+def _pair(sizes: Sequence[int]) -> tuple[int, int]:
+    return (1, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
+
+
+def _fit(t: Tensor) -> bool:
+    return t.dtype is torch.float32 and t.is_cpu and t.is_contiguous()

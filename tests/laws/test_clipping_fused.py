@@ -1,0 +1,168 @@
+"""The room's C library says what torch says, to rounding, for every shape; and a run without it gives the same sums."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from hushgrad.clipping import Capture, Flat, _fused
+from hushgrad.clipping.rules.conv import Geometry, per_example_kernel
+
+pytestmark = pytest.mark.skipif(_fused._LIBRARY is None, reason="the C library was not built on this machine")
+
+
+def _random(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(deadline=None)
+@given(B=st.integers(0, 70), d=st.integers(1, 200), p=st.integers(1, 300), seed=st.integers(0, 9))
+@example(B=3, d=5000, p=1, seed=0)  # longer than what is summed in single precision
+def test_outer_products(B: int, d: int, p: int, seed: int) -> None:
+    x, g = _random(B, d, seed=seed), _random(B, p, seed=seed + 1)
+    made = _fused.outer_sq_norms(x, g)
+    assert made is not None
+    sq_g, sq_x = g.double().square().sum(1), x.double().square().sum(1)
+    torch.testing.assert_close(made[0].double(), sq_x * sq_g, rtol=1e-6, atol=0)
+    torch.testing.assert_close(made[1].double(), sq_g, rtol=1e-6, atol=0)
+
+
+@settings(deadline=None)
+@given(B=st.integers(0, 100), p=st.integers(1, 300), seed=st.integers(0, 9))
+def test_weighted_rows(B: int, p: int, seed: int) -> None:
+    g, w = _random(B, p, seed=seed), _random(B, seed=seed + 1).abs()
+    made = _fused.weigh(g, w)
+    if B * p > _fused._WEIGHED_AT_MOST:
+        assert made is None
+        return
+    assert made is not None
+    assert torch.equal(made[0], g * w.unsqueeze(1))
+    torch.testing.assert_close(made[1].double(), made[0].double().sum(0), rtol=1e-6, atol=1e-5)
+
+
+@settings(deadline=None)
+@given(B=st.integers(1, 40), parts=st.integers(1, 9), factor=st.floats(0.1, 1e4), seed=st.integers(0, 9))
+def test_totals_and_their_roots(B: int, parts: int, factor: float, seed: int) -> None:
+    rows = [_random(B, seed=seed + k).square() for k in range(parts)]
+    made = _fused.total(rows, factor)
+    assert made is not None
+    expected = torch.stack(rows).double().sum(0) * factor
+    torch.testing.assert_close(made[0].double(), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(made[1].double(), expected.sqrt(), rtol=1e-6, atol=0)
+    assert made[2]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_one_bad_norm_is_noticed_wherever_it_stands(bad: float) -> None:
+    for i in range(33):
+        row = torch.ones(33)
+        row[i] = bad
+        made = _fused.total([torch.ones(33), row], 1.0)
+        assert made is not None
+        assert not made[2]
+
+
+def test_weights_of_a_ball() -> None:
+    sq_norms = torch.tensor([0.0, 1e-30, 0.25, 1.0, 4.0, 1e30, float("inf"), float("nan"), -1.0])
+    weights = _fused.clip(sq_norms, 1.0)
+    assert weights is not None
+    torch.testing.assert_close(weights, torch.tensor([1, 1, 1, 1, 0.5, 1e-15, 0, 0, 0]), rtol=1e-6, atol=0)
+
+
+def _convolution(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, list[int], Geometry]:
+    dims, groups = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    kernel, stride, dilation = (tuple(draw(st.integers(1, most)) for _ in range(dims)) for most in (8, 3, 2))
+    edges = [draw(st.integers(0, 3)) for _ in range(2 * dims)]
+    least = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    size = [n + draw(st.integers(0, 9)) for n in least]
+    padded = [n + edges[2 * i] + edges[2 * i + 1] for n, i in zip(size, reversed(range(dims)), strict=True)]
+    out = [(n - m) // s + 1 for n, m, s in zip(padded, least, stride, strict=True)]
+    B, c_in, c_out, seed = draw(st.integers(1, 5)), draw(st.integers(1, 9)), draw(st.integers(1, 10)), draw(st.integers(0, 9))
+    x, g = _random(B, c_in * groups, *size, seed=seed), _random(B, c_out * groups, *out, seed=seed + 1)
+    return x, g, edges, Geometry(kernel, stride, dilation, groups)
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=st.composite(_convolution)())
+def test_kernels_of_convolutions(case: tuple[torch.Tensor, torch.Tensor, list[int], Geometry]) -> None:
+    x, g, edges, geometry = case
+    made = _fused.kernel_gradients(x, g, edges, geometry)
+    assert made is not None
+    padded = nn.functional.pad(x, edges)
+    expected = per_example_kernel(padded.double(), g.double(), geometry)
+    scale = float(expected.abs().max()) + 1e-30
+    torch.testing.assert_close(made[0].double(), expected, rtol=0, atol=2e-6 * scale)
+    torch.testing.assert_close(made[1], made[0].flatten(1).square().sum(1), rtol=1e-5, atol=0)
+    wrong = per_example_kernel(padded.double(), g.double().roll(1, -1), geometry)  # the output shifted by one position
+    if g.shape[-1] > 1 and float((wrong - expected).abs().max()) > 1e-3 * scale:
+        assert not torch.allclose(made[0].double(), wrong, rtol=0, atol=2e-6 * scale)
+
+
+def test_threads_share_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_fused, "_SHARE", 1000)
+    x, g, geometry = _random(23, 3, 9, 9, seed=0), _random(23, 4, 9, 9, seed=1), Geometry((3, 3), (1, 1), (1, 1), 1)
+    threads = torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(_fused.kernel_gradients(x, g, [1, 1, 1, 1], geometry))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(
+        made is not None and torch.equal(made[0], results[0][0]) and torch.equal(made[1], results[0][1]) for made in results
+    )
+
+
+def test_what_it_cannot_do_is_left_to_torch() -> None:
+    x, g, geometry = _random(2, 3, 5, 5, seed=0), _random(2, 4, 3, 3, seed=1), Geometry((3, 3), (1, 1), (1, 1), 1)
+    assert _fused.kernel_gradients(x.double(), g.double(), [0] * 4, geometry) is None
+    assert _fused.kernel_gradients(x.to(memory_format=torch.channels_last), g, [0] * 4, geometry) is None
+    assert _fused.outer_sq_norms(x[:, 0].transpose(1, 2)[:, 0], g[:, 0, 0]) is None
+    assert _fused.clip(torch.ones(3, dtype=torch.float64), 1.0) is None
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 5, stride=2, padding="valid"), nn.ReLU(), nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.Flatten(), nn.Linear(96, 5)
+    )  # fmt: skip
+
+
+def _sums() -> dict[str, list[float]]:
+    model = _model()
+    capture = Capture(model)
+    capture.attach()
+    model(_random(7, 1, 11, 11, seed=3)).square().sum(1).mean().backward()
+    return {name: total.flatten().tolist() for name, total in capture.collect(Flat(0.5)).raw_sums.items()}
+
+
+def test_a_process_without_the_library_gives_the_same_sums() -> None:
+    program = "import json, test_clipping_fused as t; print(json.dumps(t._sums()))"
+    environment = {**os.environ, "HUSHGRAD_KERNEL": "numpy", "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    expected = json.loads(done.stdout)
+    for name, total in _sums().items():
+        torch.testing.assert_close(torch.tensor(total), torch.tensor(expected[name]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_kernel_as_large_as_an_image_of_one_column(dtype: torch.dtype) -> None:
+    """Torch gives a dimension of one element any stride, so strides must not be read off such an image."""
+    x, g = _random(3, 1, 4, 1, seed=0).to(dtype), _random(3, 2, 1, 1, seed=1).to(dtype)
+    geometry = Geometry((4, 1), (1, 2), (1, 1), 1)
+    made = per_example_kernel(x, g, geometry)
+    assert torch.allclose(made, (g.view(3, 2, 1) * x.view(3, 1, 4)).view(3, 2, 1, 4, 1))
+    if dtype is torch.float32:
+        fused = _fused.kernel_gradients(x, g, [0] * 4, geometry)
+        assert fused is not None
+        assert torch.allclose(fused[0], made)
