@@ -14,18 +14,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushgrad.accounting.pld.curve import ACCURACY, Array, Curve
 
-__all__ = ["GUARD", "HAIR", "Grid", "Masses", "anchored", "balance", "both_sides", "heaviest", "kinks", "rebuild", "weights_of"]
+__all__ = [
+    "GUARD",
+    "HAIR",
+    "Grid",
+    "Masses",
+    "anchored",
+    "atoms_of",
+    "balance",
+    "both_sides",
+    "heaviest",
+    "kinks",
+    "rebuild",
+    "weights_of",
+]
 
 Indices = NDArray[np.int64]
 GUARD = 2.0**-47  # covers the rounding of sums of up to 2**24 positive terms by pairwise summation
 HAIR = 2.0**-41  # of a loss: more than the rounding of a grid point
-_FEW = 256  # atoms
+_FEW = 2**14  # atoms
 _MOST = 2**16  # points on one side, about
 _PLACES = np.linspace(0.0, 1.0, 33)
 LESS, MORE = 1 - 2 * ACCURACY, 1 + 2 * ACCURACY
@@ -70,11 +84,10 @@ def anchored(curve: Curve, step: float, tail: float, tilt: float, *, hair: float
     shift = _crowd(curve, step) if curve.smooth else _anchored_shift(curve, step, tilt, hair)
     first = math.floor((min(low, 0.0) - shift) / step) - 3
     stop = math.ceil((max(high, 0.0) - shift) / step) + 4
-    atoms = curve.atoms()[0]
-    places = np.round((atoms - shift) / step).astype(np.int64)
-    if curve.discrete and len(atoms) <= _FEW:
-        around = (places[:, None] + np.arange(-3, 4)).ravel()
-        return Grid(step, shift, np.unique(np.concatenate([around, [first, stop]])))
+    places = np.round((atoms_of(curve)[0] - shift) / step).astype(np.int64)
+    if curve.discrete and len(places):
+        around = np.unique((places[(places >= first) & (places <= stop)][:, None] + np.arange(-2, 3)).ravel())
+        return Grid(step, shift, np.unique(np.concatenate([[first - 1, first], around, [stop, stop + 1]])))
     if curve.discrete and curve.lattice > 0:
         return Grid(step, shift, np.arange(first, stop))
     zero = math.ceil(-shift / step)
@@ -84,11 +97,20 @@ def anchored(curve: Curve, step: float, tail: float, tilt: float, *, hair: float
     return Grid(step, shift, np.unique(np.concatenate([left, right, *kept])))
 
 
+@lru_cache(maxsize=256)
+def atoms_of(curve: Curve) -> tuple[Array, Array]:
+    """``curve.atoms()``; none where there are so many that they are as good as a density."""
+    losses, p = curve.atoms()
+    return (losses, p) if len(losses) <= _FEW else (np.zeros(0), np.zeros(0))
+
+
 def weights_of(curve: Curve, tilt: float) -> tuple[Array, Array]:
     """The atoms' losses and their shares of the tilted mass on atoms."""
-    losses, p = curve.atoms()
+    losses, p = atoms_of(curve)
+    if not len(losses):
+        return losses, p
     exponent = np.log(np.maximum(p, 1e-300)) + tilt * losses
-    share = np.exp(exponent - np.max(exponent, initial=-math.inf))
+    share = np.exp(exponent - np.max(exponent))
     return losses, share / np.sum(share)
 
 
@@ -100,10 +122,14 @@ def heaviest(curve: Curve, tilt: float) -> int:
 
 def _anchored_shift(curve: Curve, step: float, tilt: float, hair: float) -> float:
     """The shift of a grid through the atom that matters most, and exactly through zero if it comes next to it."""
-    losses = curve.atoms()[0]
-    if not len(losses):
+    losses, at = atoms_of(curve)[0], 1
+    if len(losses):
+        at = heaviest(curve, tilt)
+    elif curve.lattice > 0:
+        losses = np.array(curve.support)
+    else:
         return 0.0
-    at, outwards = heaviest(curve, tilt), hair * float(np.max(np.abs(losses)))
+    outwards = hair * float(np.max(np.abs(losses)))
     anchor = float(losses[at]) + (outwards if at == len(losses) - 1 else -outwards if at == 0 else 0.0)
     shift = math.remainder(anchor, step)
     return 0.0 if abs(shift) <= max(1e-9 * step, 4 * abs(outwards)) else shift

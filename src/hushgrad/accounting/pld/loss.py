@@ -92,27 +92,27 @@ class PrivacyLoss:
             return 0.0, upper
         lower, asked = self._lower(delta, 0.35 * width, found), 0.35
         for _ in range(_RETRIES if self._can_meet() else 0):
-            missed = (upper - lower) / (width * upper) if upper > 0 else 0.0
-            if missed <= 1:
+            missed = (upper - lower.epsilon) / max(width * upper, 1e-300)
+            if missed <= 1 or not lower.improvable:
                 break
             asked = asked / max(1.5 * missed, 2.0)  # the first grid was chosen by a rule of thumb
-            lower = max(lower, self._lower(delta, asked * width, found))
-        return min(lower, upper), upper
+            lower = max(lower, self._lower(delta, asked * width, found), key=lambda answer: answer.epsilon)
+        return min(lower.epsilon, upper), upper
 
     def _can_meet(self) -> bool:
         """Whether finer grids bring the two bounds together: all upper curves are attained, and no steps are merged."""
         return len(self.parts) <= MERGED and all(pair.above == pair.below for pair, _ in self.parts)
 
-    def _lower(self, delta: float, width: float, uppers: list[Answer]) -> float:
+    def _lower(self, delta: float, width: float, uppers: list[Answer]) -> Answer:
         """A lower bound on epsilon: the directions in falling order of their upper bounds, while these may still be the larger."""
-        best = 0.0
+        best = Answer(0.0)
         count = self._count(upper=False)
         known = [uppers[min(k, len(uppers) - 1)].epsilon for k in range(count)] if uppers else []
         for k in sorted(range(count), key=lambda k: -known[k]):
-            if known[k] > best:
-                best = max(
-                    best, epsilon_bound(self._direction(k, width, upper=False), delta, width, upper=False, known=best).epsilon
-                )
+            if known[k] > best.epsilon:
+                parts = self._direction(k, width, upper=False)
+                answer = epsilon_bound(parts, delta, width, upper=False, known=best.epsilon)
+                best = answer if answer.epsilon > best.epsilon else best
         return best
 
     def delta_interval(self, epsilon: float, *, lower: bool = True) -> tuple[float, float]:

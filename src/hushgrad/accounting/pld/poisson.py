@@ -38,7 +38,9 @@ class PoissonRemove(Curve):
         """See :class:`Curve`; where only Q has mass, the loss is ln(1-q)."""
         losses, p = self.base.atoms()
         masses = p * (self.rate + (1 - self.rate) * np.exp(-losses))
-        mapped = np.array([_mix(float(loss), self.rate) for loss in losses])
+        with np.errstate(over="ignore"):
+            far = losses + math.log(self.rate) + np.log1p((1 - self.rate) / self.rate * np.exp(-losses))
+            mapped = np.where(losses > 30, far, np.log1p(self.rate * np.expm1(np.minimum(losses, 30.0))))
         if self.base.impossible:
             mapped, masses = np.append(math.log1p(-self.rate), mapped), np.append((1 - self.rate) * self.base.impossible, masses)
         return mapped, masses

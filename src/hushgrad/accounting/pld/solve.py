@@ -30,11 +30,11 @@ Parts = Sequence[tuple[Curve, int]]
 
 @dataclass(frozen=True)
 class Answer:
-    """A bound on epsilon, the grid step that it was found with (0: closed form), and whether it may be far from the truth."""
+    """A bound on epsilon, whether it may be far from the truth, and whether a finer grid can bring it nearer."""
 
     epsilon: float
-    step: float = 0.0
     doubtful: bool = False
+    improvable: bool = False
 
 
 def epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, known: float = 0.0) -> Answer:
@@ -68,7 +68,7 @@ def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, 
         if found is not None:
             if composed.rounding(found, delta) > 30 * width and found > known:
                 found = _shortened(parts, delta, width, found, upper=upper)
-            return Answer(found, grids[0][0].step, doubtful=found > 1.02 * at.epsilon)
+            return Answer(found, doubtful=found > 1.02 * at.epsilon, improvable=len(composed.c) < CELLS / 4)
         budget, error = budget.stricter(), error / 4
     raise FloatingPointError("the answer was not inside any window")
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hushgrad.accounting.pld.curve import Array, Curve
-from hushgrad.accounting.pld.grid import HAIR, heaviest, weights_of
+from hushgrad.accounting.pld.grid import HAIR, atoms_of, heaviest, weights_of
 from hushgrad.accounting.pld.saddle import Saddle
 
 __all__ = ["step_for"]
@@ -113,7 +113,7 @@ class _Atoms:
 def _off_atoms(curve: Curve, tilt: float) -> float:
     """The share of the tilted losses that a grid through the atoms at the ends of the support spreads: those between them."""
     low, high = curve.support
-    losses, _ = curve.atoms()
+    losses, _ = atoms_of(curve)
     if curve.discrete or len(losses) != 2 or not (losses[0] == low < 0 < high == losses[1]):
         return 1.0
     edges = np.linspace(low, high, 66)[1:-1]
