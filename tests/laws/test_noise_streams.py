@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hushgrad.errors import ArgumentError
-from hushgrad.noise import _kernel
-from hushgrad.noise._threads import CHUNK
+from hushgrad.noise import _kernel, _memory, _threads
+from hushgrad.noise._threads import CHUNK, SHARE
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams import BandedStream, BufferStream, DenseStream, FilterStream, IndependentStream, TreeStream
@@ -188,6 +190,43 @@ def test_large_tensors_are_cut_into_chunks_without_a_trace(kind, source):
         assert torch.equal(rows(with_numpy, stop=7, size=size, dtype=torch.float32), whole)
     finally:
         _kernel.KERNEL = kernel
+
+
+@pytest.mark.parametrize("kind", ["banded", "buffered", "filter", "tree-honaker"])
+def test_the_number_of_threads_leaves_no_trace(kind, source):
+    threads, size, found = torch.get_num_threads(), 3 * SHARE + 300, []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            found.append(rows(STREAMS[kind](source), stop=3, size=size, dtype=torch.float32))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*found)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 40 * CHUNK), st.sampled_from([None, 1000, CHUNK, SHARE]), st.integers(1, 5))
+def test_chunks_cover_everything_once(count, chunk, threads):
+    parts: list[tuple[int, int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_threads.torch, "get_num_threads", lambda: threads)
+        _threads.over_chunks(count, lambda low, high: parts.append((low, high)), chunk)
+    parts.sort()
+    assert [low for low, _ in parts] + [count] == [0, *(high for _, high in parts)]
+    assert all(low < high for low, high in parts)
+    if chunk is None:
+        assert len(parts) == min(1, count) if threads == 1 else len(parts) <= 4 * threads
+    else:
+        assert all(high - low <= chunk for low, high in parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(0,), (3, 5), (7, 1_000_003)])
+def test_room_starts_with_a_cache_line_and_zeros_are_zero(dtype, shape):
+    room = _memory.zeros(shape, dtype)
+    assert room.shape == shape and room.dtype == dtype and room.is_contiguous()
+    assert room.data_ptr() % _memory.LINE == 0 and not room.any()
+    assert _memory.empty(shape, dtype).shape == shape
 
 
 @pytest.mark.parametrize("kind", KINDS)

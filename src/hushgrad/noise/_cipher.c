@@ -180,6 +180,14 @@ VAES static inline __attribute__((always_inline)) void finish(__m512 x, const ro
     _mm512_storeu_ps(to->out + i, add ? _mm512_add_ps(_mm512_loadu_ps(to->out + i), x) : x);
 }
 
+/* Ask for the cache lines of 16 numbers some time before they are needed, for writing. The processor does so by itself within a
+ * page of memory, but here a page is done with too soon: without this, four buffers of 40 MB each take half as long again. */
+#define SOON 512
+static inline __attribute__((always_inline)) void fetch(const row *to, size_t i, const int buffers) {
+    _Pragma("GCC unroll 4") for (int j = 0; j < buffers; j++) __builtin_prefetch(to->state + j * to->stride + i + SOON, 1);
+    __builtin_prefetch(to->out + i + SOON, 1);
+}
+
 VAES static inline __attribute__((always_inline)) void in_registers(const uint8_t *round_keys, uint64_t high, uint64_t low,
                                                                     const row *to, size_t groups, const int add,
                                                                     const int buffers) {
@@ -195,6 +203,8 @@ VAES static inline __attribute__((always_inline)) void in_registers(const uint8_
         last_round(&w, key[ROUNDS]);
         pairs_of(&w, x, y, key, &next);
         const size_t i = q / 4 * GROUP + q % 4 * 32;
+        EACH fetch(&here, i + 16 * j, buffers);
+        EACH fetch(&here, i + PAIRS + 16 * j, buffers);
         EACH finish(x[j], &here, i + 16 * j, add, buffers);
         EACH finish(y[j], &here, i + PAIRS + 16 * j, add, buffers);
         w = next;

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hushgrad.noise import _transform
 from hushgrad.noise._keystream import KeyStream, check_address
+from hushgrad.noise._memory import aligned
 from hushgrad.noise._threads import CHUNK
 
 __all__ = ["KERNEL", "CKernel", "Kernel", "NumpyKernel", "Piece"]
@@ -200,7 +201,7 @@ class NumpyKernel(Kernel):
 
 
 _POINTER, _SIZE, _FIELD, _FLAG = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int
-_ROUND_KEYS, _LINE = 15 * 16, 64  # bytes
+_ROUND_KEYS = 15 * 16  # bytes
 _PLACE = struct.Struct("=4Q")  # ``place`` of _gauss.c
 _TILE, _PARTS = 1024, 8  # TILE and PARTS of _rows.c
 _SUFFIXES = ((np.dtype(np.float32), "f32", ctypes.c_float), (np.dtype(np.float64), "f64", ctypes.c_double))
@@ -326,7 +327,7 @@ class CKernel(Kernel):
         history, kept = _places(rows.history), _places(rows.kept)
         weights, inner, diagonal = (_at(table) for table in tables)
         given = _Solutions(weights, _at(history), inner, diagonal, _at(kept), count, len(history))
-        room = _aligned(count * _TILE, out.dtype)
+        room = aligned(count * _TILE * out.itemsize)
         self._functions["drawn_solutions", out.dtype](address, start, given, _at(room), rows.scale, not fresh, _at(out), out.size)
 
     def draw_combinations(self, stream: Words, at: tuple[int, int, int], weights: np.ndarray, out: np.ndarray) -> None:
@@ -338,7 +339,7 @@ class CKernel(Kernel):
             return
         n = out.shape[1]
         _check_end(step + weights.shape[1] - 1, index, start + n)
-        weights, room = np.ascontiguousarray(weights, out.dtype), _aligned(_PARTS * _TILE, out.dtype)
+        weights, room = np.ascontiguousarray(weights, out.dtype), aligned(_PARTS * _TILE * out.itemsize)
         target = _at(room), _at(out[0]), out.strides[0] // out.itemsize, n
         self._functions["drawn_combinations", out.dtype](address, start, _at(weights), *weights.shape, *target)
 
@@ -371,12 +372,6 @@ class CKernel(Kernel):
 
 def _places(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.array([_at(array) for array in arrays], dtype=np.uintp)
-
-
-def _aligned(count: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """Room for ``count`` numbers that starts with a cache line: a vector across two lines takes two loads."""
-    room = np.empty(count * dtype.itemsize + _LINE, np.uint8)
-    return room[-room.ctypes.data % _LINE :][: count * dtype.itemsize]
 
 
 def _buffer_arguments(row: BufferedRow, out: np.ndarray, fresh: bool) -> tuple[Any, ...]:

@@ -89,10 +89,13 @@ void NAME(hushgrad_drawn_buffers)(const address *at, uint64_t start, REAL *state
 
 /* Linear combinations --------------------------------------------------------------------------------------------------- */
 
-/* out[k] += sum_h w[h, k] parts[h] for a block of rows and parts, with w transposed; n is a multiple of LANES. */
+/* out[k] += sum_h w[h, k] parts[h] for a block of rows and parts, with w transposed; n is a multiple of LANES. Meanwhile the
+ * first fetched of the next parts are fetched: each is too short a stretch of memory for the processor to see it coming. */
 static inline __attribute__((always_inline)) void NAME(combine_block)(const REAL *w, const int rows, const REAL *const *parts,
-                                                                      const int count, REAL *out, size_t stride, size_t n) {
+                                                                      const int count, REAL *out, size_t stride, size_t n,
+                                                                      const REAL *const *next, int fetched) {
     for (size_t i = 0; i < n; i += LANES) {
+        for (int h = 0; h < fetched; h++) __builtin_prefetch(next[h] + i);
         VECTOR total[ROWS];
         _Pragma("GCC unroll 8") for (int k = 0; k < rows; k++) total[k] = READ(out + k * stride + i);
         for (int h = 0; h < count; h++) {
@@ -103,16 +106,24 @@ static inline __attribute__((always_inline)) void NAME(combine_block)(const REAL
     }
 }
 
+/* Where the parts from h on are, as many as are read together; after the last one, the first ones of the next tile. */
+static inline int NAME(places_of)(const REAL *const *parts, size_t h, size_t count, size_t at, const REAL **places) {
+    if (h == count) h = 0, at += 1024;
+    const int some = count - h < PARTS ? (int)(count - h) : PARTS;
+    for (int p = 0; p < some; p++) places[p] = parts[h + p] + at;
+    return some;
+}
+
 /* out[k] += sum_h weights[k, h] parts[h], in the order of h; row k starts at out + k * stride, and parts at their offset. */
 WIDE static void NAME(combine)(const REAL *weights, size_t rows, const REAL *const *parts, size_t count, size_t offset,
                                REAL *out, size_t stride, size_t n) {
     const size_t whole = n / LANES * LANES;
     for (size_t h = 0; h < count; h += PARTS) {
-        const int some = count - h < PARTS ? (int)(count - h) : PARTS;
         for (size_t begin = 0; begin < n; begin += 1024) {
             const size_t end = begin + 1024 < whole ? begin + 1024 : whole;
-            const REAL *places[PARTS];
-            for (int p = 0; p < some; p++) places[p] = parts[h + p] + offset + begin;
+            const REAL *places[PARTS], *next[PARTS];
+            const int some = NAME(places_of)(parts, h, count, offset + begin, places);
+            const int fetched = NAME(places_of)(parts, h + some, count, offset + begin, next);
             for (size_t k = 0; k < rows; k += ROWS) {
                 const size_t few = rows - k < ROWS ? rows - k : ROWS;
                 REAL w[PARTS * ROWS];
@@ -121,10 +132,10 @@ WIDE static void NAME(combine)(const REAL *weights, size_t rows, const REAL *con
                     for (size_t r = 0; r < few; r++) any |= (w[p * ROWS + r] = weights[(k + r) * count + h + p]) != 0;
                 if (!any) continue;
                 if (begin < end && few == ROWS)
-                    NAME(combine_block)(w, ROWS, places, some, out + k * stride + begin, stride, end - begin);
+                    NAME(combine_block)(w, ROWS, places, some, out + k * stride + begin, stride, end - begin, next, k ? 0 : fetched);
                 else if (begin < end)
                     for (size_t r = 0; r < few; r++)
-                        NAME(combine_block)(w + r, 1, places, some, out + (k + r) * stride + begin, stride, end - begin);
+                        NAME(combine_block)(w + r, 1, places, some, out + (k + r) * stride + begin, stride, end - begin, next, 0);
                 if (begin + 1024 >= n)
                     for (size_t r = 0; r < few; r++)
                         for (int p = 0; p < some; p++)

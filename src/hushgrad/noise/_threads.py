@@ -18,6 +18,7 @@ __all__ = ["CHUNK", "SHARE", "over_chunks", "over_shares"]
 
 CHUNK = 1 << 15  # numbers: 128 KiB of float32 and 192 KiB of key stream stay in a core's L2 cache
 SHARE = 1 << 17  # numbers for a thread at a time, where the work itself stays in the cache; for less, a thread does not pay
+_TURNS = 4  # for each thread, so that one that starts late or is disturbed gets fewer
 
 Job = TypeVar("Job")
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
@@ -30,13 +31,19 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return _pools[place]
 
 
-def over_chunks(count: int, work: Callable[[int, int], None], chunk: int = CHUNK) -> None:
-    """Call ``work(low, high)`` for consecutive chunks of ``range(count)``; the result must not depend on the order."""
+def over_chunks(count: int, work: Callable[[int, int], None], chunk: int | None = CHUNK) -> None:
+    """Call ``work(low, high)`` for consecutive chunks of ``range(count)``; the result must not depend on the order.
+
+    ``chunk`` None: the work itself stays in the cache, and is cut for the threads alone.
+    """
+    threads = torch.get_num_threads() if count >= SHARE else 1
+    if chunk is None:
+        chunk = count if threads == 1 else max(SHARE, -(-count // (threads * _TURNS * CHUNK)) * CHUNK)
     if count <= chunk:
         if count:
             work(0, count)
         return
-    threads = min(torch.get_num_threads(), -(-count // chunk)) if count >= SHARE else 1
+    threads = min(threads, -(-count // chunk))
     _in_turns([(low, min(low + chunk, count)) for low in range(0, count, chunk)], lambda part: work(*part), threads)
 
 

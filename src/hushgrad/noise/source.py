@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.noise import _kernel
+from hushgrad.noise import _kernel, _memory
 from hushgrad.noise._kernel import BufferedRow, Piece, SolvedRows
 from hushgrad.noise._keystream import KeyStream
 from hushgrad.noise._threads import CHUNK, over_shares
@@ -199,7 +199,7 @@ class Destination:
         if type(offset) is not int or offset < 0:
             offset = _check.integer(0, offset=offset)
         if out is None:
-            return Destination(index, offset, like, out, torch.empty(like.shape, dtype=dtype), fresh=True)
+            return Destination(index, offset, like, out, _memory.empty(like.shape, dtype), fresh=True)
         if out.shape != like.shape or out.dtype != given or out.device != like.device:
             _check.fail("out", tuple(out.shape), f"to have like's shape {tuple(like.shape)}, dtype and device")
         if given == dtype and out.is_contiguous() and out.is_cpu:
@@ -207,7 +207,7 @@ class Destination:
         if exact:
             target = out.detach().to(device="cpu", dtype=dtype).contiguous()
             return Destination(index, offset, like, out, target, fresh=False)
-        return Destination(index, offset, like, out, torch.empty(like.shape, dtype=dtype), fresh=True)
+        return Destination(index, offset, like, out, _memory.empty(like.shape, dtype), fresh=True)
 
     @property
     def piece(self) -> Piece:

@@ -36,6 +36,8 @@ class BandedStream(BlockStream[_Plan]):
     Reference: Choquette-Choo et al. (2023), arXiv:2306.08153, Algorithm 1 (banded matrix mechanism).
     """
 
+    _chunk = None
+
     def __init__(self, source: Source, band: Callable[[int], Sequence[float]], *, steps: int) -> None:
         steps = _check.positive_int(steps=steps)
         history = max(len(band(t)) for t in {0, steps // 2, steps - 1}) - 1

@@ -13,7 +13,6 @@ from typing import Generic, NamedTuple, TypeVar, final
 import numpy as np
 
 from hushgrad.noise import _kernel
-from hushgrad.noise._threads import SHARE
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.ordered import ChunkedStream, Lane
 
@@ -33,8 +32,6 @@ class Emit(NamedTuple):
 
 class BlockStream(ChunkedStream, Generic[Plan]):
     """Rows in blocks of ``block`` steps; finished rows wait in the state's ring ``rows``, row t in slot t mod ``slots``."""
-
-    _chunk = SHARE  # the kernel takes care of the caches
 
     def __init__(self, source: Source, *, steps: int, block: int, slots: int) -> None:
         super().__init__(source, steps=steps)

@@ -9,7 +9,6 @@ import numpy as np
 
 from hushgrad import _check
 from hushgrad.noise import _kernel
-from hushgrad.noise._threads import SHARE
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.ordered import ChunkedStream, Lane
 
@@ -26,7 +25,7 @@ class BufferStream(ChunkedStream):
     Reference: Dvijotham, McMahan, Pillutla, Steinke and Thakurta (2024), arXiv:2404.16706, Algorithm 1.
     """
 
-    _chunk = SHARE  # the draws stay in the registers, and the buffers do not fit any cache
+    _chunk = None
 
     def __init__(self, source: Source, decay: Sequence[float], weight: Sequence[float], *, steps: int | None = None) -> None:
         super().__init__(source, steps=steps)

@@ -10,6 +10,7 @@ import numpy as np
 
 from hushgrad import _check
 from hushgrad.noise import _kernel
+from hushgrad.noise._threads import SHARE
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.blocks import BlockStream, Emit
 from hushgrad.noise.streams.ordered import Lane
@@ -21,6 +22,8 @@ _MEMORY = 8  # numbers per parameter that a stream may keep unless told otherwis
 
 class _LinearStream(BlockStream[tuple[int, np.ndarray]]):
     """Row t = sum_s w_t[s] z_s, from regenerated z. ``memory`` numbers per parameter buy ``memory`` rows for one regeneration."""
+
+    _chunk = SHARE  # rows that are not kept are made in the cache
 
     def __init__(self, source: Source, *, steps: int, memory: int | None, longest: int) -> None:
         memory = _MEMORY if memory is None else _check.integer(0, memory=memory)

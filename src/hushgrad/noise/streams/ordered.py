@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError, NoTheorem
+from hushgrad.noise import _memory
 from hushgrad.noise._threads import CHUNK, over_chunks
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.source import Destination, Source, requests
@@ -128,7 +129,7 @@ class OrderedStream(NoiseStream):
 
     def _start(self, lane: Lane) -> None:
         """Give a new lane its first state: zeros, or the pieces of a checkpoint that cover it."""
-        lane.state = {name: torch.zeros(rows, lane.count, dtype=lane.dtype) for name, rows in self._sizes().items()}
+        lane.state = {name: _memory.zeros((rows, lane.count), lane.dtype) for name, rows in self._sizes().items()}
         pieces = [p for p in self._loaded if p.index == lane.index and p.offset < lane.end and lane.offset < p.end]
         if not pieces:
             return
@@ -166,7 +167,7 @@ class OrderedStream(NoiseStream):
 class ChunkedStream(OrderedStream):
     """A stream that works on one lane at a time, in chunks."""
 
-    _chunk = CHUNK  # numbers that are worked on together, in the cache
+    _chunk: int | None = CHUNK  # numbers that are worked on together, in the cache; None: the kernel takes care of the caches
 
     @abstractmethod
     def _advance(self, lane: Lane, low: int, high: int, out: np.ndarray, scale: float, fresh: bool) -> None:
