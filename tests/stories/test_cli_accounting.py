@@ -107,6 +107,12 @@ def test_an_answer_that_no_accountant_has_is_exit_code_2(capsys: pytest.CaptureF
     assert code == 2 and "guess" in out
 
 
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "hushgrad", "epsilonn"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Did you mean epsilon?" in done.stderr
+
+
 def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--help")[1].count("hushgrad") >= 2
     code, out, _ = run(capsys, "--version")

@@ -173,10 +173,10 @@ class Rule(ABC):
 
     def examples(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """How many examples this call's inputs hold (None: it cannot be told). Default: the first tensor's first dimension."""
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, Tensor):
-                return value.shape[0] if value.dim() else None
-        return None
+        first = args[0] if args else None
+        if not isinstance(first, Tensor):
+            first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        return None if first is None or not first.dim() else first.shape[0]
 
     def shared(self, count: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether inputs of ``count`` rows may be shared by all examples, as position ids [1, T] are."""

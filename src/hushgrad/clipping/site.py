@@ -45,8 +45,7 @@ class Call:
         tape = self.site.tape
         task = tape.arrived(self)
         self.tasks.append(task)
-        dtype = self.site.dtype
-        grads = tuple(g if g is None or g.dtype == dtype else g.to(dtype) for g in grads)
+        grads = tuple(map(self.site.ready, grads))
         if self.record is None:
             self._open(grads)
             if self.site.rule.hot:
@@ -64,7 +63,7 @@ class Call:
         site = self.site
         if self.versions != _versions(self.args, self.kwargs):
             site.tape.fail(self.stale_message())
-        args = tuple(site.ready(a) for a in self.args)
+        args = tuple(map(site.ready, self.args))
         kwargs = {key: site.ready(value) for key, value in self.kwargs.items()} if self.kwargs else self.kwargs
         self.record = Record(site.module, site.names, args, kwargs, grads)
         self.record.memory = self.memory
