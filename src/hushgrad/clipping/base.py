@@ -167,6 +167,10 @@ class Rule(ABC):
         """Why this module cannot be clipped per example, with the remedy; None if it can (the default)."""
         return None
 
+    def reads(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """Which rows of its table a call is about to read, for a rule that ``scatters``; None (the default): it may be any."""
+        return None
+
     def remember(self, module: nn.Module) -> Any:
         """What must be noted before a call (the random state); it comes back as ``record.memory``. Default: nothing."""
         return None

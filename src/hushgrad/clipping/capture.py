@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from hushgrad.clipping.base import ClippedSum, Clipper, Rule, rule_for
 from hushgrad.clipping.reduce import Group, Part, Use, add_clipped
 from hushgrad.clipping.rules.vmap import Vmap, VmapTree
 from hushgrad.clipping.site import Site
-from hushgrad.clipping.sums import Sum
+from hushgrad.clipping.sums import RowSum, Sum
 from hushgrad.clipping.tape import Batch, Tape
 from hushgrad.errors import CaptureError
 
@@ -62,6 +62,7 @@ class Capture:
         self._frozen: list[tuple[str, nn.Parameter]] = []
         self._dtypes: dict[str, torch.dtype] = {}  # of the sums
         self._scattered: frozenset[str] = frozenset()
+        self._by_rows: frozenset[str] = frozenset()
         self._tied = False  # a parameter belongs to two sites
         self._folded: tuple[dict[str, Sum], list[Part]] | None = None
 
@@ -93,7 +94,7 @@ class Capture:
             handle.remove()
         for site in self._sites:
             site.restore()
-        self._handles, self._sites = [], []
+        self._handles, self._sites, self._by_rows = [], [], frozenset()
         self.discard()
 
     def _leak(self, name: str) -> Any:
@@ -162,7 +163,8 @@ class Capture:
         parts = parts + self._reduce(clipper, sums, scale)
         raw_sums = {name: total.buffer for name, total in sums.items()}
         if not parts:
-            empty = next(iter(raw_sums.values())).new_zeros(0)
+            first = next(iter(self._params))
+            empty = self._params[first].new_zeros(0, dtype=self._dtypes[first])
             return ClippedSum(raw_sums, empty, clipper.weights(empty), 0)
         norms, weights = _joined([p.norms for p in parts]), _joined([p.weights for p in parts])
         return ClippedSum(raw_sums, norms, weights, sum(p.rejected for p in parts))
@@ -170,7 +172,21 @@ class Capture:
     @property
     def scattered(self) -> frozenset[str]:
         """Parameters whose sum has few rows in a large table: cheapest added to an ``out`` that is there already (the noise)."""
-        return self._scattered
+        return self._scattered - self._by_rows
+
+    @property
+    def by_rows(self) -> frozenset[str]:
+        """Tables of which the sum is a sparse tensor of the touched rows, see :meth:`keep_rows`."""
+        return self._by_rows
+
+    def keep_rows(self, names: Iterable[str]) -> None:
+        """From now on ``raw_sums`` of these tables are sparse tensors of the rows that were touched. Only of ``scattered`` ones."""
+        self._by_rows = frozenset(names) & self._scattered
+        self.discard()
+
+    def owners(self, name: str) -> list[Site]:
+        """The sites of all modules that use this parameter."""
+        return [site for site in self._sites if name in self._names[id(site)].values()]
 
     def check(self) -> int:
         """Raise what :meth:`collect` would raise of the passes so far; else how many examples (or units) it will clip.
@@ -199,7 +215,10 @@ class Capture:
         self._tape.before_batch = None if clipper is None else lambda: self.fold(clipper)
 
     def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
-        return {name: Sum(p.shape, self._dtypes[name], p.device, out.get(name)) for name, p in self._params.items()}
+        return {
+            name: (RowSum if name in self._by_rows else Sum)(p.shape, self._dtypes[name], p.device, out.get(name))
+            for name, p in self._params.items()
+        }
 
     def _reduce(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
         groups = self._groups()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Pieces", "Sum"]
+__all__ = ["Pieces", "RowSum", "Sum"]
 
 
 class Pieces(NamedTuple):
@@ -51,6 +51,10 @@ class Sum:
             self.tensor = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
         return self.tensor
 
+    def add_rows(self, ids: Tensor, values: Tensor) -> None:
+        """Add ``values[k]`` to row ``ids[k]``, for every k."""
+        self.buffer.index_add_(0, ids, values)
+
     def add(self, term: Tensor) -> None:
         """Add ``term``, which is the sum's from now on: nobody else may hold it."""
         if self.tensor is not None:
@@ -78,6 +82,38 @@ class Sum:
             self.tensor.view(-1).addmv_(_rows(G).t(), weights.to(G.dtype))
         else:
             self.tensor.add_(torch.tensordot(weights.to(G.dtype), G, dims=1))
+
+
+class RowSum(Sum):
+    """The sum of a table of which few rows are touched: a sparse tensor of these rows alone, in which a row may occur often.
+
+    >>> total = RowSum(torch.Size([1000, 2]), torch.float32, torch.device("cpu"))
+    >>> total.add_rows(torch.tensor([7, 3, 7]), torch.ones(3, 2))
+    >>> total.buffer.coalesce().indices().tolist(), total.buffer.coalesce().values().tolist()
+    ([[3, 7]], [[1.0, 1.0], [2.0, 2.0]])
+    """
+
+    __slots__ = ()
+
+    @property
+    def buffer(self) -> Tensor:
+        """The sum so far."""
+        if self.tensor is None:
+            none = torch.empty(0, dtype=torch.int64, device=self._device)
+            self.add_rows(none, torch.empty(0, *self._shape[1:], dtype=self._dtype, device=self._device))
+        assert self.tensor is not None
+        return self.tensor
+
+    def add_rows(self, ids: Tensor, values: Tensor) -> None:
+        """Add ``values[k]`` to row ``ids[k]``, for every k."""
+        # Its ids were good enough for the forward pass.
+        self.add(torch.sparse_coo_tensor(ids.long().unsqueeze(0), values.to(self._dtype), self._shape, check_invariants=False))
+
+    def add(self, term: Tensor) -> None:
+        """Add the rows of a sparse tensor."""
+        self.tensor = term if self.tensor is None else self.tensor + term
+        if self.tensor._nnz() > self._shape[0]:  # many micro-batches: never more rows than the table has
+            self.tensor = self.tensor.coalesce()
 
 
 def _rows(G: Tensor) -> Tensor:

@@ -67,7 +67,12 @@ class Embedding(Rule):
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """Scatter-add of the weighted rows straight into the table."""
         rows = _rows(record)
-        out["weight"].buffer.index_add_(0, rows.ids, rows.values * weights["weight"][rows.example].unsqueeze(1))
+        out["weight"].add_rows(rows.ids, rows.values * weights["weight"][rows.example].unsqueeze(1))
+
+    def reads(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """The ids."""
+        ids: Tensor = args[0] if args else kwargs["input"]
+        return ids
 
     def factors(self, record: Record) -> dict[str, Factors]:
         """One-hot rows times g."""

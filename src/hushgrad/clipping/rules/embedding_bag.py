@@ -58,7 +58,11 @@ class EmbeddingBag(Rule):
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """Scatter-add of the weighted rows straight into the table."""
         rows = _rows(record)
-        out["weight"].buffer.index_add_(0, rows.ids, rows.values * weights["weight"][rows.example].unsqueeze(1))
+        out["weight"].add_rows(rows.ids, rows.values * weights["weight"][rows.example].unsqueeze(1))
+
+    def reads(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """The ids of all bags."""
+        return _inputs(args, kwargs)[0]
 
     def select(self, record: Record, index: Tensor, examples: int) -> Record:
         """Bags by offsets are cut out one by one."""

@@ -1,0 +1,61 @@
+"""Scattered rows of a large table's noise, drawn together."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.noise import _kernel, _memory
+from hushgrad.noise._keystream import check_address
+from hushgrad.noise._threads import SHARE, over_chunks
+from hushgrad.noise._transform import GROUP, GROUP_BYTES
+from hushgrad.noise.source import Source
+
+__all__ = ["rows_of"]
+
+
+def rows_of(source: Source, step: int, index: int, rows: Tensor, width: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """``z(step, index)`` of some rows of a table that is ``width`` wide: (len(rows), width), in main memory.
+
+    Row k is, bit for bit, ``source.z(step, index, like_one_row, offset=rows[k] * width)``. Neighbours in ``rows`` that are
+    neighbours in the table are drawn in one run, and all runs in one call of the C kernel for each thread.
+
+        >>> source, table = Source(seed=1), torch.empty(10, 4)
+        >>> torch.equal(rows_of(source, 3, 0, torch.tensor([7, 2, 3]), 4), source.z(3, 0, table)[[7, 2, 3]])
+        True
+    """
+    if source.secure:
+        raise ArgumentError("Expected a source with secure=False: secure noise is added to a sum, never drawn by itself.")
+    if dtype not in (torch.float32, torch.float64):
+        _check.fail("dtype", dtype, "to be torch.float32 or torch.float64")
+    numbers = rows.detach().cpu().to(torch.int64).numpy()
+    out = _memory.empty((len(numbers), _check.positive_int(width=width)), dtype)
+    if len(numbers):
+        _check.integer(0, row=int(numbers.min()))
+        check_address(step, index, -(-(int(numbers.max()) + 1) * width // GROUP) * (GROUP_BYTES // 16))
+        share = max(1, SHARE // width) * width
+        over_chunks(out.numel(), partial(_draw, source, step, index, numbers, out.numpy()), share)
+    return out
+
+
+def _draw(source: Source, step: int, index: int, rows: np.ndarray, out: np.ndarray, low: int, high: int) -> None:
+    """The numbers [low, high) of ``out``, which are whole rows, on one thread."""
+    width = out.shape[1]
+    rows, out = rows[low // width : high // width], out[low // width : high // width]
+    first = np.concatenate([[0], np.flatnonzero(np.diff(rows) != 1) + 1])  # of each run
+    count = np.diff(np.append(first, len(rows)))
+    kernel = _kernel.KERNEL
+    address = kernel._address(source._stream, step, 0) if isinstance(kernel, _kernel.CKernel) else None
+    if address is None:
+        for start, place, size in zip(rows[first].tolist(), first.tolist(), count.tolist(), strict=True):
+            source.fill(step, index, start * width, out[place : place + size].reshape(-1))
+        return
+    places = np.empty((len(first), 4), np.uint64)  # as ``draw_many`` of _cipher.c reads them
+    places[:, 0], places[:, 1], places[:, 2] = index, rows[first] * width, count * width
+    places[:, 3] = out.ctypes.data + first * out.strides[0]
+    kernel._draw_many[out.itemsize](address, places.ctypes.data, len(places), 1.0, False)
