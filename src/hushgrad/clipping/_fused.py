@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,8 +66,8 @@ def total(parts: Sequence[Tensor], factor: float) -> tuple[Tensor, Tensor, bool]
         return None
     rows = parts[0].numel()
     squares, norms = torch.empty(rows), torch.empty(rows)
-    places = struct.pack(f"{len(parts)}P", *(part.data_ptr() for part in parts))
-    finite = _LIBRARY.total(places, len(parts), rows, factor, squares.data_ptr(), norms.data_ptr())
+    places = array("Q", [part.data_ptr() for part in parts])
+    finite = _LIBRARY.total(places.buffer_info()[0], len(parts), rows, factor, squares.data_ptr(), norms.data_ptr())
     return squares, norms, bool(finite)
 
 

@@ -150,9 +150,12 @@ def _master(key: bytes | None, seed: int | None) -> bytes:
 
 
 _DTENSOR = "torch.distributed.tensor"
+_PLAIN = (Tensor, type(None))
 
 
 def _refuse_dtensor(**tensors: Tensor | None) -> None:
+    if _DTENSOR not in sys.modules:  # slow to import, and no DTensor exists before it is
+        return
     for name, tensor in tensors.items():
         if isinstance(tensor, sys.modules[_DTENSOR].DTensor):
             _check.fail(name, type(tensor), "to be a local tensor", "Draw on tensor.to_local() with the shard's offset=.")
@@ -190,7 +193,7 @@ class Destination:
     @staticmethod
     def of(index: int, offset: int, like: Tensor, out: Tensor | None, *, exact: bool = False) -> Destination:
         """For a result like ``like``, or to be added to ``out``; ``exact``: in float64 throughout, rounded once at the end."""
-        if _DTENSOR in sys.modules:  # slow to import, and no DTensor exists before it is
+        if type(like) is not Tensor or type(out) not in _PLAIN:
             _refuse_dtensor(like=like, out=out)
         given = like.dtype
         if not given.is_floating_point:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -122,13 +122,16 @@ class World:
             dist.all_reduce(sent, op=how)
         return int(sent)
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[None]:
         """All processes leave the block, or none: where one refuses, the others raise as well instead of waiting for it.
 
         Raises:
             CaptureError: where another process refused, or could not write its file.
         """
+        return self._together() if self.size > 1 else nullcontext()
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
         try:
             yield
         except ProcessLost:
@@ -136,5 +139,5 @@ class World:
         except HushgradError:
             self.total(1)
             raise
-        if self.size > 1 and self.total(0):
+        if self.total(0):
             raise CaptureError("Another process refused; its error says why. Nothing of this step was released.")

@@ -96,7 +96,7 @@ class Release:
         clipped = self._capture.collect(self.clip, out=begun, scale=1.0 / self._plan.batch_size)
         _require_contributions(step, len(clipped.raw_norms), contributions)
         buffers = self._noised(step, clipped.raw_sums, begun)
-        if self._sharding is None:  # sharded sums were added up as they were formed
+        if self._sharding is None and self._world.size > 1:  # sharded sums were added up as they were formed
             self._world.add_up(buffers.values())
         used = self._scale, self._max_grad_norm  # of this step, before an adaptive clip norm moves on
         self._adapt(step, clipped)
