@@ -148,7 +148,7 @@ def test_lower_ends_where_the_analysis_is_not_tight() -> None:
 
 def test_a_wrapped_window_proves_nothing() -> None:
     """All mass re-entered the window, and the weights overflow: the subtraction must not be cut off before them."""
-    composed = Composed(0.0, 1.0, np.full(16, 1 / 16), 1e6, 50.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+    composed = Composed(0.0, 1.0, np.full(16, 1 / 16), 1e6, 50.0, 0.0, 0.0, (1e6, 50.0), 0.0, 0.0, 0.0)
     with np.errstate(all="ignore"):
         assert composed.delta(1.0, upper=False) == 0.0
         assert composed.epsilon(1e-6, upper=False) is None

@@ -268,7 +268,7 @@ def test_a_wrapped_tail_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def narrow(parts: list, window: compose.Window) -> compose.Composed:
         width = (window.high - window.low) / 5
         composed = honest(parts, replace(window, low=window.low + width, high=window.high - 2 * width))
-        return replace(composed, wrapped=0.0, beyond=0.0)
+        return replace(composed, raised=0.0, folded=(-math.inf, 0.0), beyond=0.0)
 
     monkeypatch.setattr(solve, "compose", narrow)
     assert not contained()

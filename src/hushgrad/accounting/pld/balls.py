@@ -72,7 +72,7 @@ def _ratio(bins: int, mu: float) -> tuple[Array, Array, float, float]:
     mass: Array = np.empty(0)
     for tilt in tilts:  # each gives an upper bound on every mass; at each place one of them is sharp
         with np.errstate(all="ignore"):
-            made = compose(parts, Window(tilt, low, high, 0.0, 0.0))
+            made = compose(parts, Window(tilt, low, high, 0.0, 0.0, 0.0))
             sums = np.asarray(made.low + np.arange(len(made.c)) * made.step, dtype=np.float64)
             bound = np.exp(made.log_mass - tilt * sums) * np.maximum(made.c + made.noise, 0.0) * (1 + made.relative)
         bound = np.where(np.isfinite(bound), bound, math.inf)

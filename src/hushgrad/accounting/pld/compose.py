@@ -6,8 +6,11 @@ The *tilted* measures p_i(j) e^{t l_j} / M_i are probability vectors; their conv
     delta(eps) = sum_k e^{K(t) - t l_k} c_k (1 - e^{eps - l_k})_+ .
 
 With t near the saddle point the sum is dominated by large c_k, so delta = 1e-15 costs no accuracy. The errors, each proved in
-docs/explanation/pld.md and kept in a field of :class:`Composed`: mass outside the window re-enters it (``wrapped``) or is
-lost above it (``beyond``); rounding in the FFT and the power (``noise``); rounding of tilted masses (``relative``).
+docs/explanation/pld.md and kept in a field of :class:`Composed`: mass outside the window re-enters it (``raised``, ``folded``) or
+is lost above it (``beyond``); rounding in the FFT and the power (``noise``); rounding of tilted masses (``relative``).
+
+A sum S outside a window of width W re-enters at S - mW, where it counts e^{t m W} times. From below (m < 0) that is nearly nothing,
+from above only sums beyond eps + W can reach a place above eps. So the window must hold little more than what lies above eps.
 """
 
 from __future__ import annotations
@@ -31,13 +34,14 @@ _SILENT = -80.0  # ln of a Fourier coefficient that is far below all bounds on r
 
 @dataclass(frozen=True)
 class Window:
-    """Where to compute: losses from ``low`` to ``high``, tilted by ``tilt``; Chernoff exponents for the two tails."""
+    """Where to compute: losses from ``low`` to ``high``, tilted by ``tilt``; exponents for Chernoff's bound on what is outside."""
 
     tilt: float
     low: float
     high: float
-    down: float  # exponent s for the mass below: e^{K(t-s) - K(t) + s low}
-    up: float  # exponent s for the mass above: e^{K(t+s) - K(t) - s high}
+    down: float  # s for the mass below low: e^{K(-s) + s low}
+    up: float  # s for the mass above high: e^{K(t+s) - (t+s) high}
+    far: float  # s for the mass above epsilon and one window: e^{K(t+s) - (t+s) (epsilon + W)}
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class Composed:
     log_mass: float  # K(t)
     tilt: float
     noise: float  # on each c_k, absolute
-    wrapped: float  # tilted mass that re-entered the window
+    raised: float  # the most that mass from below the window adds to delta
+    folded: tuple[float, float]  # (k, s): mass from above it adds e^{k - s epsilon} at the most
     beyond: float  # untilted mass above the window
     relative: float  # of all the masses
     infinite: float  # mass at an infinite loss
@@ -106,13 +111,10 @@ class Composed:
         return weights, first
 
     def _alias(self, losses: Array | float, offset: float) -> Array:
-        """The most that ``wrapped`` can contribute: its mass times the largest weight e^{-t y} (1 - e^{-y}) above epsilon."""
-        t = self.tilt
-        if self.wrapped == 0:
-            return np.zeros_like(np.asarray(losses, dtype=np.float64))
-        peak = math.exp(t * math.log(t / (t + 1))) / (t + 1) if t > 0 else 1.0
+        """The most that mass which re-entered the window contributes to delta e^{-offset}."""
+        size, slope = self.folded
         # this is subtracted, so it may overflow to infinity but must not be cut off
-        return np.asarray(peak * self.wrapped * np.exp(self.log_mass - offset - t * np.asarray(losses)))
+        return np.asarray(self.raised * np.exp(-offset) + np.exp(size - offset - slope * np.asarray(losses)))
 
     def _finish(self, total: float, epsilon: float, *, upper: bool) -> float:
         if upper:
@@ -164,11 +166,11 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
     start = math.ceil((window.low - base) / step)
     low, high = base + start * step, base + (start + n) * step
     least, most = range_of(parts)
-    k_down, k_up = log_moment(parts, t - window.down), log_moment(parts, t + window.up)
-    below = 0.0 if least >= low + step else math.exp(min(0.0, k_down - log_mass + window.down * low))
-    above = 0.0 if most <= high - 2 * step else math.exp(min(0.0, k_up - log_mass - window.up * high))
-    # the untilted mass above: e^{-t S} <= e^{-t high} there, for t >= 0
-    beyond = 0.0 if most <= high - 2 * step else math.exp(min(0.0, k_up - (t + window.up) * high))
+    raised = 0.0 if least >= low + step else _raised(parts, window, low, high)
+    inside = most <= high - 2 * step
+    beyond = 0.0 if inside else math.exp(min(0.0, _at_most(parts, high, t + window.up)))
+    shrinks = -window.far * (high - low)  # ln of what one more window is worth; sums of powers of it
+    folded = log_moment(parts, t + window.far) + shrinks - math.log(-math.expm1(shrinks)) if shrinks < 0 else math.inf
     infinite = -math.expm1(sum(times * math.log1p(-min(m.infinite, 1 - 1e-16)) for m, times in parts))
     return Composed(
         low=low,
@@ -177,11 +179,24 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
         log_mass=log_mass,
         tilt=t,
         noise=spectrum.noise(),
-        wrapped=below + above,
+        raised=raised,
+        folded=(-math.inf if inside else folded, t + window.far),
         beyond=beyond,
         relative=math.expm1(spread + 64 * _U * (1 + abs(t * base) + abs(log_mass))),
         infinite=infinite,
     )
+
+
+def _at_most(parts: Sequence[Part], end: float, s: float) -> float:
+    """The logarithm of a bound on the mass above ``end`` (s > 0) or below it (s < 0), by Markov's inequality."""
+    return log_moment(parts, s) - s * end
+
+
+def _raised(parts: Sequence[Part], window: Window, low: float, high: float) -> float:
+    """The most that mass below the window adds: it re-enters at least one window higher, where it counts e^{-t W} times."""
+    if window.tilt < 0:
+        return math.inf
+    return math.exp(-window.tilt * (high - low) + min(_at_most(parts, low, -window.down), 0.0))
 
 
 def range_of(parts: Sequence[Part]) -> tuple[float, float]:

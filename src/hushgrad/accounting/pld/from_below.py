@@ -22,6 +22,8 @@ from hushgrad.accounting.pld.grid import GUARD, HAIR, LESS, MORE, Indices, Masse
 
 __all__ = ["floor", "lower", "touch"]
 
+_TINY = 1e-280
+
 
 def lower(curve: Curve, step: float, tail: float, tilt: float) -> Masses:
     """Masses whose profile lies below ``curve``: by ``touch`` where it works, else by ``floor``."""
@@ -91,7 +93,8 @@ def _ended(curve: Curve, losses: Array, values: Array, split: int) -> Array | No
         put, below = curve.left(losses[end : end + 1])
         line = LESS * (put + below * np.expm1(losses[end + 1] - losses[end])) - curve.impossible * x[end + 1]
         left[end + 1], left[: end + 1] = np.clip(line[0], 0.0, left[end + 1]), 0.0
-    return np.concatenate([left, right])
+    values = np.concatenate([left, right])
+    return np.where(values < _TINY, 0.0, values)  # lower is safe; the smallest doubles have no digits
 
 
 def _hull(values: Array, losses: Array, split: int, total: float, total_q: float) -> Indices:

@@ -152,7 +152,7 @@ def window(moments: Moments, at: Saddle, share: float) -> Window:
     so much that the window becomes very wide; a smaller tilt then costs some digits and saves most of the work.
     """
     best = _window(moments, at, at.tilt, share)
-    usual = 3.5 * math.sqrt(-2 * math.log(share)) * at.spread
+    usual = 2.5 * math.sqrt(-2 * math.log(share)) * at.spread
     for factor in (0.85, 0.7, 0.55, 0.4, 0.25, 0.12, 0.05):
         if best.high - best.low < usual:
             break
@@ -162,16 +162,23 @@ def window(moments: Moments, at: Saddle, share: float) -> Window:
 
 
 def _window(moments: Moments, at: Saddle, t: float, share: float) -> Window:
-    """By Chernoff's bound: the tilted mass that is missed on each side, times e^{K - t epsilon}, is ``share`` of delta."""
-    k = moments.log(t)
-    slack = -math.log(share / 4) + max(0.0, k - t * at.epsilon - at.log_delta - math.log(t + 1))
-    # for a Gaussian the best exponent is sqrt(2 slack) / spread
-    exponents = math.sqrt(2 * slack) / at.spread * _EXPONENTS
-    lows = [(k - moments.log(t - s) - slack) / s for s in exponents]
-    highs = [(moments.log(t + s) - k + slack) / s for s in exponents]
-    down = int(np.argmax(np.where(np.isfinite(lows), lows, -math.inf)))
-    up = int(np.argmin(np.where(np.isfinite(highs), highs, math.inf)))
-    if not (math.isfinite(lows[down]) and math.isfinite(highs[up])):
+    """By Chernoff's bound: what is lost above, and what re-enters from either side, is a quarter of ``share`` of delta each."""
+    slack = -math.log(share / 4)
+    rest = slack - at.log_delta  # -ln of the mass that may be lost
+    exponents = math.sqrt(2 * slack) / at.spread * _EXPONENTS  # for a Gaussian the best one is near the first factor
+    above = np.array([moments.log(t + s) for s in exponents])
+    below = np.array([moments.log(-s) for s in exponents])
+    up, high = _least((above + rest) / (t + exponents))
+    high = max(high, at.epsilon + 2 * at.spread)
+    far, folded = _least((above + rest - (t + exponents) * at.epsilon) / exponents)
+    down, raised = _least((below + rest + exponents * high) / (t + exponents))
+    if not (math.isfinite(high) and math.isfinite(folded) and math.isfinite(min(raised, rest / t))):
         raise FloatingPointError("the moments of the loss overflow")
-    low, high = min(lows[down], at.epsilon - 2 * at.spread), max(highs[up], at.epsilon + 2 * at.spread)
-    return Window(t, low, high, float(exponents[down]), float(exponents[up]))
+    width = max(folded, min(raised, rest / t), high - at.epsilon + 3 * at.spread)
+    return Window(t, high - width, high, *(float(exponents[k]) for k in (down, up, far)))
+
+
+def _least(values: Array) -> tuple[int, float]:
+    """The position and the size of the smallest finite value."""
+    at = int(np.argmin(np.where(np.isfinite(values), values, math.inf)))
+    return at, float(values[at])

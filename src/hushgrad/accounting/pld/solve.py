@@ -66,9 +66,11 @@ def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, 
         composed = compose(grids, around)
         found = _read(composed, delta, at, upper=upper)
         if found is not None:
-            if composed.rounding(found, delta) > 30 * width and found > known:
+            rounding = composed.rounding(found, delta)
+            if rounding > 30 * width and found > known:
                 found = _shortened(parts, delta, width, found, upper=upper)
-            return Answer(found, doubtful=found > 1.02 * at.epsilon, improvable=len(composed.c) < CELLS / 4)
+            improvable = len(composed.c) < CELLS / 4 and rounding < width
+            return Answer(found, doubtful=found > 1.02 * at.epsilon, improvable=improvable)
         budget, error = budget.stricter(), error / 4
     raise FloatingPointError("the answer was not inside any window")
 
