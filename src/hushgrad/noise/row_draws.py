@@ -49,9 +49,9 @@ def _draw(source: Source, step: int, index: int, rows: np.ndarray, out: np.ndarr
     rows, out = rows[low // width : high // width], out[low // width : high // width]
     first = np.concatenate([[0], np.flatnonzero(np.diff(rows) != 1) + 1])  # of each run
     count = np.diff(np.append(first, len(rows)))
-    kernel = _kernel.KERNEL
-    address = kernel._address(source._stream, step, 0) if isinstance(kernel, _kernel.CKernel) else None
-    if address is None:
+    kernel = _kernel.KERNEL if isinstance(_kernel.KERNEL, _kernel.CKernel) else None
+    address = None if kernel is None else kernel._address(source._stream, step, 0)
+    if kernel is None or address is None:
         for start, place, size in zip(rows[first].tolist(), first.tolist(), count.tolist(), strict=True):
             source.fill(step, index, start * width, out[place : place + size].reshape(-1))
         return

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hushgrad import _check, sampling
-from hushgrad.clipping import Clipper, isolation_at_first_call
-from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
+from hushgrad.clipping import Clipper
+from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.sampling.batch import Batch
@@ -21,13 +21,15 @@ from hushgrad.train.averaging import Averaged
 from hushgrad.train.books import Books, guarantee_of
 from hushgrad.train.distributed import World
 from hushgrad.train.guard import Guard
+from hushgrad.train.isolation import IsolationGate
 from hushgrad.train.issued import Issued
 from hushgrad.train.keys import RunKey
+from hushgrad.train.lazy import LazyTables, require_lazy_plan
 from hushgrad.train.plan import Plan
 from hushgrad.train.release import Closure, Release, _require_contributions
 from hushgrad.train.sharded_capture import capture_of
 from hushgrad.train.sharding import Sharding, is_sharded
-from hushgrad.train.together import CheckedTogether, split_evenly
+from hushgrad.train.together import split_evenly
 
 __all__ = ["Private", "make_private"]
 
@@ -43,6 +45,7 @@ def make_private(
     prior: Ledger | None = None,
     loss_reduction: str = "mean",
     check_isolation: bool = True,
+    lazy_tables: bool = False,
 ) -> Private:
     """Attach ``plan`` to a model and its optimizer: from now on ``optimizer.step()`` sees privatised gradients only.
 
@@ -59,6 +62,7 @@ def make_private(
         prior: ledger of earlier phases on the same data; ``spent()`` and the budget include it.
         loss_reduction: whether the loss is the "mean" or the "sum" over the examples of a pass.
         check_isolation: test on the first batch that no example influences another (NotIsolated); False: you vouch for it.
+        lazy_tables: embedding rows get their noise when they are read (plain SGD only), see :mod:`hushgrad.train.lazy`.
 
         >>> model = nn.Linear(3, 1)
         >>> plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=2)
@@ -78,6 +82,7 @@ def make_private(
         prior=prior,
         loss_reduction=loss_reduction,
         check_isolation=check_isolation,
+        lazy_tables=lazy_tables,
     )
 
 
@@ -95,9 +100,9 @@ class Private:
         prior: Ledger | None = None,
         loss_reduction: str = "mean",
         check_isolation: bool = True,
+        lazy_tables: bool = False,
     ) -> None:
-        plan = _check.instance(Plan, plan=plan)
-        self.plan, self.model, self.optimizer = plan, model, optimizer
+        self.plan, self.model, self.optimizer = _check.instance(Plan, plan=plan), model, optimizer
         self._guard = Guard(model, optimizer)
         self._params = self._guard.params
         self._world = World.here()
@@ -110,21 +115,28 @@ class Private:
         self._issued: Issued | None = None
         self._raw_norms: Tensor = torch.empty(0)
         self._raw_loss: Any = None
-        self._rejected = 0
-        self._splitting = False
+        self._rejected, self._splitting = 0, False
+        self._gate, self._lazy = IsolationGate(self._capture), LazyTables()
+        self._handles: list[Any] = []
         self._guard.attach()
-        self._world.share_parameters([t for t in (*model.parameters(), *model.buffers()) if not is_sharded(t)])
+        try:
+            self._attach(check_isolation, lazy_tables)
+        except BaseException:  # a model that was refused is as it was
+            self.detach()
+            raise
+
+    def _attach(self, check_isolation: bool, lazy_tables: bool) -> None:
+        self._world.share_parameters([t for t in (*self.model.parameters(), *self.model.buffers()) if not is_sharded(t)])
         self._guard.renew()
-        self._mixes_examples = False
-        self._checked_together: CheckedTogether | None = None
         # Before the capture's own hooks, which then see the check's passes from their beginning and leave them out.
-        checks = [self._isolation_hook()] if check_isolation else []
+        if check_isolation:
+            self._handles.append(self._gate.attach(self._world, sharded=self.sharding is not None))
         self._capture.attach()
-        self._handles = [
-            *checks,
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-        ]
+        if lazy_tables:
+            require_lazy_plan(self.plan, self._world, sharded=self.sharding is not None)
+            self._lazy.attach(self._capture, self._params, self.optimizer, lambda: self._release.source)
+        self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
+        self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
 
     # What a user does with it ----------------------------------------------------------------------------------------
 
@@ -166,6 +178,7 @@ class Private:
 
     def spent(self, accountant: str = "pld") -> Guarantee:
         """What the steps taken so far cost, earlier phases included: from the ledger, not from the plan."""
+        self.settle()
         return guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant)
 
     def declare(self, participation: Participation) -> None:
@@ -183,8 +196,13 @@ class Private:
         with self._averaged.swapped_in():
             yield
 
+    def settle(self) -> None:
+        """Give every row of lazy tables the noise that it owes: then their memory is as private as everything else."""
+        self._lazy.settle()
+
     def detach(self) -> None:
         """Remove all hooks; model and optimizer are ordinary again, and what they do then is not private."""
+        self._lazy.detach()
         for handle in self._handles:
             handle.remove()
         self._capture.detach()
@@ -248,25 +266,10 @@ class Private:
                 "Expected private.split(batch, size) instead of batch.split(size): with fully_shard all processes must run "
                 "equally many micro-batches."
             )
-        if self._checked_together is not None:
-            self._checked_together.before(batch.examples)
+        self._gate.before(batch.examples)
         # Micro-batches are clipped as they come and their activations released; a whole batch needs no second buffer.
         self._capture.fold_with(None if batch.part is None else self._release.clip)
         self._announce(batch.examples, batch.units)
-
-    def _isolation_hook(self) -> Any:
-        if self.sharding is None:
-            return isolation_at_first_call(self.model, self._isolation_check)
-        self._checked_together = CheckedTogether(self.model, self._world, self._isolation_check)
-        return self._checked_together
-
-    @contextmanager
-    def _isolation_check(self) -> Iterator[None]:
-        """Around the check on the first batch: a model that fails it is refused for good, also if the error was caught."""
-        self._mixes_examples = True
-        with self._capture.pause():
-            yield
-        self._mixes_examples = False
 
     def _announce(self, examples: int, units: Tensor | None) -> None:
         self._capture.examples(examples)
@@ -281,7 +284,7 @@ class Private:
         closure: Closure | None = args[1] if len(args) > 1 else kwargs.get("closure")
         try:
             with self._world.together():
-                self._require_isolated()
+                self._gate.require_passed()
                 self._books.require_room(issued=self._issued is not None)
                 self._raw_loss = self._release.run(closure, self._announce_whole)
                 self._check_passes()
@@ -291,17 +294,12 @@ class Private:
         # A closure that stayed in the arguments would run after this hook, and its raw gradients would be stepped on.
         return args[:1], {}
 
-    def _require_isolated(self) -> None:
-        if self._mixes_examples:
-            raise NotIsolated(
-                "This model lets examples influence each other, as the first batch showed. Replace the layer first."
-            )
-
     def _check_passes(self) -> None:
         """Everything that a step may be refused for, before its noise is drawn and anything is sent."""
         if self.sharding is not None:
             self.sharding.settle(self.model)
         self._guard.check()
+        self._lazy.check()
         if self._world.size > 1:  # alone, the release asks this itself
             contributions = None if self._issued is None else self._issued.contributions
             _require_contributions(self.steps, self._capture.check(), contributions)
@@ -310,13 +308,14 @@ class Private:
         issued, step = self._issued, self.steps
         rate = self.optimizer.param_groups[0].get("lr")
         contributions = None if issued is None else issued.contributions
-        grads, clipped = self._release.privatise(step, None if rate is None else float(rate), contributions)
+        grads, clipped, std = self._release.privatise(step, None if rate is None else float(rate), contributions)
         self._raw_norms, self._rejected = clipped.raw_norms, self._rejected + clipped.rejected
         # Charged before it is released: if the optimizer fails from here on, this noise is spent and is never used again.
         self._books.charge(issued=issued is not None)
         self._issued = None
-        for name, p in self._params.items():
-            p.grad = grads[name]
+        for name, grad in grads.items():
+            self._params[name].grad = grad
+        self._lazy.update(clipped.raw_sums, std, step)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for p in self._params.values():
@@ -325,6 +324,8 @@ class Private:
             self.plan.projection.project_(self._params.values())
         if self._averaged is not None:
             self._averaged.update(self.steps - 1)
+        if self.steps >= self.steps_allowed:
+            self.settle()
 
     # Saving ----------------------------------------------------------------------------------------------------------
 
@@ -334,6 +335,7 @@ class Private:
         Secrets are left out unless asked for: the key, and the buffers of correlated noise (which are drawn again from the key
         at loading). With them in hand the noise can be subtracted; keep them apart (mode 0600), as a ``Checkpoint`` does.
         """
+        self.settle()
         state = {
             "plan": self.plan.to_json(),
             "key_fingerprint": self._key.fingerprint,
@@ -341,6 +343,7 @@ class Private:
             "books": self._books.state_dict(),
             "clip": self._release.clip.to_json(),
             "filter": dict(self._release.filter_state),
+            "lazy_tables": self._lazy.attached,
             "average": {} if self._averaged is None else self._averaged.state_dict(),
         }
         return {**state, "key": self._key.secret, "noise": self.noise_state()} if with_key else state
@@ -362,6 +365,7 @@ class Private:
         """
         if Plan.from_json(state["plan"]) != self.plan:
             _check.fail("plan", self.plan.digest[:12], "to be the plan of the interrupted run", "Make a new run for a new plan.")
+        self._lazy.resume(state.get("lazy_tables", False))
         secret = key if key is not None else state.get("key", self._key.secret)
         self.adopt_key(RunKey(secret, reproducible=bool(state["reproducible"])))
         if self._key.fingerprint != state["key_fingerprint"]:

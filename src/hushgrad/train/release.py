@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +20,20 @@ from hushgrad.train.keys import RunKey
 from hushgrad.train.plan import Plan
 from hushgrad.train.sharding import Sharding
 
-__all__ = ["Release"]
+__all__ = ["Release", "Released"]
 
 Closure = Callable[[], Any]
+
+
+class Released(NamedTuple):
+    """The gradient of a step by parameter, what is known of its examples, and the standard deviation of its noise.
+
+    ``clipped.raw_sums`` holds what is *not* free to be released: the sums of lazy tables, whose noise is added later.
+    """
+
+    grads: dict[str, Tensor]
+    clipped: ClippedSum
+    std: float
 
 
 class Release:
@@ -49,8 +60,8 @@ class Release:
 
     def use_key(self, key: RunKey) -> None:
         """Start the noise of another key, from its first row."""
-        self._key, self._source = key, Source(key=key.secret)
-        self.stream = self._plan.noise.stream(self._source, steps=self._plan.steps)
+        self._key, self.source = key, Source(key=key.secret)
+        self.stream = self._plan.noise.stream(self.source, steps=self._plan.steps)
         self._ahead = False
 
     def use_clip(self, clip: Clipper) -> None:
@@ -85,9 +96,7 @@ class Release:
         first, *_ = [self._run_probe(probe, closure, announce) for probe in probes]
         return first
 
-    def privatise(
-        self, step: int, learning_rate: float | None, contributions: int | None
-    ) -> tuple[dict[str, Tensor], ClippedSum]:
+    def privatise(self, step: int, learning_rate: float | None, contributions: int | None) -> Released:
         """The gradient of ``step``, free to be released, and the clipped sum's norms and weights.
 
         ``contributions`` is how many examples or units the issued batch has; None for a batch from elsewhere.
@@ -106,7 +115,8 @@ class Release:
             grads = {name: self._sharding.gradient(name, rows) for name, rows in grads.items()}
         else:
             grads = {name: _in_type_of(self._params[name], g) for name, g in grads.items()}
-        return grads, ClippedSum({}, clipped.raw_norms, clipped.raw_weights, clipped.rejected)
+        lazy = {name: clipped.raw_sums[name] for name in self._capture.by_rows}
+        return Released(grads, clipped._replace(raw_sums=lazy), used[0])
 
     def _begun(self, step: int, contributions: int | None) -> dict[str, Tensor] | None:
         """The noise that the sums are added to: of tables and of shards. Most models have neither, and draw after they collect."""
@@ -127,7 +137,7 @@ class Release:
     def _noise(self, step: int) -> dict[str, Tensor]:
         if self._sharding is not None:
             return self._sharding.noise(self.stream, step, self._scale)
-        return self._rows(step, {name: p.detach() for name, p in self._params.items()})
+        return self._rows(step, {name: p.detach() for name, p in self._params.items() if name not in self._capture.by_rows})
 
     def _rows(self, step: int, likes: dict[str, Tensor], *, add: bool = False) -> dict[str, Tensor]:
         """Row ``step`` of the noise for some parameters: fresh, or added to ``likes`` in place."""
@@ -139,7 +149,10 @@ class Release:
         return dict(zip(likes, rows, strict=True))
 
     def _noised(self, step: int, sums: dict[str, Tensor], begun: dict[str, Tensor] | None) -> dict[str, Tensor]:
-        """The sums, each with its noise: those in ``begun`` have it already, if they are what the capture was given."""
+        """The sums, each with its noise: those in ``begun`` have it already, if they are what the capture was given.
+
+        Lazy tables are left out: the noise is added where they are read.
+        """
         if begun is None:
             self._begin(step)
             begun = {}
@@ -147,7 +160,8 @@ class Release:
             raise CaptureError(
                 "The clipped sum was not added to the noise. This is a defect of the capture; nothing was released."
             )
-        return begun | self._rows(step, {name: total for name, total in sums.items() if name not in begun}, add=True)
+        done = begun.keys() | self._capture.by_rows
+        return begun | self._rows(step, {name: total for name, total in sums.items() if name not in done}, add=True)
 
     def _adapt(self, step: int, clipped: ClippedSum) -> None:
         """Release how many norms lie below the clip norm, with its own noise, and move the clip norm accordingly."""
@@ -156,7 +170,7 @@ class Release:
             return
         count = torch.tensor([clip.raw_count(clipped.raw_norms)], dtype=torch.float64)
         self._world.add_up([count])
-        noise = self._source.z(step, len(self._params), count, scale=clip.count_noise or 0.0)  # an index that no tensor has
+        noise = self.source.z(step, len(self._params), count, scale=clip.count_noise or 0.0)  # an index that no tensor has
         self.use_clip(clip.moved(float(count + noise)))
 
     def settle(self, step: int) -> None:

@@ -1,0 +1,196 @@
+r"""Lazy noise: a row of a large table gets the noise of all steps in which nobody read it in one draw, when it is next read.
+
+Under plain SGD step t moves a table by -η_t (clipped sum + s_t z_t), and nearly all of this is the noise of rows that no record
+touched. A row that is not read between the steps a and b may get that noise later: sum over a ≤ t < b of η_t s_t z_t is one
+Gaussian with variance sum_t (η_t s_t)². So the work of a step is in proportion to the rows that its batch reads.
+
+**Formal guarantee.** Everything that a forward pass of the model reads, every ``state_dict()``, and the table's memory after
+``settle()``, have jointly the distribution that they have in the run without lazy noise (up to rounding), hence the same
+guarantee. *Proof.* Let t₁ < t₂ < ... be the steps before which a row is read. What is read at t_k is the row's first value,
+less the clipped sums of the steps before t_k, less Gaussians of the variances sum_{t < t₁}, sum_{t₁ ≤ t < t₂}, ... of (η_t s_t)²:
+sums of independent Gaussians over disjoint sets of steps, which is what the eager run has subtracted by then. The clipped sum
+of step t, and with it s_t (adaptive clipping), η_t and the choice of later reads, are functions of the batch, of what was read
+by then and of independent noise; so induction over the steps gives the joint distribution.
+
+**Every address of the key is used at most once.** Row r of table i is drawn at (last completed step, i, r), and only if it owes
+something; then it owes nothing until another step is completed, and steps are numbered upwards. Other tensors have other i.
+
+**The price.** Between a step and the next settling the table's memory holds updates without noise. ``model.emb.weight``, read
+directly, is then as sensitive as the data, like everything called ``raw_``. And a run that is killed and resumed repeats its
+noise only if it reads its tables before the same steps as before: evaluate at fixed steps, not on demand.
+
+Reference: Lim et al., "LazyDP: Co-designing algorithm-software for scalable training of differentially private recommendation
+models" (ASPLOS 2024): lazy noise update, aggregated noise sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from hushgrad import _check
+from hushgrad.clipping import Capture
+from hushgrad.errors import CaptureError
+from hushgrad.noise.independent import Independent
+from hushgrad.noise.row_draws import rows_of
+from hushgrad.noise.source import Source
+from hushgrad.train.distributed import World
+from hushgrad.train.plan import Plan
+
+__all__ = ["LazyTables", "require_lazy_plan"]
+
+_AT_ONCE = 1 << 20  # numbers: settling a whole table needs no second table
+_EAGER = "Leave lazy_tables out."
+
+
+@dataclass(slots=True)
+class _Table:
+    """A table, its number among the tensors, its group of the optimizer, and the variance of the noise that each row owes."""
+
+    name: str
+    param: Tensor
+    index: int
+    group: dict[str, Any]
+    owed: Tensor  # (rows,) float64: a sum of positive terms, so no digit cancels
+
+    @property
+    def plain(self) -> bool:
+        """Whether SGD moves this table by -lr times its gradient and nothing else."""
+        return self.group["momentum"] == 0 and self.group["weight_decay"] == 0
+
+
+class LazyTables:
+    """The tables of a run whose noise is added when their rows are read: none, until :meth:`attach`."""
+
+    def __init__(self) -> None:
+        self._tables: list[_Table] = []
+        self._handles: list[Any] = []
+
+    @property
+    def attached(self) -> bool:
+        """Whether there are any."""
+        return bool(self._tables)
+
+    def attach(self, capture: Capture, params: Mapping[str, Tensor], optimizer: Optimizer, source: Callable[[], Source]) -> None:
+        """Take over all tables of a captured model; ``source`` gives the run's noise.
+
+        Raises:
+            ArgumentError: where the optimizer or the model do not allow it.
+        """
+        if type(optimizer) is not SGD:
+            remedy = f"Other updates are not linear in the noise. {_EAGER}"
+            _check.fail("optimizer", type(optimizer).__name__, "to be torch.optim.SGD for lazy tables", remedy)
+        if not capture.scattered:
+            remedy = f"There is nothing to gain. {_EAGER}"
+            _check.fail("model", type(capture.model).__name__, "to have a trainable embedding table of its own", remedy)
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        self._tables = [
+            _table(capture, name, p, index, groups[id(p)])
+            for index, (name, p) in enumerate(params.items())
+            if name in capture.scattered
+        ]
+        self._source, self._step = source, 0
+        self._handles = [handle for table in self._tables for handle in self._hooks(capture, table)]
+        capture.keep_rows(table.name for table in self._tables)
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "A model with lazy tables is not copied or pickled as it is: its tables lack noise. Use model.state_dict(), or "
+            "detach() first."
+        )
+
+    def _hooks(self, capture: Capture, table: _Table) -> list[Any]:
+        site = capture.owners(table.name)[0]
+
+        def before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._settle(table, site.rule.reads(args, kwargs))
+
+        def before_state(*_: Any) -> None:
+            self._settle(table)
+
+        return [
+            site.module.register_forward_pre_hook(before_forward, with_kwargs=True),
+            site.module.register_state_dict_pre_hook(before_state),
+            site.module.register_load_state_dict_pre_hook(before_state),  # what is owed belongs to the values that go
+        ]
+
+    def check(self) -> None:
+        """Before a step: is the optimizer still one that allows it? A scheduler may have turned the momentum on."""
+        for table in self._tables:
+            if not table.plain:
+                raise CaptureError(
+                    f"The optimizer now has momentum or weight decay for {table.name}, whose noise is lazy. Set both to 0."
+                )
+
+    @torch.no_grad()
+    def update(self, raw_sums: Mapping[str, Tensor], std: float, step: int) -> None:
+        """What the optimizer would do in ``step``: the touched rows move now, the noise of std ``std`` is owed by all rows."""
+        self._step = step
+        for table in self._tables:
+            rate = float(table.group["lr"]) * (-1 if table.group["maximize"] else 1)
+            table.owed.add_((rate * std) ** 2)  # first: an interruption between the two must not lose noise
+            table.param.data.add_(raw_sums[table.name].coalesce(), alpha=-rate)
+
+    def settle(self) -> None:
+        """Give every row the noise that it owes."""
+        for table in self._tables:
+            self._settle(table)
+
+    @torch.no_grad()
+    def _settle(self, table: _Table, ids: Tensor | None = None) -> None:
+        """The rows ``ids``, or all."""
+        if ids is None:
+            rows = table.owed.nonzero().squeeze(1)
+        else:
+            ids = ids.detach().reshape(-1).to(device="cpu", dtype=torch.int64)
+            rows = ids[table.owed[ids] > 0].unique()  # type: ignore[no-untyped-call]
+        weight = table.param.data  # not a new version for autograd: rows that a pending backward has read do not change
+        for some in rows.split(max(1, _AT_ONCE // weight.shape[1])):
+            z = rows_of(self._source(), self._step, table.index, some, weight.shape[1], dtype=weight.dtype)
+            z.mul_(table.owed[some].sqrt_().to(z.dtype).unsqueeze(1))
+            weight.index_add_(0, some.to(weight.device), z.to(weight.device), alpha=-1)
+            table.owed[some] = 0.0  # last, for the same reason
+
+    def resume(self, was_lazy: bool) -> None:
+        """Before an interrupted run is continued: was its noise added in the same way?"""
+        if was_lazy != self.attached:
+            _check.fail("lazy_tables", self.attached, f"to be {was_lazy} as in the interrupted run, whose noise must be repeated")
+        self.settle()  # a run that goes back must not drop what it owes
+
+    def detach(self) -> None:
+        """Settle, and remove all hooks."""
+        self.settle()
+        for handle in self._handles:
+            handle.remove()
+
+
+def require_lazy_plan(plan: Plan, world: World, *, sharded: bool) -> None:
+    """Refuse plans under which noise cannot be added later, and runs of several processes."""
+    if type(plan.noise) is not Independent:
+        remedy = f"Correlated noise of later steps depends on it. {_EAGER}"
+        _check.fail("plan.noise", type(plan.noise).__name__, "to be Independent for lazy tables", remedy)
+    for name, value in (("denoise", plan.denoise), ("average", plan.average), ("projection", plan.projection)):
+        if value is not None:
+            remedy = f"It needs every row in every step. {_EAGER}"
+            _check.fail(f"plan.{name}", type(value).__name__, "to be None for lazy tables", remedy)
+    if world.size > 1 or sharded:
+        _check.fail("processes", world.size, "to be 1, without fully_shard, for lazy tables", _EAGER)
+
+
+def _table(capture: Capture, name: str, p: Tensor, index: int, group: dict[str, Any]) -> _Table:
+    if len(capture.owners(name)) > 1:
+        remedy = f"Another module reads it without saying which rows. Untie it, or: {_EAGER}"
+        _check.fail("model", name, "to be a table of one module only for lazy noise", remedy)
+    if p.dtype not in (torch.float32, torch.float64):
+        _check.fail("model", f"{name}: {p.dtype}", "to have float32 or float64 tables for lazy noise", _EAGER)
+    table = _Table(name, p, index, group, torch.zeros(p.shape[0], dtype=torch.float64))
+    if not table.plain:
+        values = {option: group[option] for option in ("momentum", "weight_decay")}
+        remedy = f"Noise that is added later would miss them; give the table a group of its own with both 0. {_EAGER}"
+        _check.fail("optimizer", values, f"to have neither momentum nor weight decay for {name}", remedy)
+    return table
