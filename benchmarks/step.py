@@ -83,6 +83,26 @@ def hushgrad(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step
     return step
 
 
+def lazy(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
+    """A whole private run with lazy tables: noise for the rows that the batch reads, none for the others."""
+    from hushgrad.sampling.batch import stamp
+    from hushgrad.train import Plan, make_private
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    plan = Plan.dpsgd(
+        noise_multiplier=SIGMA, delta=1e-5, max_grad_norm=CLIP, batch_size=case.size, dataset_size=60_000, steps=10**6
+    )
+    private = make_private(model, optimizer, plan, seed=0, lazy_tables=True)
+
+    def step() -> None:
+        private._on_issue(stamp(batch, step=private.steps, examples=len(batch[0])))  # what the loader does, without the data
+        optimizer.zero_grad()
+        loss_of(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    return step
+
+
 def opacus(mode: str) -> Callable[[Case, nn.Module, tuple[Tensor, Tensor]], Step]:
     """Opacus' own engine in one of its gradient modes; batches come from the same tensors as everybody's."""
 
@@ -117,6 +137,7 @@ def opacus(mode: str) -> Callable[[Case, nn.Module, tuple[Tensor, Tensor]], Step
 IMPLEMENTATIONS: dict[str, Callable[[Case, nn.Module, tuple[Tensor, Tensor]], Step]] = {
     "plain": plain,
     "hushgrad": hushgrad,
+    "hushgrad lazy": lazy,
     **{f"opacus {mode}": opacus(mode) for mode in ("hooks", "functorch", "ew", "ghost")},
 }
 
@@ -151,7 +172,7 @@ def measure(case: Case, peers: list[str], threads: int, seconds: float) -> dict[
     """Ratios to plain PyTorch."""
     torch.set_num_threads(threads)
     steps, failed = {}, []
-    for name in ("plain", "hushgrad", *peers):
+    for name in ("plain", "hushgrad", *(["hushgrad lazy"] if case.lazy_target else []), *peers):
         try:
             steps[name] = build(name, case)
             steps[name]()
@@ -269,6 +290,11 @@ def report(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     if args.jax_python:
         result["cpu"] |= jax_peer(case, args.jax_python, seconds)
     print(_line(f"{case.name} B={case.size}, CPU, 1 thread", result["cpu"], case.target))
+    if case.lazy_target:
+        good = result["cpu"]["hushgrad lazy"] <= case.lazy_target
+        print(
+            f"   with lazy tables: {result['cpu']['hushgrad lazy']:.2f}; target {case.lazy_target}  {'PASS' if good else 'MISS'}"
+        )
     if args.wall and case.wall_target:
         result["wall"] = measure(case, [p for p in peers if p == "opacus ghost"], 2, seconds)
         print(_line("   wall, 2 threads", result["wall"], case.wall_target))
