@@ -1,4 +1,4 @@
-"""fully_shard: the weights of one process, the same noise bit for bit, and checkpoints that change the number of processes."""
+"""Several processes, with fully_shard or without: the weights and the noise of one, and checkpoints that change their number."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def alone():
     return {plan: train(plan, {}) for plan in PLANS}
 
 
-@pytest.fixture(scope="module")
-def moved(tmp_path_factory):
+@pytest.fixture(scope="module", params=[True, False], ids=["sharded", "data-parallel"])
+def moved(request, tmp_path_factory):
     """The same runs on 2, then 1, then 2 processes, from checkpoint to checkpoint."""
     directory = tmp_path_factory.mktemp("moved")
-    common = {"plans": PLANS, "sharded": True, "directory": str(directory / "checkpoints"), "every": 2}
+    common = {"plans": PLANS, "sharded": request.param, "directory": str(directory / "checkpoints"), "every": 2}
     phases = [({"stop": 6}, 2), ({"stop": 8}, 1), ({"micro": 2}, 2)]
     return [_run(directory, world, {**common, **options}) for options, world in phases]
 
@@ -98,10 +98,11 @@ def test_every_example_is_clipped_once_and_parts_may_be_empty(alone, moved):
 
 
 def test_no_pickle_and_no_leftovers(moved, tmp_path_factory):
-    directory = next(tmp_path_factory.getbasetemp().glob("moved*")) / "checkpoints" / "blt"
-    names = sorted(path.name for path in directory.iterdir())
-    assert names == ["key.json", "shard-5-0.safetensors", "shard-5-1.safetensors", "state.safetensors"]
-    assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
+    for run in tmp_path_factory.getbasetemp().glob("moved*"):
+        directory = run / "checkpoints" / "blt"
+        names = sorted(path.name for path in directory.iterdir())
+        assert [name.split("-")[0] for name in names] == ["key.json", "shard", "shard", "state.safetensors"]
+        assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
 
 
 @pytest.mark.slow
@@ -112,8 +113,7 @@ def test_any_number_of_processes_and_any_micro_batches_give_the_same_weights(alo
     for plan in PLANS:
         assert all(_close(alone[plan]["weights"], r[plan]["weights"]) for r in results)
         assert sum(sum(r[plan]["examples"]) for r in results) == sum(alone[plan]["examples"])
-        if sharded:
-            assert _whole_rows(results, plan) == {key: numbers for key, (_, numbers) in alone[plan]["noise"].items()}
+        assert _whole_rows(results, plan) == {key: numbers for key, (_, numbers) in alone[plan]["noise"].items()}
 
 
 @pytest.mark.slow
@@ -126,9 +126,10 @@ def test_a_compiled_model_gives_the_same_weights(alone, tmp_path, sharded, backe
 
 
 @pytest.mark.slow
-def test_shards_that_all_get_the_same_noise_are_noticed(alone, tmp_path):
-    """Planted: every process draws its shard as if it were the first, which is what noise on a DTensor does on a CPU mesh."""
-    results = _run(tmp_path, 2, {"plans": ["independent"], "sharded": True, "stop": 3, "defect": True})
+@pytest.mark.parametrize("sharded", [False, True])
+def test_parts_that_all_get_the_same_noise_are_noticed(alone, tmp_path, sharded):
+    """Planted: every process draws its part as if it were the first, which is what noise on a DTensor does on a CPU mesh."""
+    results = _run(tmp_path, 2, {"plans": ["independent"], "sharded": sharded, "stop": 3, "defect": True})
     first, second = (result["independent"]["noise"]["0 0"][1] for result in results)
     assert first[: len(second)] == second  # the defect is there: two shards with one noise
     with pytest.raises(AssertionError):
@@ -153,6 +154,5 @@ def test_the_others_end_soon_when_a_process_is_killed_and_the_run_goes_on(alone,
     results = _run(tmp_path, 2, options)
     assert results[0]["blt"]["resumed"] and results[0]["blt"]["steps"] == alone["blt"]["steps"]
     assert _close(alone["blt"]["weights"], results[0]["blt"]["weights"]) and results[0]["blt"]["ledger"] == alone["blt"]["ledger"]
-    if sharded:
-        expected = {key: numbers for key, (_, numbers) in alone["blt"]["noise"].items()}
-        assert all(expected[key] == row for key, row in _whole_rows(results, "blt").items())
+    expected = {key: numbers for key, (_, numbers) in alone["blt"]["noise"].items()}
+    assert all(expected[key] == row for key, row in _whole_rows(results, "blt").items())

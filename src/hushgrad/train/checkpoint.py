@@ -68,7 +68,7 @@ class Checkpoint:
     |---|---|---|
     | ``state.safetensors`` | model, optimizer, ledger, filter, random states, ``extras``, buffers of correlated noise | 0600 |
     | ``key.json`` | the run's key | 0600 |
-    | ``shard-<save>-<process>.safetensors`` | with ``fully_shard``: a process's part of all tensors in parameters' shapes | 0600 |
+    | ``shard-<save>-<process>.safetensors`` | of several processes: each one's part of the noise and of sharded tensors | 0600 |
 
     All are as secret as the data: key and buffers give the noise away. What is released is ``model.state_dict()``.
     """
@@ -96,8 +96,6 @@ class Checkpoint:
         """
         self.notes = dict(notes or {})
         private = self._private
-        if private.sharding is None and self._world.rank:
-            return
         tree: dict[str, Any] = {
             "version": 1,
             "model": dict(private.model.state_dict()),
@@ -108,13 +106,13 @@ class Checkpoint:
             "rng": rng_state(),
             "notes": self.notes,
         }
-        if private.sharding is not None:
+        if private.spread:
             tree = self._with_shards(tree)
         if self._world.rank == 0:
             with replacing(self.directory / _STATE) as temporary:
                 write_tree(temporary, tree)
             self._shards.remove_others(tree.get("shards", []))
-        if private.sharding is not None:
+        if private.spread:
             self._world.total(0)  # nobody goes on before the checkpoint is complete
 
     def _with_shards(self, tree: dict[str, Any]) -> dict[str, Any]:

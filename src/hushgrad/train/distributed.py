@@ -8,8 +8,9 @@ process holds a part of every parameter, see :mod:`hushgrad.train.sharding`.
 
 **Why the guarantee is that of one process.** Records are dealt to processes after the batch is drawn, from one key, so the
 batch is the sampler's, whatever the number W of processes. Clipping is per record and a record is in one part, so the summed
-sums are the one clipped sum. Each process adds row t divided by W of the *same* keyed noise: the total is row t, once. Where
-parameters are sharded, each process adds row t of the same keyed noise to the part that only it holds.
+sums are the one clipped sum. Each process draws its own part of row t of the *same* keyed noise and adds it to its sum before
+the sums are added up: every coordinate gets its noise, once, and W processes share the work and the buffers of correlated noise.
+Where parameters are sharded, each process adds row t to the part that only it holds.
 """
 
 from __future__ import annotations
@@ -58,6 +59,16 @@ class World:
         if not dist.is_available() or not dist.is_initialized():
             return cls()
         return cls(dist.get_rank(), dist.get_world_size())
+
+    def part(self, count: int) -> tuple[int, int]:
+        """(offset, length) of this process's part of ``count`` numbers; the last processes may have fewer, or none.
+
+        >>> [World(rank, 4).part(5) for rank in range(4)]
+        [(0, 2), (2, 2), (4, 1), (5, 0)]
+        """
+        chunk = -(-count // self.size)
+        first = min(self.rank * chunk, count)
+        return first, min(chunk, count - first)
 
     def share_key(self, key: RunKey) -> RunKey:
         """Process 0's key, in all processes: noise and batches must be functions of the same bits everywhere."""

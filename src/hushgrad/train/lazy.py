@@ -42,33 +42,79 @@ from hushgrad.noise.source import Source
 from hushgrad.train.distributed import World
 from hushgrad.train.plan import Plan
 
-__all__ = ["LazyTables", "require_lazy_plan"]
+__all__ = ["LazyTable", "LazyTables", "require_lazy_plan"]
 
 _AT_ONCE = 1 << 20  # numbers: settling a whole table needs no second table
 _EAGER = "Leave lazy_tables out."
 
 
-@dataclass(slots=True)
-class _Table:
-    """A table, its number among the tensors, its group of the optimizer, and the variance of the noise that each row owes."""
+@dataclass(slots=True, eq=False)
+class LazyTable:
+    """One table of a run: which noise its rows owe, and the hooks that have them pay before they are read."""
 
     name: str
     param: Tensor
-    index: int
-    group: dict[str, Any]
-    owed: Tensor  # (rows,) float64: a sum of positive terms, so no digit cancels
+    index: int  # of its noise
+    group: dict[str, Any]  # of the optimizer
+    source: Callable[[], Source]
+    reads: Callable[[tuple[Any, ...], Mapping[str, Any]], Tensor | None]
+    owed: Tensor  # (rows,) float64: the variance; a sum of positive terms, so no digit cancels
+    step: int = 0  # the last completed one
+
+    def hooks(self, module: nn.Module) -> list[Any]:
+        """Settle before the module reads the table, and before the table is saved or replaced; the handles."""
+        return [
+            module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            module.register_state_dict_pre_hook(self._before_state),
+            module.register_load_state_dict_pre_hook(self._before_state),  # what is owed belongs to the values that go
+        ]
+
+    # Methods, not closures, which copy.deepcopy would share: then a copied model would settle the table of the original.
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.settle(self.reads(args, kwargs))
+
+    def _before_state(self, *_: Any) -> None:
+        self.settle()
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "A model with lazy tables is not copied or pickled as it is: they lack noise. Use model.state_dict(), or detach() first."
+        )
 
     @property
     def plain(self) -> bool:
         """Whether SGD moves this table by -lr times its gradient and nothing else."""
         return self.group["momentum"] == 0 and self.group["weight_decay"] == 0
 
+    @torch.no_grad()
+    def update(self, raw_sum: Tensor, std: float, step: int) -> None:
+        """What the optimizer would do in ``step``: the touched rows move now, the noise of std ``std`` is owed by all rows."""
+        rate = float(self.group["lr"]) * (-1 if self.group["maximize"] else 1)
+        self.step = step
+        self.owed.add_((rate * std) ** 2)  # first: an interruption between the two must not lose noise
+        self.param.data.add_(raw_sum.coalesce(), alpha=-rate)
+
+    @torch.no_grad()
+    def settle(self, ids: Tensor | None = None) -> None:
+        """Give the rows ``ids``, or all, the noise that they owe."""
+        if ids is None:
+            rows = self.owed.nonzero().squeeze(1)
+        else:
+            ids = ids.detach().reshape(-1).to(device="cpu", dtype=torch.int64)
+            rows = ids[self.owed[ids] > 0].unique()  # type: ignore[no-untyped-call]
+        weight = self.param.data  # not a new version for autograd: rows that a pending backward has read do not change
+        for some in rows.split(max(1, _AT_ONCE // weight.shape[1])):
+            z = rows_of(self.source(), self.step, self.index, some, weight.shape[1], dtype=weight.dtype)
+            z.mul_(self.owed[some].sqrt_().to(z.dtype).unsqueeze(1))
+            weight.index_add_(0, some.to(weight.device), z.to(weight.device), alpha=-1)
+            self.owed[some] = 0.0  # last, for the same reason
+
 
 class LazyTables:
     """The tables of a run whose noise is added when their rows are read: none, until :meth:`attach`."""
 
     def __init__(self) -> None:
-        self._tables: list[_Table] = []
+        self._tables: list[LazyTable] = []
         self._handles: list[Any] = []
 
     @property
@@ -89,35 +135,11 @@ class LazyTables:
             remedy = f"There is nothing to gain. {_EAGER}"
             _check.fail("model", type(capture.model).__name__, "to have a trainable embedding table of its own", remedy)
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        self._tables = [
-            _table(capture, name, p, index, groups[id(p)])
-            for index, (name, p) in enumerate(params.items())
-            if name in capture.scattered
-        ]
-        self._source, self._step = source, 0
-        self._handles = [handle for table in self._tables for handle in self._hooks(capture, table)]
+        numbered = [(name, p, index) for index, (name, p) in enumerate(params.items()) if name in capture.scattered]
+        self._tables = [_table(capture, name, p, index, groups[id(p)], source) for name, p, index in numbered]
+        for table in self._tables:
+            self._handles += table.hooks(capture.owners(table.name)[0].module)
         capture.keep_rows(table.name for table in self._tables)
-
-    def __reduce__(self) -> str:
-        raise TypeError(
-            "A model with lazy tables is not copied or pickled as it is: its tables lack noise. Use model.state_dict(), or "
-            "detach() first."
-        )
-
-    def _hooks(self, capture: Capture, table: _Table) -> list[Any]:
-        site = capture.owners(table.name)[0]
-
-        def before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._settle(table, site.rule.reads(args, kwargs))
-
-        def before_state(*_: Any) -> None:
-            self._settle(table)
-
-        return [
-            site.module.register_forward_pre_hook(before_forward, with_kwargs=True),
-            site.module.register_state_dict_pre_hook(before_state),
-            site.module.register_load_state_dict_pre_hook(before_state),  # what is owed belongs to the values that go
-        ]
 
     def check(self) -> None:
         """Before a step: is the optimizer still one that allows it? A scheduler may have turned the momentum on."""
@@ -127,34 +149,15 @@ class LazyTables:
                     f"The optimizer now has momentum or weight decay for {table.name}, whose noise is lazy. Set both to 0."
                 )
 
-    @torch.no_grad()
     def update(self, raw_sums: Mapping[str, Tensor], std: float, step: int) -> None:
-        """What the optimizer would do in ``step``: the touched rows move now, the noise of std ``std`` is owed by all rows."""
-        self._step = step
+        """One step of all tables, whose noise has the standard deviation ``std``."""
         for table in self._tables:
-            rate = float(table.group["lr"]) * (-1 if table.group["maximize"] else 1)
-            table.owed.add_((rate * std) ** 2)  # first: an interruption between the two must not lose noise
-            table.param.data.add_(raw_sums[table.name].coalesce(), alpha=-rate)
+            table.update(raw_sums[table.name], std, step)
 
     def settle(self) -> None:
-        """Give every row the noise that it owes."""
+        """Give every row of every table the noise that it owes."""
         for table in self._tables:
-            self._settle(table)
-
-    @torch.no_grad()
-    def _settle(self, table: _Table, ids: Tensor | None = None) -> None:
-        """The rows ``ids``, or all."""
-        if ids is None:
-            rows = table.owed.nonzero().squeeze(1)
-        else:
-            ids = ids.detach().reshape(-1).to(device="cpu", dtype=torch.int64)
-            rows = ids[table.owed[ids] > 0].unique()  # type: ignore[no-untyped-call]
-        weight = table.param.data  # not a new version for autograd: rows that a pending backward has read do not change
-        for some in rows.split(max(1, _AT_ONCE // weight.shape[1])):
-            z = rows_of(self._source(), self._step, table.index, some, weight.shape[1], dtype=weight.dtype)
-            z.mul_(table.owed[some].sqrt_().to(z.dtype).unsqueeze(1))
-            weight.index_add_(0, some.to(weight.device), z.to(weight.device), alpha=-1)
-            table.owed[some] = 0.0  # last, for the same reason
+            table.settle()
 
     def resume(self, was_lazy: bool) -> None:
         """Before an interrupted run is continued: was its noise added in the same way?"""
@@ -182,13 +185,14 @@ def require_lazy_plan(plan: Plan, world: World, *, sharded: bool) -> None:
         _check.fail("processes", world.size, "to be 1, without fully_shard, for lazy tables", _EAGER)
 
 
-def _table(capture: Capture, name: str, p: Tensor, index: int, group: dict[str, Any]) -> _Table:
-    if len(capture.owners(name)) > 1:
+def _table(capture: Capture, name: str, p: Tensor, index: int, group: dict[str, Any], source: Callable[[], Source]) -> LazyTable:
+    site, *others = capture.owners(name)
+    if others:
         remedy = f"Another module reads it without saying which rows. Untie it, or: {_EAGER}"
         _check.fail("model", name, "to be a table of one module only for lazy noise", remedy)
     if p.dtype not in (torch.float32, torch.float64):
         _check.fail("model", f"{name}: {p.dtype}", "to have float32 or float64 tables for lazy noise", _EAGER)
-    table = _Table(name, p, index, group, torch.zeros(p.shape[0], dtype=torch.float64))
+    table = LazyTable(name, p, index, group, source, site.rule.reads, torch.zeros(p.shape[0], dtype=torch.float64))
     if not table.plain:
         values = {option: group[option] for option in ("momentum", "weight_decay")}
         remedy = f"Noise that is added later would miss them; give the table a group of its own with both 0. {_EAGER}"

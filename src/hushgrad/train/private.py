@@ -346,11 +346,19 @@ class Private:
             "lazy_tables": self._lazy.attached,
             "average": {} if self._averaged is None else self._averaged.state_dict(),
         }
-        return {**state, "key": self._key.secret, "noise": self.noise_state()} if with_key else state
+        if not with_key:
+            return state
+        noise = {} if self._world.size > 1 else {"noise": self.noise_state()}  # one process has a part of it: it is drawn again
+        return {**state, **noise, "key": self._key.secret}
 
     def ranges(self) -> list[tuple[int, int]]:
-        """(offset, count) of the part of each trainable parameter that lives in this process."""
-        return [(0, p.numel()) for p in self._params.values()] if self.sharding is None else self.sharding.ranges()
+        """(offset, count) of the part of each trainable parameter whose noise is drawn in this process."""
+        return [self._world.part(p.numel()) for p in self._params.values()] if self.sharding is None else self.sharding.ranges()
+
+    @property
+    def spread(self) -> bool:
+        """Several processes hold the run's state: each has a part of the noise and, with ``fully_shard``, of the parameters."""
+        return self.sharding is not None or self._world.size > 1
 
     def noise_state(self) -> dict[str, Any]:
         """The buffers of correlated noise (counts only, for independent noise): as secret as the key."""

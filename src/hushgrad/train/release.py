@@ -140,13 +140,23 @@ class Release:
         return self._rows(step, {name: p.detach() for name, p in self._params.items() if name not in self._capture.by_rows})
 
     def _rows(self, step: int, likes: dict[str, Tensor], *, add: bool = False) -> dict[str, Tensor]:
-        """Row ``step`` of the noise for some parameters: fresh, or added to ``likes`` in place."""
+        """Row ``step`` of the noise for some parameters: fresh, or added to ``likes`` in place; of W processes, one part in each."""
         if not likes:
             return {}
-        scale = self._scale / self._world.size  # every process draws the same row: W parts make one
+        if self._world.size > 1:
+            return self._parts(step, likes if add else {name: _zeros(like) for name, like in likes.items()})
         tensors, indices = list(likes.values()), [self._index[name] for name in likes]
-        rows = self.stream.rows(step, tensors, indices=indices, out=tensors if add else None, scale=scale)
+        rows = self.stream.rows(step, tensors, indices=indices, out=tensors if add else None, scale=self._scale)
         return dict(zip(likes, rows, strict=True))
+
+    def _parts(self, step: int, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``sums`` with this process's part of row ``step`` added; the other processes' parts come with their sums."""
+        held = {name: self._world.part(total.numel()) for name, total in sums.items()}
+        held = {name: part for name, part in held.items() if part[1]}
+        out = [sums[name].view(-1).narrow(0, *part) for name, part in held.items()]  # a view, or an error: never a copy
+        indices, offsets = [self._index[name] for name in held], [offset for offset, _ in held.values()]
+        self.stream.rows(step, out, indices=indices, offsets=offsets, out=out, scale=self._scale)
+        return sums
 
     def _noised(self, step: int, sums: dict[str, Tensor], begun: dict[str, Tensor] | None) -> dict[str, Tensor]:
         """The sums, each with its noise: those in ``begun`` have it already, if they are what the capture was given.
@@ -219,6 +229,11 @@ class Release:
             with torch.no_grad():
                 for name, value in kept.items():  # copied back: w + s - s is not w in floating point
                     self._params[name].copy_(value)
+
+
+def _zeros(like: Tensor) -> Tensor:
+    """Contiguous, whatever ``like`` is."""
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
 
 def _in_type_of(p: Tensor, g: Tensor) -> Tensor:
