@@ -33,7 +33,7 @@ typedef struct {
     float alpha, scale, before, after;
 } signal;
 
-/* sum_{j<i} alpha^(i-1-j) v[j], and its mirror image. */
+/* sum_{j<i} alpha^(i-1-j) v[j]. */
 static float state_before(const signal *s, size_t i) {
     size_t j = i > s->reach ? i - s->reach : 0;
     float state = j ? 0 : s->before;
@@ -41,18 +41,8 @@ static float state_before(const signal *s, size_t i) {
     return state;
 }
 
-static float state_after(const signal *s, size_t i) {
-    size_t j = s->d - i > s->reach ? i + s->reach : s->d;
-    float state = j < s->d ? 0 : s->after;
-    for (; (j - i) % 4; j--) state = s->v[j - 1] + s->alpha * state;
-    const float a = s->alpha, a4 = (a * a) * (a * a);
-    float part[4] = {state, 0, 0, 0}; /* four recursions at a time: each alone would wait for itself */
-    for (; j > i; j -= 4)
-        for (int k = 0; k < 4; k++) part[k] = s->v[j - 4 + k] + a4 * part[k];
-    return part[0] + a * (part[1] + a * (part[2] + a * part[3]));
-}
-
-#define BLOCK 4096 /* with its result in the first-level cache */
+#define BLOCK 1024 /* read twice, and its result written twice, in the first-level cache */
+#define SOON 4096  /* how far ahead memory is fetched, into the second-level cache; the processor itself looks no farther than a page */
 
 /* Lane i takes lane i - by (or i + by, mirrored), and 0 where there is none. */
 #define SHIFTED_16(x, by)                                                                                                 \
@@ -83,12 +73,7 @@ static float state_after(const signal *s, size_t i) {
 
 /* out[i] = scale (v[i] + alpha before[i] + alpha after[i]) for i in [low, high). */
 void hushgrad_smooth(int lanes, const signal *s, size_t low, size_t high, float *out) {
-    float before = state_before(s, low);
-    for (size_t begin = low; begin < high; begin += BLOCK) { /* read twice, but the second time from the cache */
-        const size_t end = begin + BLOCK < high ? begin + BLOCK : high;
-        before = (lanes == 16 ? forward_16 : forward_8)(s, before, begin, end, out);
-        (lanes == 16 ? backward_16 : backward_8)(s, state_after(s, end), begin, end, out);
-    }
+    (lanes == 16 ? smooth_16 : smooth_8)(s, low, high, out);
 }
 #endif
 

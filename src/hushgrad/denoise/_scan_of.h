@@ -29,13 +29,23 @@ TARGET static inline __attribute__((always_inline)) VECTOR NAME(scan)(VECTOR x, 
     return x;
 }
 
-/* out[i] = scale f[i] with f[i] = v[i] + alpha f[i-1]; returns the last f. */
-TARGET static float NAME(forward)(const signal *s, float state, size_t low, size_t high, float *out) {
-    const VECTOR powers = NAME(powers)(s->alpha, 0);
+/* sum_{j>=i} alpha^(j-i) v[j]: as many recursions as there are lanes, since one alone would wait for itself. */
+TARGET static inline float NAME(state_after)(const signal *s, float across, size_t i) {
+    size_t j = s->d - i > s->reach ? i + s->reach : s->d;
+    float state = j < s->d ? 0 : s->after;
+    for (; (j - i) % LANES; j--) state = s->v[j - 1] + s->alpha * state;
+    VECTOR states = {state};
+    for (; j > i; j -= LANES) states = *(const NAME(loose) *)(s->v + j - LANES) + across * states;
+    return NAME(scan)(states, s->alpha, 1)[0];
+}
+
+/* out[i] = scale f[i] with f[i] = v[i] + alpha f[i-1]; returns the last f. Meanwhile the numbers of a later block are fetched. */
+TARGET static inline float NAME(forward)(const signal *s, VECTOR powers, float state, size_t low, size_t high, float *out) {
     const float alpha = s->alpha, scale = s->scale, across = powers[LANES - 1];
     VECTOR states = (VECTOR){0} + state;
     size_t i = low;
     for (; i + LANES <= high; i += LANES) {
+        __builtin_prefetch(s->v + i + SOON, 0, 2);
         VECTOR own = NAME(scan)(*(const NAME(loose) *)(s->v + i), alpha, 0);
         *(NAME(loose) *)(out + i) = scale * (own + states * powers);
         states = NAME(spread)(own, LANES - 1) + across * states;
@@ -45,9 +55,8 @@ TARGET static float NAME(forward)(const signal *s, float state, size_t low, size
     return state;
 }
 
-/* out[i] += scale alpha b[i+1] with b[i] = v[i] + alpha b[i+1]. */
-TARGET static void NAME(backward)(const signal *s, float state, size_t low, size_t high, float *out) {
-    const VECTOR powers = NAME(powers)(s->alpha, 1);
+/* out[i] += scale alpha b[i+1] with b[i] = v[i] + alpha b[i+1]. Meanwhile the room of a later block is fetched. */
+TARGET static inline void NAME(backward)(const signal *s, VECTOR powers, float state, size_t low, size_t high, float *out) {
     const float alpha = s->alpha, scale = s->scale, across = powers[0];
     size_t i = high;
     for (; i > low && (i - low) % LANES; i--) {
@@ -56,9 +65,21 @@ TARGET static void NAME(backward)(const signal *s, float state, size_t low, size
     }
     VECTOR states = (VECTOR){0} + state;
     for (; i > low; i -= LANES) {
+        __builtin_prefetch(out + i - LANES + SOON, 1, 2);
         VECTOR v = *(const NAME(loose) *)(s->v + i - LANES), own = NAME(scan)(v, alpha, 1);
         *(NAME(loose) *)(out + i - LANES) += scale * (own - v + states * powers);
         states = NAME(spread)(own, 0) + across * states;
+    }
+}
+
+/* A block at a time: read twice, but the second time from the cache. */
+TARGET static void NAME(smooth)(const signal *s, size_t low, size_t high, float *out) {
+    const VECTOR powers = NAME(powers)(s->alpha, 0), mirrored = NAME(powers)(s->alpha, 1);
+    float before = state_before(s, low);
+    for (size_t begin = low; begin < high; begin += BLOCK) {
+        const size_t end = begin + BLOCK < high ? begin + BLOCK : high;
+        before = NAME(forward)(s, powers, before, begin, end, out);
+        NAME(backward)(s, mirrored, NAME(state_after)(s, mirrored[0], end), begin, end, out);
     }
 }
 
