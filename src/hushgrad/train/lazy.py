@@ -86,13 +86,18 @@ class LazyTable:
         """Whether SGD moves this table by -lr times its gradient and nothing else."""
         return self.group["momentum"] == 0 and self.group["weight_decay"] == 0
 
+    @property
+    def _direction(self) -> int:
+        """The noise has no direction by itself; with this one, rows that are read at every step get the bits of the eager run."""
+        return 1 if self.group["maximize"] else -1
+
     @torch.no_grad()
     def update(self, raw_sum: Tensor, std: float, step: int) -> None:
         """What the optimizer would do in ``step``: the touched rows move now, the noise of std ``std`` is owed by all rows."""
-        rate = float(self.group["lr"]) * (-1 if self.group["maximize"] else 1)
+        rate = float(self.group["lr"])
         self.step = step
         self.owed.add_((rate * std) ** 2)  # first: an interruption between the two must not lose noise
-        self.param.data.add_(raw_sum.coalesce(), alpha=-rate)
+        self.param.data.add_(raw_sum.coalesce(), alpha=self._direction * rate)
 
     @torch.no_grad()
     def settle(self, ids: Tensor | None = None) -> None:
@@ -106,7 +111,7 @@ class LazyTable:
         for some in rows.split(max(1, _AT_ONCE // weight.shape[1])):
             z = rows_of(self.source(), self.step, self.index, some, weight.shape[1], dtype=weight.dtype)
             z.mul_(self.owed[some].sqrt_().to(z.dtype).unsqueeze(1))
-            weight.index_add_(0, some.to(weight.device), z.to(weight.device), alpha=-1)
+            weight.index_add_(0, some.to(weight.device), z.to(weight.device), alpha=self._direction)
             self.owed[some] = 0.0  # last, for the same reason
 
 

@@ -1,0 +1,130 @@
+"""Clipped sums of tables as sparse rows are the dense sums, for every kind of batch."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hushgrad.clipping import Capture, Flat, PerLayer
+from hushgrad.clipping.sums import RowSum, Sum
+
+ROWS, WIDTH = 12, 3
+
+
+class Model(nn.Module):
+    def __init__(self, table: nn.Module, twice: bool = False) -> None:
+        super().__init__()
+        self.table, self.out, self.twice = table, nn.Linear(WIDTH, 1), twice
+
+    def forward(self, ids: Tensor) -> Tensor:
+        read = self.table(ids)
+        if self.twice:
+            read = read * self.table(ids.flip(1))
+        return self.out(read.mean(1) if read.dim() == 3 else read).tanh()
+
+
+TABLES = {
+    "embedding": lambda: nn.Embedding(ROWS, WIDTH),
+    "padding": lambda: nn.Embedding(ROWS, WIDTH, padding_idx=1),
+    "bags": lambda: nn.EmbeddingBag(ROWS, WIDTH, mode="mean", padding_idx=1),
+}
+
+
+def _collected(model: nn.Module, batches: list[Tensor], *, rows: bool, fold: bool, units: Tensor | None, clipper):
+    capture = Capture(model)
+    capture.attach()
+    if rows:
+        capture.keep_rows(["table.weight"])
+        assert capture.by_rows == {"table.weight"} and not capture.scattered
+    capture.fold_with(clipper if fold else None)
+    start = 0
+    for ids in batches:
+        if not len(ids):
+            continue
+        if units is not None:
+            capture.units(units[start : start + len(ids)])
+            start += len(ids)
+        model(ids).mean().backward()
+    clipped = capture.collect(clipper, scale=0.25)
+    capture.detach()
+    return clipped
+
+
+def _same(model: nn.Module, batches: list[Tensor], *, fold=False, units=None, clipper=None) -> Tensor:
+    clipper = clipper or Flat(0.3)
+    options = {"fold": fold, "units": units, "clipper": clipper}
+    dense = _collected(copy.deepcopy(model), batches, rows=False, **options)
+    sparse = _collected(model, batches, rows=True, **options)
+    assert sparse.raw_sums["table.weight"].is_sparse
+    for name, total in dense.raw_sums.items():
+        torch.testing.assert_close(sparse.raw_sums[name].to_dense(), total, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(sparse.raw_norms, dense.raw_norms, rtol=0, atol=0, equal_nan=True)
+    assert sparse.rejected == dense.rejected
+    return sparse.raw_sums["table.weight"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    table=st.sampled_from(sorted(TABLES)),
+    sizes=st.lists(st.integers(0, 5), max_size=4),
+    length=st.integers(2, 5),
+    twice=st.booleans(),
+    fold=st.booleans(),
+    by_unit=st.booleans(),
+    per_layer=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_sparse_rows_add_up_to_the_dense_sum(table, sizes, length, twice, fold, by_unit, per_layer, seed):
+    torch.manual_seed(seed)
+    model = Model(TABLES[table](), twice).double()
+    batches = [torch.randint(ROWS, (size, length)) for size in sizes]
+    units = torch.randint(3, (sum(sizes),)) if by_unit else None
+    _same(model, batches, fold=fold, units=units, clipper=PerLayer(0.3) if per_layer else None)
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_an_example_without_a_finite_gradient_adds_no_row(fold):
+    torch.manual_seed(0)
+    model = Model(nn.Embedding(ROWS, WIDTH)).double()
+    with torch.no_grad():
+        model.table.weight[7] = float("nan")
+    batches = [torch.tensor([[1, 2], [7, 3], [4, 2]]), torch.tensor([[5, 5], [7, 8]])]
+    total = _same(model, batches, fold=fold).coalesce()
+    assert set(total.indices().flatten().tolist()) <= {1, 2, 4, 5} and bool(total.values().isfinite().all())
+
+
+def test_many_micro_batches_never_keep_more_rows_than_the_table_has():
+    total, dense = RowSum(torch.Size([5, 2]), torch.float64, torch.device("cpu")), torch.zeros(5, 2, dtype=torch.float64)
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        ids, values = torch.randint(5, (4,), generator=g), torch.randn(4, 2, generator=g).double()
+        total.add_rows(ids, values)
+        dense.index_add_(0, ids, values)
+        assert total.buffer._nnz() <= 5
+    torch.testing.assert_close(total.buffer.to_dense(), dense)
+
+
+def test_an_empty_sum_is_a_table_without_rows():
+    total = RowSum(torch.Size([5, 2]), torch.float32, torch.device("cpu"))
+    assert total.buffer.coalesce().values().shape == (0, 2) and total.buffer.shape == (5, 2)
+    assert Sum(torch.Size([5, 2]), torch.float32, torch.device("cpu")).buffer.shape == (5, 2)
+
+
+def test_rows_that_a_rule_cannot_name_are_all_rows():
+    assert nn.Embedding in {type(site.module) for site in _owners()} and _owners()[0].rule.reads((torch.tensor([3]),), {}) == 3
+    linear = Capture(Model(nn.Embedding(ROWS, WIDTH)))
+    linear.attach()
+    assert linear.owners("out.weight")[0].rule.reads((torch.ones(1),), {}) is None
+    linear.keep_rows(["out.weight", "no such name"])  # only what scatters
+    assert linear.by_rows == frozenset() and linear.scattered == {"table.weight"}
+
+
+def _owners():
+    capture = Capture(Model(nn.Embedding(ROWS, WIDTH)))
+    capture.attach()
+    return capture.owners("table.weight")
