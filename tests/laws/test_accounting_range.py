@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 
-from hushgrad.accounting import PLD, delta, epsilon, estimate, gaussian_epsilon
+from hushgrad.accounting import PLD, RDP, delta, delta_curve, epsilon, estimate, gaussian_epsilon
 from hushgrad.accounting.pld import merge
 from hushgrad.accounting.pld.loss import PrivacyLoss
 from hushgrad.accounting.pld.solve import epsilon_bound
 from hushgrad.errors import NoTheorem
-from hushgrad.events import Compose, Event, Gaussian
+from hushgrad.events import Compose, Event, Exponential, Gaussian
 
 LIMIT = 8.0  # seconds of CPU for one question, on a slow machine
 SIGMAS, RATES, STEPS, DELTAS = (0.1, 1.0, 30.0, 1e4), (1e-9, 1e-4, 0.5, 1.0), (1, 100, 10**5, 10**8), (1e-15, 1e-6)
@@ -96,3 +96,14 @@ def test_merging_in_the_wrong_direction_is_seen(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(merge._Steps, "_extremes", lambda steps, cells, *, upper: honest(steps, cells, upper=not upper))
     parts = loss._direction(0, 2e-2, upper=True)
     assert len(parts) < 60 and epsilon_bound(parts, 1e-5, 1e-4, upper=True).epsilon < exact[0]
+
+
+@pytest.mark.parametrize(("eta", "times"), [(0.5, 100), (0.01, 10_000), (0.0016, 1_000_000), (2.0, 30), (0.3, 2)])
+def test_the_envelope_of_the_exponential_mechanism_is_never_above_its_renyi_bound(eta: float, times: int) -> None:
+    """The envelope is at the worst mechanism for each epsilon; one order of Rényi's divergence sees one mechanism only."""
+    event = Exponential(eta) * times
+    loss, renyi = PLD().loss(event), RDP().loss(event)
+    low, high = loss.epsilon_interval(1e-6)  # type: ignore[attr-defined]
+    assert 0 < low <= high <= renyi.epsilon(1e-6)
+    assert loss.delta(high) <= min(1e-6 * (1 + 1e-6), renyi.delta(high))
+    assert delta_curve(event, [high])[0] <= renyi.delta(high)

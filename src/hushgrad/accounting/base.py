@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -183,8 +184,8 @@ def count_leaves(event: Event, times: int, counts: dict[Event, int]) -> None:
         event, times = pending.pop()
         if times == 0:
             continue
-        if isinstance(event, Compose):
-            pending.extend((part, times) for part in reversed(event.events))
+        if isinstance(event, Compose):  # counted first: a ledger has millions of entries of a few kinds
+            pending.extend((part, n * times) for part, n in reversed(Counter(event.events).items()))
         elif isinstance(event, Repeat):
             pending.append((event.of, times * event.times))
         elif isinstance(event, Sampled) and (simpler := _unsampled(event)) is not None:

@@ -81,7 +81,8 @@ class PrivacyLoss:
             bounds = [
                 max(pair) for pair in zip(bounds, delta_bounds(self._direction(k, WIDTH, upper=True), epsilons), strict=True)
             ]
-        return bounds
+        net = None if self._attained() else self._net()
+        return bounds if net is None else [min(bound, net.delta(e)) for bound, e in zip(bounds, epsilons, strict=True)]
 
     def epsilon_interval(self, delta: float, width: float = WIDTH) -> tuple[float, float]:
         """Certified bounds (lower, upper) on epsilon, ``width`` apart relative to epsilon if that can be had."""
@@ -101,7 +102,10 @@ class PrivacyLoss:
 
     def _can_meet(self) -> bool:
         """Whether finer grids bring the two bounds together: all upper curves are attained, and no steps are merged."""
-        return len(self.parts) <= MERGED and all(pair.above == pair.below for pair, _ in self.parts)
+        return len(self.parts) <= MERGED and self._attained()
+
+    def _attained(self) -> bool:
+        return all(pair.above == pair.below for pair, _ in self.parts)
 
     def _lower(self, delta: float, width: float, uppers: list[Answer]) -> Answer:
         """A lower bound on epsilon: the directions in falling order of their upper bounds, while these may still be the larger."""
@@ -121,14 +125,19 @@ class PrivacyLoss:
         high = low = 0.0
         for k in range(self._count(upper=True)):
             high = max(high, delta_bound(self._direction(k, WIDTH, upper=True), epsilon, upper=True, known=high))
+        net = None if self._attained() else self._net()
+        high = high if net is None else min(high, net.delta(epsilon))
         for k in range(self._count(upper=False) if lower else 0):
             low = max(low, delta_bound(self._direction(k, WIDTH, upper=False), epsilon, upper=False))
         return min(low, high), high
 
     def _safe(self, found: list[Answer], delta: float) -> float:
-        """The upper bound: where the numerics are at their limits a Rényi bound may be smaller, and then it is taken."""
+        """The upper bound. A Rényi bound may be smaller, and then it is taken: where the numerics are at their limits, and where curves
+        are not attained. The curve of the exponential mechanism is an envelope: no mechanism is that bad at all epsilons at once.
+        """
         epsilon = max((answer.epsilon for answer in found), default=0.0)
-        net = self._net() if any(answer.doubtful or math.isinf(answer.epsilon) for answer in found) else None
+        unsure = any(answer.doubtful or math.isinf(answer.epsilon) for answer in found)
+        net = self._net() if unsure or not self._attained() else None
         return epsilon if net is None else min(epsilon, net.epsilon(delta))
 
     def _net(self) -> Loss | None:

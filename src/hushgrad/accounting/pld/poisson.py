@@ -27,9 +27,9 @@ class PoissonRemove(Curve):
     rate: float
 
     def __post_init__(self) -> None:
-        losses = self.atoms()[0]
-        spacing = float(losses[1] - losses[0]) if len(losses) == 2 else math.nan  # the map of losses is not linear
-        object.__setattr__(self, "lattice", spacing if self.base.lattice != 0 else 0.0)
+        if self.base.lattice != 0:
+            losses = self.atoms()[0]  # mapped by a function that is not linear
+            object.__setattr__(self, "lattice", float(losses[1] - losses[0]) if len(losses) == 2 else math.nan)
         object.__setattr__(self, "discrete", self.base.discrete)
         object.__setattr__(self, "infinite", self.rate * self.base.infinite)
         object.__setattr__(self, "smooth", self.base.smooth)
