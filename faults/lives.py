@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "dpsgd": lambda: Plan.dpsgd(steps=STEPS, **_COMMON),
     "blt": lambda: Plan.dpftrl(epochs=3, noise=BLT(buffers=2), **_COMMON),
     "kalman": lambda: Plan.dpsgd(steps=STEPS, denoise=Kalman(kappa=0.7, gamma=0.5), **_COMMON),
+    "lazy": lambda: Plan.dpsgd(steps=STEPS, **{**_COMMON, "average": None}),
 }
 _RANK_TIMEOUT = timedelta(seconds=20)
 
@@ -54,12 +56,9 @@ def train(
     """One life of the run in ``directory``; it dies at its ``kill_at``-th touch of the disk, if that is given."""
     if kill_at is not None:
         _die_at(kill_at)
-    torch.manual_seed(0)
-    data = TensorDataset(torch.randn(64, 6), torch.randint(3, (64,)))
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    data, model, optimizer = _parts(lazy=plan == "lazy")
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
-    private = make_private(model, optimizer, PLANS[plan](), key=key)
+    private = make_private(model, optimizer, PLANS[plan](), key=key, lazy_tables=plan == "lazy")
     checkpoint = Checkpoint(directory, private, extras={"schedule": schedule})
     first = private.steps
 
@@ -69,11 +68,21 @@ def train(
 
     callbacks = [save] if on_step is None else [on_step, save]
     run_steps(private, F.cross_entropy, data, scheduler=schedule, callbacks=callbacks, num_workers=workers)
-    with private.averaged():
+    with nullcontext() if private.plan.average is None else private.averaged():
         averaged = _hash(model)
     groups = json.dumps(optimizer.state_dict()["param_groups"])
     ledger = private.ledger.to_json()
     return {"weights": _hash(model), "averaged": averaged, "groups": groups, "ledger": ledger, "first": first}
+
+
+def _parts(*, lazy: bool) -> tuple[TensorDataset, nn.Module, torch.optim.Optimizer]:
+    """Data, model and optimizer: words in a table of which few rows are read at a time, or numbers."""
+    torch.manual_seed(0)
+    inputs = torch.randint(200, (64, 4)) if lazy else torch.randn(64, 6)
+    first = nn.EmbeddingBag(200, 8) if lazy else nn.Linear(6, 8)
+    model = nn.Sequential(first, nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5) if lazy else torch.optim.AdamW(model.parameters(), lr=0.05)
+    return TensorDataset(inputs, torch.randint(3, (64,))), model, optimizer
 
 
 def end_of(result: dict[str, Any]) -> dict[str, Any]:

@@ -197,6 +197,19 @@ def test_how_often_it_is_settled_moves_only_the_draws(settle_at, steps):
     torch.testing.assert_close(eager.table.weight, lazy.table.weight, rtol=0, atol=1e-7)
 
 
+def test_the_learning_rate_of_a_loaded_optimizer_state_is_used():
+    """Loading replaces the optimizer's groups by others."""
+    model = _model()
+    private = _private(model, _plan(1))
+    state = private.optimizer.state_dict()
+    state["param_groups"][0]["lr"] = 0.05
+    private.optimizer.load_state_dict(state)
+    before = _raw_table(model)
+    private.optimizer.step()
+    noise = (before - _raw_table(model)) / (0.05 * 0.8 * 0.7 / 5)
+    torch.testing.assert_close(noise, Source(key=KEY).z(0, 0, noise), rtol=1e-9, atol=1e-9)
+
+
 # When rows are settled -----------------------------------------------------------------------------------------------------
 
 

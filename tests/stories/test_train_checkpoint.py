@@ -48,7 +48,9 @@ def lives(tmp_path_factory):
     scenarios = {
         "dpsgd": ("dpsgd", EVERY_CALL, {}),
         "blt": ("blt", EVERY_CALL, {}),
+        "lazy": ("lazy", EVERY_CALL, {}),
         "random": ("kalman", ["any"] * 3, {}),
+        "random lazy": ("lazy", ["any"] * 3, {}),
         "fresh": ("dpsgd", [8, 5], {"key": None}),
         "ranks": ("blt", ["any"], {"ranks": 2}),
     }
@@ -56,13 +58,13 @@ def lives(tmp_path_factory):
     return directory, _lives(directory, scenarios)
 
 
-@pytest.mark.parametrize("mode", ["dpsgd", "blt"])
+@pytest.mark.parametrize("mode", ["dpsgd", "blt", "lazy"])
 def test_a_run_killed_while_saving_ends_bit_for_bit_the_same(lives, mode):
     assert lives[1][mode]["deaths"] == len(EVERY_CALL)
     _assert_same_end(lives[1][mode])
 
 
-@pytest.mark.parametrize("name", ["random", "ranks"])
+@pytest.mark.parametrize("name", ["random", "random lazy", "ranks"])
 def test_a_run_killed_at_random_instants_ends_the_same(lives, name):
     _assert_same_end(lives[1][name])
 

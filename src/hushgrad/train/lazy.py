@@ -55,7 +55,8 @@ class LazyTable:
     name: str
     param: Tensor
     index: int  # of its noise
-    group: dict[str, Any]  # of the optimizer
+    optimizer: Optimizer
+    place: int  # of its group there, which a loaded state keeps; the group itself is replaced
     source: Callable[[], Source]
     reads: Callable[[tuple[Any, ...], Mapping[str, Any]], Tensor | None]
     owed: Tensor  # (rows,) float64: the variance; a sum of positive terms, so no digit cancels
@@ -80,6 +81,11 @@ class LazyTable:
         raise TypeError(
             "A model with lazy tables is not copied or pickled as it is: they lack noise. Use model.state_dict(), or detach() first."
         )
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The optimizer's options for this table, as they are now."""
+        return self.optimizer.param_groups[self.place]
 
     @property
     def plain(self) -> bool:
@@ -139,9 +145,8 @@ class LazyTables:
         if not capture.scattered:
             remedy = f"There is nothing to gain. {_EAGER}"
             _check.fail("model", type(capture.model).__name__, "to have a trainable embedding table of its own", remedy)
-        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        numbered = [(name, p, index) for index, (name, p) in enumerate(params.items()) if name in capture.scattered]
-        self._tables = [_table(capture, name, p, index, groups[id(p)], source) for name, p, index in numbered]
+        numbered = [(name, index) for index, name in enumerate(params) if name in capture.scattered]
+        self._tables = [_table(capture, name, params[name], index, optimizer, source) for name, index in numbered]
         for table in self._tables:
             self._handles += table.hooks(capture.owners(table.name)[0].module)
         capture.keep_rows(table.name for table in self._tables)
@@ -190,16 +195,17 @@ def require_lazy_plan(plan: Plan, world: World, *, sharded: bool) -> None:
         _check.fail("processes", world.size, "to be 1, without fully_shard, for lazy tables", _EAGER)
 
 
-def _table(capture: Capture, name: str, p: Tensor, index: int, group: dict[str, Any], source: Callable[[], Source]) -> LazyTable:
+def _table(capture: Capture, name: str, p: Tensor, index: int, optimizer: Optimizer, source: Callable[[], Source]) -> LazyTable:
     site, *others = capture.owners(name)
     if others:
         remedy = f"Another module reads it without saying which rows. Untie it, or: {_EAGER}"
         _check.fail("model", name, "to be a table of one module only for lazy noise", remedy)
     if p.dtype not in (torch.float32, torch.float64):
         _check.fail("model", f"{name}: {p.dtype}", "to have float32 or float64 tables for lazy noise", _EAGER)
-    table = LazyTable(name, p, index, group, source, site.rule.reads, torch.zeros(p.shape[0], dtype=torch.float64))
+    (place,) = [k for k, group in enumerate(optimizer.param_groups) if any(p is other for other in group["params"])]
+    table = LazyTable(name, p, index, optimizer, place, source, site.rule.reads, torch.zeros(p.shape[0], dtype=torch.float64))
     if not table.plain:
-        values = {option: group[option] for option in ("momentum", "weight_decay")}
+        values = {option: table.group[option] for option in ("momentum", "weight_decay")}
         remedy = f"Noise that is added later would miss them; give the table a group of its own with both 0. {_EAGER}"
         _check.fail("optimizer", values, f"to have neither momentum nor weight decay for {name}", remedy)
     return table
