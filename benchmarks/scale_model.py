@@ -9,11 +9,11 @@ P parameters, W processes, 4 bytes a number; a mechanism keeps s numbers of stat
 | | DDP-style | fully_shard (FSDP2) |
 |---|---|---|
 | forward, backward, weighted sums | 6 P n / F for n tokens of this process | the same |
-| draws of noise | P / g | (P/W) / g |
-| state of noise, read and written | traffic(s) P 4 / M | traffic(s) (P/W) 4 / M |
+| draws of noise | (P/W) / g | (P/W) / g |
+| state of noise, read and written | traffic(s) (P/W) 4 / M | traffic(s) (P/W) 4 / M |
 | optimizer (Adam), gradient, parameters | 7 P 4 / M | 7 (P/W) 4 / M |
 | sent and received | 2 (W-1)/W P 4: one all-reduce | 3 (W-1)/W P 4: two all-gathers, one reduce-scatter |
-| memory | (4 + s) P 4 | (4 + s) (P/W) 4 + two gathered units + two buckets |
+| memory | (4 + s/W) P 4 | (4 + s) (P/W) 4 + two gathered units + two buckets |
 
 F multiply-adds x 2 in a second, g numbers of noise in a second, M bytes of memory in a second, B bytes of network in a second.
 A plain run sends the same bytes: clipped sums take the place of gradients. A private one adds a few messages of one number.
@@ -99,18 +99,19 @@ def cost(
     machine: Machine, noise: Noise, *, parameters: float, ranks: int, tokens: float, sharded: bool, unit: float = 1 / 128
 ) -> Cost:
     """The cost of one step. ``tokens``: of one process; ``unit``: the largest unit's part of the parameters (fully_shard)."""
-    own = parameters / ranks if sharded else parameters
+    share = parameters / ranks  # of the noise, which the processes draw between them
+    own = share if sharded else parameters
     passes = 3 if sharded else 2
     received = passes * (ranks - 1) / ranks * parameters * BYTES
     messages = SMALL_MESSAGES * 2 * max(0, (ranks - 1).bit_length())
     gathered = (2 * unit * parameters + 2 * max(BUCKET, unit * parameters)) * BYTES if sharded and ranks > 1 else 0.0
     return Cost(
         compute=6 * parameters * tokens / machine.flops,
-        noise=own / machine.draws,
-        state=noise.traffic * own * BYTES / machine.memory,
+        noise=share / machine.draws,
+        state=noise.traffic * share * BYTES / machine.memory,
         optimizer=OPTIMIZER_TRAFFIC * own * BYTES / machine.memory,
         network=received / machine.network + messages * machine.latency,
-        held=(4 + noise.state) * own * BYTES + gathered,
+        held=(4 * own + noise.state * share) * BYTES + gathered,
         received=received,
     )
 
@@ -136,7 +137,7 @@ def check(rows: list[dict[str, Any]]) -> list[tuple[str, int, float, float]]:
     """(what, processes, measured, predicted) for each measured figure that the model was not fitted to.
 
     Time: what does not shard (passes over a process's own examples) is the plain step on one process. What a private step adds
-    there is split into a part that stays (norms) and a part that is divided by W with fully_shard (noise and its state). The
+    there is split into a part that stays (norms) and a part that is divided by W (noise and its state). The
     time of a byte on the network is fitted to the plain run on two processes. Memory: of what one process holds, parameters,
     gradients, momentum and state of noise are divided by W; two gathered units come on top.
     """
@@ -150,7 +151,7 @@ def check(rows: list[dict[str, Any]]) -> list[tuple[str, int, float, float]]:
             for world in sorted({w for p, n, w in timed if (p, n) == (parallel, noise) and w > 1}):
                 row = timed[parallel, noise, world]
                 added = base[f"{noise} cpu"] - base["plain cpu"]
-                shards = row.get("noise part", {}).get(noise, 0.0) if parallel == "fsdp" else 0.0
+                shards = row.get("noise part", {}).get(noise, 0.0)
                 predicted = base["plain cpu"] + added - shards * (1 - 1 / world) + sent * 2 * (world - 1) / world
                 found.append((f"{parallel} {noise}, ms", world, 1e3 * row[f"{noise} cpu"], 1e3 * predicted))
     for noise, world in sorted(held):

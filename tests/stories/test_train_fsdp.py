@@ -106,6 +106,17 @@ def test_no_pickle_and_no_leftovers(moved, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+def test_whole_tensors_are_not_taken_for_shards(tmp_path, world):
+    options = {"plans": ["blt"], "directory": str(tmp_path / "checkpoints"), "every": 2}
+    _run(tmp_path, world, {**options, "stop": 2})
+    children = _start(tmp_path, world, {**options, "sharded": True})
+    for child in children:
+        _, errors = child.communicate(timeout=600)
+        assert child.returncode == 1 and "Resume this one without fully_shard" in errors
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("world, sharded, micro", [(3, False, 2), (3, True, 2), (2, False, 2), (1, True, 1000)])
 def test_any_number_of_processes_and_any_micro_batches_give_the_same_weights(alone, tmp_path, world, sharded, micro):
     results = _run(tmp_path, world, {"plans": PLANS, "sharded": sharded, "micro": micro})

@@ -121,7 +121,10 @@ class Checkpoint:
         noise = cut_noise(tree["noise"], pieces)
         self._generation += 1
         files = self._shards.write(pieces, self._generation)
-        return {**tree, **cut, "noise": noise, "version": 2, "generation": self._generation, "shards": files}
+        sharded = self._private.sharding is not None
+        return {
+            **tree, **cut, "noise": noise, "version": 2, "generation": self._generation, "shards": files, "sharded": sharded
+        }  # fmt: skip
 
     def _without_shards(self, tree: dict[str, Any]) -> dict[str, Any]:
         files, sharding = tree["shards"], self._private.sharding
@@ -136,10 +139,10 @@ class Checkpoint:
         tree = read_tree(self.directory / _STATE)
         if tree.get("version") not in (1, 2):
             _check.fail("version", tree.get("version"), "to be 1 or 2", "This checkpoint was written by another version.")
+        if self._private.sharding is not None and not tree.get("sharded", tree["version"] == 2):
+            raise ArgumentError("Expected a checkpoint of a sharded run. Resume this one without fully_shard.")
         if tree["version"] == 2:
             tree = self._without_shards(tree)
-        elif self._private.sharding is not None:
-            raise ArgumentError("Expected a checkpoint of a sharded run. Resume this one without fully_shard.")
         if set(tree["extras"]) != set(self._extras):
             _check.fail("extras", sorted(self._extras), f"to be those of the interrupted run: {sorted(tree['extras'])}")
         private = self._private
