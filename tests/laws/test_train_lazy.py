@@ -263,6 +263,15 @@ def test_bags_by_offsets_settle_their_rows():
     assert _changed(before, _raw_table(model)) == {30, 31, 33}
 
 
+def test_ids_that_a_later_hook_changes_are_refused():
+    model, _ = _owing()
+    handle = model.table.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    with pytest.raises(CaptureError, match=r"table\.weight has read other rows"):
+        model(torch.tensor([[30, 31], [33, 35]]))
+    handle.remove()
+    model(torch.tensor([[30, 31], [33, 35]]))
+
+
 SETTLERS = {
     "settle": lambda model, private: private.settle(),
     "spent": lambda model, private: private.spent(),

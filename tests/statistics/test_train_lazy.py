@@ -96,16 +96,21 @@ def _one_address(self, raw_sum, std, step):
     self.owed.add_((self.group["lr"] * std) ** 2)  # every draw of a row is at step 0
 
 
+def _nothing(self, *_):
+    return None
+
+
 DEFECTS = {
-    "forgets the learning rate": ("update", _without_rate),
-    "learning rate not squared": ("update", _rate_not_squared),
-    "forgets the steps between": ("update", _only_the_last_step),
-    "draws twice at one address": ("update", _one_address),
-    "reads rows that owe": ("_before_forward", lambda self, module, args, kwargs: None),
+    "forgets the learning rate": {"update": _without_rate},
+    "learning rate not squared": {"update": _rate_not_squared},
+    "forgets the steps between": {"update": _only_the_last_step},
+    "draws twice at one address": {"update": _one_address},
+    "reads rows that owe": {"_before_forward": _nothing, "_after_forward": _nothing},
 }
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_wrong_one_is_rejected(monkeypatch, defect):
-    monkeypatch.setattr(LazyTable, *DEFECTS[defect])
+    for method, wrong in DEFECTS[defect].items():
+        monkeypatch.setattr(LazyTable, method, wrong)
     assert not _accepts()

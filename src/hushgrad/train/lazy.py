@@ -66,6 +66,7 @@ class LazyTable:
         """Settle before the module reads the table, and before the table is saved or replaced; the handles."""
         return [
             module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            module.register_forward_hook(self._after_forward, with_kwargs=True),
             module.register_state_dict_pre_hook(self._before_state),
             module.register_load_state_dict_pre_hook(self._before_state),  # what is owed belongs to the values that go
         ]
@@ -73,6 +74,14 @@ class LazyTable:
     # Methods, not closures, which copy.deepcopy would share: then a copied model would settle the table of the original.
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.settle(self.reads(args, kwargs))
+
+    def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        ids = self.reads(args, kwargs)
+        if ids is not None and bool((self.owed[ids.detach().to(device="cpu", dtype=torch.int64)] > 0).any()):
+            raise CaptureError(
+                f"The module of {self.name} has read other rows than it was called with: a later forward pre-hook changed the ids. "
+                "Change them before the module is called."
+            )
 
     def _before_state(self, *_: Any) -> None:
         self.settle()
@@ -103,7 +112,7 @@ class LazyTable:
         rate = float(self.group["lr"])
         self.step = step
         self.owed.add_((rate * std) ** 2)  # first: an interruption between the two must not lose noise
-        self.param.data.add_(raw_sum.coalesce(), alpha=self._direction * rate)
+        self.param.data.add_(raw_sum, alpha=self._direction * rate)
 
     @torch.no_grad()
     def settle(self, ids: Tensor | None = None) -> None:
