@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from hushgrad import _check
 from hushgrad._value import Value
+from hushgrad.errors import ArgumentError
 
-__all__ = ["Denoiser", "NoiseInfo", "Probe"]
+__all__ = ["Denoiser", "NoiseInfo", "Probe", "Seams"]
 
 
 class Probe(NamedTuple):
@@ -52,6 +53,16 @@ class NoiseInfo:
         _check.non_negative(std=self.std)
 
 
+class Seams(Protocol):
+    """How the parts of a tensor that several processes hold are put together, and cut again; all of them call at once."""
+
+    def join(self, name: str, part: Tensor) -> Tensor:
+        """The whole tensor of parameter ``name``, of which ``part`` is this process's."""
+
+    def cut(self, name: str, whole: Tensor) -> Tensor:
+        """This process's part of it, in memory of its own."""
+
+
 class Denoiser(Value, family="denoiser"):
     """A frozen, public description of a filter; its live state is a plain dict that the caller keeps and saves.
 
@@ -68,7 +79,12 @@ class Denoiser(Value, family="denoiser"):
 
     @property
     def needs_whole_tensor(self) -> bool:
-        """Whether a shard of a parameter is not enough: the caller then gathers the tensor, denoises it and keeps its shard."""
+        """Whether a part of a parameter is not enough: ``on_shards`` then gathers the tensor, denoises it and keeps the part."""
+        return False
+
+    @property
+    def needs_all_tensors(self) -> bool:
+        """Whether the tensors cannot be denoised one at a time. A sharded model's are never whole all at once: it is refused."""
         return False
 
     @property
@@ -84,9 +100,27 @@ class Denoiser(Value, family="denoiser"):
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
         """The denoised gradients: fresh tensors, never an alias of ``state`` or of the input.
 
-        ``grads`` are privatised, by parameter name. ``state`` starts empty and belongs to this denoiser alone; it holds tensors
-        and numbers only (under flat string keys), so that it can be written to a checkpoint.
+        ``grads`` are privatised, by parameter name. ``state`` starts empty and belongs to this denoiser alone; it holds numbers
+        and tensors only, so that it can be written to a checkpoint. A tensor has the shape of a parameter and stands under
+        "what.parameter", where "what" has no dot, so that it can be cut like the parameter.
         """
+
+    def on_shards(self, shards: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any], seams: Seams) -> dict[str, Tensor]:
+        """``__call__`` where each process holds a part of every tensor: on the parts if they are enough, else tensor by tensor.
+
+        A denoiser of whole tensors must not keep state: there is no place where it would be whole.
+        """
+        if not self.needs_whole_tensor:
+            return self(shards, info, state)
+        out = {}
+        for name, shard in shards.items():
+            out[name] = seams.cut(name, self({name: seams.join(name, shard)}, info, state)[name])
+        if state:
+            raise ArgumentError(
+                f"{type(self).__name__} keeps state for whole tensors, which a sharded model has no place for. "
+                "Run data parallel without fully_shard."
+            )
+        return out
 
 
 def working_dtype(tensor: Tensor) -> torch.dtype:

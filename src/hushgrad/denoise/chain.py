@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from hushgrad import _check
-from hushgrad.denoise.base import Denoiser, NoiseInfo, Probe
+from hushgrad.denoise.base import Denoiser, NoiseInfo, Probe, Seams
 
 __all__ = ["Chain"]
 
@@ -58,6 +58,11 @@ class Chain(Denoiser):
         return any(member.needs_whole_tensor for member in self.members)
 
     @property
+    def needs_all_tensors(self) -> bool:
+        """As soon as one member does."""
+        return any(member.needs_all_tensors for member in self.members)
+
+    @property
     def needs_noise_std(self) -> bool:
         """As soon as the first member does."""
         return any(member.needs_noise_std for member in self.members)
@@ -81,6 +86,16 @@ class Chain(Denoiser):
             grads = member(grads, info, own)
             _keep(state, place, own)
         return grads
+
+    def on_shards(self, shards: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any], seams: Seams) -> dict[str, Tensor]:
+        """Member by member: only those that need whole tensors have them gathered."""
+        if not self.members:
+            return self(shards, info, state)
+        for place, member in enumerate(self.members):
+            own = _own(state, place)
+            shards = member.on_shards(shards, info, own, seams)
+            _keep(state, place, own)
+        return shards
 
 
 def _own(state: dict[str, Any], place: int) -> dict[str, Any]:

@@ -70,6 +70,11 @@ class Laplacian(Denoiser):
         """Neighbours cross the seams of shards."""
         return self.sigma > 0
 
+    @property
+    def needs_all_tensors(self) -> bool:
+        """Under "global" neighbours cross the seams of tensors."""
+        return self.scope == "global" and self.sigma > 0
+
     def smooth(self, tensor: Tensor) -> Tensor:
         """A_σ⁻¹ of one signal, in its shape and dtype; here no tensor is skipped, and under "grid" a matrix is a picture."""
         with torch.no_grad():

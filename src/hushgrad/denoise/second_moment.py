@@ -83,10 +83,10 @@ class DebiasedSecondMoment(Denoiser):
         value = grad.detach().to(working_dtype(grad)).reshape(-1)
         for moment in ("mean", "square"):
             if f"{moment}.{name}" not in state:
-                state[f"{moment}.{name}"] = torch.zeros_like(value)
+                state[f"{moment}.{name}"] = torch.zeros_like(value).view(grad.shape)
         out = torch.empty_like(value)
         moments = self._moments(steps, noise)
-        tensors = value, state[f"mean.{name}"], state[f"square.{name}"], out
+        tensors = value, state[f"mean.{name}"].view(-1), state[f"square.{name}"].view(-1), out
         if FUSED is not None and fits(*tensors):
             FUSED.direction(*tensors, moments)
             return out.view(grad.shape).to(grad.dtype)

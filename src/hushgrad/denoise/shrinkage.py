@@ -41,6 +41,11 @@ class JamesStein(Denoiser):
         return True
 
     @property
+    def needs_all_tensors(self) -> bool:
+        """Under "global" the factor is one for all tensors."""
+        return self.per == "global"
+
+    @property
     def needs_noise_std(self) -> bool:
         """The factor is a function of the noise's variance."""
         return True

@@ -54,7 +54,7 @@ class Release:
     ) -> None:
         self._plan, self._capture, self._params, self._world, self._sharding = plan, capture, params, world, sharding
         self._index = {name: i for i, name in enumerate(params)}  # of the parameter's noise
-        self.filter_state: dict[str, Any] = {}
+        self._filter_state: dict[str, Any] = {}
         self.use_clip(plan.clip)
         self.use_key(key)
 
@@ -72,6 +72,15 @@ class Release:
         self.clip = clip
         self._max_grad_norm = clip.sensitivity(Relation.ADD_REMOVE)
         self._scale = multiplier * self._max_grad_norm / self._plan.batch_size
+
+    @property
+    def filter_state(self) -> dict[str, Any]:
+        """What the denoiser keeps; sharded like the parameters."""
+        return dict(self._filter_state) if self._sharding is None else self._sharding.wrapped(self._filter_state)
+
+    @filter_state.setter
+    def filter_state(self, state: dict[str, Any]) -> None:
+        self._filter_state = dict(state) if self._sharding is None else self._sharding.unwrapped(state)
 
     def run(self, closure: Closure | None, announce: Callable[[], None]) -> Any:
         """Let ``closure`` do this step's passes, once for each point that the denoiser asks for; return its first result.
@@ -207,28 +216,41 @@ class Release:
             learning_rate=learning_rate,
         )
         with torch.no_grad():
-            return plan.denoise(grads, info, self.filter_state)
+            if self._sharding is None:
+                return plan.denoise(grads, info, self._filter_state)
+            return plan.denoise.on_shards(grads, info, self._filter_state, self._sharding)
 
     def _probes(self) -> list[Probe]:
         if self._plan.denoise is None:
             return [Probe()]
         with torch.no_grad():
-            return self._plan.denoise.probes({name: p.detach() for name, p in self._params.items()}, self.filter_state)
+            return self._plan.denoise.probes({name: self._here(name) for name in self._params}, self._filter_state)
+
+    def _here(self, name: str) -> Tensor:
+        """What this process holds of a parameter, sharing its memory."""
+        return self._params[name].detach() if self._sharding is None else self._sharding.local(name)
 
     def _run_probe(self, probe: Probe, closure: Closure, announce: Callable[[], None]) -> Any:
         kept: dict[str, Tensor] = {}
         try:
             with torch.no_grad():
                 for name, shift in (probe.shift or {}).items():
-                    kept[name] = self._params[name].detach().clone()
-                    self._params[name].add_(shift)
+                    kept[name] = self._here(name).clone()
+                    self._here(name).add_(shift)
+                self._reshard()
             with self._capture.probe(probe.coefficient), torch.enable_grad():
                 announce()
                 return closure()
         finally:
             with torch.no_grad():
                 for name, value in kept.items():  # copied back: w + s - s is not w in floating point
-                    self._params[name].copy_(value)
+                    self._here(name).copy_(value)
+                self._reshard()
+
+    def _reshard(self) -> None:
+        """Have the next pass gather the parameters as they are now."""
+        if self._sharding is not None:
+            self._sharding.settle(self._capture.model)
 
 
 def _zeros(like: Tensor) -> Tensor:

@@ -89,11 +89,9 @@ class Sharding:
         whole = sorted(params.keys() - sharded)
         if whole:
             _check.fail("model", whole[:5], "to be sharded like its other parameters", _REMEDY)
-        if plan.denoise is not None:
-            remedy = "Leave out denoise=, or run data parallel without fully_shard."
-            _check.fail(
-                "plan.denoise", type(plan.denoise).__name__, "to be None for a sharded model: it sees whole gradients", remedy
-            )
+        if plan.denoise is not None and plan.denoise.needs_all_tensors:
+            remedy = 'Denoise each tensor by itself (scope= or per= "tensor"), or run data parallel without fully_shard.'
+            _check.fail("plan.denoise", plan.denoise, "not to need all of a sharded model's tensors at once", remedy)
         if isinstance(plan.projection, Ball):
             remedy = "Use Box, or run data parallel without fully_shard."
             _check.fail("plan.projection", plan.projection, "not to need the norm of a sharded model", remedy)
@@ -132,6 +130,32 @@ class Sharding:
         """``rows`` as a gradient of the parameter, sharded alike."""
         return self.wrap(rows, self._params[name].shape)
 
+    def join(self, name: str, part: Tensor) -> Tensor:
+        """The whole tensor of which ``part`` is this process's rows; all processes take part."""
+        return self.gradient(name, part).full_tensor()  # type: ignore[attr-defined, no-any-return]
+
+    def cut(self, name: str, whole: Tensor) -> Tensor:
+        """This process's rows of a whole tensor, in memory of their own."""
+        shard = self.shards[name]
+        return whole[shard.first : shard.first + shard.rows].clone()
+
+    def wrapped(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A denoiser's state, its tensors sharded like the parameters that they belong to (see ``Denoiser.__call__``)."""
+        return {key: self._wrapped(key, value) if isinstance(value, Tensor) else value for key, value in state.items()}
+
+    def unwrapped(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The same with this process's rows; a tensor that is whole is cut."""
+        return {
+            key: value.to_local() if is_sharded(value) else self.cut(_owner(key), value) if isinstance(value, Tensor) else value
+            for key, value in state.items()
+        }
+
+    def _wrapped(self, key: str, value: Tensor) -> Tensor:
+        name = _owner(key)
+        if name not in self.shards or value.shape != self.local(name).shape:
+            _check.fail(key, tuple(value.shape), 'to have the shape of a parameter and to be named "what.parameter"')
+        return self.gradient(name, value)
+
     def wrap(self, rows: Tensor, shape: Any) -> Tensor:
         """A tensor of the whole ``shape`` of which ``rows`` are this process's; nothing is sent."""
         from torch.distributed.tensor import DTensor
@@ -148,3 +172,8 @@ class Sharding:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+
+def _owner(key: str) -> str:
+    """The parameter to which a tensor of a denoiser's state belongs."""
+    return key.partition(".")[2]

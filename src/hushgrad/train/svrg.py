@@ -12,7 +12,7 @@ from hushgrad.denoise.base import Denoiser, NoiseInfo, Probe
 
 __all__ = ["SVRG"]
 
-_SNAPSHOT, _MEAN = "snapshot/", "mean/"
+_SNAPSHOT, _MEAN = "snapshot.", "mean."
 
 
 @dataclass(frozen=True, kw_only=True)
