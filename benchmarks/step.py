@@ -299,7 +299,7 @@ def report(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         result["wall"] = measure(case, [p for p in peers if p == "opacus ghost"], 2, seconds)
         print(_line("   wall, 2 threads", result["wall"], case.wall_target))
     if args.memory:
-        others = [p for p in peers if p == "opacus ghost" or not args.quick]
+        others = [p for p in peers if p == "opacus ghost" or not args.quick] + (["hushgrad lazy"] if case.lazy_target else [])
         for alive in (False, True):
             memory = {name: peak_memory(case, name, alive=alive) for name in ("plain", "hushgrad", *others)}
             result["memory alive" if alive else "memory"] = memory
