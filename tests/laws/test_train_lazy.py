@@ -19,7 +19,7 @@ from hushgrad.denoise import Laplacian
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.noise import BLT
 from hushgrad.noise.source import Source
-from hushgrad.train import Ball, Plan, Tail, make_private
+from hushgrad.train import Ball, Plan, Tail, fit, make_private
 from hushgrad.train.distributed import World
 from hushgrad.train.lazy import require_lazy_plan
 from hushgrad.train.private import Private
@@ -208,6 +208,15 @@ def test_the_learning_rate_of_a_loaded_optimizer_state_is_used():
     private.optimizer.step()
     noise = (before - _raw_table(model)) / (0.05 * 0.8 * 0.7 / 5)
     torch.testing.assert_close(noise, Source(key=KEY).z(0, 0, noise), rtol=1e-9, atol=1e-9)
+
+
+def test_fit_takes_them_too_and_returns_with_all_noise_added():
+    tables = []
+    for lazy in (False, True):
+        model = _model()
+        fit(model, F.cross_entropy, _sgd(model), _data(), _plan(1), key=KEY, progress=False, lazy_tables=lazy)
+        tables.append(model.table.weight)
+    torch.testing.assert_close(*tables, rtol=0, atol=1e-13)  # one step: the very same noise
 
 
 # When rows are settled -----------------------------------------------------------------------------------------------------

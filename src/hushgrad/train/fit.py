@@ -43,6 +43,7 @@ def fit(
     seed: int | None = None,
     max_epsilon: float | None = None,
     prior: Ledger | None = None,
+    lazy_tables: bool = False,
     **dataloader_options: Any,
 ) -> Guarantee:
     """Train ``model`` as ``plan`` says and return what it cost.
@@ -68,6 +69,7 @@ def fit(
         seed: instead of a key, for experiments.
         max_epsilon: stop before more than this is spent.
         prior: ledger of earlier phases on the same data.
+        lazy_tables: as in :func:`make_private`; all tables have their noise when this returns.
         dataloader_options: ``num_workers`` and other options of torch's ``DataLoader``.
 
         >>> model = nn.Linear(2, 2)
@@ -78,7 +80,9 @@ def fit(
         >>> str(guarantee.event)
         '5 x Poisson(0.2) Gaussian(4)'
     """
-    private = make_private(model, optimizer, plan, key=key, seed=seed, max_epsilon=max_epsilon, prior=prior)
+    private = make_private(
+        model, optimizer, plan, key=key, seed=seed, max_epsilon=max_epsilon, prior=prior, lazy_tables=lazy_tables
+    )
     try:
         run_steps(
             private,
