@@ -197,6 +197,31 @@ def test_how_often_it_is_settled_moves_only_the_draws(settle_at, steps):
     torch.testing.assert_close(eager.table.weight, lazy.table.weight, rtol=0, atol=1e-7)
 
 
+class Positions(nn.Module):
+    """Two tables behind other parameters, one of them read by ids that all examples share, and called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, 2)
+        self.words, self.places = nn.Embedding(ROWS, WIDTH), nn.Embedding(6, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = self.places(torch.arange(ids.shape[1])[None])
+        return self.out((self.words(ids) * places + self.words(ids.flip(1))).mean(1))
+
+
+def test_several_tables_shared_ids_and_a_table_that_is_called_twice():
+    runs = []
+    for lazy in (False, True):
+        torch.manual_seed(0)
+        model = Positions().double()
+        private = _private(model, lazy=lazy)
+        _run(private, after=lambda _, p=private: p.settle())
+        runs.append(_weights(model))
+        assert private._capture.by_rows == ({"words.weight", "places.weight"} if lazy else frozenset())
+    torch.testing.assert_close(*runs, rtol=0, atol=1e-13)
+
+
 def test_the_learning_rate_of_a_loaded_optimizer_state_is_used():
     """Loading replaces the optimizer's groups by others."""
     model = _model()
