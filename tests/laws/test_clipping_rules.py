@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hushgrad.clipping.rules import conv
+from hushgrad.clipping.rules import conv, linear
 from hushgrad.testing.rules import check_rule
 
 few = settings(max_examples=25, deadline=None)
@@ -18,6 +18,16 @@ batch = st.sampled_from([0, 1, 2, 5])
 @given(batch, st.lists(st.integers(1, 9), max_size=2), size, size, st.booleans())
 def test_linear(B, positions, d, p, bias):
     check_rule(lambda: nn.Linear(d, p, bias=bias), torch.randn(B, *positions, d))
+
+
+@pytest.mark.parametrize("way", ["kept", "gram for time", "gram for memory"])
+@pytest.mark.parametrize("at_once", [1, 30, 1 << 22])
+def test_linear_by_every_way_and_in_blocks(monkeypatch, way, at_once):
+    monkeypatch.setattr(linear, "_WEIGHTED_AT_ONCE", at_once)
+    monkeypatch.setattr(linear, "_READ_COST", 10**9 if way == "gram for time" else 0)
+    monkeypatch.setattr(linear, "_SPARE", 0 if way == "gram for memory" else 1 << 40)
+    assert linear._prefers_gram(5, 3, 20, 30) == (way != "kept")
+    check_rule(lambda: nn.Linear(20, 30), torch.randn(5, 3, 20, generator=torch.Generator().manual_seed(0)))
 
 
 @settings(max_examples=6, deadline=None)

@@ -188,7 +188,9 @@ def _patches(x: Tensor, geometry: Geometry) -> Tensor:
     strides = (x.stride(0), *moves[:-1], steps[-1], *taps[:-1], 1)
     half = x.as_strided(sizes, strides, x.storage_offset()).contiguous()
     column = prod(geometry.kernel[:-1]) * channels  # not half.stride(dims): an image of one column may have any stride there
-    unfolded = half.view(*sizes[:dims], x.shape[-2] * column).unfold(-1, geometry.kernel[-1] * column, geometry.stride[-1] * column)
+    unfolded = half.view(*sizes[:dims], x.shape[-2] * column).unfold(
+        -1, geometry.kernel[-1] * column, geometry.stride[-1] * column
+    )
     return unfolded.flatten(1, dims)
 
 

@@ -29,6 +29,10 @@ __all__ = ["Linear"]
 _READ_COST = 12
 # Kept per-example gradients of one layer may take this many floats at the most (256 MB in single precision).
 _KEEP_AT_MOST = 1 << 26
+# Floats that are worth a quarter more of a layer's time to be spared (32 MB in single precision).
+_SPARE = 1 << 23
+# Floats of w g that are made at a time (16 MB in single precision); more would be a peak of memory, much less many passes over the sum.
+_WEIGHTED_AT_ONCE = 1 << 22
 # Floats of them in one block (4 MB in single precision).
 _PIECE = 1 << 20
 
@@ -67,7 +71,7 @@ class Linear(Rule):
     def _sq_norm_of_weight(self, record: Record, x: Tensor, g: Tensor) -> Tensor:
         B, T, d = x.shape
         p = g.shape[2]
-        if T * T * (d + p) < _READ_COST * d * p or B * d * p > _KEEP_AT_MOST:
+        if _prefers_gram(B, T, d, p):
             return gram_sq_norm(x, g)
         some = max(1, _PIECE // (d * p))
         if some >= B:
@@ -88,17 +92,20 @@ class Linear(Rule):
             elif name in record.pieces:
                 out[name].add_kept(record.pieces[name], weights[name])
             elif name == "weight":
-                g = record.g * _column(weights[name], record.g)
-                x = record.x
-                if x.dim() > 2:
-                    g, x = g.flatten(0, -2), x.reshape(-1, x.shape[-1])
-                out[name].addmm(g.t(), x)
+                _add_weighted_positions(record.x, record.g, weights[name], out[name])
             else:
                 out[name].add_kept(record.g if record.g.dim() == 2 else _positions(record.g).sum(1), weights[name])
 
     def factors(self, record: Record) -> dict[str, Factors]:
         """The weight's gradient is the outer product of g and x."""
         return {"weight": Factors(_positions(record.g), _positions(record.x))} if "weight" in record.names else {}
+
+
+def _prefers_gram(B: int, T: int, d: int, p: int) -> bool:
+    """Whether Gram matrices cost less time, or little more of it and much less memory (a large vocabulary's head)."""
+    if T * T * (d + p) < _READ_COST * d * p or B * d * p > _KEEP_AT_MOST:
+        return True
+    return B * (d * p - T * (d + p)) > _SPARE and 4 * T * (d + p) < 3 * d * p  # at most a quarter on top of the layer's 3 T d p
 
 
 def _add_weighted_rows(record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
@@ -115,6 +122,14 @@ def _add_weighted_rows(record: Record, weights: Mapping[str, Tensor], out: Mappi
             out[name].addmm(weighted.t(), x)
         else:
             out[name].add(weighted.sum(0) if summed is None else summed)
+
+
+def _add_weighted_positions(x: Tensor, g: Tensor, weights: Tensor, out: Sum) -> None:
+    """(w g)^T x, some examples at a time where w g would be large."""
+    some = max(1, _WEIGHTED_AT_ONCE // max(1, g[0].numel())) if len(g) else 1
+    for y, h, w in zip(x.split(some), g.split(some), weights.split(some), strict=True):
+        h = h * _column(w, h)
+        out.addmm(h.flatten(0, -2).t(), y.reshape(-1, y.shape[-1]))
 
 
 def gram_sq_norm(x: Tensor, g: Tensor) -> Tensor:
