@@ -6,24 +6,28 @@ from functools import partial
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel, _memory
-from hushgrad.noise._keystream import check_address
+from hushgrad.noise._keystream import KeyStream, check_address
 from hushgrad.noise._threads import SHARE, over_chunks
 from hushgrad.noise._transform import GROUP, GROUP_BYTES
 from hushgrad.noise.source import Source
 
 __all__ = ["rows_of"]
 
+_BLOCKS = GROUP_BYTES // 16  # of the cipher, for one group of numbers
+
 
 def rows_of(source: Source, step: int, index: int, rows: Tensor, width: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """``z(step, index)`` of some rows of a table that is ``width`` wide: (len(rows), width), in main memory.
 
     Row k is, bit for bit, ``source.z(step, index, like_one_row, offset=rows[k] * width)``. Neighbours in ``rows`` that are
-    neighbours in the table are drawn in one run, and all runs in one call of the C kernel for each thread.
+    neighbours in the table are drawn in one run, and all runs in one call of the C kernel for each thread. Without it numpy
+    draws them, with the same bits.
 
         >>> source, table = Source(seed=1), torch.empty(10, 4)
         >>> torch.equal(rows_of(source, 3, 0, torch.tensor([7, 2, 3]), 4), source.z(3, 0, table)[[7, 2, 3]])
@@ -37,7 +41,7 @@ def rows_of(source: Source, step: int, index: int, rows: Tensor, width: int, *, 
     out = _memory.empty((len(numbers), _check.positive_int(width=width)), dtype)
     if len(numbers):
         _check.integer(0, row=int(numbers.min()))
-        check_address(step, index, -(-(int(numbers.max()) + 1) * width // GROUP) * (GROUP_BYTES // 16))
+        check_address(step, index, -(-(int(numbers.max()) + 1) * width // GROUP) * _BLOCKS)
         share = max(1, SHARE // width) * width
         over_chunks(out.numel(), partial(_draw, source, step, index, numbers, out.numpy()), share)
     return out
@@ -47,15 +51,36 @@ def _draw(source: Source, step: int, index: int, rows: np.ndarray, out: np.ndarr
     """The numbers [low, high) of ``out``, which are whole rows, on one thread."""
     width = out.shape[1]
     rows, out = rows[low // width : high // width], out[low // width : high // width]
-    first = np.concatenate([[0], np.flatnonzero(np.diff(rows) != 1) + 1])  # of each run
-    count = np.diff(np.append(first, len(rows)))
     kernel = _kernel.KERNEL if isinstance(_kernel.KERNEL, _kernel.CKernel) else None
     address = None if kernel is None else kernel._address(source._stream, step, 0)
     if kernel is None or address is None:
-        for start, place, size in zip(rows[first].tolist(), first.tolist(), count.tolist(), strict=True):
-            source.fill(step, index, start * width, out[place : place + size].reshape(-1))
+        _gather(source, step, index, rows, out)
         return
+    first = np.concatenate([[0], np.flatnonzero(np.diff(rows) != 1) + 1])  # of each run
+    count = np.diff(np.append(first, len(rows)))
     places = np.empty((len(first), 4), np.uint64)  # as ``draw_many`` of _cipher.c reads them
     places[:, 0], places[:, 1], places[:, 2] = index, rows[first] * width, count * width
     places[:, 3] = out.ctypes.data + first * out.strides[0]
     kernel._draw_many[out.itemsize](address, places.ctypes.data, len(places), 1.0, False)
+
+
+def _gather(source: Source, step: int, index: int, rows: np.ndarray, out: np.ndarray) -> None:
+    """Without the C kernel's cipher: all groups of numbers that the rows touch, each once, and the rows out of these."""
+    start = rows * out.shape[1]
+    first, last = start // GROUP, (start + out.shape[1] - 1) // GROUP
+    groups = np.unique(np.concatenate([np.minimum(first + k, last) for k in range(int((last - first).max()) + 1)]))
+    z = np.empty(len(groups) * GROUP, out.dtype)
+    _kernel.KERNEL.gaussians(_words(source._stream, step, index, groups), z)
+    place = np.searchsorted(groups, first) * GROUP + start % GROUP  # a row's groups are neighbours here too
+    np.take(z, place[:, None] + np.arange(out.shape[1]), out=out)
+
+
+def _words(stream: KeyStream, step: int, index: int, groups: np.ndarray) -> np.ndarray:
+    """The random words of scattered groups in one call: counter mode is the cipher of the counters, written out here."""
+    counters = np.empty((len(groups), _BLOCKS, 2), ">u8")
+    counters[..., 0] = step << 16 | index >> 16
+    counters[..., 1] = (index & 0xFFFF) << 48
+    counters[..., 1] |= (groups[:, None] * _BLOCKS + np.arange(_BLOCKS)).astype(np.uint64)
+    words = np.empty(counters.nbytes + 15, np.uint8)
+    Cipher(algorithms.AES(stream.key), modes.ECB()).encryptor().update_into(counters.view(np.uint8).reshape(-1).data, words.data)
+    return words[: counters.nbytes].view("<u4")
