@@ -149,3 +149,31 @@ class _Remembers(Denoiser):
 def test_state_of_whole_tensors_is_refused():
     with pytest.raises(ArgumentError, match="keeps state for whole tensors"):
         _Remembers().on_shards({"a": torch.ones(2, 2)}, INFO, {}, _Halves(0, {"a": torch.ones(2, 2)}))
+
+
+class _FirstOfTwo(Sharding):
+    """Process 0 of 2, for one parameter of 5 rows, without any process group."""
+
+    def __init__(self) -> None:
+        self.shards = {"w": Shard.of((5, 2), 0, 2)}
+
+    def local(self, name: str) -> torch.Tensor:
+        return torch.zeros(3, 2)
+
+    def gradient(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+
+@pytest.mark.parametrize("state", [{"mean/w": torch.zeros(3, 2)}, {"mean.w": torch.zeros(6)}, {"mean.v": torch.zeros(3, 2)}])
+def test_state_that_cannot_be_cut_like_a_parameter_is_refused(state):
+    assert _FirstOfTwo().wrapped({"seen": 3, "0/mean.w": torch.zeros(3, 2)})["seen"] == 3
+    with pytest.raises(ArgumentError, match="shape of a parameter"):
+        _FirstOfTwo().wrapped(state)
+
+
+def test_whole_state_is_cut():
+    whole = torch.arange(10.0).view(5, 2)
+    local = _FirstOfTwo().unwrapped({"mean.w": whole, "seen": 1})
+    assert torch.equal(local["mean.w"], whole[:3]) and local["seen"] == 1
+    local["mean.w"].zero_()
+    assert whole[0, 1] == 1  # memory of its own
