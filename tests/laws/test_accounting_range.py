@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hushgrad.accounting import PLD, RDP, delta, delta_curve, epsilon, estimate, gaussian_epsilon
-from hushgrad.accounting.pld import merge
+from hushgrad.accounting.pld import blend, merge
 from hushgrad.accounting.pld.loss import PrivacyLoss
 from hushgrad.accounting.pld.solve import epsilon_bound
 from hushgrad.errors import NoTheorem
@@ -87,14 +87,25 @@ def test_merging_is_on_the_safe_side_and_cheap(monkeypatch: pytest.MonkeyPatch) 
     assert exact[1] * (1 - 1e-4) <= merged[1] <= exact[1] * (1 + 1.5e-2)
 
 
+def _lowest(made: tuple[list[tuple[float, float]], np.ndarray]) -> tuple[list[tuple[float, float]], np.ndarray]:
+    """All the weight on the smallest corner."""
+    corners, weights = made
+    return corners, np.eye(len(corners))[np.zeros(len(weights), dtype=int)]
+
+
 def test_merging_in_the_wrong_direction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted defect: upper bounds with rates and distances rounded down."""
+    """Two planted defects: lower bounds with rates and distances rounded up, and upper ones with all weight on the smallest."""
+    honest_weights = blend.corner_weights
     loss = _schedule(200)
     exact = loss.epsilon_interval(1e-5)
     honest = merge._Steps._extremes
     monkeypatch.setattr(merge, "MERGED", 10)
     monkeypatch.setattr(merge._Steps, "_extremes", lambda steps, cells, *, upper: honest(steps, cells, upper=not upper))
-    parts = loss._direction(0, 2e-2, upper=True)
+    parts = loss._direction(0, 1e-2, upper=False)
+    assert len(parts) < 60 and epsilon_bound(parts, 1e-5, 1e-4, upper=False).epsilon > exact[1]
+    monkeypatch.setattr(merge._Steps, "_extremes", honest)
+    monkeypatch.setattr(blend, "corner_weights", lambda rate, mu: _lowest(honest_weights(rate, mu)))
+    parts = loss._direction(0, 1e-2, upper=True)
     assert len(parts) < 60 and epsilon_bound(parts, 1e-5, 1e-4, upper=True).epsilon < exact[0]
 
 

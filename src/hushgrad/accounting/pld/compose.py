@@ -20,8 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import fft
 
+from hushgrad.accounting.pld.blend import BlendedMasses
 from hushgrad.accounting.pld.curve import Array
 from hushgrad.accounting.pld.grid import Indices, Masses
 
@@ -159,7 +161,10 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
     base = log_mass = spread = 0.0
     for masses, times in parts:
         p, log_m, centre, reach = _tilted(masses, t)
-        spectrum.multiply(p, masses.index - centre, times)
+        transform = spectrum.multiply(p, masses.index - centre, times)
+        if isinstance(masses, BlendedMasses):
+            corners = masses.corners * (p / np.where(masses.p > 0, masses.p, 1.0))
+            spectrum.vary(transform, masses, corners, masses.index - centre, times)
         base += times * (centre * step + masses.shift)
         log_mass += times * log_m
         spread += times * (16.0 + reach) * 8 * _U
@@ -231,11 +236,12 @@ class _Spectrum:
         self.log_bound = np.zeros(n // 2 + 1)  # of the same product with every factor enlarged by its error
         self.angle = np.zeros(n // 2 + 1)
         self.least = np.ones(n // 2 + 1)  # the smallest factor at each frequency: one of them is missing in a derivative
+        self.unknown = np.zeros(n // 2 + 1)  # of the logarithm: what steps that vary are off at the most
         self.error = 0.0  # sum of times * ||error of the transform||_2
         self.times = 0
 
-    def multiply(self, p: Array, index: Indices, times: int) -> None:
-        """Multiply by the ``times``-th power of the transform of masses ``p`` at ``index``, taken modulo n."""
+    def multiply(self, p: Array, index: Indices, times: int) -> NDArray[np.complex128]:
+        """Multiply by the ``times``-th power of the transform of masses ``p`` at ``index``, taken modulo n; that transform."""
         n = self.n
         transform = fft.rfft(np.bincount(index % n, weights=p, minlength=n))
         size = np.abs(transform)
@@ -248,6 +254,33 @@ class _Spectrum:
         self.angle[heard] += times * np.angle(transform[heard])
         self.error += times * error
         self.times += times
+        return np.asarray(transform)
+
+    def vary(self, mean: NDArray[np.complex128], masses: BlendedMasses, corners: Array, index: Indices, times: int) -> None:
+        """Correct a power of the transform ``mean`` for steps that are different mixtures of ``corners`` (see ``blend``).
+
+        Where the mean is too small for the series, no step's transform is larger than the largest corner's: nothing is added, and
+        all of that is unknown.
+        """
+        n = self.n
+        error = 7 * _U * math.log2(n) * math.sqrt(n * float(np.max(np.sum(corners * corners, axis=1))))
+        transforms = np.stack([fft.rfft(np.bincount(index % n, weights=p, minlength=n)) for p in corners])
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            off = error / np.abs(mean)
+            away = transforms / mean - 1
+            size = np.max(np.abs(away), axis=0) + 4 * off
+            radius = masses.deviation * size
+            usable = radius < 0.5
+            away = np.where(usable, away, 0.0)
+            change = -0.5 * np.einsum("cf,cd,df->f", away, masses.covariance, away)
+            series = radius**3 / (3 * (1 - np.minimum(radius, 0.5)))
+            rounding = masses.deviation**2 * size * (2 * (2 + size) * off + 64 * _U * size) + 64 * _U * size
+            rest = np.where(usable, times * (series + rounding), 0.0)
+            largest = times * (np.log(np.max(np.abs(transforms), axis=0) + error) - np.log(np.abs(mean) + error))
+        self.log_size += change.real
+        self.angle += change.imag
+        self.log_bound += np.where(usable, np.maximum(change.real, 0.0) + rest, largest)
+        self.unknown += np.where(usable, rest, math.inf)
 
     def inverse(self) -> Array:
         """The cyclic convolution."""
@@ -265,4 +298,8 @@ class _Spectrum:
         derivative = math.sqrt(2 * float(np.sum(partial**2)) / self.n)
         transforms = self.error / math.sqrt(self.n) * derivative
         rounding = (16 * self.times + 7 * math.log2(self.n)) * _U * power
-        return 2 * (transforms + rounding) + 1e-30
+        # a factor e^r with |r| <= unknown is off by at most e^unknown - 1; where the series is vain, by the product and its bound
+        varied = (
+            2 * float(np.sum(product * np.where(np.isinf(self.unknown), 2.0, np.expm1(np.minimum(self.unknown, 600.0))))) / self.n
+        )
+        return 2 * (transforms + rounding) + varied + 1e-30

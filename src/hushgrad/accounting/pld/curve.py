@@ -56,7 +56,7 @@ class Curve(ABC):
         """``(put, below)`` for epsilon <= 0, vectorised; relative error below ``ACCURACY``."""
 
     def atoms(self) -> tuple[Array, Array]:
-        """``(losses, masses under P)`` of the atoms, losses increasing and finite. Only grids are chosen by them."""
+        """``(losses, masses under P)`` of the atoms, losses increasing and finite. Grids are chosen by them."""
         return np.zeros(0), np.zeros(0)
 
     def accuracy(self, step: float) -> float:
@@ -81,10 +81,8 @@ class Curve(ABC):
 @lru_cache(maxsize=8192)
 def _reach(curve: Curve, tail: float) -> tuple[float, float]:
     low, high = curve.support
-    if math.isinf(high):
-        high = _first_below(lambda e: curve.right(e)[0] - curve.infinite, tail)
-    if math.isinf(low):
-        low = -_first_below(lambda e: curve.left(-e)[0], tail)
+    high = min(high, _first_below(lambda e: curve.right(e)[0] - curve.infinite, tail))
+    low = max(low, -_first_below(lambda e: curve.left(-e)[0] - curve.impossible * np.exp(-e), tail))
     return low, high
 
 

@@ -4,8 +4,9 @@ Lemma. For Poisson samples of Gaussian noise the profile grows with the rate q a
 given an output of the pair at (q', mu), q <= q', replace it with probability 1 - q/q' by a fresh draw of the common distribution:
 that is the pair at (q, mu). Given one at mu' >= mu, scale it by mu/mu' and add the missing noise. Both are post-processing. ∎
 
-So the steps of one cell of a grid over (ln q, ln mu) cost at most their number times a step with the largest rate and the largest
-distance among them, and at least as much with the smallest ones. A parameter that does not vary costs nothing.
+So the steps of one cell of a grid over (ln q, ln mu) cost at least their number times a step with the smallest rate and the smallest
+distance among them: that is taken from below. From above they are mixtures of the cell's corners (``blend``), which costs the square of
+the cell's size only. A parameter that does not vary costs nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hushgrad.accounting.pld.blend import blended
 from hushgrad.accounting.pld.curve import Array, Curve, GaussianCurve, Mirror
 from hushgrad.accounting.pld.poisson import PoissonRemove
 
@@ -22,6 +24,10 @@ __all__ = ["MERGED", "rounded"]
 
 MERGED = 300  # more different curves than these are merged
 _MANY = 2500  # so many at most: a composition then takes some seconds
+_COARSEST = 0.35  # ratio of the sides of a cell of mixtures
+_BLENDS = 1200  # cells of mixtures at most, four transforms each
+_CORNERS = 4
+_TILTED = 30.0  # how much larger than its estimate the cost of mixtures may be: large losses count more, and are more sensitive
 _SHARE = 0.6  # of the wanted width that merging may cost
 
 Parts = list[tuple[Curve, int]]
@@ -44,8 +50,8 @@ def rounded(parts: Parts, width: float, *, upper: bool) -> Parts:
         else:
             result.append((curve, n))
     for mirrored, (rate, mu, times) in columns.items():
-        merged = _Steps(np.array(rate), np.array(mu), np.array(times, dtype=np.int64)).merged(width, upper=upper)
-        result += [(Mirror(curve) if mirrored else curve, n) for curve, n in merged]
+        steps = _Steps(np.array(rate), np.array(mu), np.array(times, dtype=np.int64))
+        result += steps.merged(width, upper=upper, mirrored=mirrored)
     return result
 
 
@@ -57,20 +63,36 @@ class _Steps:
     mu: Array
     times: Labels
 
-    def merged(self, width: float, *, upper: bool) -> Parts:
+    def merged(self, width: float, *, upper: bool, mirrored: bool) -> Parts:
         """On the coarsest of some grids that costs its share of ``width`` at most, or the finest one with few enough cells."""
-        ratio = 0.5
+        ratio, most = (_COARSEST, _BLENDS) if upper else (0.5, _MANY)
         cells = self._cells(ratio)
-        while ratio > 1e-12 and self._cost(cells, upper=upper) > _SHARE * width:
+        cost = self._cost_above if upper else self._cost_below
+        while ratio > 1e-12 and cost(cells) > _SHARE * width:
             ratio *= 0.7
             finer = self._cells(ratio)
-            if int(np.max(finer)) >= _MANY:
+            if int(np.max(finer)) >= most:
                 break
             cells = finer
-        rate, mu = self._extremes(cells, upper=upper)
+        return self._above(cells, mirrored=mirrored) if upper else self._below(cells, mirrored=mirrored)
+
+    def _above(self, cells: Labels, *, mirrored: bool) -> Parts:
+        order = np.argsort(cells, kind="stable")
+        parts: Parts = []
+        for rows in np.split(order, np.flatnonzero(np.diff(cells[order])) + 1):
+            times = self.times[rows].astype(np.float64)
+            if len(rows) <= _CORNERS:  # not more work, and exact
+                parts += [(blended(self.rate[[i]], self.mu[[i]], times, mirrored=mirrored), int(self.times[i])) for i in rows]
+                continue
+            parts.append((blended(self.rate[rows], self.mu[rows], times, mirrored=mirrored), int(np.sum(self.times[rows]))))
+        return parts
+
+    def _below(self, cells: Labels, *, mirrored: bool) -> Parts:
+        rate, mu = self._extremes(cells, upper=False)
         counts = np.zeros(len(rate), dtype=np.int64)
         np.add.at(counts, cells, self.times)
-        return [(PoissonRemove(GaussianCurve(float(m)), float(q)), int(n)) for q, m, n in zip(rate, mu, counts, strict=True)]
+        curves = (PoissonRemove(GaussianCurve(float(m)), float(q)) for q, m in zip(rate, mu, strict=True))
+        return [(Mirror(curve) if mirrored else curve, int(n)) for curve, n in zip(curves, counts, strict=True)]
 
     def _cells(self, ratio: float) -> Labels:
         """The number of the cell of each step: cells of a relative size of ``ratio`` in both parameters, empty ones left out."""
@@ -85,10 +107,28 @@ class _Steps:
         extreme.at(mu, cells, self.mu)
         return rate, mu
 
-    def _cost(self, cells: Labels, *, upper: bool) -> float:
+    def _cost_below(self, cells: Labels) -> float:
         """About how much epsilon changes, relatively: like the square root of the sum of q^2 (e^{mu^2} - 1)."""
-        rate, mu = self._extremes(cells, upper=upper)
-        return abs(float(np.log(self._size(rate[cells], mu[cells]) / self._size(self.rate, self.mu)))) / 2
+        rate, mu = self._extremes(cells, upper=False)
+        return abs(float(np.log(np.sum(self.times * _size(rate[cells], mu[cells])) / self._total()))) / 2
 
-    def _size(self, rate: Array, mu: Array) -> float:
-        return float(np.sum(self.times * rate**2 * np.expm1(np.minimum(mu, 5.0) ** 2)))
+    def _cost_above(self, cells: Labels) -> float:
+        """The same for mixtures of the corners, and what the series leaves out."""
+        low, high = self._extremes(cells, upper=False), self._extremes(cells, upper=True)
+        (q_low, mu_low), (q_high, mu_high) = ((q[cells], mu[cells]) for q, mu in (low, high))
+        a, b = (
+            (x - x_low) / np.maximum(x_high - x_low, 1e-300)
+            for x, x_low, x_high in ((self.rate, q_low, q_high), (self.mu, mu_low, mu_high))
+        )
+        mixed = (1 - b) * ((1 - a) * _size(q_low, mu_low) + a * _size(q_high, mu_low))
+        mixed += b * ((1 - a) * _size(q_low, mu_high) + a * _size(q_high, mu_high))
+        spread = (q_high - q_low) + q_high * (mu_high - mu_low)
+        excess = float(np.sum(self.times * mixed) / self._total() - 1) / 2
+        return _TILTED * excess + float(np.sum(self.times * spread**3)) / 3
+
+    def _total(self) -> float:
+        return float(np.sum(self.times * _size(self.rate, self.mu)))
+
+
+def _size(rate: Array, mu: Array) -> Array:
+    return np.asarray(rate**2 * np.expm1(np.minimum(mu, 5.0) ** 2))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hushgrad.accounting.pld.blend import Blend
 from hushgrad.accounting.pld.compose import Composed, Part, Window, compose, range_of
 from hushgrad.accounting.pld.curve import ACCURACY, Curve
 from hushgrad.accounting.pld.from_above import connect_the_dots
 from hushgrad.accounting.pld.from_below import lower as from_below
-from hushgrad.accounting.pld.grid import Masses
+from hushgrad.accounting.pld.grid import Masses, atoms_of
 from hushgrad.accounting.pld.merge import rounded
 from hushgrad.accounting.pld.saddle import Moments, Saddle, saddle_for_delta, saddle_for_epsilon, window
 from hushgrad.accounting.pld.step import step_for
@@ -115,9 +116,21 @@ def _read(composed: Composed, delta: float, at: Saddle, *, upper: bool) -> float
 def _simple(parts: Parts, delta: float, *, upper: bool) -> float:
     """Bounds without numerics, for parameters at which doubles do not reach: basic composition, and the worst single step."""
     if not upper:
-        return max(_invert(curve, delta, upper=False) for curve, _ in parts)
+        return max(_largest_at(parts, delta), *(_invert(curve, delta, upper=False) for curve, _ in parts))
     steps = sum(n for _, n in parts)
-    return sum(n * _invert(curve, delta / steps * (1 - 1e-12), upper=True) for curve, n in parts) * (1 + 1e-12)
+    worst = [(curve.corners[-1] if isinstance(curve, Blend) else curve, n) for curve, n in parts]
+    return sum(n * _invert(curve, delta / steps * (1 - 1e-12), upper=True) for curve, n in worst) * (1 + 1e-12)
+
+
+def _largest_at(parts: Parts, delta: float) -> float:
+    """From below, for a tiny delta: with probability p all steps have their largest loss, so delta(eps) >= p (1 - e^{eps - sum})."""
+    tops = [(*(float(column[-1]) for column in atoms_of(curve)), n) for curve, n in parts if len(atoms_of(curve)[0])]
+    if len(tops) < len(parts):
+        return 0.0
+    log_p = sum(n * math.log(max(p, 1e-300)) for _, p, n in tops) - 1e-9
+    whole = sum(n * (loss - 1e-12 * abs(loss)) for loss, _, n in tops)
+    left = 1 - math.exp(min(math.log(delta) - log_p, 0.0))
+    return max(0.0, whole + math.log(left)) if left > 0 else 0.0
 
 
 def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-4, known: float = 0.0) -> float:
@@ -266,9 +279,13 @@ class _Budget:
         if not upper and _smooth(self.parts):
             # tangents need a few cells between zero and the end of the support at which the losses crowd
             step = min(step, max(0.3 * _nearest_end(self.parts), width / 2**17, self.moments.longest / 2**17))
-        make: Callable[[Curve, float, float, float], Masses] = connect_the_dots if upper else from_below
+        make = _from_above if upper else from_below
         grids = [(make(curve, step, self.tail, at.tilt), n) for curve, n in self.parts]
         return grids, _widened(around, grids, step)
+
+
+def _from_above(curve: Curve, step: float, tail: float, tilt: float) -> Masses:
+    return curve.from_above(step, tail, tilt) if isinstance(curve, Blend) else connect_the_dots(curve, step, tail, tilt)
 
 
 def _widened(around: Window, grids: list[Part], step: float) -> Window:

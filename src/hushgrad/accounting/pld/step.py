@@ -34,10 +34,10 @@ Parts = Sequence[tuple[Curve, int]]
 
 
 def step_for(parts: Parts, at: Saddle, error: float, least: float, *, upper: bool) -> float:
-    """The grid step for an ``error`` of epsilon, not below ``least`` unless atoms ask for it."""
-    lattices = {curve.lattice for curve, _ in parts if curve.lattice != 0}
-    if len(lattices) == 1 and not math.isnan(sum(lattices)) and all(curve.discrete for curve, _ in parts):
-        return lattices.pop() * (1 + 2 * HAIR if upper else 1.0)  # all losses lie on this grid: nothing to refine
+    """The grid step for an ``error`` of epsilon, not much below ``least``."""
+    lattice = parts[0][0].lattice
+    if lattice > least and all(curve.discrete and curve.lattice == lattice for curve, _ in parts):
+        return lattice * (1 + 2 * HAIR if upper else 1.0)  # all losses lie on this grid: nothing to refine
     steps = sum(n for _, n in parts)
     spread = sum(n * _off_atoms(curve, at.tilt) for curve, n in parts)
     step = min(math.sqrt((7.0 if upper else 16.0) * error / (spread * (at.tilt + 1))), at.spread / 8)
@@ -95,6 +95,8 @@ class _Atoms:
         if len(self.distance) > _FEW:
             return step
         whole = float(self.distance[int(np.argmax(self.weight * (self.gap + 1e-9 * self.reach)))])
+        if whole < 0.7 * step:
+            return step  # too near to each other for this grid
         cells = math.ceil(whole / step * (1 - 1e-12))
         steps = whole / (cells + np.arange(min(_CANDIDATES, 1 + cells // 3)))
         return float(steps[int(np.argmin(self._cost(steps, upper=upper) * steps[0] / steps))])
