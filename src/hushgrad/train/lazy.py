@@ -103,7 +103,7 @@ class LazyTable:
 
     @property
     def _direction(self) -> int:
-        """The noise has no direction by itself; with this one, rows that are read at every step get the bits of the eager run."""
+        """The noise has no direction by itself; with this one, rows read at every step get the very noise of the eager run."""
         return 1 if self.group["maximize"] else -1
 
     @torch.no_grad()
