@@ -203,7 +203,7 @@ class NumpyKernel(Kernel):
 _POINTER, _SIZE, _FIELD, _FLAG = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int
 _ROUND_KEYS = 15 * 16  # bytes
 _PLACE = struct.Struct("=4Q")  # ``place`` of _gauss.c
-_TILE, _PARTS = 1024, 8  # TILE and PARTS of _rows.c
+_STRIDE, _PARTS = 1104, 8  # STRIDE and PARTS of _rows.c
 _SUFFIXES = ((np.dtype(np.float32), "f32", ctypes.c_float), (np.dtype(np.float64), "f64", ctypes.c_double))
 
 
@@ -327,7 +327,7 @@ class CKernel(Kernel):
         history, kept = _places(rows.history), _places(rows.kept)
         weights, inner, diagonal = (_at(table) for table in tables)
         given = _Solutions(weights, _at(history), inner, diagonal, _at(kept), count, len(history))
-        room = aligned(count * _TILE * out.itemsize)
+        room = aligned(count * _STRIDE * out.itemsize)
         self._functions["drawn_solutions", out.dtype](address, start, given, _at(room), rows.scale, not fresh, _at(out), out.size)
 
     def draw_combinations(self, stream: Words, at: tuple[int, int, int], weights: np.ndarray, out: np.ndarray) -> None:
@@ -339,7 +339,7 @@ class CKernel(Kernel):
             return
         n = out.shape[1]
         _check_end(step + weights.shape[1] - 1, index, start + n)
-        weights, room = np.ascontiguousarray(weights, out.dtype), aligned(_PARTS * _TILE * out.itemsize)
+        weights, room = np.ascontiguousarray(weights, out.dtype), aligned(_PARTS * _STRIDE * out.itemsize)
         target = _at(room), _at(out[0]), out.strides[0] // out.itemsize, n
         self._functions["drawn_combinations", out.dtype](address, start, _at(weights), *weights.shape, *target)
 

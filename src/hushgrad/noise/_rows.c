@@ -4,6 +4,7 @@
 #include <string.h>
 
 #define TILE 1024    /* numbers that are worked on together */
+#define STRIDE 1104  /* from tile to tile: at a multiple of 4096 bytes they would compete for the same lines of the cache */
 #define ROWS 8       /* of a combination, kept in registers */
 #define PARTS 8      /* of a combination, read together */
 #define MOST_ROWS 16 /* whose weights are copied at a time */

@@ -176,22 +176,22 @@ WIDE void NAME(hushgrad_solve)(const REAL *inner, const REAL *diagonal, size_t r
 
 #if CIPHER
 /* Rows of noise with a banded C, drawn, combined with the history and solved in one go, a tile at a time: row k, which is also the
- * number of the step from at->step on, is kept in kept[k], and the first goes to out as well. room holds rows x TILE numbers. */
+ * number of the step from at->step on, is kept in kept[k], and the first goes to out as well. room holds rows x STRIDE numbers. */
 void NAME(hushgrad_drawn_solutions)(const address *at, uint64_t start, const solutions *s, REAL *room, REAL scale, int add,
                                     REAL *out, size_t n) {
     for (size_t begin = 0, m; begin < n; begin += m) {
         const size_t skip = (start + begin) % GROUP; /* whole groups, but for the first and the last */
         m = n - begin < TILE - skip ? n - begin : TILE - skip;
         address here = *at;
-        for (size_t k = 0; k < s->rows; k++, here.step++) NAME(hushgrad_draw)(&here, start + begin, 1, 0, room + k * TILE, m);
-        NAME(combine)(s->weights, s->rows, (const REAL *const *)s->history, s->count, begin, room, TILE, m);
-        NAME(hushgrad_solve)(s->inner, s->diagonal, s->rows, room, TILE, m);
-        for (size_t k = 0; k < s->rows; k++) memcpy((REAL *)s->kept[k] + begin, room + k * TILE, m * sizeof(REAL));
+        for (size_t k = 0; k < s->rows; k++, here.step++) NAME(hushgrad_draw)(&here, start + begin, 1, 0, room + k * STRIDE, m);
+        NAME(combine)(s->weights, s->rows, (const REAL *const *)s->history, s->count, begin, room, STRIDE, m);
+        NAME(hushgrad_solve)(s->inner, s->diagonal, s->rows, room, STRIDE, m);
+        for (size_t k = 0; k < s->rows; k++) memcpy((REAL *)s->kept[k] + begin, room + k * STRIDE, m * sizeof(REAL));
         (add ? NAME(hushgrad_add) : NAME(hushgrad_write))(room, scale, out + begin, m);
     }
 }
 
-/* Rows that are combinations of draws: row k of out += sum_j weights[k, j] z of step at->step + j. room holds PARTS x TILE. */
+/* Rows that are combinations of draws: row k of out += sum_j weights[k, j] z of step at->step + j. room holds PARTS x STRIDE. */
 void NAME(hushgrad_drawn_combinations)(const address *at, uint64_t start, const REAL *weights, size_t rows, size_t draws,
                                        REAL *room, REAL *out, size_t stride, size_t n) {
     REAL w[PARTS * MOST_ROWS];
@@ -208,8 +208,8 @@ void NAME(hushgrad_drawn_combinations)(const address *at, uint64_t start, const 
             address here = *at;
             here.step += j;
             for (size_t p = 0; p < some; p++, here.step++) {
-                NAME(hushgrad_draw)(&here, start + begin, 1, 0, room + p * TILE, m);
-                parts[p] = room + p * TILE;
+                NAME(hushgrad_draw)(&here, start + begin, 1, 0, room + p * STRIDE, m);
+                parts[p] = room + p * STRIDE;
             }
             for (size_t k = 0; k < rows; k += MOST_ROWS) {
                 const size_t few = rows - k < MOST_ROWS ? rows - k : MOST_ROWS;
