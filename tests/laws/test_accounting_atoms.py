@@ -158,6 +158,26 @@ def test_intervals_are_as_narrow_as_asked(event: Event, relation: Relation) -> N
     assert 0 < low <= high <= low * (1 + 1e-4)
 
 
+RARE: list[tuple[Event, Relation, float, float]] = [  # found by fuzzing: each was far from the truth on one side
+    (PureDP(4.24504).sampled(rate=0.838886) * 16, Relation.ADD_REMOVE, 1.9e-12, 1e-6),  # epsilon is next to the largest sum
+    (
+        DiscreteGaussian(1.95736, sensitivity=5).sampled(rate=3.28414e-05) * 13,
+        Relation.ADD_REMOVE,
+        2.9e-12,
+        1e-4,
+    ),  # tails of 1e-300
+    (DiscreteGaussian(0.513471) * 22 + Gaussian(0.4).sampled(rate=0.003) * 2, Relation.ADD_REMOVE, 3.3e-9, 1e-4),
+    (Gaussian(68.0).sampled(rate=8.6e-7) * 400_000 + RandomizedResponse(0.99, 5) * 2, Relation.REPLACE_ONE, 1.6e-12, 2e-3),
+    (Laplace(770.0).sampled(rate=3e-5) * 13_000 + Gaussian(0.3).sampled(rate=0.05) * 7, Relation.ADD_REMOVE, 5e-3, 1e-3),
+]
+
+
+@pytest.mark.parametrize(("event", "relation", "delta", "width"), RARE, ids=str)
+def test_extremes_that_were_loose_are_not(event: Event, relation: Relation, delta: float, width: float) -> None:
+    low, high = PLD().loss(event, relation).epsilon_interval(delta)  # type: ignore[attr-defined]
+    assert 0 < low <= high <= low * (1 + width)
+
+
 # Planted defects -----------------------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ CELLS = 2**21  # of the FFT window; keeps a question below about 150 MB
 _FEW_CELLS = 4096
 _ROUGH = 0.02  # of epsilon, for the choice of a grid
 _ATTEMPTS = 4
+_ALONE = 32  # parts that are asked one by one
 _SHORT = (0.01, 0.1, 0.4)  # shares of delta
 
 Parts = Sequence[tuple[Curve, int]]
@@ -54,6 +55,8 @@ def epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, know
             answer = _composed_epsilon(parts, delta, width, upper=upper, known=known, infinite=infinite)
     except (FloatingPointError, OverflowError, ValueError):
         answer = Answer(_simple(parts, delta, upper=upper), doubtful=True)
+    if not upper and answer.epsilon == 0:  # nothing was proved: rounding, or a grid that is too coarse for one of the parts
+        answer = Answer(_simple(parts, delta, upper=False), doubtful=True)
     return replace(answer, epsilon=min(answer.epsilon, _largest_loss(parts))) if upper else answer
 
 
@@ -116,7 +119,11 @@ def _read(composed: Composed, delta: float, at: Saddle, *, upper: bool) -> float
 def _simple(parts: Parts, delta: float, *, upper: bool) -> float:
     """Bounds without numerics, for parameters at which doubles do not reach: basic composition, and the worst single step."""
     if not upper:
-        return max(_largest_at(parts, delta), *(_invert(curve, delta, upper=False) for curve, _ in parts))
+        single = max(_largest_at(parts, delta), *(_invert(curve, delta, upper=False) for curve, _ in parts))
+        if len(parts) == 1:
+            return single
+        # to forget the other parts' outputs is post-processing: what one part loses alone is lost by all of them
+        return max(single, *(epsilon_bound([part], delta, 1e-3, upper=False, known=single).epsilon for part in parts[:_ALONE]))
     steps = sum(n for _, n in parts)
     worst = [(curve.corners[-1] if isinstance(curve, Blend) else curve, n) for curve, n in parts]
     return sum(n * _invert(curve, delta / steps * (1 - 1e-12), upper=True) for curve, n in worst) * (1 + 1e-12)
