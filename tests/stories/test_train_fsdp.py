@@ -73,7 +73,7 @@ def alone():
 @pytest.fixture(scope="module", params=[True, False], ids=["sharded", "data-parallel"])
 def moved(request, tmp_path_factory):
     """The same runs on 2, then 1, then 2 processes, from checkpoint to checkpoint."""
-    directory = tmp_path_factory.mktemp("moved")
+    directory = tmp_path_factory.mktemp("train-moved")
     common = {"plans": PLANS, "sharded": request.param, "directory": str(directory / "checkpoints"), "every": 2}
     phases = [({"stop": 6}, 2), ({"stop": 8}, 1), ({"micro": 2}, 2)]
     return [_run(directory, world, {**common, **options}) for options, world in phases]
@@ -98,7 +98,7 @@ def test_every_example_is_clipped_once_and_parts_may_be_empty(alone, moved):
 
 
 def test_no_pickle_and_no_leftovers(moved, tmp_path_factory):
-    for run in tmp_path_factory.getbasetemp().glob("moved*"):
+    for run in tmp_path_factory.getbasetemp().glob("train-moved*"):
         directory = run / "checkpoints" / "blt"
         names = sorted(path.name for path in directory.iterdir())
         assert [name.split("-")[0] for name in names] == ["key.json", "shard", "shard", "state.safetensors"]
