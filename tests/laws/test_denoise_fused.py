@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hushgrad import _native
 from hushgrad.denoise import DebiasedSecondMoment, Laplacian, NoiseInfo, _fused, second_moment
 from hushgrad.denoise import _geometric as geometric
 
@@ -79,4 +80,10 @@ def test_adam_in_one_pass_is_adam_in_eight(dtype, floor, monkeypatch):
 
 def test_without_the_library_torch_does_it(monkeypatch):
     monkeypatch.setenv("HUSHGRAD_KERNEL", "numpy")
-    assert _fused._load() is None
+    assert _native.load(_fused.__file__, "_scan", _fused.Fused) is None
+
+
+def test_a_library_of_another_machine_is_a_warning(tmp_path):
+    (tmp_path / "_scan.abi3.so").write_bytes(b"not a library")
+    with pytest.warns(UserWarning, match="could not be loaded"):
+        assert _native.load(str(tmp_path / "module.py"), "_scan", _fused.Fused) is None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+
+from hushgrad import _native
 
 __all__ = ["FUSED", "Moments", "fits"]
 
@@ -42,8 +40,7 @@ class Moments(NamedTuple):
 class Fused:
     """The functions of _scan.c."""
 
-    def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
+    def __init__(self, library: ctypes.CDLL) -> None:
         pointer, size, real = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
         self._lanes: int = library["hushgrad_lanes"]()
         self._direction = library["hushgrad_direction"]
@@ -76,13 +73,7 @@ class Fused:
 def _over_shares(count: int, work: Callable[[int, int], None]) -> None:
     """``work(low, high)`` on parts of ``range(count)``, the same parts for any number of threads, so that the bits are too."""
     shares = [(low, min(low + _SHARE, count)) for low in range(0, count, _SHARE)]
-    threads = min(torch.get_num_threads(), len(shares))
-    if threads > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda share: work(*share), shares))
-    else:
-        for share in shares:
-            work(*share)
+    _native.in_turns(shares, lambda share: work(*share), min(torch.get_num_threads(), len(shares)))
 
 
 def fits(*tensors: Tensor) -> bool:
@@ -90,15 +81,4 @@ def fits(*tensors: Tensor) -> bool:
     return all(t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)
 
 
-def _load() -> Fused | None:
-    libraries = sorted(Path(__file__).parent.glob("_scan.*.so"))
-    if os.environ.get("HUSHGRAD_KERNEL") == "numpy" or not libraries:
-        return None
-    try:
-        return Fused(libraries[0])
-    except (OSError, AttributeError) as error:  # another machine's library
-        warnings.warn(f"The denoisers' C library could not be loaded ({error}); torch does the same, slower.", stacklevel=2)
-        return None
-
-
-FUSED = _load()
+FUSED = _native.load(__file__, "_scan", Fused)

@@ -6,19 +6,18 @@ Every operation is one IEEE rounding in a fixed order. Set HUSHGRAD_KERNEL=numpy
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
 import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, final
 
 import numpy as np
 from torch import Tensor
 
+from hushgrad import _native
 from hushgrad.noise import _transform
 from hushgrad.noise._keystream import KeyStream, check_address
 from hushgrad.noise._memory import aligned
@@ -258,8 +257,7 @@ class CKernel(Kernel):
 
     name = "c"
 
-    def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
+    def __init__(self, library: ctypes.CDLL) -> None:
         self.cipher: int = library["hushgrad_cipher"]()  # 0: none; 1: one block in a register; 2: four
         self._functions: dict[tuple[str, np.dtype[Any]], Any] = {}
         for dtype, suffix, real in _SUFFIXES:
@@ -293,16 +291,24 @@ class CKernel(Kernel):
 
     def draw_all(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
         """See Kernel."""
-        address = self._address(stream, step, 0)
-        if address is None or not pieces:
+        if not self.cipher or not isinstance(stream, KeyStream) or not pieces:
             super().draw_all(stream, step, pieces, scale, fresh)
             return
         places = []
         for piece in pieces:
             _check_end(step, piece.index, piece.start + piece.count)
             places.append(_PLACE.pack(*piece.place()))
-        draw_many = self._draw_many[pieces[0].target.element_size()]
-        draw_many(address, b"".join(places), len(pieces), scale, not fresh)
+        self.draw_places(stream, step, b"".join(places), len(pieces), pieces[0].target.element_size(), scale, fresh)
+
+    def draw_places(
+        self, stream: Words, step: int, places: bytes | int, count: int, itemsize: int, scale: float, fresh: bool
+    ) -> bool:
+        """``draw`` for many places at once, packed as :meth:`Piece.place` says (or where they are); whether that was possible."""
+        address = self._address(stream, step, 0)
+        if address is None:
+            return False
+        self._draw_many[itemsize](address, places, count, scale, not fresh)
+        return True
 
     def draw_buffers(self, stream: Words, at: tuple[int, int, int], row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
         """See Kernel."""
@@ -404,13 +410,8 @@ def _agrees(kernel: Kernel) -> bool:
 
 
 def _choose() -> Kernel:
-    libraries = sorted(Path(__file__).parent.glob("_gauss.*.so"))
-    if os.environ.get("HUSHGRAD_KERNEL") == "numpy" or not libraries or sys.byteorder != "little":
-        return NumpyKernel()
-    try:
-        kernel = CKernel(libraries[0])
-    except (OSError, AttributeError) as error:  # another machine's library
-        warnings.warn(f"The C noise kernel could not be loaded ({error}); numpy gives the same bits, slower.", stacklevel=2)
+    kernel = _native.load(__file__, "_gauss", CKernel) if sys.byteorder == "little" else None
+    if kernel is None:
         return NumpyKernel()
     if not _agrees(kernel):
         warnings.warn("The C noise kernel was compiled with other arithmetic and is not used; numpy is slower.", stacklevel=2)

@@ -51,17 +51,17 @@ def _draw(source: Source, step: int, index: int, rows: np.ndarray, out: np.ndarr
     """The numbers [low, high) of ``out``, which are whole rows, on one thread."""
     width = out.shape[1]
     rows, out = rows[low // width : high // width], out[low // width : high // width]
-    kernel = _kernel.KERNEL if isinstance(_kernel.KERNEL, _kernel.CKernel) else None
-    address = None if kernel is None else kernel._address(source._stream, step, 0)
-    if kernel is None or address is None:
-        _gather(source, step, index, rows, out)
-        return
     first = np.concatenate([[0], np.flatnonzero(np.diff(rows) != 1) + 1])  # of each run
     count = np.diff(np.append(first, len(rows)))
     places = np.empty((len(first), 4), np.uint64)  # as ``draw_many`` of _cipher.c reads them
     places[:, 0], places[:, 1], places[:, 2] = index, rows[first] * width, count * width
     places[:, 3] = out.ctypes.data + first * out.strides[0]
-    kernel._draw_many[out.itemsize](address, places.ctypes.data, len(places), 1.0, False)
+    kernel, at = _kernel.KERNEL, places.ctypes.data
+    drawn = isinstance(kernel, _kernel.CKernel) and kernel.draw_places(
+        source._stream, step, at, len(places), out.itemsize, 1.0, fresh=True
+    )
+    if not drawn:
+        _gather(source, step, index, rows, out)
 
 
 def _gather(source: Source, step: int, index: int, rows: np.ndarray, out: np.ndarray) -> None:
