@@ -125,6 +125,48 @@ def test_micro_batches_add_up(fold):
     agrees(capture.collect(Flat(CLIP)), expected)
 
 
+class Curved(nn.Module):
+    """Gradients of these layers depend on the parameters themselves, and their rules run the layer again."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.attention = nn.LSTM(4, 4, batch_first=True), nn.MultiheadAttention(4, 2, batch_first=True)
+        self.factor = nn.Parameter(torch.linspace(0.5, 1.5, 4))
+
+    def forward(self, x):
+        h = self.lstm(x)[0]
+        return self.attention(h, h, h)[0] * self.factor.tanh() ** 2
+
+
+def test_a_probe_is_taken_where_the_parameters_were():
+    """They are moved back before collect: a rule that runs its layer again must have done so by then."""
+    torch.manual_seed(0)
+    model, x = Curved().double(), torch.randn(5, 3, 4).double()
+    shift = {name: 0.3 * torch.randn_like(p) for name, p in model.named_parameters()}
+
+    def moved(sign):
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.add_(shift[name], alpha=sign)
+
+    here = one_by_one(model, (x,), sum_of_sines)
+    moved(1)
+    there = one_by_one(model, (x,), sum_of_sines)
+    moved(-1)
+    gradients = {name: 0.7 * here[name] + 0.3 * there[name] for name in here}
+    norms = sum(G.flatten(1).square().sum(1) for G in gradients.values()).sqrt()
+    weights = (CLIP / norms).clamp(max=1)
+    capture = attached(model)
+    with capture.probe(0.7):
+        sum_of_sines(model(x)).backward()
+    moved(1)
+    with capture.probe(0.3):
+        sum_of_sines(model(x)).backward()
+    moved(-1)
+    sums = {name: torch.tensordot(weights, G, dims=1) for name, G in gradients.items()}
+    agrees(capture.collect(Flat(CLIP)), (sums, norms), tolerance=1e-9)
+
+
 def test_probes_are_combined_before_the_norm():
     model, x = mlp(), torch.randn(6, 4).double()
     other = mlp()

@@ -125,6 +125,9 @@ class Capture:
         """
         with self._tape.probing(_check.number(coefficient=coefficient)):
             yield
+            for batch in self._tape.batches:  # rules that wait for collect read the parameters, which may move after the probe
+                for call in batch.calls:
+                    self._tape.quiet(call.measure)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
