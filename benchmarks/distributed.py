@@ -7,7 +7,8 @@ batch; the minimum over the turns is taken, since other work on the machine only
 which includes packing, sending and receiving but not waiting; wall time is given as well. Every process has its own share of
 the batch, of the same size on one process and on two. Target: the ratio on two processes is at most 1.1 times that on one.
 
-Memory is the peak of the process during the steps above what it had after importing everything. Target: with fully_shard it
+Memory is the peak of the process during the steps above what it had after importing everything, with a C library that gives
+freed blocks back at once (MALLOC_MMAP_THRESHOLD_), for all alike. Target: with fully_shard it
 falls when a second process is added, BLT's buffers included.
 """
 
@@ -176,6 +177,8 @@ def launch(world: int, options: dict[str, Any]) -> list[dict[str, float]]:
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(world),
     }
+    if options["measure"] == "memory":
+        common["MALLOC_MMAP_THRESHOLD_"] = "500000"  # freed blocks go back at once: what is alive is measured, not the heap's holes
     command = [sys.executable, __file__, "--child", json.dumps(options)]
     children = [
         subprocess.Popen(command, env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True) for rank in range(world)
