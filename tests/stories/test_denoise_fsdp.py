@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import runpy
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from several_processes import run
 
 from hushgrad.denoise import Chain, JamesStein, Kalman, Laplacian, LowPass
 from hushgrad.denoise.base import Denoiser, NoiseInfo
@@ -37,29 +33,6 @@ INFO = NoiseInfo(std=0.3, step=0, max_grad_norm=1.0)
 several = pytest.mark.timeout(900)  # several processes on a busy machine
 
 
-def _run(directory: Path, world: int, options: dict) -> list[dict]:
-    """``world`` processes of the program, joined by gloo."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, str(PROGRAM), json.dumps({"out": str(directory / "out"), **options})]
-    children = [
-        subprocess.Popen(
-            command, env={**environment, "RANK": str(r), "WORLD_SIZE": str(world)}, stderr=subprocess.PIPE, text=True
-        )
-        for r in range(world)
-    ]
-    try:
-        for child in children:
-            _, errors = child.communicate(timeout=600)
-            assert child.returncode == 0, errors[-3000:]
-    finally:
-        for child in children:
-            child.kill()
-    return [json.loads((directory / f"out.{rank}").read_text()) for rank in range(world)]
-
-
 @pytest.fixture(scope="module")
 def alone():
     """One process, nothing sharded, nothing interrupted."""
@@ -73,7 +46,7 @@ def moved(tmp_path_factory):
     directory = tmp_path_factory.mktemp("moved")
     common = {"denoisers": [*KINDS, "torn"], "sharded": True, "look": True, "directory": str(directory / "checkpoints")}
     phases = [({"stop": 5}, 2), ({"stop": 7}, 1), ({}, 2)]
-    return [_run(directory, world, {**common, **options}) for options, world in phases]
+    return [run(PROGRAM, directory, world, {**common, **options}) for options, world in phases]
 
 
 def _off(a: dict, b: dict) -> float:

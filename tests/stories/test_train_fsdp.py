@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import runpy
 import signal
-import socket
-import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from several_processes import run, start
 
 PROGRAM = Path(__file__).with_name("train_fsdp_program.py")
 pytestmark = pytest.mark.timeout(900)  # several processes on a busy machine
 PLANS = ["independent", "blt", "banded"]
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def _start(directory: Path, world: int, options: dict) -> list[subprocess.Popen]:
-    """Start ``world`` processes of the program, joined by gloo."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    children = []
-    for rank in range(world):
-        own = {"RANK": str(rank), "WORLD_SIZE": str(world)}
-        command = [sys.executable, str(PROGRAM), json.dumps({"out": str(directory / "out"), **options})]
-        children.append(subprocess.Popen(command, env={**environment, **own}, stderr=subprocess.PIPE, text=True))
-    return children
-
-
-def _run(directory: Path, world: int, options: dict) -> list[dict]:
-    children = _start(directory, world, options)
-    try:
-        for child in children:
-            _, errors = child.communicate(timeout=600)
-            assert child.returncode == 0, errors[-3000:]
-    finally:
-        for child in children:
-            child.kill()
-    return [json.loads((directory / f"out.{rank}").read_text()) for rank in range(world)]
+_start, _run = partial(start, PROGRAM), partial(run, PROGRAM)
 
 
 def _whole_rows(results: list[dict], plan: str) -> dict[str, list[float]]:
@@ -98,8 +67,8 @@ def test_every_example_is_clipped_once_and_parts_may_be_empty(alone, moved):
 
 
 def test_no_pickle_and_no_leftovers(moved, tmp_path_factory):
-    for run in tmp_path_factory.getbasetemp().glob("train-moved*"):
-        directory = run / "checkpoints" / "blt"
+    for place in tmp_path_factory.getbasetemp().glob("train-moved*"):
+        directory = place / "checkpoints" / "blt"
         names = sorted(path.name for path in directory.iterdir())
         assert [name.split("-")[0] for name in names] == ["key.json", "shard", "shard", "state.safetensors"]
         assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
