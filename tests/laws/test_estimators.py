@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from sklearn.base import clone
@@ -154,6 +154,7 @@ def test_rows_beyond_the_bound_are_clipped_when_asked(cancer):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.1, 10), st.sampled_from([Logistic(), HuberHinge(0.3)]))
+@example(244, 0.125, HuberHinge(0.3))  # Newton steps that went in a circle
 def test_the_minimum_moves_by_at_most_the_lectures_bound(seed, l2, loss):
     rng = np.random.default_rng(seed)
     X, y = normalize(rng.normal(size=(6, 3))), rng.choice([-1.0, 1.0], 6)

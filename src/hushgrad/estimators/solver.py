@@ -107,13 +107,16 @@ def _lifted(hessian: np.ndarray) -> np.ndarray:
 
 def _backtrack(objective: Objective, theta, value, gradient, z, step):
     """(length, new state) for the longest of the steps 1, 1/2, 1/4, ... that helps; length 0 and the old state if none does."""
-    slope, norm = gradient @ step, np.linalg.norm(gradient)
+    slope, norm, rounding = gradient @ step, np.linalg.norm(gradient), 1e-12 * (1 + abs(value))
     for halving in range(30):
         length = 0.5**halving
         candidate = theta - length * step
         new_value, new_gradient, new_z = objective.evaluate(candidate)
-        # Near the minimum the values agree to rounding and only the gradient still tells progress.
-        if new_value <= value - 1e-4 * length * slope or np.linalg.norm(new_gradient) < 0.5 * norm:
+        # Near the minimum the values agree to rounding and only the gradient still tells progress. Farther away it must not decide: where
+        # a loss has corners, steps that shrink it and steps that lower the value can lead in a circle.
+        if new_value <= value - 1e-4 * length * slope or (
+            new_value <= value + rounding and np.linalg.norm(new_gradient) < 0.5 * norm
+        ):
             return length, candidate, new_value, new_gradient, new_z
     return 0.0, theta, value, gradient, z
 
