@@ -178,7 +178,9 @@ def launch(world: int, options: dict[str, Any]) -> list[dict[str, float]]:
         "WORLD_SIZE": str(world),
     }
     if options["measure"] == "memory":
-        common["MALLOC_MMAP_THRESHOLD_"] = "500000"  # freed blocks go back at once: what is alive is measured, not the heap's holes
+        common["MALLOC_MMAP_THRESHOLD_"] = (
+            "500000"  # freed blocks go back at once: what is alive is measured, not the heap's holes
+        )
     command = [sys.executable, __file__, "--child", json.dumps(options)]
     children = [
         subprocess.Popen(command, env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True) for rank in range(world)
