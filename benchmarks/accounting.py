@@ -155,7 +155,7 @@ def soak_verdicts(soak: dict[str, float]) -> list[tuple[str, str, bool]]:
     """Long runs, in seconds."""
     return [
         (
-            f"{soak['steps']:.0f} different noise levels, interval of width 1e-3 in <= 20 s",
+            f"{soak['steps']:.0f} different noise levels, interval of width <= 2e-3 in <= 20 s",
             f"{soak['reading']:.1f} s to read, {soak['interval']:.1f} s, width {soak['width']:.1e}",
             soak["reading"] + soak["interval"] <= 20 and soak["width"] <= 2e-3,
         ),
