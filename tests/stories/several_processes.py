@@ -1,13 +1,18 @@
-"""Start a test's program in several processes that are joined by gloo, and read what each of them found."""
+"""Start a test's program in several processes that are joined by gloo, and read what each of them found: both sides of it."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import torch
+import torch.distributed as dist
 
 
 def start(program: Path, directory: Path, world: int, options: dict) -> list[subprocess.Popen]:
@@ -32,3 +37,15 @@ def run(program: Path, directory: Path, world: int, options: dict) -> list[dict]
         for child in children:
             child.kill()
     return [json.loads((directory / f"out.{rank}").read_text()) for rank in range(world)]
+
+
+def be_one_of_them(work: Callable[[dict], dict]) -> None:
+    """In the program: join the others, do the work with the given options and write what it found."""
+    options = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    found = work(options)
+    Path(f"{options['out']}.{os.environ.get('RANK', '0')}").write_text(json.dumps(found))
+    if dist.is_initialized():
+        dist.destroy_process_group()

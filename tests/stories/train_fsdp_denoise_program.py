@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
-import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from several_processes import be_one_of_them
 from torch import nn
 
 from hushgrad.denoise import Chain, DebiasedSecondMoment, JamesStein, Kalman, Laplacian, LowPass, SoftThreshold
@@ -79,16 +77,5 @@ def train(name: str, options: dict) -> dict:
     return result
 
 
-def main(options: dict) -> None:
-    torch.set_num_threads(1)
-    if "RANK" in os.environ:
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
-    results = {name: train(name, options) for name in options["denoisers"]}
-    with open(f"{options['out']}.{os.environ.get('RANK', '0')}", "w") as file:
-        json.dump(results, file)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    be_one_of_them(lambda options: {name: train(name, options) for name in options["denoisers"]})
