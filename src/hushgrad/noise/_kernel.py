@@ -291,14 +291,13 @@ class CKernel(Kernel):
 
     def draw_all(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
         """See Kernel."""
-        if not self.cipher or not isinstance(stream, KeyStream) or not pieces:
-            super().draw_all(stream, step, pieces, scale, fresh)
-            return
         places = []
         for piece in pieces:
             _check_end(step, piece.index, piece.start + piece.count)
             places.append(_PLACE.pack(*piece.place()))
-        self.draw_places(stream, step, b"".join(places), len(pieces), pieces[0].target.element_size(), scale, fresh)
+        size = pieces[0].target.element_size() if pieces else 0
+        if not pieces or not self.draw_places(stream, step, b"".join(places), len(pieces), size, scale, fresh):
+            super().draw_all(stream, step, pieces, scale, fresh)
 
     def draw_places(
         self, stream: Words, step: int, places: bytes | int, count: int, itemsize: int, scale: float, fresh: bool

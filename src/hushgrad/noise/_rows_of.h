@@ -108,7 +108,7 @@ static inline __attribute__((always_inline)) void NAME(combine_block)(const REAL
 
 /* Where the parts from h on are, as many as are read together; after the last one, the first ones of the next tile. */
 static inline int NAME(places_of)(const REAL *const *parts, size_t h, size_t count, size_t at, const REAL **places) {
-    if (h == count) h = 0, at += 1024;
+    if (h == count) h = 0, at += TILE;
     const int some = count - h < PARTS ? (int)(count - h) : PARTS;
     for (int p = 0; p < some; p++) places[p] = parts[h + p] + at;
     return some;
