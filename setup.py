@@ -29,8 +29,8 @@ setup(
         ),
         Extension(
             "hushgrad.clipping._clip",
-            [f"src/hushgrad/clipping/{name}.c" for name in ("_rows", "_conv")],
-            depends=["src/hushgrad/clipping/_lanes.h"],
+            ["src/hushgrad/clipping/_clip.c"],
+            depends=[f"src/hushgrad/clipping/{name}_of.h" for name in ("_lanes", "_rows", "_conv")],
             extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math"],
             py_limited_api=True,
             optional=True,

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from hushgrad import _native
 from hushgrad.clipping import Capture, Flat, _fused
 from hushgrad.clipping.rules.conv import Geometry, per_example_kernel
 
 pytestmark = pytest.mark.skipif(_fused._LIBRARY is None, reason="the C library was not built on this machine")
+_WIDTHS = [lanes for lanes in (4, 8, 16) if _fused._LIBRARY is not None and lanes <= _fused._LIBRARY.lanes]
+
+
+@pytest.fixture(params=_WIDTHS, autouse=True, scope="module")
+def every_width(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All that follows, with the vectors of each kind of processor that this one can stand in for."""
+    widest = _fused._LIBRARY
+    _fused._LIBRARY = _native.load(_fused.__file__, "_clip", partial(_fused._Library, lanes=request.param))
+    yield
+    _fused._LIBRARY = widest
 
 
 def _random(*shape: int, seed: int) -> torch.Tensor:
@@ -37,16 +50,17 @@ def test_outer_products(B: int, d: int, p: int, seed: int) -> None:
 
 
 @settings(deadline=None)
-@given(B=st.integers(0, 100), p=st.integers(1, 300), seed=st.integers(0, 9))
-def test_weighted_rows(B: int, p: int, seed: int) -> None:
-    g, w = _random(B, p, seed=seed), _random(B, seed=seed + 1).abs()
-    made = _fused.weigh(g, w)
-    if B * p > _fused._WEIGHED_AT_MOST:
+@given(B=st.integers(0, 150), d=st.integers(1, 90), p=st.integers(1, 40), seed=st.integers(0, 9))
+def test_weighted_sums_of_outer_products(B: int, d: int, p: int, seed: int) -> None:
+    x, g, w = _random(B, d, seed=seed), _random(B, p, seed=seed + 1), _random(B, seed=seed + 2).abs()
+    made = _fused.outer_sums(x, g, w)
+    if p > _fused._OUTPUTS_AT_MOST:
         assert made is None
         return
     assert made is not None
-    assert torch.equal(made[0], g * w.unsqueeze(1))
-    torch.testing.assert_close(made[1].double(), made[0].double().sum(0), rtol=1e-6, atol=1e-5)
+    weighted = g.double() * w.double().unsqueeze(1)
+    torch.testing.assert_close(made[0].double(), weighted.t() @ x.double(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(made[1].double(), weighted.sum(0), rtol=1e-6, atol=1e-5)
 
 
 @settings(deadline=None)

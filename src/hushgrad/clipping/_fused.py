@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import struct
 from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,31 +20,32 @@ from hushgrad import _native
 if TYPE_CHECKING:
     from hushgrad.clipping.rules.conv import Geometry
 
-__all__ = ["clip", "kernel_gradients", "outer_sq_norms", "total", "weigh"]
+__all__ = ["clip", "kernel_gradients", "outer_sq_norms", "outer_sums", "total"]
 
 _AT_MOST = 1 << 20  # elements; beyond, torch's threads are worth more than fewer calls
-_WEIGHED_AT_MOST = 1 << 14  # torch vectorises long rows better
+_OUTPUTS_AT_MOST = 32  # FEW of _rows_of.h: for more, torch's matrix product is as fast
 _PATCHES_AT_MOST = 1 << 18  # floats of one example's patches: 1 MB, so that they stay in the second-level cache
 _SHARE = 1 << 22  # multiply-adds for a thread at a time; for less, a thread does not pay
-_LANES = 16
+_ROW = 16  # floats that a row of patches is rounded up to
 
 
 class _Library:
-    """The functions of _rows.c and _conv.c."""
+    """The functions of _clip.c, for vectors of so many floats: 4, 8 or 16, as the processor has."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, lanes: int | None = None) -> None:
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
-        self.outer_sq_norms = library["hushgrad_outer_sq_norms"]
-        self.outer_sq_norms.argtypes, self.outer_sq_norms.restype = (pointer, size, pointer, size, size, pointer, pointer), None
-        self.total = library["hushgrad_total"]
-        self.total.argtypes = (pointer, size, size, ctypes.c_double, pointer, pointer)
-        self.clip = library["hushgrad_clip"]
-        self.clip.argtypes, self.clip.restype = (pointer, size, ctypes.c_float, pointer), None
-        self.kernel_gradients = library["hushgrad_kernel_gradients"]
-        self.kernel_gradients.argtypes = (pointer, pointer, pointer, size, pointer, pointer, pointer)
-        self.kernel_gradients.restype = None
-        self.weigh = library["hushgrad_weigh"]
-        self.weigh.argtypes, self.weigh.restype = (pointer, pointer, size, size, pointer, pointer), None
+        self.lanes = library["hushgrad_lanes"]() if lanes is None else lanes
+
+        def function(name: str, *arguments: type, result: type | None = None) -> Callable[..., Any]:
+            found = library[f"hushgrad_{name}_{self.lanes}"]
+            found.argtypes, found.restype = arguments, result
+            return found
+
+        self.outer_sq_norms = function("outer_sq_norms", pointer, size, pointer, size, size, pointer, pointer)
+        self.total = function("total", pointer, size, size, ctypes.c_double, pointer, pointer, result=ctypes.c_int)
+        self.clip = function("clip", pointer, size, ctypes.c_float, pointer)
+        self.outer_sums = function("outer_sums", pointer, size, pointer, size, pointer, size, pointer, pointer)
+        self.kernel_gradients = function("kernel_gradients", pointer, pointer, pointer, size, pointer, pointer, pointer)
 
 
 _LIBRARY = _native.load(__file__, "_clip", _Library)
@@ -80,17 +81,19 @@ def clip(sq_norms: Tensor, bound: float) -> Tensor | None:
     return weights
 
 
-def weigh(g: Tensor, weights: Tensor) -> tuple[Tensor, Tensor] | None:
-    """w_i g_i for each row of g (B, p), and their sum."""
-    if _LIBRARY is None or not _fit(g) or not _fit(weights) or g.numel() > _WEIGHED_AT_MOST:
+def outer_sums(x: Tensor, g: Tensor, weights: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The sums of w_i g_i x_i^T and of w_i g_i, for x (B, d), g (B, p) and w (B,); where p is small."""
+    p, d = g.shape[1], x.shape[1]
+    if _LIBRARY is None or p > _OUTPUTS_AT_MOST or x.numel() > _AT_MOST or not (_fit(x) and _fit(g) and _fit(weights)):
         return None
-    weighted, summed = torch.empty_like(g), g.new_empty(g.shape[1])
-    _LIBRARY.weigh(g.data_ptr(), weights.data_ptr(), g.shape[0], g.shape[1], weighted.data_ptr(), summed.data_ptr())
-    return weighted, summed
+    of_weight, of_bias = torch.empty(p, d), torch.empty(p)
+    at = x.data_ptr(), d, g.data_ptr(), p, weights.data_ptr(), x.shape[0], of_weight.data_ptr(), of_bias.data_ptr()
+    _LIBRARY.outer_sums(*at)
+    return of_weight, of_bias
 
 
 class _Shape(NamedTuple):
-    """``geometry`` of _conv.c."""
+    """``geometry`` of _clip.c."""
 
     channels: int
     height: int
@@ -166,7 +169,7 @@ def _shape(x: Tensor, g: Tensor, edges: Sequence[int], geometry: Geometry) -> _S
     taps = channels * kernel_h * kernel_w
     sizes = channels, height, width, above, left, height + above + below, width + left + right
     moves = kernel_h, kernel_w, *_pair(geometry.stride), *_pair(geometry.dilation)
-    return _Shape._make((*sizes, *moves, g.shape[1] // geometry.groups, out_h, out_w, taps, -(-taps // _LANES) * _LANES))
+    return _Shape._make((*sizes, *moves, g.shape[1] // geometry.groups, out_h, out_w, taps, -(-taps // _ROW) * _ROW))
 
 
 def _pair(sizes: Sequence[int]) -> tuple[int, int]:

@@ -112,16 +112,20 @@ def _add_weighted_rows(record: Record, weights: Mapping[str, Tensor], out: Mappi
     """One position for each example: both sums from the same w g, in as few operations as there are."""
     x, g = record.x, record.g
     by = weights[record.names[0]]
-    both = _fused.weigh(g, by)
-    weighted, summed = both if both is not None else (g * by.unsqueeze(1), None)
+    both = _fused.outer_sums(x, g, by) if "weight" in record.names and all(w is by for w in weights.values()) else None
+    if both is not None:
+        for name in record.names:
+            out[name].add(both[name != "weight"])
+        return
+    weighted = g * by.unsqueeze(1)
     for name in record.names:
         if weights[name] is not by:  # clipped apart
             by = weights[name]
-            weighted, summed = g * by.unsqueeze(1), None
+            weighted = g * by.unsqueeze(1)
         if name == "weight":
             out[name].addmm(weighted.t(), x)
         else:
-            out[name].add(weighted.sum(0) if summed is None else summed)
+            out[name].add(weighted.sum(0))
 
 
 def _add_weighted_positions(x: Tensor, g: Tensor, weights: Tensor, out: Sum) -> None:

@@ -1,0 +1,58 @@
+/* The small steps between two matrix products: one call where torch needs three to nine. Long sums are carried in double. */
+
+#define AT_A_TIME 64 /* examples of a weighted sum: few enough for a column of their inputs to stay in the first-level cache */
+#define FEW 32       /* outputs of a layer; for more, a library's matrix product is as fast */
+
+/* The squared norms of g_i x_i^T and of g_i, for x (rows, d) and g (rows, p). */
+void NAME(hushgrad_outer_sq_norms)(const float *restrict x, size_t d, const float *restrict g, size_t p, size_t rows,
+                                   float *restrict of_weight, float *restrict of_bias) {
+    for (size_t i = 0; i < rows; i++) {
+        const double sq_g = NAME(sq_norm)(g + i * p, p);
+        of_bias[i] = (float)sq_g;
+        of_weight[i] = (float)(sq_g * NAME(sq_norm)(x + i * d, d));
+    }
+}
+
+/* total[i] = factor sum_k parts[k][i], and its root; whether all are finite. */
+int NAME(hushgrad_total)(const float *const *restrict parts, size_t count, size_t rows, double factor, float *restrict total,
+                         float *restrict norms) {
+    int finite = 1;
+    for (size_t i = 0; i < rows; i++) {
+        double sum = 0;
+        for (size_t k = 0; k < count; k++) sum += parts[k][i];
+        total[i] = (float)(sum * factor);
+        norms[i] = sqrtf(total[i]);
+        finite &= isfinite(total[i]) != 0;
+    }
+    return finite;
+}
+
+/* min(1, bound / sqrt(sq_norms[i])); 0 where that is no number. */
+void NAME(hushgrad_clip)(const float *restrict sq_norms, size_t rows, float bound, float *restrict weights) {
+    for (size_t i = 0; i < rows; i++) {
+        const float weight = bound / sqrtf(sq_norms[i]);
+        weights[i] = weight >= 1 ? 1 : weight >= 0 ? weight : 0; /* NaN fails both comparisons */
+    }
+}
+
+/* sum_i weights[i] g_i x_i^T (p, d) and sum_i weights[i] g_i (p), for x (rows, d) and g (rows, p), p <= FEW. */
+void NAME(hushgrad_outer_sums)(const float *restrict x, size_t d, const float *restrict g, size_t p, const float *restrict weights,
+                               size_t rows, float *restrict of_weight, float *restrict of_bias) {
+    const size_t whole = d / LANES * LANES;
+    double total[FEW] = {0};
+    float weighted[AT_A_TIME * FEW], rest[AT_A_TIME * LANES]; /* rest: the last columns of x, filled up with zeros */
+    for (size_t low = 0; low < rows || !low; low += AT_A_TIME, x += AT_A_TIME * d, g += AT_A_TIME * p, weights += AT_A_TIME) {
+        const size_t some = rows - low < AT_A_TIME ? rows - low : AT_A_TIME; /* none at all: zeros are written */
+        for (size_t i = 0; i < some; i++)
+            for (size_t j = 0; j < p; j++) total[j] += weighted[i * p + j] = weights[i] * g[i * p + j];
+        NAME(product) m = {.a = weighted, .b = x, .out = of_weight, .rows = p, .columns = whole, .depth = some};
+        m.down = 1, m.along = p, m.b_row = m.out_row = d, m.add = low > 0;
+        NAME(multiply)(&m);
+        if (whole == d) continue;
+        for (size_t i = 0; i < some; i++)
+            for (size_t k = 0; k < LANES; k++) rest[i * LANES + k] = whole + k < d ? x[i * d + whole + k] : 0;
+        m.b = rest, m.b_row = LANES, m.out = of_weight + whole, m.columns = d - whole;
+        NAME(multiply)(&m);
+    }
+    for (size_t j = 0; j < p; j++) of_bias[j] = (float)total[j];
+}
