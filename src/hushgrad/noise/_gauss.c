@@ -4,6 +4,22 @@
 #include <math.h>
 #include <string.h>
 
+int hushgrad_bytes = 16;
+
+/* Work with vectors of at most so many bytes from now on; says how many the processor has of them. The bits are the same. */
+int hushgrad_vectors(int most) {
+    hushgrad_bytes = 16;
+    (void)most;
+#if WIDTHS
+    __builtin_cpu_init();
+    if (most >= 32 && __builtin_cpu_supports("avx2")) hushgrad_bytes = 32;
+    if (most >= 64 && __builtin_cpu_supports("avx512f")) hushgrad_bytes = 64;
+#endif
+    return hushgrad_bytes;
+}
+
+__attribute__((constructor)) static void widest_vectors(void) { hushgrad_vectors(64); }
+
 static const float LOG32[] = LOG32_SERIES, SIN32[] = SIN32_SERIES, COS32[] = COS32_SERIES;
 static const double LOG64[] = {1.0,
                                -0.49999999999999023,
@@ -45,60 +61,57 @@ static const double COS64[] = {1.0,
         _Pragma("GCC unroll 24") for (int c_ = LENGTH(series) - 2; c_ >= 0; c_--) total = total * (x) + series[c_];       \
     } while (0)
 
-/* The functions for one floating-point type; bits is the signed integer of its size. */
-#define KERNELS(suffix, real, bits, mantissa, bias, root, LOG, SIN, COS)                                                  \
-    static inline real as_real_##suffix(bits b) {                                                                         \
-        real r;                                                                                                           \
-        memcpy(&r, &b, sizeof r);                                                                                         \
-        return r;                                                                                                         \
-    }                                                                                                                     \
-    static inline bits as_bits_##suffix(real r) {                                                                         \
+/* A number as its bits, and back. */
+#define AS_BITS(real, bits)                                                                                               \
+    static inline bits TYPED(as_bits)(real r) {                                                                           \
         bits b;                                                                                                           \
         memcpy(&b, &r, sizeof b);                                                                                         \
         return b;                                                                                                         \
     }                                                                                                                     \
-                                                                                                                          \
-    /* Whole groups of 256 numbers from their 384 words each. */                                                          \
-    WIDE void hushgrad_gaussians_##suffix(const uint32_t *words, real *out, size_t groups) {                              \
-        for (size_t g = 0; g < groups; g++, words += 3 * PAIRS, out += 2 * PAIRS) {                                       \
-            for (int i = 0; i < PAIRS; i++) {                                                                             \
-                uint32_t a = words[i], b = words[PAIRS + i], t = words[2 * PAIRS + i];                                    \
-                real high = (real)(int32_t)(a & 0x7FFFFFFFu) * (real)0x1p-32;                                             \
-                real low = ((real)(int32_t)(b >> 1) + (real)0.5) * (real)0x1p-63;                                         \
-                real v = high + low;                                                                                      \
-                bits pattern = as_bits_##suffix(v), upper = (bits)((int32_t)a >> 31); /* all ones where u = 1 - v */      \
-                real fraction = as_real_##suffix((pattern & (((bits)1 << mantissa) - 1)) | ((bits)(bias - 1) << mantissa)); \
-                int32_t halvings = (int32_t)(bias - 1) - (int32_t)(pattern >> mantissa);                                  \
-                halvings &= ~((int32_t)a >> 31);                                                                          \
-                bits f_low = as_bits_##suffix(fraction - (real)1.0), f_up = as_bits_##suffix(-v);                         \
-                real f = as_real_##suffix((f_up & upper) | (f_low & ~upper));                                             \
-                real e, s, s2, sine, cosine;                                                                              \
-                HORNER(e, LOG, f);                                                                                        \
-                e = e * -f;                                                                                               \
-                e = e + (real)halvings * (real)0.6931471805599453;                                                        \
-                e = e + e;                                                                                                \
-                real radius = root(e);                                                                                    \
-                s = (real)(int32_t)((t << 2) | 2u) * (real)0x1p-31;                                                       \
-                s2 = s * s;                                                                                               \
-                HORNER(sine, SIN, s2);                                                                                    \
-                sine = sine * s;                                                                                          \
-                HORNER(cosine, COS, s2);                                                                                  \
-                bits minus = (bits)((int32_t)t >> 31) & (bits)((bits)1 << (8 * sizeof(bits) - 1));                        \
-                bits c = as_bits_##suffix(cosine) ^ minus, n = as_bits_##suffix(sine);                                    \
-                bits swap = -(bits)((t >> 30) & 1u), both = (c ^ n) & swap;                                               \
-                out[i] = radius * as_real_##suffix(c ^ both);                                                             \
-                out[PAIRS + i] = radius * as_real_##suffix(n ^ both);                                                     \
-            }                                                                                                             \
-        }                                                                                                                 \
-    }                                                                                                                     \
-                                                                                                                          \
-    WIDE void hushgrad_write_##suffix(const real *x, real scale, real *out, size_t n) {                                   \
-        for (size_t i = 0; i < n; i++) out[i] = x[i] * scale;                                                             \
-    }                                                                                                                     \
-                                                                                                                          \
-    WIDE void hushgrad_add_##suffix(const real *restrict x, real scale, real *restrict out, size_t n) {                   \
-        for (size_t i = 0; i < n; i++) out[i] = out[i] + x[i] * scale;                                                    \
+    static inline real TYPED(as_real)(bits b) {                                                                           \
+        real r;                                                                                                           \
+        memcpy(&r, &b, sizeof r);                                                                                         \
+        return r;                                                                                                         \
     }
 
-KERNELS(f32, float, int32_t, 23, 127, sqrtf, LOG32, SIN32, COS32)
-KERNELS(f64, double, int64_t, 52, 1023, sqrt, LOG64, SIN64, COS64)
+#define KERNELS "_gauss_of.h"
+
+#define FUNCTIONS(real)                                                                                                   \
+    void TYPED(hushgrad_gaussians)(const uint32_t *words, real *out, size_t groups) { CHOSEN(gaussians)(words, out, groups); } \
+    void TYPED(hushgrad_write)(const real *x, real scale, real *out, size_t n) { CHOSEN(write)(x, scale, out, n); }       \
+    void TYPED(hushgrad_add)(const real *x, real scale, real *out, size_t n) { CHOSEN(add)(x, scale, out, n); }
+
+#define REAL float
+#define BITS int32_t /* the signed integer of its size */
+#define MANTISSA 23
+#define BIAS 127
+#define ROOT sqrtf
+#define LOG LOG32
+#define SIN SIN32
+#define COS COS32
+#define TYPED(name) name##_f32
+AS_BITS(float, int32_t)
+#include "_widths.h"
+FUNCTIONS(float)
+#undef REAL
+#undef BITS
+#undef MANTISSA
+#undef BIAS
+#undef ROOT
+#undef LOG
+#undef SIN
+#undef COS
+#undef TYPED
+
+#define REAL double
+#define BITS int64_t /* the signed integer of its size */
+#define MANTISSA 52
+#define BIAS 1023
+#define ROOT sqrt
+#define LOG LOG64
+#define SIN SIN64
+#define COS COS64
+#define TYPED(name) name##_f64
+AS_BITS(double, int64_t)
+#include "_widths.h"
+FUNCTIONS(double)

@@ -14,18 +14,25 @@
 #define GROUP (2 * PAIRS)
 #define GROUP_BLOCKS 96 /* cipher blocks for a group */
 
-/* One binary with a copy of each function for every vector width; the loader picks one. Contraction is off in all of them. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define WIDE
-#endif
-
 #if defined(__x86_64__) && defined(__GNUC__)
 #define CIPHER 1
+#define WIDTHS 1 /* one binary with a copy of each kernel for every vector width: see _widths.h */
 #else
 #define CIPHER 0
+#define WIDTHS 0
 #endif
+
+#if WIDTHS
+#define CHOSEN(function)                                                                                                  \
+    (hushgrad_bytes == 64 ? TYPED(function##_64) : hushgrad_bytes == 32 ? TYPED(function##_32) : TYPED(function##_16))
+#else
+#define CHOSEN(function) TYPED(function##_16)
+#endif
+
+extern int hushgrad_bytes; /* of a vector, as chosen by hushgrad_vectors */
+int hushgrad_vectors(int most);
+
+#define INLINE static inline __attribute__((always_inline))
 
 /* The polynomials of _transform.py in single precision; the longer ones are only needed in one file. */
 #define LOG32_SERIES                                                                                                      \

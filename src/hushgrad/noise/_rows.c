@@ -26,15 +26,17 @@ static size_t in_registers(const address *at, uint64_t start, float *state, size
 }
 #endif
 
+#define KERNELS "_rows_of.h"
+
 #define REAL float
-#define NAME(function) function##_f32
+#define TYPED(name) name##_f32
 #define IN_REGISTERS in_registers
-#include "_rows_of.h"
+#include "_rows_drawn.h"
 #undef REAL
-#undef NAME
+#undef TYPED
 #undef IN_REGISTERS
 
 #define REAL double
-#define NAME(function) function##_f64
+#define TYPED(name) name##_f64
 #define IN_REGISTERS(...) 0
-#include "_rows_of.h"
+#include "_rows_drawn.h"
