@@ -58,7 +58,6 @@ class Capture:
         self._handles: list[Any] = []
         self._sites: list[Site] = []
         self._params: dict[str, nn.Parameter] = {}
-        self._names: dict[int, dict[str, str]] = {}  # by site: local name -> name in the model
         self._frozen: list[tuple[str, nn.Parameter]] = []
         self._dtypes: dict[str, torch.dtype] = {}  # of the sums
         self._scattered: frozenset[str] = frozenset()
@@ -78,10 +77,8 @@ class Capture:
         if not self._params:
             _check.fail("model", type(self.model).__name__, "to have a parameter that requires gradients")
         self._sites = list(_sites(self._tape, self.model))
-        by_id = {id(p): name for name, p in self._params.items()}
-        self._names = {id(s): {n: by_id[id(p)] for n, p in zip(s.names, s.params, strict=True)} for s in self._sites}
-        self._dtypes = {self._names[id(s)][n]: s.dtype for s in self._sites for n in s.names}
-        self._scattered = frozenset(name for s in self._sites if s.rule.scatters for name in self._names[id(s)].values())
+        self._dtypes = {name: s.dtype for s in self._sites for name in s.full.values()}
+        self._scattered = frozenset(name for s in self._sites if s.rule.scatters for name in s.full.values())
         self._tied = sum(len(s.names) for s in self._sites) > len(self._params)
         for site in self._sites:
             self._handles += site.hooks()
@@ -189,7 +186,7 @@ class Capture:
 
     def owners(self, name: str) -> list[Site]:
         """The sites of all modules that use this parameter."""
-        return [site for site in self._sites if name in self._names[id(site)].values()]
+        return [site for site in self._sites if name in site.full.values()]
 
     def check(self) -> int:
         """Raise what :meth:`collect` would raise of the passes so far; else how many examples (or units) it will clip.
@@ -225,7 +222,7 @@ class Capture:
 
     def _reduce(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
         groups = self._groups()
-        return self._tape.quiet(lambda: [add_clipped(group, self._names, clipper, sums, scale) for group in groups])
+        return self._tape.quiet(lambda: [add_clipped(group, clipper, sums, scale) for group in groups])
 
     def _groups(self) -> list[Group]:
         """The calls, by privacy unit."""
@@ -287,7 +284,7 @@ class Capture:
             return None
         for batch in self._tape.batches:
             if batch.calls and not (len(batch.calls) == len(self._sites) and _all_different(batch)):
-                seen = {name for call in batch.calls for name in self._names[id(call.site)].values()}
+                seen = {name for call in batch.calls for name in call.site.full.values()}
                 missing = self._params.keys() - seen
                 if missing:
                     return (
@@ -306,7 +303,7 @@ class Capture:
                 continue
             first: dict[str, set[int]] = {}
             for call in batch.calls:
-                for name in self._names[id(call.site)].values():
+                for name in call.site.full.values():
                     if not first.setdefault(name, set(call.tasks)) & set(call.tasks):
                         return (
                             f"{name} was used in two forwards that were differentiated by separate backward passes. Run backward "
@@ -318,6 +315,7 @@ class Capture:
 def _sites(tape: Tape, model: nn.Module) -> Iterator[Site]:
     """One site for every module that owns trainable parameters, with the rule that fits it best."""
     inside_subtree: set[int] = set()
+    full = {id(p): name for name, p in model.named_parameters()}
     for path, module in model.named_modules():
         if id(module) in inside_subtree:
             continue
@@ -333,7 +331,7 @@ def _sites(tape: Tape, model: nn.Module) -> Iterator[Site]:
             problem = rule.check(module)
             if problem:
                 raise CaptureError(f"{path or type(module).__name__} cannot be clipped per example: {problem}.")
-            yield Site(tape, path, module, rule, params)
+            yield Site(tape, path, module, rule, params, {name: full[id(p)] for name, p in params.items()})
 
 
 def _all_different(batch: Batch) -> bool:

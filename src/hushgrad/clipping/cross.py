@@ -29,7 +29,7 @@ Form = Tensor | Factors  # (B, *shape), or outer products
 Shared = dict[str, list[tuple["Use", str]]]
 
 
-def joint_sq_norms(group: Group, names: dict[int, dict[str, str]], shared: Shared) -> dict[str, Tensor]:
+def joint_sq_norms(group: Group, shared: Shared) -> dict[str, Tensor]:
     """The squared norm, for each unit, of the sum of all parts of each shared parameter."""
     rows, rest = {}, {}
     for name, uses in shared.items():
@@ -38,7 +38,7 @@ def joint_sq_norms(group: Group, names: dict[int, dict[str, str]], shared: Share
             rest[name] = uses
         else:
             rows[name] = norms
-    return {**rows, **(_by_sums(group, names, rest) if rest else {})}
+    return {**rows, **(_by_sums(group, rest) if rest else {})}
 
 
 # Pairs -------------------------------------------------------------------------------------------------------------
@@ -113,8 +113,8 @@ def _lefts(left: Tensor, other: Tensor) -> Tensor:
 # Sums --------------------------------------------------------------------------------------------------------------
 
 
-def _by_sums(group: Group, names: dict[int, dict[str, str]], shared: Shared) -> dict[str, Tensor]:
-    uses = [use for use in group.uses if any(name in shared for name in names[id(use.call.site)].values())]
+def _by_sums(group: Group, shared: Shared) -> dict[str, Tensor]:
+    uses = [use for use in group.uses if any(name in shared for name in use.call.site.full.values())]
     params = {name: parts[0][0].call.site.param(parts[0][1]) for name, parts in shared.items()}
     dtype = uses[0].call.site.dtype
     rows = {name: torch.zeros(group.size, dtype=dtype, device=p.device) for name, p in params.items()}
@@ -123,13 +123,13 @@ def _by_sums(group: Group, names: dict[int, dict[str, str]], shared: Shared) -> 
         stop = min(start + step, group.size)
         totals = {name: rows[name].new_zeros(stop - start, *p.shape) for name, p in params.items()}
         for use in uses:
-            _add_part(use, names[id(use.call.site)], totals, start, stop)
+            _add_part(use, totals, start, stop)
         for name, G in totals.items():
             rows[name][start:stop] = sq_norm(G)
     return rows
 
 
-def _add_part(use: Use, names: dict[str, str], totals: dict[str, Tensor], start: int, stop: int) -> None:
+def _add_part(use: Use, totals: dict[str, Tensor], start: int, stop: int) -> None:
     """Add this use's per-example gradients of the units in [start, stop)."""
     record, rule, examples = use.call.record, use.call.site.rule, use.call.batch.examples
     assert record is not None
@@ -139,6 +139,6 @@ def _add_part(use: Use, names: dict[str, str], totals: dict[str, Tensor], start:
     index = ((units >= start) & (units < stop)).nonzero().squeeze(1)
     part = rule.select(record, index, examples)
     made = part.kept if len(part.kept) == len(part.names) else rule.per_example(part)
-    for local, name in names.items():
+    for local, name in use.call.site.full.items():
         if name in totals:
             totals[name].index_add_(0, units[index] - start, made[local].to(totals[name].dtype), alpha=use.factor)

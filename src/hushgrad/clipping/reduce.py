@@ -47,15 +47,15 @@ class Part(NamedTuple):
     rejected: int
 
 
-def add_clipped(group: Group, names: dict[int, dict[str, str]], clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part:
+def add_clipped(group: Group, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part:
     """``sums[name] += scale * sum_i w_i G_i``; the calls are released one by one."""
     order = list(sums)
     grouping = clipper.groups(order)
     if group.single and grouping is None:
-        part = _add_single(group, names, clipper, sums, scale)
+        part = _add_single(group, clipper, sums, scale)
         if part is not None:
             return part
-    rows, factor = _sq_norms(group, names)
+    rows, factor = _sq_norms(group)
     if grouping is None:
         clipped_by = total = _total(list(rows.values())).mul_(factor)
     else:
@@ -71,13 +71,11 @@ def add_clipped(group: Group, names: dict[int, dict[str, str]], clipper: Clipper
     for use in group.uses:
         if use.factor not in scaled:  # a mean over examples, divided by their number once more, needs no scaling at all
             scaled[use.factor] = weights if use.factor * scale == 1 else weights * (use.factor * scale)
-        _add_use(use, names[id(use.call.site)], scaled[use.factor], columns, finite, sums)
+        _add_use(use, scaled[use.factor], columns, finite, sums)
     return Part(total.sqrt(), weights, rejected)
 
 
-def _add_single(
-    group: Group, names: dict[int, dict[str, str]], clipper: Clipper, sums: dict[str, Sum], scale: float
-) -> Part | None:
+def _add_single(group: Group, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part | None:
     """The common case, short because a small model's step is mostly Python; None if an example has no finite norm."""
     factor = group.uses[0].factor
     total, norms, finite = _measured([row for use in group.uses for row in use.call.measure().values()], factor * factor)
@@ -88,8 +86,9 @@ def _add_single(
     for use in group.uses:
         record, site = use.call.record, use.call.site
         assert record is not None
-        own = names[id(site)]
-        site.rule.add_weighted(record, dict.fromkeys(own, scaled), {local: sums[name] for local, name in own.items()})
+        site.rule.add_weighted(
+            record, dict.fromkeys(site.names, scaled), {local: sums[name] for local, name in site.full.items()}
+        )
         record.clear()
     return Part(norms, weights, 0)
 
@@ -115,14 +114,14 @@ def _by_group(rows: dict[str, Tensor], column: dict[str, int], units: int) -> Te
     return stacked.new_zeros(max(column.values(), default=0) + 1, units).index_add_(0, index, stacked).t()
 
 
-def _sq_norms(group: Group, names: dict[int, dict[str, str]]) -> tuple[dict[str, Tensor], float]:
+def _sq_norms(group: Group) -> tuple[dict[str, Tensor], float]:
     """The squared norms of each parameter's gradient, one for each unit, still to be multiplied by a common factor."""
     by_name: dict[str, list[tuple[Use, str]]] = {}
     for use in group.uses:
-        for local, name in names[id(use.call.site)].items():
+        for local, name in use.call.site.full.items():
             by_name.setdefault(name, []).append((use, local))
     shared = {name: uses for name, uses in by_name.items() if len(uses) > 1 or uses[0][0].units is not None}
-    rows = joint_sq_norms(group, names, shared)
+    rows = joint_sq_norms(group, shared)
     factors = {uses[0][0].factor for name, uses in by_name.items() if name not in shared}
     common = factors.pop() if len(factors) == 1 and not shared else None
     for name, uses in by_name.items():
@@ -133,15 +132,8 @@ def _sq_norms(group: Group, names: dict[int, dict[str, str]]) -> tuple[dict[str,
     return rows, 1.0 if common is None else common**2
 
 
-def _add_use(
-    use: Use,
-    names: dict[str, str],
-    weights: Tensor,
-    columns: dict[str, int] | None,
-    finite: Tensor | None,
-    sums: dict[str, Sum],
-) -> None:
-    record, rule = use.call.record, use.call.site.rule
+def _add_use(use: Use, weights: Tensor, columns: dict[str, int] | None, finite: Tensor | None, sums: dict[str, Sum]) -> None:
+    record, rule, names = use.call.record, use.call.site.rule, use.call.site.full
     assert record is not None
     if use.units is not None:
         weights = weights[use.units]

@@ -110,13 +110,22 @@ class _Root(torch.autograd.Function):
         return None, None, None
 
 
+# What Function.apply comes to after it has looked for functorch's transforms, which takes as long again: a fortieth of a small step.
+_root = super(torch.autograd.Function, _Root).apply
+
+
 class Site:
-    """A captured module, its rule, and the trainable parameters that it answers for."""
+    """A captured module, its rule, and the trainable parameters that it answers for.
 
-    __slots__ = ("_off", "dtype", "module", "names", "params", "path", "rule", "tape")
+    ``full`` has their names in the model by their names in the module.
+    """
 
-    def __init__(self, tape: Tape, path: str, module: nn.Module, rule: Rule, params: dict[str, nn.Parameter]) -> None:
-        self.tape, self.path, self.module, self.rule = tape, path, module, rule
+    __slots__ = ("_off", "dtype", "full", "module", "names", "params", "path", "rule", "tape")
+
+    def __init__(
+        self, tape: Tape, path: str, module: nn.Module, rule: Rule, params: dict[str, nn.Parameter], full: dict[str, str]
+    ) -> None:
+        self.tape, self.path, self.module, self.rule, self.full = tape, path, module, rule, full
         self.names, self.params = tuple(params), list(params.values())
         dtype = self.params[0].dtype
         self.dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype  # norms and sums need the bits
@@ -167,7 +176,7 @@ class Site:
         outputs = tensors_of(output)
         for y in outputs:
             if not y.requires_grad:
-                _Root.apply(y, self.tape.anchor, None)  # type: ignore[no-untyped-call]  # in place, so the structure around the tensors stays
+                _root(y, self.tape.anchor, None)  # type: ignore[no-untyped-call]  # in place, so the structure around the tensors stays
         if outputs:
             register_multi_grad_hook(outputs, call.arrive_all)
         return output
@@ -180,7 +189,7 @@ class Site:
         if not y.requires_grad or own:
             # An in-place operation on a view would move the hooks' node out of the graph; a detached tensor is no view.
             plain = y.detach().clone() if own else y.detach() if y._is_view() else y
-            y = _Root.apply(plain, self.tape.anchor, None if spread else call)  # type: ignore[no-untyped-call]
+            y = _root(plain, self.tape.anchor, None if spread else call)  # type: ignore[no-untyped-call]
             if not spread:
                 return y
         if spread:

@@ -6,12 +6,11 @@ Every operation is one IEEE rounding in a fixed order. Set HUSHGRAD_KERNEL=numpy
 from __future__ import annotations
 
 import ctypes
-import struct
 import sys
 import warnings
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, final
 
 import numpy as np
@@ -63,23 +62,18 @@ class SolvedRows(NamedTuple):
         return self._replace(history=[h[low:high] for h in self.history], kept=[x[low:high] for x in self.kept])
 
 
-@dataclass(slots=True)
-class Piece:
-    """Numbers start, start + 1, ... of tensor ``index``, to be put into elements [low, low + count) of a contiguous tensor."""
+class Piece(NamedTuple):
+    """Numbers start, start + 1, ... of tensor number ``which``, to be put into elements [low, low + size) of a contiguous tensor."""
 
-    index: int
+    which: int
     start: int
     target: Tensor
     low: int
-    count: int
+    size: int
 
     def array(self) -> np.ndarray:
         """The elements as a flat array that shares their memory."""
-        return self.target.detach().numpy().reshape(-1)[self.low : self.low + self.count]  # type: ignore[no-any-return]
-
-    def place(self) -> tuple[int, int, int, int]:
-        """What the C kernel wants to know: tensor, first number, count and address."""
-        return self.index, self.start, self.count, self.target.data_ptr() + self.low * self.target.element_size()
+        return self.target.detach().numpy().reshape(-1)[self.low : self.low + self.size]  # type: ignore[no-any-return]
 
 
 class Kernel(ABC):
@@ -99,7 +93,7 @@ class Kernel(ABC):
     def draw_all(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
         """``draw`` for every piece, all of one type."""
         for piece in pieces:
-            self.draw(stream, step, piece.index, piece.start, scale, piece.array(), fresh)
+            self.draw(stream, step, piece.which, piece.start, scale, piece.array(), fresh)
 
     def draw_buffers(self, stream: Words, at: tuple[int, int, int], row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
         """``buffers`` on the numbers at (step, index, start), start + 1, ..."""
@@ -201,7 +195,6 @@ class NumpyKernel(Kernel):
 
 _POINTER, _SIZE, _FIELD, _FLAG = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int
 _ROUND_KEYS = 15 * 16  # bytes
-_PLACE = struct.Struct("=4Q")  # ``place`` of _gauss.c
 _STRIDE, _PARTS = 1104, 8  # STRIDE and PARTS of _rows.c
 _SUFFIXES = ((np.dtype(np.float32), "f32", ctypes.c_float), (np.dtype(np.float64), "f64", ctypes.c_double))
 
@@ -291,18 +284,21 @@ class CKernel(Kernel):
 
     def draw_all(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
         """See Kernel."""
-        places = []
-        for piece in pieces:
-            _check_end(step, piece.index, piece.start + piece.count)
-            places.append(_PLACE.pack(*piece.place()))
-        size = pieces[0].target.element_size() if pieces else 0
-        if not pieces or not self.draw_places(stream, step, b"".join(places), len(pieces), size, scale, fresh):
+        if not pieces:
+            return
+        itemsize = pieces[0].target.element_size()
+        places = array("Q")
+        for which, start, target, low, size in pieces:
+            _check_end(step, which, start + size)
+            places.extend((which, start, size, target.data_ptr() + low * itemsize))
+        if not self.draw_places(stream, step, places.buffer_info()[0], len(pieces), itemsize, scale, fresh):
             super().draw_all(stream, step, pieces, scale, fresh)
 
-    def draw_places(
-        self, stream: Words, step: int, places: bytes | int, count: int, itemsize: int, scale: float, fresh: bool
-    ) -> bool:
-        """``draw`` for many places at once, packed as :meth:`Piece.place` says (or where they are); whether that was possible."""
+    def draw_places(self, stream: Words, step: int, places: int, count: int, itemsize: int, scale: float, fresh: bool) -> bool:
+        """``draw`` for many places at once; whether that was possible.
+
+        Each place is four integers at the address ``places``: tensor, first number, how many, and the address that they go to.
+        """
         address = self._address(stream, step, 0)
         if address is None:
             return False

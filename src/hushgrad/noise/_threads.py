@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,18 +38,18 @@ def over_chunks(count: int, work: Callable[[int, int], None], chunk: int | None 
 def over_shares(pieces: Sequence[Piece], work: Callable[[Sequence[Piece]], None]) -> None:
     """Call ``work`` on shares of the pieces, cut so that each thread gets some; the result must not depend on the order."""
     threads = torch.get_num_threads()
-    if threads == 1 or sum(piece.count for piece in pieces) <= SHARE:
+    if threads == 1 or sum(piece.size for piece in pieces) <= SHARE:
         if pieces:
             work(pieces)
         return
     shares: list[list[Piece]] = [[]]
     room = SHARE
     for piece in pieces:
-        for low in range(0, piece.count, SHARE):
-            part = replace(piece, start=piece.start + low, low=piece.low + low, count=min(SHARE, piece.count - low))
-            if part.count > room:
+        for low in range(0, piece.size, SHARE):
+            part = piece._replace(start=piece.start + low, low=piece.low + low, size=min(SHARE, piece.size - low))
+            if part.size > room:
                 shares.append([])
                 room = SHARE
             shares[-1].append(part)
-            room -= part.count
+            room -= part.size
     _native.in_turns(shares, work, min(threads, len(shares)))

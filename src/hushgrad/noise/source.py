@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from itertools import repeat
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -97,7 +95,7 @@ class Source:
         Tensor number ``indices[k]`` (k by default) is drawn like ``likes[k]`` from ``offsets[k]`` (0 by default) on, and added
         to ``out[k]`` if ``out`` is given.
         """
-        places = [Destination.of(*request, exact=self.secure) for request in requests(likes, indices, offsets, out)]
+        places = destinations(likes, indices, offsets, out, exact=self.secure)
         self.draw(_check.integer(0, step=step), places, _check.number(scale=scale))
         return [place.deliver() for place in places]
 
@@ -105,7 +103,7 @@ class Source:
         """Compute the numbers of every place, on all threads."""
         kinds: dict[tuple[torch.dtype, bool], list[Piece]] = {}
         for place in places:
-            kinds.setdefault((place.target.dtype, place.fresh), []).append(place.piece)
+            kinds.setdefault((place.piece.target.dtype, place.fresh), []).append(place.piece)
         for (_, fresh), pieces in kinds.items():
             over_shares(pieces, partial(self.write, step, scale, fresh))
 
@@ -117,7 +115,7 @@ class Source:
         for piece in pieces:
             out = piece.array()
             for low in range(0, out.size, CHUNK):
-                self._grid.write(step, piece.index, piece.start + low, out[low : low + CHUNK], scale, fresh)
+                self._grid.write(step, piece.which, piece.start + low, out[low : low + CHUNK], scale, fresh)
 
     def fill(self, step: int, index: int, start: int, out: np.ndarray) -> None:
         """Write the Gaussians at ``start``, ``start + 1``, ... to the float32 or float64 array ``out``, on one thread."""
@@ -161,65 +159,62 @@ def _refuse_dtensor(**tensors: Tensor | None) -> None:
             _check.fail(name, type(tensor), "to be a local tensor", "Draw on tensor.to_local() with the shard's offset=.")
 
 
-Request: TypeAlias = "tuple[int, int, Tensor, Tensor | None]"
-
-
-def requests(
+def destinations(
     likes: Sequence[Tensor],
     indices: Sequence[int] | None,
     offsets: Sequence[int] | None,
     out: Sequence[Tensor] | None,
-) -> Iterable[Request]:
-    """(index, offset, like, out) of every tensor."""
-    given = {"indices": indices, "offsets": offsets, "out": out}
-    for name, values in given.items():
+    *,
+    exact: bool,
+) -> list[Destination]:
+    """Where the noise of every tensor goes: tensor number k from its first element on, where nothing else is said."""
+    for name, values in (("indices", indices), ("offsets", offsets), ("out", out)):
         if values is not None and len(values) != len(likes):
             _check.fail(f"len({name})", len(values), f"to be len(likes)={len(likes)}")
-    numbers = range(len(likes)) if indices is None else indices
-    return zip(numbers, repeat(0) if offsets is None else offsets, likes, repeat(None) if out is None else out)  # noqa: B905
+    indices = range(len(likes)) if indices is None else indices
+    offsets = (0,) * len(likes) if offsets is None else offsets
+    added = (None,) * len(likes) if out is None else out
+    return [
+        Destination.of(index, offset, like, to, exact)
+        for index, offset, like, to in zip(indices, offsets, likes, added, strict=True)
+    ]
 
 
-@dataclass(slots=True)
-class Destination:
-    """Where the noise of one tensor is computed: a contiguous tensor in main memory, and whether to write rather than add."""
+class Destination(NamedTuple):
+    """Where the noise of one tensor is computed, in main memory; whether to write rather than add; and what is asked for."""
 
-    index: int
-    offset: int
+    piece: Piece
+    fresh: bool
     like: Tensor
     out: Tensor | None
-    target: Tensor
-    fresh: bool
 
     @staticmethod
-    def of(index: int, offset: int, like: Tensor, out: Tensor | None, *, exact: bool = False) -> Destination:
+    def of(index: int, offset: int, like: Tensor, out: Tensor | None, exact: bool) -> Destination:
         """For a result like ``like``, or to be added to ``out``; ``exact``: in float64 throughout, rounded once at the end."""
         if type(like) is not Tensor or type(out) not in _PLAIN:
             _refuse_dtensor(like=like, out=out)
         given = like.dtype
         if not given.is_floating_point:
             _check.fail("like.dtype", given, "to be a floating-point type")
-        dtype = torch.float64 if exact or given == torch.float64 else torch.float32
+        dtype = torch.float64 if exact or given is torch.float64 else torch.float32
         if type(offset) is not int or offset < 0:
             offset = _check.integer(0, offset=offset)
         if out is None:
-            return Destination(index, offset, like, out, _memory.empty(like.shape, dtype), fresh=True)
-        if out.shape != like.shape or out.dtype != given or out.device != like.device:
+            target = _memory.empty(like.shape, dtype)
+        elif out is not like and (out.shape != like.shape or out.dtype != given or out.device != like.device):
             _check.fail("out", tuple(out.shape), f"to have like's shape {tuple(like.shape)}, dtype and device")
-        if given == dtype and out.is_contiguous() and out.is_cpu:
-            return Destination(index, offset, like, out, out, fresh=False)
-        if exact:
+        elif given is dtype and out.is_contiguous() and out.is_cpu:
+            target = out
+        elif exact:
             target = out.detach().to(device="cpu", dtype=dtype).contiguous()
-            return Destination(index, offset, like, out, target, fresh=False)
-        return Destination(index, offset, like, out, _memory.empty(like.shape, dtype), fresh=True)
-
-    @property
-    def piece(self) -> Piece:
-        """All of it."""
-        return Piece(self.index, self.offset, self.target, 0, self.target.numel())
+        else:
+            target = _memory.empty(like.shape, dtype)
+        fresh = out is None or not (target is out or exact)
+        return Destination(Piece(index, offset, target, 0, target.numel()), fresh, like, out)
 
     def deliver(self) -> Tensor:
         """The result in the dtype and on the device of ``like``: a fresh tensor, or ``out``."""
-        like, out, target = self.like, self.out, self.target
+        target, like, out = self.piece.target, self.like, self.out
         if out is None:
             same = target.dtype == like.dtype and like.is_cpu
             return target if same else target.to(device=like.device, dtype=like.dtype)

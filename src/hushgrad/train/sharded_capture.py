@@ -55,12 +55,10 @@ class ShardedCapture(Capture):
         self._params = {name: p for name, p in named.items() if p.requires_grad}
         self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
         self._sites = [
-            _ShardedSite(s.tape, s.path, s.module, _while_whole(s.rule, self.model, s.path), s.names)
+            _ShardedSite(s.tape, s.path, s.module, _while_whole(s.rule, self.model, s.path), s.full)
             for s in _sites(self._tape, self.model)
         ]
-        by_id = {id(p): name for name, p in self._params.items()}
-        self._names = {id(s): {n: by_id[id(p)] for n, p in zip(s.names, s.params, strict=True)} for s in self._sites}
-        self._dtypes = {self._names[id(s)][n]: s.dtype for s in self._sites for n in s.names}
+        self._dtypes = {name: s.dtype for s in self._sites for name in s.full.values()}
         for site in self._sites:
             self._handles += site.hooks()
 
@@ -69,7 +67,7 @@ class ShardedCapture(Capture):
         return {name: Sum(r.shape, self._dtypes[name], r.device, out.get(name)) for name, r in rows.items()}
 
     def _reduce(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
-        sharded = ShardedSums(self._sharding, sums, [frozenset(names.values()) for names in self._names.values()])
+        sharded = ShardedSums(self._sharding, sums, [frozenset(site.full.values()) for site in self._sites])
         parts = super()._reduce(clipper, sharded, scale)
         sharded.flush()
         return parts
@@ -87,9 +85,9 @@ class _ShardedSite(Site):
 
     __slots__ = ("_owners",)
 
-    def __init__(self, tape: Tape, path: str, module: nn.Module, rule: Rule, names: tuple[str, ...]) -> None:
-        self._owners = [_owner(module, name) for name in names]
-        super().__init__(tape, path, module, rule, dict(zip(names, self.params, strict=True)))
+    def __init__(self, tape: Tape, path: str, module: nn.Module, rule: Rule, full: dict[str, str]) -> None:
+        self._owners = [_owner(module, name) for name in full]
+        super().__init__(tape, path, module, rule, dict(zip(full, self.params, strict=True)), full)
 
     @property
     def params(self) -> list[nn.Parameter]:  # type: ignore[override]

@@ -15,9 +15,10 @@ from torch import Tensor
 from hushgrad import _check
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.noise import _memory
+from hushgrad.noise._kernel import Piece
 from hushgrad.noise._threads import CHUNK, over_chunks
 from hushgrad.noise.base import NoiseStream
-from hushgrad.noise.source import Destination, Source, requests
+from hushgrad.noise.source import Destination, Source, destinations
 
 __all__ = ["ChunkedStream", "Lane", "OrderedStream"]
 
@@ -91,8 +92,8 @@ class OrderedStream(NoiseStream):
         scale: float = 1.0,
     ) -> list[Tensor]:
         """See NoiseStream. No row is drawn unless all can be."""
-        places = [Destination.of(*request, exact=self._source.secure) for request in requests(likes, indices, offsets, out)]
-        lanes = [self._lane(place.index, place.offset, place.target) for place in places]
+        places = destinations(likes, indices, offsets, out, exact=self._source.secure)
+        lanes = [self._lane(place.piece) for place in places]
         step, scale = _check.integer(0, step=step), _check.number(scale=scale)
         for lane in lanes:
             self._check_step(step, lane)
@@ -114,17 +115,18 @@ class OrderedStream(NoiseStream):
         if self._steps is not None and step >= self._steps:
             _check.fail("step", step, f"to be less than steps={self._steps}", "Make a stream with more steps.")
 
-    def _lane(self, index: int, offset: int, target: Tensor) -> Lane:
+    def _lane(self, piece: Piece) -> Lane:
+        index, offset, dtype = piece.which, piece.start, piece.target.dtype
         lane = self._lanes.get((index, offset))
         if lane is None:
-            lane = Lane(_check.integer(0, index=index), offset, target.numel(), target.dtype)
+            lane = Lane(_check.integer(0, index=index), offset, piece.size, dtype)
             for other in self._lanes.values():
                 if other.index == index and other.offset < lane.end and offset < other.end:
                     _check.fail("offset", offset, f"to lie outside the shard at {other.offset}", "Shards must not overlap.")
             self._start(lane)
             self._lanes[index, offset] = lane
-        if (lane.count, lane.dtype) != (target.numel(), target.dtype):
-            _check.fail("like", (target.numel(), target.dtype), f"to keep its {lane.count} elements of {lane.dtype}")
+        if lane.count != piece.size or lane.dtype is not dtype:
+            _check.fail("like", (piece.size, dtype), f"to keep its {lane.count} elements of {lane.dtype}")
         return lane
 
     def _start(self, lane: Lane) -> None:
