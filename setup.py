@@ -14,7 +14,10 @@ setup(
         Extension(
             "hushgrad.noise._gauss",
             [f"src/hushgrad/noise/{name}.c" for name in ("_gauss", "_cipher", "_rows")],
-            depends=[f"src/hushgrad/noise/{name}.h" for name in ("_gauss", "_gauss_of", "_rows_drawn", "_rows_of", "_widths")],
+            depends=[
+                f"src/hushgrad/noise/{name}.h"
+                for name in ("_fused_of", "_gauss", "_gauss_of", "_rows_drawn", "_rows_of", "_widths")
+            ],
             extra_compile_args=FLAGS,
             py_limited_api=True,
             optional=True,

@@ -140,7 +140,7 @@ def test_the_other_kernels_agree_too(real, n):
 
 @needs_c
 @pytest.mark.parametrize("real", REAL)
-@pytest.mark.parametrize("cipher", [0, 1, 2])
+@pytest.mark.parametrize("cipher", [0, 1, 2, 4])
 @pytest.mark.parametrize(("start", "size"), [(0, 1), (255, 2), (256, 5000), (10**9 + 3, 2047), (7, 0), (100, 2 * _threads.CHUNK)])
 def test_every_cipher_gives_the_same_bits(real, cipher, start, size, monkeypatch):
     kernel = _kernel.KERNEL
@@ -158,7 +158,7 @@ def test_every_cipher_gives_the_same_bits(real, cipher, start, size, monkeypatch
 
 @needs_c
 @pytest.mark.parametrize("real", REAL)
-@pytest.mark.parametrize("cipher", [0, 1, 2])
+@pytest.mark.parametrize("cipher", [0, 1, 2, 4])
 @pytest.mark.parametrize("buffers", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(("start", "size"), [(0, 1), (255, 2), (3, 2 * 2048 + 300), (512, 1024), (_threads.CHUNK - 5, 777)])
 def test_buffered_rows_have_the_same_bits_however_they_are_drawn(real, cipher, buffers, start, size, monkeypatch):
@@ -182,7 +182,7 @@ def test_buffered_rows_have_the_same_bits_however_they_are_drawn(real, cipher, b
 
 @needs_c
 @pytest.mark.parametrize("real", REAL)
-@pytest.mark.parametrize("cipher", [0, 1, 2])
+@pytest.mark.parametrize("cipher", [0, 1, 2, 4])
 @pytest.mark.parametrize(("start", "size"), [(0, 1), (255, 2), (3, 2500), (512, 1024)])
 @pytest.mark.parametrize(("rows", "older"), [(1, 0), (3, 5), (16, 63), (17, 9)])
 def test_rows_drawn_and_solved_together_have_the_same_bits(real, cipher, start, size, rows, older, monkeypatch):

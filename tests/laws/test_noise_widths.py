@@ -95,7 +95,7 @@ def test_combinations_and_substitutions_at_every_size_and_place(real, size, rows
 
 
 @pytest.mark.parametrize("real", REAL)
-@pytest.mark.parametrize("cipher", [1, 2])
+@pytest.mark.parametrize("cipher", [1, 2, 4])
 @pytest.mark.parametrize(("start", "size"), [(255, 2), (3, 2500), (512, 1024)])
 def test_numbers_drawn_and_worked_on_in_one_call(real, cipher, start, size, monkeypatch):
     if cipher > _kernel.KERNEL.cipher:

@@ -10,11 +10,12 @@
 
 #define ROUNDS 14
 
-/* What the processor can do: 0, nothing, so use another AES; 1, a block in each register; 2, four blocks. */
+/* What the processor can do: with 1, 2 or 4 blocks in each register; 0, nothing, so use another AES. */
 int hushgrad_cipher(void) {
 #if CIPHER
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) return 2;
+    if (__builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) return 4;
+    if (__builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx2")) return 2;
     return __builtin_cpu_supports("aes") && __builtin_cpu_supports("ssse3");
 #else
     return 0;
@@ -23,7 +24,9 @@ int hushgrad_cipher(void) {
 
 #if CIPHER
 #define AES __attribute__((target("aes,ssse3")))
-#define VAES __attribute__((target("vaes,aes,avx512f,avx512bw,avx512dq")))
+#define AES_AVX2 __attribute__((target("aes,avx2")))
+#define VAES_AVX2 __attribute__((target("vaes,aes,avx2")))
+#define VAES_AVX512 __attribute__((target("vaes,aes,avx512f,avx512bw,avx512dq")))
 
 AES static inline __m128i running_xor(__m128i x) {
     x = _mm_xor_si128(x, _mm_slli_si128(x, 4));
@@ -56,9 +59,12 @@ AES void hushgrad_expand_key(const uint8_t *key, uint8_t *schedule) {
     NEXT_EVEN(64);
 }
 
+/* From a counter's two halves to its bytes. */
+#define SWAP _mm_set_epi8(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
+
 /* The blocks of the counters (high, low), (high, low + 1), ...; blocks is a multiple of 32. The counter is big-endian. */
 AES static void key_stream_1(const uint8_t *schedule, uint64_t high, uint64_t low, uint8_t *out, size_t blocks) {
-    const __m128i swap = _mm_set_epi8(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    const __m128i swap = SWAP;
     const __m128i *key = (const __m128i *)schedule;
     for (size_t b = 0; b < blocks; b += 8, low += 8) {
         __m128i x[8];
@@ -73,8 +79,8 @@ AES static void key_stream_1(const uint8_t *schedule, uint64_t high, uint64_t lo
     }
 }
 
-VAES static void key_stream_2(const uint8_t *schedule, uint64_t high, uint64_t low, uint8_t *out, size_t blocks) {
-    const __m512i swap = _mm512_broadcast_i32x4(_mm_set_epi8(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+VAES_AVX512 static void key_stream_4(const uint8_t *schedule, uint64_t high, uint64_t low, uint8_t *out, size_t blocks) {
+    const __m512i swap = _mm512_broadcast_i32x4(SWAP);
     const __m512i four = _mm512_set_epi64(4, 0, 4, 0, 4, 0, 4, 0);
     __m512i counter = _mm512_broadcast_i32x4(_mm_set_epi64x((int64_t)low, (int64_t)high)), key[ROUNDS + 1];
     counter = _mm512_add_epi64(counter, _mm512_set_epi64(3, 0, 2, 0, 1, 0, 0, 0));
@@ -90,152 +96,92 @@ VAES static void key_stream_2(const uint8_t *schedule, uint64_t high, uint64_t l
     }
 }
 
-/* The f32 numbers of whole groups, 32 pairs at a time, without leaving the registers: while the arithmetic of one set of pairs
- * runs, the cipher works on the words of the next. Operation for operation hushgrad_gaussians_f32 with hushgrad_write_f32 or
- * hushgrad_add_f32, where getmant and getexp take a number apart exactly as its bit fields do. */
-typedef struct {
-    __m512i a[2], b[2], t[2];
-} words;
-
-#define EACH _Pragma("GCC unroll 2") for (int j = 0; j < 2; j++)
-#define STEP(total, x, c) EACH total[j] = _mm512_add_ps(_mm512_mul_ps(total[j], x[j]), _mm512_set1_ps(c))
-
-/* The cipher's input for pairs [32 q, 32 q + 32), counted from the group whose first counter is base. */
-VAES static inline __attribute__((always_inline)) words counters(const __m512i *key, __m512i base, uint64_t q) {
-    const __m512i swap = _mm512_broadcast_i32x4(_mm_set_epi8(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-    const __m512i at = _mm512_add_epi64(base, _mm512_maskz_set1_epi64(0xAA, (int64_t)(q / 4 * GROUP_BLOCKS + q % 4 * 8)));
-    words w;
-#define PLUS(n) _mm512_add_epi64(at, _mm512_set_epi64(n, 0, n, 0, n, 0, n, 0))
-#define FIRST(n) _mm512_xor_si512(_mm512_shuffle_epi8(PLUS(n), swap), key[0])
-    EACH w.a[j] = FIRST(4 * j), w.b[j] = FIRST(4 * j + 32), w.t[j] = FIRST(4 * j + 64);
-    return w;
-}
-
-VAES static inline __attribute__((always_inline)) void cipher_round(words *w, __m512i key) {
-    EACH w->a[j] = _mm512_aesenc_epi128(w->a[j], key);
-    EACH w->b[j] = _mm512_aesenc_epi128(w->b[j], key);
-    EACH w->t[j] = _mm512_aesenc_epi128(w->t[j], key);
-}
-
-VAES static inline __attribute__((always_inline)) void last_round(words *w, __m512i key) {
-    EACH w->a[j] = _mm512_aesenclast_epi128(w->a[j], key);
-    EACH w->b[j] = _mm512_aesenclast_epi128(w->b[j], key);
-    EACH w->t[j] = _mm512_aesenclast_epi128(w->t[j], key);
-}
-
-/* f and halvings as in _transform.py: -ln u = halvings ln 2 - ln(1 + f). */
-VAES static inline __attribute__((always_inline)) void uniform_of(__m512i a, __m512i b, __m512 *f, __m512 *halvings) {
-    __m512 high = _mm512_cvtepi32_ps(_mm512_and_si512(a, _mm512_set1_epi32(INT32_MAX)));
-    __m512 low = _mm512_add_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(b, 1)), _mm512_set1_ps(0.5f));
-    __m512 v = _mm512_add_ps(_mm512_mul_ps(high, _mm512_set1_ps(0x1p-32f)), _mm512_mul_ps(low, _mm512_set1_ps(0x1p-63f)));
-    __mmask16 lower = _knot_mask16(_mm512_movepi32_mask(a)); /* u = v; elsewhere u = 1 - v and f = -v */
-    __m512 fraction = _mm512_maskz_getmant_ps(lower, v, _MM_MANT_NORM_p5_1, _MM_MANT_SIGN_src);
-    *f = _mm512_sub_ps(fraction, _mm512_mask_mov_ps(v, lower, _mm512_set1_ps(1.0f)));
-    *halvings = _mm512_maskz_sub_ps(lower, _mm512_set1_ps(-1.0f), _mm512_getexp_ps(v));
-}
-
-/* The pairs of 32 triples of words, and rounds 1 to 13 of the next ones: polynomials and rounds in turns, for each alone would
- * wait for itself. */
-VAES static inline __attribute__((always_inline)) void pairs_of(const words *w, __m512 *x, __m512 *y, const __m512i *key,
-                                                                words *next) {
-    static const float LOG32[] = LOG32_SERIES, SIN32[] = SIN32_SERIES, COS32[] = COS32_SERIES;
-    __m512 f[2], halvings[2], s[2], square[2], log[2], sine[2], cosine[2];
-    EACH {
-        uniform_of(w->a[j], w->b[j], &f[j], &halvings[j]);
-        __m512i odd = _mm512_or_si512(_mm512_slli_epi32(w->t[j], 2), _mm512_set1_epi32(2));
-        s[j] = _mm512_mul_ps(_mm512_cvtepi32_ps(odd), _mm512_set1_ps(0x1p-31f));
-        square[j] = _mm512_mul_ps(s[j], s[j]);
-        log[j] = _mm512_set1_ps(LOG32[9]), sine[j] = _mm512_set1_ps(SIN32[4]), cosine[j] = _mm512_set1_ps(COS32[4]);
-        cipher_round(next, key[1 + j]);
-    }
-    _Pragma("GCC unroll 9") for (int c = 8; c >= 0; c--) {
-        cipher_round(next, key[11 - c]);
-        STEP(log, f, LOG32[c]);
-        if (c % 2) STEP(cosine, square, COS32[c / 2]);
-        else if (c) STEP(sine, square, SIN32[c / 2 - 1]);
-    }
-    EACH {
-        __m512 e = _mm512_mul_ps(halvings[j], _mm512_set1_ps(0.6931471805599453f));
-        e = _mm512_sub_ps(e, _mm512_mul_ps(log[j], f[j])); /* in truth a sum: f is negative */
-        __m512 radius = _mm512_sqrt_ps(_mm512_add_ps(e, e)), n = _mm512_mul_ps(sine[j], s[j]);
-        __m512i sign = _mm512_and_si512(w->t[j], _mm512_set1_epi32(INT32_MIN));
-        __m512 c = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(cosine[j]), sign));
-        __mmask16 swap = _mm512_test_epi32_mask(w->t[j], _mm512_set1_epi32(1 << 30));
-        x[j] = _mm512_mul_ps(radius, _mm512_mask_mov_ps(c, swap, n));
-        y[j] = _mm512_mul_ps(radius, _mm512_mask_mov_ps(n, swap, c));
-        cipher_round(next, key[12 + j]);
-    }
-}
-
-/* What becomes of 16 numbers z from place i on: x = z, or x from one step of a buffered recursion; then out = scale x, or
- * out += scale x. */
-VAES static inline __attribute__((always_inline)) void finish(__m512 x, const row *to, size_t i, const int add, const int buffers) {
-    __m512 s[4];
-#define BUFFER _Pragma("GCC unroll 4") for (int j = 0; j < buffers; j++)
-    BUFFER s[j] = _mm512_loadu_ps(to->state + j * to->stride + i);
-    BUFFER x = _mm512_sub_ps(x, _mm512_mul_ps(s[j], _mm512_set1_ps(to->weight[j])));
-    BUFFER _mm512_storeu_ps(to->state + j * to->stride + i,
-                            _mm512_add_ps(_mm512_mul_ps(s[j], _mm512_set1_ps(to->decay[j])), x));
-    x = _mm512_mul_ps(x, _mm512_set1_ps(to->scale));
-    _mm512_storeu_ps(to->out + i, add ? _mm512_add_ps(_mm512_loadu_ps(to->out + i), x) : x);
-}
-
 /* Ask for the cache lines of 16 numbers some time before they are needed, for writing. The processor does so by itself within a
  * page of memory, but here a page is done with too soon: without this, four buffers of 40 MB each take half as long again. */
 #define SOON 512
-static inline __attribute__((always_inline)) void fetch(const row *to, size_t i, const int buffers) {
+INLINE void fetch(const row *to, size_t i, const int buffers) {
     _Pragma("GCC unroll 4") for (int j = 0; j < buffers; j++) __builtin_prefetch(to->state + j * to->stride + i + SOON, 1);
     __builtin_prefetch(to->out + i + SOON, 1);
 }
 
-VAES static inline __attribute__((always_inline)) void in_registers(const uint8_t *round_keys, uint64_t high, uint64_t low,
-                                                                    const row *to, size_t groups, const int add,
-                                                                    const int buffers) {
-    __m512i key[ROUNDS + 1], base = _mm512_broadcast_i32x4(_mm_set_epi64x((int64_t)low, (int64_t)high));
-    base = _mm512_add_epi64(base, _mm512_set_epi64(3, 0, 2, 0, 1, 0, 0, 0));
-    for (int r = 0; r <= ROUNDS; r++) key[r] = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)round_keys + r));
-    words w = counters(key, base, 0);
-    for (int r = 1; r < ROUNDS; r++) cipher_round(&w, key[r]);
-    const row here = *to; /* a copy: no store can change it */
-    for (size_t q = 0; q < 4 * groups; q++) {
-        __m512 x[2], y[2];
-        words next = counters(key, base, q + 1);
-        last_round(&w, key[ROUNDS]);
-        pairs_of(&w, x, y, key, &next);
-        const size_t i = q / 4 * GROUP + q % 4 * 32;
-        EACH fetch(&here, i + 16 * j, buffers);
-        EACH fetch(&here, i + PAIRS + 16 * j, buffers);
-        EACH finish(x[j], &here, i + 16 * j, add, buffers);
-        EACH finish(y[j], &here, i + PAIRS + 16 * j, add, buffers);
-        w = next;
-    }
+/* An empty instruction that keeps x's computation in its place among others: compilers would rather have each chain in a row. */
+#define IN_PLACE(x) __asm__("" : "+v"(x))
+
+/* Whole groups of numbers, for one case of add or not and so many buffers. */
+typedef void fixed(const uint8_t *round_keys, uint64_t high, uint64_t low, const row *to, size_t groups);
+
+/* One block in a register. */
+#define TARGET AES_AVX2
+#define NAME(name) name##_1
+#define BYTES 32
+#define VECTORS 1
+typedef __m128i key_1;
+typedef struct {
+    __m128i low, high;
+} blocks_1;
+#define KEY(p) _mm_loadu_si128((const __m128i *)(p))
+TARGET INLINE blocks_1 first_1(__m256i counters, key_1 key) {
+    __m256i x = _mm256_shuffle_epi8(counters, _mm256_broadcastsi128_si256(SWAP));
+    x = _mm256_xor_si256(x, _mm256_broadcastsi128_si256(key));
+    return (blocks_1){_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)};
 }
+TARGET INLINE blocks_1 round_1(blocks_1 x, key_1 key) {
+    return (blocks_1){_mm_aesenc_si128(x.low, key), _mm_aesenc_si128(x.high, key)};
+}
+TARGET INLINE __m256i last_1(blocks_1 x, key_1 key) {
+    return _mm256_set_m128i(_mm_aesenclast_si128(x.high, key), _mm_aesenclast_si128(x.low, key));
+}
+#include "_fused_of.h"
+#undef TARGET
+#undef NAME
+#undef KEY
 
-#define FIXED(add, buffers)                                                                                               \
-    VAES static void in_registers_##add##buffers(const uint8_t *round_keys, uint64_t high, uint64_t low, const row *to,   \
-                                                 size_t groups) {                                                         \
-        in_registers(round_keys, high, low, to, groups, add, buffers);                                                    \
-    }
-#define BOTH(buffers) FIXED(0, buffers) FIXED(1, buffers)
-BOTH(0)
-BOTH(1)
-BOTH(2)
-BOTH(3)
-BOTH(4)
+/* Two blocks. */
+#define TARGET VAES_AVX2
+#define NAME(name) name##_2
+typedef __m256i key_2, blocks_2;
+#define KEY(p) _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(p)))
+TARGET INLINE blocks_2 first_2(__m256i counters, key_2 key) {
+    return _mm256_xor_si256(_mm256_shuffle_epi8(counters, _mm256_broadcastsi128_si256(SWAP)), key);
+}
+TARGET INLINE blocks_2 round_2(blocks_2 x, key_2 key) { return _mm256_aesenc_epi128(x, key); }
+TARGET INLINE __m256i last_2(blocks_2 x, key_2 key) { return _mm256_aesenclast_epi128(x, key); }
+#include "_fused_of.h"
+#undef TARGET
+#undef NAME
+#undef KEY
+#undef BYTES
+#undef VECTORS
 
-typedef void fixed(const uint8_t *, uint64_t, uint64_t, const row *, size_t);
-static fixed *const FIXED_ROWS[2][5] = {
-    {in_registers_00, in_registers_01, in_registers_02, in_registers_03, in_registers_04},
-    {in_registers_10, in_registers_11, in_registers_12, in_registers_13, in_registers_14},
-};
+/* Four blocks. */
+#define TARGET VAES_AVX512
+#define NAME(name) name##_4
+#define BYTES 64
+#define VECTORS 2
+typedef __m512i key_4, blocks_4;
+#define KEY(p) _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(p)))
+TARGET INLINE blocks_4 first_4(__m512i counters, key_4 key) {
+    return _mm512_xor_si512(_mm512_shuffle_epi8(counters, _mm512_broadcast_i32x4(SWAP)), key);
+}
+TARGET INLINE blocks_4 round_4(blocks_4 x, key_4 key) {
+    x = _mm512_aesenc_epi128(x, key);
+    IN_PLACE(x);
+    return x;
+}
+TARGET INLINE __m512i last_4(blocks_4 x, key_4 key) { return _mm512_aesenclast_epi128(x, key); }
+#include "_fused_of.h"
+
+/* Whether there is a way to draw numbers without a detour through memory. */
+static int can_stay(const address *at) { return at->cipher > 1 || (at->cipher == 1 && hushgrad_bytes >= 32); }
 
 static uint64_t high_half(const address *at) { return at->step << 16 | at->index >> 16; }
 static uint64_t low_half(const address *at, uint64_t start) { return at->index << 48 | start / GROUP * GROUP_BLOCKS; }
 
 size_t hushgrad_in_registers(const address *at, uint64_t start, const row *to, size_t n, int add, size_t buffers) {
     const size_t groups = start % GROUP ? 0 : n / GROUP;
-    if (at->cipher != 2 || buffers > 4 || !groups) return 0;
-    FIXED_ROWS[add != 0][buffers](at->round_keys, high_half(at), low_half(at, start), to, groups);
+    if (!can_stay(at) || buffers > 4 || !groups) return 0;
+    fixed *const function = (at->cipher == 4 ? ways_4 : at->cipher == 2 ? ways_2 : ways_1)[add != 0][buffers];
+    function(at->round_keys, high_half(at), low_half(at, start), to, groups);
     return groups * GROUP;
 }
 
@@ -244,7 +190,7 @@ size_t hushgrad_in_registers(const address *at, uint64_t start, const row *to, s
 static size_t some_words(const address *at, uint64_t start, size_t n, size_t most, uint32_t *words) {
     size_t groups = (start % GROUP + n + GROUP - 1) / GROUP;
     groups = groups < most ? groups : most;
-    (at->cipher == 2 ? key_stream_2 : key_stream_1)(at->round_keys, high_half(at), low_half(at, start), (uint8_t *)words,
+    (at->cipher == 4 ? key_stream_4 : key_stream_1)(at->round_keys, high_half(at), low_half(at, start), (uint8_t *)words,
                                                     groups * GROUP_BLOCKS);
     return groups;
 }
@@ -277,7 +223,7 @@ void hushgrad_draw_f32(const address *at, uint64_t start, float scale, int add, 
     for (size_t count; n; start += count, out += count, n -= count) {
         const row to = {.out = out, .scale = scale};
         count = hushgrad_in_registers(at, start, &to, n, add, 0);
-        if (!count) count = draw_some_f32(at, start, scale, add, out, n, at->cipher == 2 ? 1 : FEW); /* the next are whole */
+        if (!count) count = draw_some_f32(at, start, scale, add, out, n, can_stay(at) ? 1 : FEW); /* the next are whole */
     }
 }
 
