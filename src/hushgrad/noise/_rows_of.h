@@ -61,25 +61,25 @@ TARGET static void NAME(buffers)(REAL *restrict x, REAL *restrict state, size_t 
 
 /* out[k] += sum_h w[h, k] parts[h] for a block of rows and parts, with w transposed; n is a multiple of LANES. Meanwhile the
  * first fetched of the next parts are fetched: each is too short a stretch of memory for the processor to see it coming. */
-TARGET INLINE void NAME(combine_block)(const REAL *w, const int rows, const REAL *const *parts, const int count, REAL *out,
-                                       size_t stride, size_t n, const REAL *const *next, int fetched) {
+TARGET INLINE void NAME(combine_block)(const REAL *w, const size_t rows, const REAL *const *parts, size_t count, REAL *out,
+                                       size_t stride, size_t n, const REAL *const *next, size_t fetched) {
     for (size_t i = 0; i < n; i += LANES) {
-        for (int h = 0; h < fetched; h++) __builtin_prefetch(next[h] + i);
+        for (size_t h = 0; h < fetched; h++) __builtin_prefetch(next[h] + i);
         VECTOR total[ROWS];
-        _Pragma("GCC unroll 8") for (int k = 0; k < rows; k++) total[k] = READ(out + k * stride + i);
-        for (int h = 0; h < count; h++) {
+        _Pragma("GCC unroll 8") for (size_t k = 0; k < rows; k++) total[k] = READ(out + k * stride + i);
+        for (size_t h = 0; h < count; h++) {
             VECTOR part = READ(parts[h] + i);
-            _Pragma("GCC unroll 8") for (int k = 0; k < rows; k++) total[k] = total[k] + part * w[h * ROWS + k];
+            _Pragma("GCC unroll 8") for (size_t k = 0; k < rows; k++) total[k] = total[k] + part * w[h * ROWS + k];
         }
-        _Pragma("GCC unroll 8") for (int k = 0; k < rows; k++) AT(out + k * stride + i) = total[k];
+        _Pragma("GCC unroll 8") for (size_t k = 0; k < rows; k++) AT(out + k * stride + i) = total[k];
     }
 }
 
 /* Where the parts from h on are, as many as are read together; after the last one, the first ones of the next tile. */
-TARGET static inline int NAME(places_of)(const REAL *const *parts, size_t h, size_t count, size_t at, const REAL **places) {
+TARGET INLINE size_t NAME(places_of)(const REAL *const *parts, size_t h, size_t count, size_t at, const REAL **places) {
     if (h == count) h = 0, at += TILE;
-    const int some = count - h < PARTS ? (int)(count - h) : PARTS;
-    for (int p = 0; p < some; p++) places[p] = parts[h + p] + at;
+    const size_t some = count - h < PARTS ? count - h : PARTS;
+    for (size_t p = 0; p < some; p++) places[p] = parts[h + p] + at;
     return some;
 }
 
@@ -91,13 +91,13 @@ TARGET static void NAME(combine)(const REAL *weights, size_t rows, const REAL *c
         for (size_t begin = 0; begin < n; begin += TILE) {
             const size_t end = begin + TILE < whole ? begin + TILE : whole;
             const REAL *places[PARTS], *next[PARTS];
-            const int some = NAME(places_of)(parts, h, count, offset + begin, places);
-            const int fetched = NAME(places_of)(parts, h + some, count, offset + begin, next);
+            const size_t some = NAME(places_of)(parts, h, count, offset + begin, places);
+            const size_t fetched = NAME(places_of)(parts, h + some, count, offset + begin, next);
             for (size_t k = 0; k < rows; k += ROWS) {
                 const size_t few = rows - k < ROWS ? rows - k : ROWS;
                 REAL w[PARTS * ROWS];
                 int any = 0;
-                for (int p = 0; p < some; p++)
+                for (size_t p = 0; p < some; p++)
                     for (size_t r = 0; r < few; r++) any |= (w[p * ROWS + r] = weights[(k + r) * count + h + p]) != 0;
                 if (!any) continue;
                 if (begin < end && few == ROWS)
@@ -107,7 +107,7 @@ TARGET static void NAME(combine)(const REAL *weights, size_t rows, const REAL *c
                         NAME(combine_block)(w + r, 1, places, some, out + (k + r) * stride + begin, stride, end - begin, next, 0);
                 if (begin + TILE >= n)
                     for (size_t r = 0; r < few; r++)
-                        for (int p = 0; p < some; p++)
+                        for (size_t p = 0; p < some; p++)
                             for (size_t i = whole; i < n; i++)
                                 out[(k + r) * stride + i] = out[(k + r) * stride + i] + parts[h + p][offset + i] * w[p * ROWS + r];
             }
