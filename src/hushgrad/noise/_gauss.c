@@ -6,7 +6,8 @@
 
 int hushgrad_bytes = 16;
 
-/* Work with vectors of at most so many bytes from now on; says how many the processor has of them. The bits are the same. */
+/* Work with vectors of at most so many bytes from now on, and say how many there are on this processor. The bits are the same.
+ * The widest are chosen when the library is loaded; tests try the others. */
 int hushgrad_vectors(int most) {
     hushgrad_bytes = 16;
     (void)most;
@@ -62,27 +63,28 @@ static const double COS64[] = {1.0,
     } while (0)
 
 /* A number as its bits, and back. */
-#define AS_BITS(real, bits)                                                                                               \
-    static inline bits TYPED(as_bits)(real r) {                                                                           \
-        bits b;                                                                                                           \
+#define AS_BITS                                                                                                           \
+    static inline BITS TYPED(as_bits)(REAL r) {                                                                           \
+        BITS b;                                                                                                           \
         memcpy(&b, &r, sizeof b);                                                                                         \
         return b;                                                                                                         \
     }                                                                                                                     \
-    static inline real TYPED(as_real)(bits b) {                                                                           \
-        real r;                                                                                                           \
+    static inline REAL TYPED(as_real)(BITS b) {                                                                           \
+        REAL r;                                                                                                           \
         memcpy(&r, &b, sizeof r);                                                                                         \
         return r;                                                                                                         \
     }
 
-#define KERNELS "_gauss_of.h"
+#define FUNCTIONS                                                                                                         \
+    void TYPED(hushgrad_gaussians)(const uint32_t *words, REAL *out, size_t groups) { CHOSEN(gaussians)(words, out, groups); } \
+    void TYPED(hushgrad_write)(const REAL *x, REAL scale, REAL *out, size_t n) { CHOSEN(write)(x, scale, out, n); }       \
+    void TYPED(hushgrad_add)(const REAL *x, REAL scale, REAL *out, size_t n) { CHOSEN(add)(x, scale, out, n); }
 
-#define FUNCTIONS(real)                                                                                                   \
-    void TYPED(hushgrad_gaussians)(const uint32_t *words, real *out, size_t groups) { CHOSEN(gaussians)(words, out, groups); } \
-    void TYPED(hushgrad_write)(const real *x, real scale, real *out, size_t n) { CHOSEN(write)(x, scale, out, n); }       \
-    void TYPED(hushgrad_add)(const real *x, real scale, real *out, size_t n) { CHOSEN(add)(x, scale, out, n); }
+#define KERNELS "_gauss_of.h"
 
 #define REAL float
 #define BITS int32_t /* the signed integer of its size */
+#define SIGN INT32_MIN
 #define MANTISSA 23
 #define BIAS 127
 #define ROOT sqrtf
@@ -90,11 +92,12 @@ static const double COS64[] = {1.0,
 #define SIN SIN32
 #define COS COS32
 #define TYPED(name) name##_f32
-AS_BITS(float, int32_t)
+AS_BITS
 #include "_widths.h"
-FUNCTIONS(float)
+FUNCTIONS
 #undef REAL
 #undef BITS
+#undef SIGN
 #undef MANTISSA
 #undef BIAS
 #undef ROOT
@@ -104,7 +107,8 @@ FUNCTIONS(float)
 #undef TYPED
 
 #define REAL double
-#define BITS int64_t /* the signed integer of its size */
+#define BITS int64_t
+#define SIGN INT64_MIN
 #define MANTISSA 52
 #define BIAS 1023
 #define ROOT sqrt
@@ -112,6 +116,6 @@ FUNCTIONS(float)
 #define SIN SIN64
 #define COS COS64
 #define TYPED(name) name##_f64
-AS_BITS(double, int64_t)
+AS_BITS
 #include "_widths.h"
-FUNCTIONS(double)
+FUNCTIONS

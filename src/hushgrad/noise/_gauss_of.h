@@ -26,7 +26,7 @@ TARGET static void NAME(gaussians)(const uint32_t *words, REAL *out, size_t grou
             HORNER(sine, SIN, s2);
             sine = sine * s;
             HORNER(cosine, COS, s2);
-            BITS minus = (BITS)((int32_t)t >> 31) & (BITS)((BITS)1 << (8 * sizeof(BITS) - 1));
+            BITS minus = (BITS)((int32_t)t >> 31) & SIGN;
             BITS c = TYPED(as_bits)(cosine) ^ minus, n = TYPED(as_bits)(sine);
             BITS swap = -(BITS)((t >> 30) & 1u), both = (c ^ n) & swap;
             out[i] = radius * TYPED(as_real)(c ^ both);
