@@ -195,6 +195,7 @@ class NumpyKernel(Kernel):
 
 _POINTER, _SIZE, _FIELD, _FLAG = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int
 _ROUND_KEYS = 15 * 16  # bytes
+_ROW = 32  # bytes of a row of ``draw_many``'s table
 _STRIDE, _PARTS = 1104, 8  # STRIDE and PARTS of _rows.c
 _SUFFIXES = ((np.dtype(np.float32), "f32", ctypes.c_float), (np.dtype(np.float64), "f64", ctypes.c_double))
 
@@ -225,7 +226,7 @@ def _signatures(real: Any, cipher: int) -> dict[str, tuple[Any, ...]]:
     buffers = (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, real, _FLAG, _POINTER, _SIZE)
     drawing = {
         "draw": (at, _FIELD, real, _FLAG, _POINTER, _SIZE),
-        "draw_many": (at, _POINTER, _SIZE, real, _FLAG),
+        "draw_many": (_POINTER, _POINTER, _SIZE, real, _FLAG),
         "drawn_buffers": (at, _FIELD, *buffers),
         "drawn_solutions": (at, _FIELD, ctypes.POINTER(_Solutions), _POINTER, real, _FLAG, _POINTER, _SIZE),
         "drawn_combinations": (at, _FIELD, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE),
@@ -251,7 +252,7 @@ class CKernel(Kernel):
     name = "c"
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.cipher: int = library["hushgrad_cipher"]()  # 0: none; 1: one block in a register; 2: four
+        self.cipher: int = library["hushgrad_cipher"]()  # how many of its blocks are in a register; 0: it has none
         self._functions: dict[tuple[str, np.dtype[Any]], Any] = {}
         for dtype, suffix, real in _SUFFIXES:
             for name, arguments in _signatures(real, self.cipher).items():
@@ -263,15 +264,19 @@ class CKernel(Kernel):
             self._expand_key = library["hushgrad_expand_key"]
             self._expand_key.argtypes, self._expand_key.restype = (_POINTER, _POINTER), None
 
-    def _address(self, stream: Words, step: int, index: int) -> _Address | None:
-        """How to draw from this stream in C, if that is possible."""
+    def head(self, stream: Words, step: int) -> tuple[int, int, int, int] | None:
+        """``address`` of _gauss.h for tensor 0: how to draw from this stream in C; None where that is not possible."""
         if not self.cipher or not isinstance(stream, KeyStream):
             return None
         if stream.round_keys is None:
             round_keys = ctypes.create_string_buffer(_ROUND_KEYS)
             self._expand_key(stream.key, round_keys)
             stream.round_keys = round_keys
-        return _Address(ctypes.addressof(stream.round_keys), self.cipher, step, index)
+        return ctypes.addressof(stream.round_keys), self.cipher, step, 0
+
+    def _address(self, stream: Words, step: int, index: int) -> _Address | None:
+        head = self.head(stream, step)
+        return None if head is None else _Address(*head[:3], index)
 
     def draw(self, stream: Words, step: int, index: int, start: int, scale: float, out: np.ndarray, fresh: bool) -> None:
         """See Kernel."""
@@ -279,31 +284,28 @@ class CKernel(Kernel):
         if address is None:
             super().draw(stream, step, index, start, scale, out, fresh)
             return
-        _check_end(step, index, start + out.size)
+        check_address(step, index, _end_block(start + out.size))
         self._functions["draw", out.dtype](address, start, scale, not fresh, _at(out), out.size)
 
     def draw_all(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
         """See Kernel."""
-        if not pieces:
-            return
-        itemsize = pieces[0].target.element_size()
-        places = array("Q")
-        for which, start, target, low, size in pieces:
-            _check_end(step, which, start + size)
-            places.extend((which, start, size, target.data_ptr() + low * itemsize))
-        if not self.draw_places(stream, step, places.buffer_info()[0], len(pieces), itemsize, scale, fresh):
+        head = self.head(stream, step)
+        if head is None or not pieces:
             super().draw_all(stream, step, pieces, scale, fresh)
+            return
+        itemsize, table = pieces[0].target.element_size(), [*head]
+        for which, start, target, low, size in pieces:
+            check_address(step, which, _end_block(start + size))
+            table += which, start, size, target.data_ptr() + low * itemsize
+        packed = array("Q", table)
+        self.draw_table(packed.buffer_info()[0], len(pieces), itemsize, scale, fresh)
 
-    def draw_places(self, stream: Words, step: int, places: int, count: int, itemsize: int, scale: float, fresh: bool) -> bool:
-        """``draw`` for many places at once; whether that was possible.
+    def draw_table(self, table: int, count: int, itemsize: int, scale: float, fresh: bool) -> None:
+        """``draw`` for many places at once, from a table of rows of four integers at the address ``table``.
 
-        Each place is four integers at the address ``places``: tensor, first number, how many, and the address that they go to.
+        The first is :meth:`head`, each of the ``count`` others (tensor, first number, how many, address that they go to).
         """
-        address = self._address(stream, step, 0)
-        if address is None:
-            return False
-        self._draw_many[itemsize](address, places, count, scale, not fresh)
-        return True
+        self._draw_many[itemsize](table, table + _ROW, count, scale, not fresh)
 
     def draw_buffers(self, stream: Words, at: tuple[int, int, int], row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
         """See Kernel."""
@@ -312,7 +314,7 @@ class CKernel(Kernel):
         if address is None:
             super().draw_buffers(stream, at, row, out, fresh)
             return
-        _check_end(step, index, start + out.size)
+        check_address(step, index, _end_block(start + out.size))
         self._functions["drawn_buffers", out.dtype](address, start, *_buffer_arguments(row, out, fresh))
 
     def draw_solutions(self, stream: Words, at: tuple[int, int, int], rows: SolvedRows, out: np.ndarray, fresh: bool) -> None:
@@ -323,7 +325,7 @@ class CKernel(Kernel):
             super().draw_solutions(stream, at, rows, out, fresh)
             return
         count = len(rows.kept)
-        _check_end(step + count - 1, index, start + out.size)
+        check_address(step + count - 1, index, _end_block(start + out.size))
         tables = [np.ascontiguousarray(table, out.dtype) for table in (rows.weights, rows.inner, rows.diagonal)]
         history, kept = _places(rows.history), _places(rows.kept)
         weights, inner, diagonal = (_at(table) for table in tables)
@@ -339,7 +341,7 @@ class CKernel(Kernel):
             super().draw_combinations(stream, at, weights, out)
             return
         n = out.shape[1]
-        _check_end(step + weights.shape[1] - 1, index, start + n)
+        check_address(step + weights.shape[1] - 1, index, _end_block(start + n))
         weights, room = np.ascontiguousarray(weights, out.dtype), aligned(_PARTS * _STRIDE * out.itemsize)
         target = _at(room), _at(out[0]), out.strides[0] // out.itemsize, n
         self._functions["drawn_combinations", out.dtype](address, start, _at(weights), *weights.shape, *target)
@@ -381,8 +383,8 @@ def _buffer_arguments(row: BufferedRow, out: np.ndarray, fresh: bool) -> tuple[A
     return (*buffers, row.scale, not fresh, _at(out), out.size)
 
 
-def _check_end(step: int, index: int, end: int) -> None:
-    check_address(step, index, -(-end // _transform.GROUP) * _BLOCKS)
+def _end_block(end: int) -> int:
+    return -(-end // _transform.GROUP) * _BLOCKS
 
 
 def _agrees(kernel: Kernel) -> bool:

@@ -53,15 +53,16 @@ def _draw(source: Source, step: int, index: int, rows: np.ndarray, out: np.ndarr
     rows, out = rows[low // width : high // width], out[low // width : high // width]
     first = np.concatenate([[0], np.flatnonzero(np.diff(rows) != 1) + 1])  # of each run
     count = np.diff(np.append(first, len(rows)))
-    places = np.empty((len(first), 4), np.uint64)  # as ``draw_many`` of _cipher.c reads them
+    kernel = _kernel.KERNEL
+    head = kernel.head(source._stream, step) if isinstance(kernel, _kernel.CKernel) else None
+    if not isinstance(kernel, _kernel.CKernel) or head is None:
+        _gather(source, step, index, rows, out)
+        return
+    table = np.empty((1 + len(first), 4), np.uint64)
+    table[0], places = head, table[1:]
     places[:, 0], places[:, 1], places[:, 2] = index, rows[first] * width, count * width
     places[:, 3] = out.ctypes.data + first * out.strides[0]
-    kernel, at = _kernel.KERNEL, places.ctypes.data
-    drawn = isinstance(kernel, _kernel.CKernel) and kernel.draw_places(
-        source._stream, step, at, len(places), out.itemsize, 1.0, fresh=True
-    )
-    if not drawn:
-        _gather(source, step, index, rows, out)
+    kernel.draw_table(table.ctypes.data, len(places), out.itemsize, 1.0, fresh=True)
 
 
 def _gather(source: Source, step: int, index: int, rows: np.ndarray, out: np.ndarray) -> None:
