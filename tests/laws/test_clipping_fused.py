@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -87,9 +88,35 @@ def test_one_bad_norm_is_noticed_wherever_it_stands(bad: float) -> None:
 
 def test_weights_of_a_ball() -> None:
     sq_norms = torch.tensor([0.0, 1e-30, 0.25, 1.0, 4.0, 1e30, float("inf"), float("nan"), -1.0])
-    weights = _fused.clip(sq_norms, 1.0)
-    assert weights is not None
+    made = _fused.clip([sq_norms], 1.0, 1.0)
+    assert made is not None
+    norms, weights, finite = made
+    assert not finite
+    assert torch.equal(norms[:-2], sq_norms[:-2].sqrt())
     torch.testing.assert_close(weights, torch.tensor([1, 1, 1, 1, 0.5, 1e-15, 0, 0, 0]), rtol=1e-6, atol=0)
+
+
+@settings(deadline=None)
+@given(
+    B=st.integers(0, 40), parts=st.integers(1, 9), factor=st.floats(0.1, 1e4), bound=st.floats(1e-3, 1e3), seed=st.integers(0, 9)
+)
+def test_a_ball_in_one_call(B: int, parts: int, factor: float, bound: float, seed: int) -> None:
+    rows = [_random(B, seed=seed + k).square() for k in range(parts)]
+    expected = super(Flat, Flat(bound)).clip(rows, factor)
+    made = Flat(bound).clip(rows, factor)
+    torch.testing.assert_close(made.norms, expected.norms, rtol=1e-6, atol=0)
+    torch.testing.assert_close(made.weights, expected.weights, rtol=1e-6, atol=0)
+    assert made.finite
+    assert expected.finite
+
+
+def test_a_ball_with_weights_of_its_own_keeps_them() -> None:
+    @dataclass(frozen=True)
+    class Halved(Flat):
+        def weights(self, sq_norms: torch.Tensor) -> torch.Tensor:
+            return super().weights(sq_norms) / 2
+
+    assert torch.equal(Halved(1.0).clip([torch.tensor([0.25, 4.0])], 1.0).weights, torch.tensor([0.5, 0.25]))
 
 
 def _convolution(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, list[int], Geometry]:
@@ -142,7 +169,7 @@ def test_what_it_cannot_do_is_left_to_torch() -> None:
     assert _fused.kernel_gradients(x.double(), g.double(), [0] * 4, geometry) is None
     assert _fused.kernel_gradients(x.to(memory_format=torch.channels_last), g, [0] * 4, geometry) is None
     assert _fused.outer_sq_norms(x[:, 0].transpose(1, 2)[:, 0], g[:, 0, 0]) is None
-    assert _fused.clip(torch.ones(3, dtype=torch.float64), 1.0) is None
+    assert _fused.clip([torch.ones(3, dtype=torch.float64)], 1.0, 1.0) is None
 
 
 def _model() -> nn.Module:

@@ -43,7 +43,7 @@ class _Library:
 
         self.outer_sq_norms = function("outer_sq_norms", pointer, size, pointer, size, size, pointer, pointer)
         self.total = function("total", pointer, size, size, ctypes.c_double, pointer, pointer, result=ctypes.c_int)
-        self.clip = function("clip", pointer, size, ctypes.c_float, pointer)
+        self.clip = function("clip", pointer, size, size, ctypes.c_double, ctypes.c_float, pointer, pointer, result=ctypes.c_int)
         self.outer_sums = function("outer_sums", pointer, size, pointer, size, pointer, size, pointer, pointer)
         self.kernel_gradients = function("kernel_gradients", pointer, pointer, pointer, size, pointer, pointer, pointer)
 
@@ -72,13 +72,18 @@ def total(parts: Sequence[Tensor], factor: float) -> tuple[Tensor, Tensor, bool]
     return squares, norms, bool(finite)
 
 
-def clip(sq_norms: Tensor, bound: float) -> Tensor | None:
-    """min(1, bound / norm), and 0 where the norm is no number."""
-    if _LIBRARY is None or not _fit(sq_norms):
+def clip(parts: Sequence[Tensor], factor: float, bound: float) -> tuple[Tensor, Tensor, bool] | None:
+    """Norms whose squares are ``factor`` times the sum of the parts, min(1, bound / norm), and whether all is finite.
+
+    The weight is 0 where the norm is no number.
+    """
+    if _LIBRARY is None or not all(map(_fit, parts)):
         return None
-    weights = torch.empty_like(sq_norms)
-    _LIBRARY.clip(sq_norms.data_ptr(), sq_norms.numel(), bound, weights.data_ptr())
-    return weights
+    rows = parts[0].numel()
+    norms, weights = torch.empty(rows), torch.empty(rows)
+    places = array("Q", [part.data_ptr() for part in parts])
+    at = places.buffer_info()[0], len(parts), rows, factor, bound, norms.data_ptr(), weights.data_ptr()
+    return norms, weights, bool(_LIBRARY.clip(*at))
 
 
 def outer_sums(x: Tensor, g: Tensor, weights: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -13,26 +13,36 @@ void NAME(hushgrad_outer_sq_norms)(const float *restrict x, size_t d, const floa
     }
 }
 
-/* total[i] = factor sum_k parts[k][i], and its root; whether all are finite. */
+/* factor sum_k parts[k][i], as squared norms of examples. */
+INLINE float NAME(square_of)(const float *const *parts, size_t count, size_t i, double factor) {
+    double sum = 0;
+    for (size_t k = 0; k < count; k++) sum += parts[k][i];
+    return (float)(sum * factor);
+}
+
+/* These squares and their roots; whether all are finite. */
 int NAME(hushgrad_total)(const float *const *restrict parts, size_t count, size_t rows, double factor, float *restrict total,
                          float *restrict norms) {
     int finite = 1;
     for (size_t i = 0; i < rows; i++) {
-        double sum = 0;
-        for (size_t k = 0; k < count; k++) sum += parts[k][i];
-        total[i] = (float)(sum * factor);
+        total[i] = NAME(square_of)(parts, count, i, factor);
         norms[i] = sqrtf(total[i]);
         finite &= isfinite(total[i]) != 0;
     }
     return finite;
 }
 
-/* min(1, bound / sqrt(sq_norms[i])); 0 where that is no number. */
-void NAME(hushgrad_clip)(const float *restrict sq_norms, size_t rows, float bound, float *restrict weights) {
+/* Their roots and min(1, bound / root); whether all are finite. Where one is not, its weight is 0. */
+int NAME(hushgrad_clip)(const float *const *restrict parts, size_t count, size_t rows, double factor, float bound,
+                        float *restrict norms, float *restrict weights) {
+    int finite = 1;
     for (size_t i = 0; i < rows; i++) {
-        const float weight = bound / sqrtf(sq_norms[i]);
+        const float norm = sqrtf(NAME(square_of)(parts, count, i, factor)), weight = bound / norm;
+        norms[i] = norm;
         weights[i] = weight >= 1 ? 1 : weight >= 0 ? weight : 0; /* NaN fails both comparisons */
+        finite &= isfinite(norm) != 0;
     }
+    return finite;
 }
 
 /* sum_i weights[i] g_i x_i^T (p, d) and sum_i weights[i] g_i (p), for x (rows, d) and g (rows, p), p <= FEW. */

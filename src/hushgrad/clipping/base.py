@@ -17,6 +17,7 @@ probes: the capture multiplies those in.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -25,10 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad._value import Value
+from hushgrad.clipping import _fused
 from hushgrad.clipping.sums import Pieces, Sum
 from hushgrad.events import Relation
 
-__all__ = ["ClippedSum", "Clipper", "Factors", "Record", "Rule", "rule", "rule_for"]
+__all__ = ["Clipped", "ClippedSum", "Clipper", "Factors", "Record", "Rule", "rule", "rule_for"]
 
 
 class ClippedSum(NamedTuple):
@@ -38,6 +40,14 @@ class ClippedSum(NamedTuple):
     raw_norms: Tensor  # (B,) norms of the examples' (or units') whole gradients before clipping
     raw_weights: Tensor  # (B,) or (B, groups): what each example's gradient was multiplied by
     rejected: int  # examples with a NaN or infinite gradient: weight 0
+
+
+class Clipped(NamedTuple):
+    """Norms of examples' gradients before clipping, the weights that they get, and whether all norms are finite."""
+
+    norms: Tensor
+    weights: Tensor
+    finite: bool
 
 
 class Clipper(Value, family="clipper"):
@@ -53,6 +63,15 @@ class Clipper(Value, family="clipper"):
 
         NaN and infinite squared norms get weight 0.
         """
+
+    def clip(self, rows: Sequence[Tensor], factor: float) -> Clipped:
+        """The weights for squared norms that are ``factor`` times the sum of ``rows``, where all parameters are clipped together."""
+        measured = _fused.total(rows, factor)
+        if measured is None:
+            total = (rows[0] + rows[1] if len(rows) == 2 else torch.stack(tuple(rows)).sum(0)).mul_(factor)
+            measured = total, total.sqrt(), math.isfinite(float(total.sum()))
+        total, norms, finite = measured
+        return Clipped(norms, self.weights(total), finite)
 
     @abstractmethod
     def sensitivity(self, relation: Relation) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.clipping import _fused
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.base import Clipped, Clipper
 from hushgrad.events import Relation
 
 __all__ = ["Flat"]
@@ -40,11 +41,13 @@ class Flat(Clipper):
 
     def weights(self, sq_norms: Tensor) -> Tensor:
         """min(1, C / norm); 0 where the norm is no number."""
-        weights = _fused.clip(sq_norms, self.max_grad_norm)
-        if weights is not None:
-            return weights
         # C / inf = 0 by itself, and NaN survives the clamp, so one nan_to_num covers both.
         return torch.rsqrt(sq_norms).mul_(self.max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+
+    def clip(self, rows: Sequence[Tensor], factor: float) -> Clipped:
+        """As always, in one call where the C library can do it."""
+        made = _fused.clip(rows, factor, self.max_grad_norm) if type(self).weights is Flat.weights else None
+        return super().clip(rows, factor) if made is None else Clipped(*made)
 
     def sensitivity(self, relation: Relation) -> float:
         """C times the number of contributions that neighbours differ by."""

@@ -9,18 +9,18 @@ parameter was used once, and its squared norms were taken while the gradient was
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Clipper, Record, Rule
 from hushgrad.clipping.cross import joint_sq_norms
 from hushgrad.clipping.site import Call
 from hushgrad.clipping.sums import Sum
 
-__all__ = ["Group", "Part", "Use", "add_clipped"]
+__all__ = ["Group", "Part", "Use", "add_clipped", "add_usual"]
 
 
 class Use(NamedTuple):
@@ -32,11 +32,10 @@ class Use(NamedTuple):
 
 
 class Group(NamedTuple):
-    """All uses over the same ``size`` units; ``single``: one factor for all, no units, and no parameter is used twice."""
+    """All uses over the same ``size`` units."""
 
     size: int
     uses: list[Use]
-    single: bool = False
 
 
 class Part(NamedTuple):
@@ -51,10 +50,6 @@ def add_clipped(group: Group, clipper: Clipper, sums: dict[str, Sum], scale: flo
     """``sums[name] += scale * sum_i w_i G_i``; the calls are released one by one."""
     order = list(sums)
     grouping = clipper.groups(order)
-    if group.single and grouping is None:
-        part = _add_single(group, clipper, sums, scale)
-        if part is not None:
-            return part
     rows, factor = _sq_norms(group)
     if grouping is None:
         clipped_by = total = _total(list(rows.values())).mul_(factor)
@@ -75,31 +70,23 @@ def add_clipped(group: Group, clipper: Clipper, sums: dict[str, Sum], scale: flo
     return Part(total.sqrt(), weights, rejected)
 
 
-def _add_single(group: Group, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part | None:
-    """The common case, short because a small model's step is mostly Python; None if an example has no finite norm."""
-    factor = group.uses[0].factor
-    total, norms, finite = _measured([row for use in group.uses for row in use.call.measure().values()], factor * factor)
+def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part | None:
+    """The same where each parameter is used once, all have one factor and are clipped together; None if a norm is not finite.
+
+    Then nothing was added yet, and the norms are remembered. Short, because a small model's step is mostly Python.
+    """
+    norms, weights, finite = clipper.clip([row for call in calls for row in call.measure().values()], factor * factor)
     if not finite:
-        return None  # nothing was added yet, and the norms are remembered
-    weights = clipper.weights(total)
+        return None
     scaled = weights if factor * scale == 1 else weights * (factor * scale)
-    for use in group.uses:
-        record, site = use.call.record, use.call.site
+    for call in calls:
+        record, site = call.record, call.site
         assert record is not None
         site.rule.add_weighted(
             record, dict.fromkeys(site.names, scaled), {local: sums[name] for local, name in site.full.items()}
         )
         record.clear()
     return Part(norms, weights, 0)
-
-
-def _measured(rows: list[Tensor], factor: float) -> tuple[Tensor, Tensor, bool]:
-    """The examples' squared norms, their norms, and whether all are finite."""
-    measured = _fused.total(rows, factor)
-    if measured is not None:
-        return measured
-    total = _total(rows).mul_(factor)
-    return total, total.sqrt(), math.isfinite(float(total.sum()))
 
 
 def _total(rows: list[Tensor]) -> Tensor:
