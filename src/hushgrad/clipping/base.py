@@ -107,11 +107,12 @@ class Record:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         grads: tuple[Tensor | None, ...],
+        memory: Any = None,
     ) -> None:
         self.module, self.names, self.args, self.kwargs, self.grads = module, names, args, kwargs, grads
+        self.memory = memory  # what the rule noted before the call
         self.kept: dict[str, Tensor] = {}
         self.pieces: dict[str, Pieces] = {}
-        self.memory: Any = None  # what the rule noted before the call
 
     @property
     def x(self) -> Tensor:

@@ -65,8 +65,7 @@ class Call:
             site.tape.fail(self.stale_message())
         args = tuple(map(site.ready, self.args))
         kwargs = {key: site.ready(value) for key, value in self.kwargs.items()} if self.kwargs else self.kwargs
-        self.record = Record(site.module, site.names, args, kwargs, grads)
-        self.record.memory = self.memory
+        self.record = Record(site.module, site.names, args, kwargs, grads, self.memory)
         self.args, self.kwargs, self.versions = (), {}, _versions(args, kwargs)
         self.batch.calls.append(self)
 
@@ -106,7 +105,7 @@ class _Root(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         if ctx.call is not None:
-            ctx.call.arrive(grads[0])
+            ctx.call.arrive_all(grads)
         return None, None, None
 
 
@@ -167,7 +166,7 @@ class Site:
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, memory: Any) -> Any:
         """Wait for the gradient of this call's output."""
         count = self.rule.examples(self.module, args, kwargs)
-        batch = self.tape.batch_of(count, shared=count is None or self.rule.shared(count, args, kwargs))
+        batch = self.tape.batch_of(count, lambda: count is None or self.rule.shared(count, args, kwargs))
         call = Call(self, batch, args, kwargs, memory)
         if isinstance(output, Tensor):
             return self._watch_one(call, output, count)
@@ -218,7 +217,7 @@ class Site:
 
     def ready(self, value: Any) -> Any:
         """An input as the rule gets it: in the precision of norms and sums."""
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != self.dtype:
+        if isinstance(value, Tensor) and value.dtype is not self.dtype and value.is_floating_point():
             return value.to(self.dtype)
         return value
 

@@ -82,7 +82,7 @@ class Tape:
         self._next = (self._next[0] if examples is None else examples, self._next[1] if units is None else units)
         self._fresh = True
 
-    def batch_of(self, count: int | None, *, shared: bool) -> Batch:
+    def batch_of(self, count: int | None, shared: Callable[[], bool]) -> Batch:
         """The batch that a forward call of ``count`` examples (or of rows that all examples share) belongs to."""
         batch = self.current
         task = backward_task()
@@ -94,7 +94,7 @@ class Tape:
                     "The number of examples cannot be told from the first layer's input. Call capture.examples(count) first."
                 )
             batch.examples = count
-        elif count != batch.examples and not shared and not batch.announced and not batch.tasks:
+        elif count != batch.examples and not batch.announced and not batch.tasks and not shared():
             # The open batch was never used by a backward (an evaluation with gradients enabled): this is the next one.
             batch = self._begin(task)
             batch.examples = count  # type: ignore[assignment]
@@ -157,6 +157,5 @@ class Tape:
         raise CaptureError(message)
 
 
-def backward_task() -> int:
-    """The number of the backward pass that is running in this thread, -1 outside of one."""
-    return torch._C._current_graph_task_id()
+# The number of the backward pass that is running in this thread, -1 outside of one.
+backward_task: Callable[[], int] = torch._C._current_graph_task_id
