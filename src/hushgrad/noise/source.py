@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -95,17 +95,16 @@ class Source:
         Tensor number ``indices[k]`` (k by default) is drawn like ``likes[k]`` from ``offsets[k]`` (0 by default) on, and added
         to ``out[k]`` if ``out`` is given.
         """
-        places = destinations(likes, indices, offsets, out, exact=self.secure)
-        self.draw(_check.integer(0, step=step), places, _check.number(scale=scale))
-        return [place.deliver() for place in places]
+        pieces = pieces_of(likes, indices, offsets, out, exact=self.secure)
+        self.draw(_check.integer(0, step=step), pieces, _check.number(scale=scale), fresh=out is None)
+        return delivered(pieces, likes, out, exact=self.secure)
 
-    def draw(self, step: int, places: Sequence[Destination], scale: float) -> None:
-        """Compute the numbers of every place, on all threads."""
-        kinds: dict[tuple[torch.dtype, bool], list[Piece]] = {}
-        for place in places:
-            kinds.setdefault((place.piece.target.dtype, place.fresh), []).append(place.piece)
-        for (_, fresh), pieces in kinds.items():
-            over_shares(pieces, partial(self.write, step, scale, fresh))
+    def draw(self, step: int, pieces: Sequence[Piece], scale: float, *, fresh: bool) -> None:
+        """Compute the numbers of every piece, on all threads: written if ``fresh``, else added."""
+        kinds = {piece.target.dtype for piece in pieces}
+        for kind in kinds:
+            some = pieces if len(kinds) == 1 else [piece for piece in pieces if piece.target.dtype is kind]
+            over_shares(some, partial(self.write, step, scale, fresh))
 
     def write(self, step: int, scale: float, fresh: bool, pieces: Sequence[Piece]) -> None:
         """A share of ``draw``, on one thread, all of one dtype: ``out = scale * z`` if fresh, else ``out += scale * z``."""
@@ -159,69 +158,58 @@ def _refuse_dtensor(**tensors: Tensor | None) -> None:
             _check.fail(name, type(tensor), "to be a local tensor", "Draw on tensor.to_local() with the shard's offset=.")
 
 
-def destinations(
+def pieces_of(
     likes: Sequence[Tensor],
     indices: Sequence[int] | None,
     offsets: Sequence[int] | None,
     out: Sequence[Tensor] | None,
     *,
     exact: bool,
-) -> list[Destination]:
-    """Where the noise of every tensor goes: tensor number k from its first element on, where nothing else is said."""
+) -> list[Piece]:
+    """Where the noise of every tensor is computed: new memory, or ``out`` itself wherever it is contiguous and in main memory.
+
+    Tensor number k from its first element on, where nothing else is said. ``exact``: in float64 throughout, rounded once at the end.
+    """
     for name, values in (("indices", indices), ("offsets", offsets), ("out", out)):
         if values is not None and len(values) != len(likes):
             _check.fail(f"len({name})", len(values), f"to be len(likes)={len(likes)}")
     indices = range(len(likes)) if indices is None else indices
     offsets = (0,) * len(likes) if offsets is None else offsets
     added = (None,) * len(likes) if out is None else out
-    return [
-        Destination.of(index, offset, like, to, exact)
-        for index, offset, like, to in zip(indices, offsets, likes, added, strict=True)
-    ]
+    return [_piece(*request, exact) for request in zip(indices, offsets, likes, added, strict=True)]
 
 
-class Destination(NamedTuple):
-    """Where the noise of one tensor is computed, in main memory; whether to write rather than add; and what is asked for."""
+def _piece(index: int, offset: int, like: Tensor, out: Tensor | None, exact: bool) -> Piece:
+    if type(like) is not Tensor or type(out) not in _PLAIN:
+        _refuse_dtensor(like=like, out=out)
+    given = like.dtype
+    if not given.is_floating_point:
+        _check.fail("like.dtype", given, "to be a floating-point type")
+    dtype = torch.float64 if exact or given is torch.float64 else torch.float32
+    if type(offset) is not int or offset < 0:
+        offset = _check.integer(0, offset=offset)
+    if out is None:
+        target = _memory.empty(like.shape, dtype)
+    elif out is not like and (out.shape != like.shape or out.dtype != given or out.device != like.device):
+        _check.fail("out", tuple(out.shape), f"to have like's shape {tuple(like.shape)}, dtype and device")
+    elif given is dtype and out.is_contiguous() and out.is_cpu:
+        target = out
+    elif exact:
+        target = out.detach().to(device="cpu", dtype=dtype).contiguous()
+    else:
+        target = _memory.zeros(like.shape, dtype)
+    return Piece(index, offset, target, 0, target.numel())
 
-    piece: Piece
-    fresh: bool
-    like: Tensor
-    out: Tensor | None
 
-    @staticmethod
-    def of(index: int, offset: int, like: Tensor, out: Tensor | None, exact: bool) -> Destination:
-        """For a result like ``like``, or to be added to ``out``; ``exact``: in float64 throughout, rounded once at the end."""
-        if type(like) is not Tensor or type(out) not in _PLAIN:
-            _refuse_dtensor(like=like, out=out)
-        given = like.dtype
-        if not given.is_floating_point:
-            _check.fail("like.dtype", given, "to be a floating-point type")
-        dtype = torch.float64 if exact or given is torch.float64 else torch.float32
-        if type(offset) is not int or offset < 0:
-            offset = _check.integer(0, offset=offset)
-        if out is None:
-            target = _memory.empty(like.shape, dtype)
-        elif out is not like and (out.shape != like.shape or out.dtype != given or out.device != like.device):
-            _check.fail("out", tuple(out.shape), f"to have like's shape {tuple(like.shape)}, dtype and device")
-        elif given is dtype and out.is_contiguous() and out.is_cpu:
-            target = out
-        elif exact:
-            target = out.detach().to(device="cpu", dtype=dtype).contiguous()
-        else:
-            target = _memory.empty(like.shape, dtype)
-        fresh = out is None or not (target is out or exact)
-        return Destination(Piece(index, offset, target, 0, target.numel()), fresh, like, out)
-
-    def deliver(self) -> Tensor:
-        """The result in the dtype and on the device of ``like``: a fresh tensor, or ``out``."""
-        target, like, out = self.piece.target, self.like, self.out
-        if out is None:
-            same = target.dtype == like.dtype and like.is_cpu
-            return target if same else target.to(device=like.device, dtype=like.dtype)
-        if target is not out:
+def delivered(pieces: Sequence[Piece], likes: Sequence[Tensor], out: Sequence[Tensor] | None, *, exact: bool) -> list[Tensor]:
+    """What the pieces hold, in the dtype and on the device of ``likes``: fresh tensors, or ``out`` with it added."""
+    if out is None:
+        return [piece.target.to(device=like.device, dtype=like.dtype) for piece, like in zip(pieces, likes, strict=True)]
+    for piece, to in zip(pieces, out, strict=True):
+        if piece.target is not to:
             with torch.no_grad():
-                if self.fresh:
-                    out.add_(target.to(device=out.device))
+                if exact:
+                    to.copy_(piece.target)
                 else:
-                    out.copy_(target)
-        return out
+                    to.add_(piece.target.to(device=to.device))
+    return list(out)

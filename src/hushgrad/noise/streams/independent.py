@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import final
 
-from hushgrad.noise.source import Destination, Source
+from hushgrad.noise._kernel import Piece
+from hushgrad.noise.source import Source
 from hushgrad.noise.streams.ordered import Lane, OrderedStream
 
 __all__ = ["IndependentStream"]
@@ -30,5 +31,5 @@ class IndependentStream(OrderedStream):
     def _sizes(self) -> Mapping[str, int]:
         return {}
 
-    def _advance_all(self, step: int, lanes: Sequence[Lane], places: Sequence[Destination], scale: float) -> None:
-        self._source.draw(step, places, scale)  # nothing to update, so all of a model's tensors take one call
+    def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
+        self._source.draw(step, pieces, scale, fresh=fresh)  # nothing to update, so all of a model's tensors take one call

@@ -18,7 +18,7 @@ from hushgrad.noise import _memory
 from hushgrad.noise._kernel import Piece
 from hushgrad.noise._threads import CHUNK, over_chunks
 from hushgrad.noise.base import NoiseStream
-from hushgrad.noise.source import Destination, Source, destinations
+from hushgrad.noise.source import Source, delivered, pieces_of
 
 __all__ = ["ChunkedStream", "Lane", "OrderedStream"]
 
@@ -69,8 +69,8 @@ class OrderedStream(NoiseStream):
         """The state of a lane: name and number of rows."""
 
     @abstractmethod
-    def _advance_all(self, step: int, lanes: Sequence[Lane], places: Sequence[Destination], scale: float) -> None:
-        """Write or add row ``step`` of every lane to its place and update its state."""
+    def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
+        """Write or add row ``step`` of every lane to its piece and update its state."""
 
     @final
     def row(
@@ -92,17 +92,17 @@ class OrderedStream(NoiseStream):
         scale: float = 1.0,
     ) -> list[Tensor]:
         """See NoiseStream. No row is drawn unless all can be."""
-        places = destinations(likes, indices, offsets, out, exact=self._source.secure)
-        lanes = [self._lane(place.piece) for place in places]
+        pieces = pieces_of(likes, indices, offsets, out, exact=self._source.secure)
+        lanes = [self._lane(piece) for piece in pieces]
         step, scale = _check.integer(0, step=step), _check.number(scale=scale)
         for lane in lanes:
             self._check_step(step, lane)
         for lane in lanes:
             lane.interrupted = True  # until every chunk is done: a half-updated state must not be used
-        self._advance_all(step, lanes, places, scale)
+        self._advance_all(step, lanes, pieces, scale, out is None)
         for lane in lanes:
             lane.interrupted, lane.next = False, step + 1
-        return [place.deliver() for place in places]
+        return delivered(pieces, likes, out, exact=self._source.secure)
 
     def _check_step(self, step: int, lane: Lane) -> None:
         if step == lane.next and not lane.interrupted and (self._steps is None or step < self._steps):
@@ -176,9 +176,9 @@ class ChunkedStream(OrderedStream):
         """Write (or, if not ``fresh``, add) row ``lane.next`` of the lane's elements [low, high) and update their state."""
 
     @final
-    def _advance_all(self, step: int, lanes: Sequence[Lane], places: Sequence[Destination], scale: float) -> None:
-        for lane, place in zip(lanes, places, strict=True):
-            work = partial(self._advance_chunk, lane, place.piece.array(), scale, place.fresh)
+    def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
+        for lane, piece in zip(lanes, pieces, strict=True):
+            work = partial(self._advance_chunk, lane, piece.array(), scale, fresh)
             over_chunks(lane.count, work, self._chunk)
 
     def _advance_chunk(self, lane: Lane, flat: np.ndarray, scale: float, fresh: bool, low: int, high: int) -> None:
