@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hushgrad import clipping
-from hushgrad.clipping import Adaptive, Automatic, Clipper, Flat, PerLayer, clipped_sum
+from hushgrad.clipping import Adaptive, Automatic, Clipped, Clipper, Flat, PerLayer, clipped_sum
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian, Relation
 from hushgrad.testing import members
@@ -66,6 +66,15 @@ class _Broken(Flat):
         }
         return wrong[self.defect]() if self.defect in wrong else good
 
+    def clip(self, rows, factor):
+        norms, weights, finite = super().clip(rows, factor)
+        wrong = {
+            "clips by another rule": (norms, (weights * 2).clamp(max=1), finite),
+            "squares for norms": (norms.square(), weights, finite),
+            "overlooks nan": (norms, weights, True),
+        }
+        return Clipped(*wrong.get(self.defect, (norms, weights, finite)))
+
     def sensitivity(self, relation):
         return {
             "replace": self.max_grad_norm,
@@ -100,6 +109,9 @@ class _Broken(Flat):
         "zero",
         "nan sensitivity",
         "json",
+        "clips by another rule",
+        "squares for norms",
+        "overlooks nan",
     ],
 )
 def test_a_broken_clipper_is_rejected(defect):

@@ -3,7 +3,7 @@
 from hushgrad.clipping import rules
 from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.clipping.automatic import Automatic
-from hushgrad.clipping.base import ClippedSum, Clipper, Factors, Record, Rule, rule
+from hushgrad.clipping.base import Clipped, ClippedSum, Clipper, Factors, Record, Rule, rule
 from hushgrad.clipping.batchnorm import replace_batchnorm
 from hushgrad.clipping.capture import Capture
 from hushgrad.clipping.flat import Flat
@@ -17,6 +17,7 @@ __all__ = [
     "Adaptive",
     "Automatic",
     "Capture",
+    "Clipped",
     "ClippedSum",
     "Clipper",
     "Factors",

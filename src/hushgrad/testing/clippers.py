@@ -32,6 +32,8 @@ def check_clipper(
     for dtype, rounding in _ROUNDING.items():
         _check_weights(clipper, _norms(generator, dtype, columns), rounding)
         _check_rejection(clipper, _norms(generator, dtype, columns))
+        if grouping is None:
+            _check_clip(clipper, _norms(generator, dtype, columns), rounding)
     assert type(clipper).from_json(clipper.to_json()) == clipper, "the JSON form must give the same clipper back"
     _check_sum(clipper, generator)
 
@@ -81,6 +83,17 @@ def _check_rejection(clipper: Clipper, norms: Tensor) -> None:
     squares[1], squares[2] = nan, inf
     assert not bool(clipper.weights(squares)[1:3].any()), "an example with a NaN or infinite norm must get weight 0"
     assert clipper.weights(squares[:0]).shape[0] == 0, "no norms, no weights"
+
+
+def _check_clip(clipper: Clipper, norms: Tensor, rounding: float) -> None:
+    """What is asked in every step, norms and weights from the norms' parts, must be what ``weights`` says."""
+    squares = norms.square()
+    made = clipper.clip([squares / 16, squares * (3 / 16)], 4.0)
+    assert made.finite, "all norms are finite"
+    assert torch.allclose(made.norms, norms, rtol=rounding, atol=0), "the norms must be the roots of the squares"
+    assert torch.allclose(made.weights, clipper.weights(squares), rtol=rounding, atol=0), "clip must give the weights of weights"
+    squares[7] = nan
+    assert not clipper.clip([squares], 1.0).finite, "a norm that is no number must be noticed"
 
 
 def _check_sum(clipper: Clipper, generator: torch.Generator) -> None:
