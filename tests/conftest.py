@@ -1,10 +1,16 @@
-"""For all tests: the house needs no network, so a test that reaches for it fails."""
+"""For all tests: the house needs no network, so a test that reaches for it fails; and Ctrl-C reaches every command that one starts."""
 
 from __future__ import annotations
 
+import signal
 import socket
 
 import pytest
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # a shell's background job; the commands that tests interrupt would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _CONNECT = socket.socket.connect
 _LOOKUP = socket.getaddrinfo

@@ -212,7 +212,7 @@ def test_a_layer_left_unclipped_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     assert {"trade-off", "contribution"} <= set(report.refuted_by), str(report)
 
 
-def _counted_once(group: object, names: object, shared: dict) -> dict:
+def _counted_once(group: object, shared: dict) -> dict:
     return {name: uses[0][0].call.measure()[uses[0][1]] * uses[0][0].factor ** 2 for name, uses in shared.items()}
 
 
