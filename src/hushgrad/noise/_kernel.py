@@ -63,7 +63,10 @@ class SolvedRows(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Numbers start, start + 1, ... of tensor number ``which``, to be put into elements [low, low + size) of a contiguous tensor."""
+    """Numbers start, start + 1, ... of tensor number ``which``, to be put into elements [low, low + size) of a contiguous tensor.
+
+    ``which`` and ``start`` are integers of at least 0; whoever makes a piece has checked that.
+    """
 
     which: int
     start: int
@@ -293,10 +296,11 @@ class CKernel(Kernel):
         if head is None or not pieces:
             super().draw_all(stream, step, pieces, scale, fresh)
             return
-        itemsize, table = pieces[0].target.element_size(), [*head]
+        itemsize, table, last, end = pieces[0].target.element_size(), [*head], 0, 0
         for which, start, target, low, size in pieces:
-            check_address(step, which, _end_block(start + size))
             table += which, start, size, target.data_ptr() + low * itemsize
+            last, end = max(last, which), max(end, start + size)
+        check_address(step, last, _end_block(end))
         packed = array("Q", table)
         self.draw_table(packed.buffer_info()[0], len(pieces), itemsize, scale, fresh)
 

@@ -186,8 +186,8 @@ def _piece(index: int, offset: int, like: Tensor, out: Tensor | None, exact: boo
     if not given.is_floating_point:
         _check.fail("like.dtype", given, "to be a floating-point type")
     dtype = torch.float64 if exact or given is torch.float64 else torch.float32
-    if type(offset) is not int or offset < 0:
-        offset = _check.integer(0, offset=offset)
+    if type(index) is not int or index < 0 or type(offset) is not int or offset < 0:
+        index, offset = _check.integer(0, index=index), _check.integer(0, offset=offset)
     if out is None:
         target = _memory.empty(like.shape, dtype)
     elif out is not like and (out.shape != like.shape or out.dtype != given or out.device != like.device):
