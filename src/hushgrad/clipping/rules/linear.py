@@ -112,7 +112,8 @@ def _add_weighted_rows(record: Record, weights: Mapping[str, Tensor], out: Mappi
     """One position for each example: both sums from the same w g, in as few operations as there are."""
     x, g = record.x, record.g
     by = weights[record.names[0]]
-    both = _fused.outer_sums(x, g, by) if "weight" in record.names and all(w is by for w in weights.values()) else None
+    together = record.names[0] == "weight" and weights[record.names[-1]] is by
+    both = _fused.outer_sums(x, g, by) if together else None
     if both is not None:
         for name in record.names:
             out[name].add(both[name != "weight"])
