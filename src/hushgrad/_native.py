@@ -1,6 +1,7 @@
 """The optional C libraries: plain shared objects beside the modules that use them, without any Python API, and threads to run them on.
 
-A call through ctypes releases the interpreter's lock, so ordinary threads work side by side.
+A call through ctypes releases the interpreter's lock, so threads work side by side. They are the OpenMP threads that torch has: these
+wait for their next work without sleeping, and others would have to share the processors with them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +21,8 @@ __all__ = ["in_turns", "load"]
 T = TypeVar("T")
 Job = TypeVar("Job")
 
+_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # of a parallel region
+_home = os.getpid()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
@@ -38,23 +42,49 @@ def load(module: str, stem: str, use: Callable[[ctypes.CDLL], T]) -> T | None:
 
 
 def in_turns(jobs: Sequence[Job], work: Callable[[Job], None], threads: int) -> None:
-    """``work(job)`` for every job, on so many threads; the result must not depend on the order."""
-    waiting, lock = iter(jobs), threading.Lock()
+    """``work(job)`` for every job, on at most so many threads; the result must not depend on the order."""
+    waiting, lock, errors = iter(jobs), threading.Lock(), list[BaseException]()
 
-    def run() -> None:
-        while True:
-            with lock:  # each job goes to exactly one thread, also without the interpreter's own lock
-                job = next(waiting, None)
-            if job is None:
-                return
-            work(job)
+    def run(_: object = None) -> None:
+        try:
+            while not errors:
+                with lock:  # each job goes to exactly one thread, also without the interpreter's own lock
+                    job = next(waiting, None)
+                if job is None:
+                    return
+                work(job)
+        except BaseException as error:  # noqa: BLE001 (Ctrl-C too: nothing may be raised through a parallel region)
+            errors.append(error)
 
-    helpers = [_pool(threads).submit(run) for _ in range(threads - 1)] if threads > 1 else []
-    try:
+    if threads > 1:
+        _together(run, threads)
+    else:
         run()
-    finally:
-        for helper in helpers:
-            helper.result()
+    if errors:
+        raise errors[0]
+
+
+def _together(run: Callable[[], None], threads: int) -> None:
+    """``run()`` on several threads, this one among them."""
+    parallel = _parallel()
+    if parallel is not None and os.getpid() == _home:  # OpenMP's threads stay in the parent of a forked child
+        parallel(_BODY(run), None, threads, 0)
+        return
+    helpers = [_pool(threads).submit(run) for _ in range(threads - 1)]
+    run()
+    for helper in helpers:
+        helper.result()
+
+
+@cache
+def _parallel() -> Callable[..., None] | None:
+    """What OpenMP programs open a parallel region with, from the library that torch has loaded; None where it has another name."""
+    try:
+        function = ctypes.CDLL(None)["GOMP_parallel"]
+    except (OSError, AttributeError, TypeError):
+        return None
+    function.argtypes, function.restype = (_BODY, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return function
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:
