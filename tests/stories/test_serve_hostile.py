@@ -411,6 +411,40 @@ def test_a_question_that_takes_too_long_loses_its_process_and_the_page_goes_on(m
     assert threading.active_count() <= threads + 1
 
 
+def test_a_server_that_ends_does_not_wait_for_an_answer(monkeypatch):
+    """A pipe that is closed while a thread waits for it never wakes that thread."""
+    from hushgrad.serve import lane as room
+
+    real, waited = room._line, threading.Event()
+
+    def slow_to_wake(child, until):
+        waited.wait(10)  # until after the child's end, as on a busy machine
+        return real(child, until)
+
+    async def story(begun: bool) -> None:
+        lane = room.Lane(seconds=30)
+        question = asyncio.ensure_future(lane.ask("plan", question={}))
+        if begun:
+            await asyncio.sleep(0.3)
+        else:
+            await asyncio.sleep(0)  # it has its turn, but no child yet
+        lane.stop()
+        waited.set()
+        with pytest.raises(room.TooLong):
+            await question
+        with pytest.raises(room.TooLong, match="The server ends"):  # and no new child is started
+            await lane.ask("plan", question={"n": 1})
+        assert lane._child is None
+
+    monkeypatch.setattr(room, "COMMAND", ("sleep", "60"))
+    monkeypatch.setattr(room, "_line", slow_to_wake)
+    for begun in (True, False):
+        waited.clear()
+        began = time.monotonic()
+        asyncio.run(story(begun))
+        assert time.monotonic() - began < 15
+
+
 def test_work_is_limited_by_the_processor_not_by_the_clock(monkeypatch):
     """A child that works for ever is ended by its own timer; the sentence says so."""
     from hushgrad.serve.lane import Lane, TooLong

@@ -68,7 +68,7 @@ class Clipper(Value, family="clipper"):
         """The weights for squared norms that are ``factor`` times the sum of ``rows``, where all parameters are clipped together."""
         measured = _fused.total(rows, factor)
         if measured is None:
-            total = (rows[0] + rows[1] if len(rows) == 2 else torch.stack(tuple(rows)).sum(0)).mul_(factor)
+            total = added(rows).mul_(factor)
             measured = total, total.sqrt(), math.isfinite(float(total.sum()))
         total, norms, finite = measured
         return Clipped(norms, self.weights(total), finite)
@@ -226,6 +226,11 @@ class Rule(ABC):
         chosen = Record(record.module, record.names, args, {k: pick(v) for k, v in record.kwargs.items()}, grads)
         chosen.kept = {name: pick(G) for name, G in record.kept.items()}
         return chosen
+
+
+def added(rows: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors of one shape, a fresh one."""
+    return rows[0] + rows[1] if len(rows) == 2 else torch.stack(tuple(rows)).sum(0)
 
 
 def sq_norm(G: Tensor) -> Tensor:

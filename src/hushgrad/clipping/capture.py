@@ -224,13 +224,10 @@ class Capture:
 
     def _reduce(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
         usual = self._usual() if clipper.groups(list(sums)) is None else None
-        part = (
-            None
-            if usual is None
-            else self._tape.quiet(partial(add_usual, usual.calls, self._factor(usual), clipper, sums, scale))
-        )
-        if part is not None:
-            return [part]
+        if usual is not None:
+            part = self._tape.quiet(partial(add_usual, usual.calls, self._factor(usual), clipper, sums, scale))
+            if part is not None:
+                return [part]
         self._reconcile()
         groups = self._groups()
         return self._tape.quiet(lambda: [add_clipped(group, clipper, sums, scale) for group in groups])

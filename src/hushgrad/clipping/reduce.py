@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.base import Clipper, Record, Rule
+from hushgrad.clipping.base import Clipper, Record, Rule, added
 from hushgrad.clipping.cross import joint_sq_norms
 from hushgrad.clipping.site import Call
 from hushgrad.clipping.sums import Sum
@@ -52,7 +52,7 @@ def add_clipped(group: Group, clipper: Clipper, sums: dict[str, Sum], scale: flo
     grouping = clipper.groups(order)
     rows, factor = _sq_norms(group)
     if grouping is None:
-        clipped_by = total = _total(list(rows.values())).mul_(factor)
+        clipped_by = total = added(list(rows.values())).mul_(factor)
     else:
         clipped_by = _by_group(rows, dict(zip(order, grouping, strict=True)), group.size).mul_(factor)
         total = clipped_by.sum(1)
@@ -87,11 +87,6 @@ def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict
         )
         record.clear()
     return Part(norms, weights, 0)
-
-
-def _total(rows: list[Tensor]) -> Tensor:
-    """A fresh tensor."""
-    return rows[0] + rows[1] if len(rows) == 2 else torch.stack(rows).sum(0)
 
 
 def _by_group(rows: dict[str, Tensor], column: dict[str, int], units: int) -> Tensor:

@@ -51,7 +51,7 @@ class Lane:
         self.seconds, self._modules, self._patience = seconds, modules, _CLOCK * seconds
         self._child: subprocess.Popen[bytes] | None = None
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._waiting, self._over = 0, False
         self._known: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     def start(self) -> None:
@@ -68,7 +68,14 @@ class Lane:
         self._answered = False
 
     def stop(self) -> None:
-        """End the child."""
+        """End the child, for good. A question that is under way notices, and clears up: its pipe must not be closed while it waits."""
+        self._over = True
+        if not self._turn.locked():
+            self._clear()
+        elif self._child is not None:
+            self._child.kill()
+
+    def _clear(self) -> None:
         if self._child is not None:
             self._child.kill()
             self._child.wait()
@@ -121,8 +128,10 @@ class Lane:
     def _exchange(self, line: str) -> bytes:
         """One line to the child and one back, or the child's end."""
         if self._child is None or self._child.poll() is not None:
-            self.stop()
+            self._clear()
             self.start()
+        if self._over:  # asked after the child was there: either stop sees the child, or this sees stop
+            return self._failed("The server ends.")
         child = self._child
         assert child is not None and child.stdin is not None
         until = time.monotonic() + self._patience + (0 if self._answered else _START)
@@ -140,7 +149,7 @@ class Lane:
         return reply
 
     def _failed(self, why: str) -> bytes:
-        self.stop()
+        self._clear()
         return json.dumps({"failed": why}).encode()
 
 
