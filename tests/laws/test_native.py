@@ -78,6 +78,29 @@ def test_noise_on_any_threads_has_the_same_bits(way: str) -> None:
     assert all(torch.equal(draws[0], other) for other in draws[1:])
 
 
+def test_the_first_draw_of_a_key_on_many_threads_at_once(way: str) -> None:
+    """Each thread may find that the key is not yet prepared; what one prepares must not be lost while another draws from it."""
+    before = torch.get_num_threads()
+    expected = Source(seed=4).z(0, 0, torch.empty(600_000))
+    wrong: list[int] = []
+
+    def draw(_: int) -> None:
+        for step in range(30):
+            if not torch.equal(Source(seed=4).z(0, 0, torch.empty(600_000)), expected):
+                wrong.append(step)
+
+    try:
+        torch.set_num_threads(3)
+        threads = [threading.Thread(target=draw, args=(k,)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    finally:
+        torch.set_num_threads(before)
+    assert not wrong
+
+
 FORKED = """
 import os, signal, torch
 from hushgrad.noise import Source

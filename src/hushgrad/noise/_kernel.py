@@ -271,11 +271,12 @@ class CKernel(Kernel):
         """``address`` of _gauss.h for tensor 0: how to draw from this stream in C; None where that is not possible."""
         if not self.cipher or not isinstance(stream, KeyStream):
             return None
-        if stream.round_keys is None:
-            round_keys = ctypes.create_string_buffer(_ROUND_KEYS)
-            self._expand_key(stream.key, round_keys)
-            stream.round_keys = round_keys
-        return ctypes.addressof(stream.round_keys), self.cipher, step, 0
+        return ctypes.addressof(stream.round_keys(self._expanded)), self.cipher, step, 0
+
+    def _expanded(self, key: bytes) -> ctypes.Array[ctypes.c_char]:
+        round_keys = ctypes.create_string_buffer(_ROUND_KEYS)
+        self._expand_key(key, round_keys)
+        return round_keys
 
     def _address(self, stream: Words, step: int, index: int) -> _Address | None:
         head = self.head(stream, step)

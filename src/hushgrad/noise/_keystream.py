@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
+from collections.abc import Callable
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
@@ -26,9 +27,18 @@ class KeyStream:
 
     def __init__(self, key: bytes, purpose: bytes) -> None:
         self.key = hashlib.blake2b(key, digest_size=32, person=purpose).digest()  # as secret as the key it comes from
-        self.round_keys: ctypes.Array[ctypes.c_char] | None = None  # the C kernel's own form of the key, made by it
+        self._round_keys: ctypes.Array[ctypes.c_char] | None = None
+        self._lock = threading.Lock()
         self._cipher = algorithms.AES(self.key)
         self._threads = threading.local()  # a cipher context for each thread; only its counter changes
+
+    def round_keys(self, expand: Callable[[bytes], ctypes.Array[ctypes.c_char]]) -> ctypes.Array[ctypes.c_char]:
+        """The C kernel's own form of the key, made by it once: a second one would free the first while another thread draws from it."""
+        if self._round_keys is None:
+            with self._lock:
+                if self._round_keys is None:
+                    self._round_keys = expand(self.key)
+        return self._round_keys
 
     def words(self, step: int, index: int, block: int, size: int) -> np.ndarray:
         """``size`` bytes from ``block`` on, as little-endian 32-bit words; valid until this thread's next call."""
