@@ -1,0 +1,67 @@
+"""The usual step is let through at a glance; whatever is wrong with it is refused all the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hushgrad.clipping import Capture, Flat
+from hushgrad.errors import CaptureError
+
+
+def _passed() -> tuple[nn.Sequential, Capture, torch.Tensor]:
+    """A model, each module of which was called once, and the input that its first layer holds."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    capture = Capture(model)
+    capture.attach()
+    return model, capture, torch.randn(5, 4)
+
+
+def test_a_usual_step_is_recognised() -> None:
+    model, capture, x = _passed()
+    model(x).square().mean().backward()
+    assert capture._usual() is not None
+    assert len(capture.collect(Flat(1.0)).raw_norms) == 5
+
+
+def test_an_input_changed_between_backward_and_collect_is_refused() -> None:
+    model, capture, x = _passed()
+    model(x).square().mean().backward()
+    x.mul_(2)
+    with pytest.raises(CaptureError, match="changed in place"):
+        capture.collect(Flat(1.0))
+
+
+def test_a_gradient_that_went_past_the_capture_is_refused() -> None:
+    model, capture, x = _passed()
+    loss = model(x).square().mean() + model[2].weight.square().sum()
+    loss.backward()
+    with pytest.raises(CaptureError, match=r"2\.weight got a gradient outside"):
+        capture.collect(Flat(1.0))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_parameter_turned_on_or_off_is_refused(frozen: bool) -> None:
+    model, capture, x = _passed()
+    if not frozen:
+        capture.detach()
+        model[0].bias.requires_grad_(False)
+        capture.attach()
+    model(x).square().mean().backward()
+    model[0].bias.requires_grad_(not frozen)
+    with pytest.raises(CaptureError, match=r"requires_grad of 0\.bias has changed"):
+        capture.collect(Flat(1.0))
+
+
+def test_a_second_pass_and_a_failure_are_not_usual() -> None:
+    model, capture, x = _passed()
+    for _ in range(2):
+        model(x).square().mean().backward()
+    assert capture._usual() is None
+    capture.discard()
+    model(x).square().mean().backward()
+    capture._tape.failure = "refused inside backward"
+    with pytest.raises(CaptureError, match="refused inside backward"):
+        capture.collect(Flat(1.0))
