@@ -31,7 +31,7 @@ from hushgrad.noise.lower_bound import rmse_lower_bound
 from hushgrad.noise.optimise_banded import optimise_banded
 from hushgrad.noise.optimise_dense import lower_factor, optimise_dense
 from hushgrad.noise.participation import Pattern, pattern_of
-from hushgrad.noise.sensitivity import gram_sensitivity, toeplitz_sensitivity
+from hushgrad.noise.sensitivity import gram_sensitivity, leftmost, toeplitz_sensitivity
 from hushgrad.noise.series import binomial, inverse, lower_toeplitz
 from hushgrad.noise.streams import FilterStream
 from hushgrad.testing.mechanisms import brute_force_sensitivity, check_mechanism
@@ -296,10 +296,31 @@ def test_dense_optimum_of_several_epochs_is_certified_and_beats_the_others():
         assert other.error(steps=48, participation=who).rmse > found.upper
 
 
-def test_optimised_bands_may_overlap():
-    for steps, bands, who in ((2, 2, MinSep(gap=1, times=2)), (60, 10, MinSep(gap=5, times=12))):
-        best, cut = Banded(bands=bands), Banded.square_root(bands=bands)
-        assert best.error(steps=steps, participation=who).rmse <= cut.error(steps=steps, participation=who).rmse
+@pytest.mark.parametrize("steps", [1, 3, 8, 11])
+@pytest.mark.parametrize("variant", ["plain", "online", "full"])
+def test_a_tree_that_is_not_at_its_end_costs_what_its_nodes_cost(variant, steps):
+    """A ledger asks for the first steps: one of a tree of 8 must not be charged for the levels that are still to come."""
+    tree = Tree(variant=variant, restart=8)
+    true = brute_force_sensitivity(tree.strategy(steps), Once())
+    assert tree.sensitivity(steps=steps, participation=Once()) == pytest.approx(true)
+
+
+@pytest.mark.parametrize(
+    ("steps", "bands", "who"),
+    [
+        (2, 2, MinSep(gap=1, times=2)),
+        (60, 10, MinSep(gap=5, times=12)),
+        (64, 16, MinSep(gap=1, times=3)),  # a search over patterns that start at 0 alone ends 45 % above the square root
+        (40, 20, MinSep(gap=7, times=3)),
+    ],
+)
+def test_optimised_bands_may_overlap(steps, bands, who):
+    cut = Banded.square_root(bands=bands).error(steps=steps, participation=who)
+    assert Banded(bands=bands).error(steps=steps, participation=who).rmse <= cut.rmse
+    best = Banded.optimal(steps=steps, bands=bands, loss="max", participation=who)
+    assert best.error(steps=steps, participation=who).max <= cut.max
+    pattern = pattern_of(who, steps)
+    assert best.sensitivity(steps=steps, participation=who) == pytest.approx(leftmost(best.strategy_coefficients(steps), pattern))
 
 
 def test_dense_optimum_of_several_epochs_is_feasible_for_every_min_sep_pattern():

@@ -1,4 +1,4 @@
-"""The best banded Toeplitz strategy for the mean error of prefix sums, by L-BFGS with the exact gradient.
+"""The best banded Toeplitz strategy for the mean or max error of prefix sums, by L-BFGS with the exact gradient.
 
 With b = 1 / ((1 - x) C(x)) (prefix sums of the noise) and y = C x (participation comb), the loss is
 log sum_t (n - t) b_t² + log ||y||². A change dc changes b by -(b * beta * dc), so the gradient is one correlation.
@@ -6,7 +6,9 @@ log sum_t (n - t) b_t² + log ||y||². A change dc changes b by -(b * beta * dc)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from scipy.optimize import minimize
@@ -16,34 +18,55 @@ from hushgrad.noise.series import binomial, inverse, multiply
 
 __all__ = ["optimise_banded"]
 
+_Objective: TypeAlias = Callable[[np.ndarray], tuple[float, np.ndarray]]  # of c: the loss and its gradient
+_OPTIONS = {"maxiter": 500, "maxcor": 30}
 _UNSTABLE = 1e100  # 1/C of a trial whose C(x) has a root inside the unit circle grows without bound; squares stay finite below
 
 
 @lru_cache(maxsize=32)
 def optimise_banded(steps: int, bands: int, loss: str, gap: int, times: int) -> tuple[float, ...]:
-    """Coefficients c_0 = 1, c_1, ..., c_{bands-1} that minimise sens x error; the leftmost pattern is taken for the worst."""
+    """Coefficients c_0 = 1, c_1, ..., c_{bands-1} that minimise sens x error, and for which the leftmost pattern is the worst."""
     weight = np.arange(steps, 0, -1.0) if loss == "mean" else np.ones(steps)
     comb = np.zeros(steps)
     comb[: gap * times : gap] = 1.0
 
-    def objective(tail: np.ndarray) -> tuple[float, np.ndarray]:
-        c = np.r_[1.0, tail]
+    def objective(c: np.ndarray) -> tuple[float, np.ndarray]:
         beta = inverse(c, steps)
         if not np.all(np.abs(beta) < _UNSTABLE):  # a barrier that the line search steps back from
-            return 1e10, np.zeros_like(tail)
+            return 1e10, np.zeros_like(c)
         b = np.cumsum(beta)
         y = multiply(comb, np.r_[c, np.zeros(steps - bands)])
         error, sens = np.sum(weight * b**2), np.sum(y**2)
         error_slope = -2 * _correlate(weight * b, multiply(b, beta), bands)
         slope = error_slope / error + 2 * _correlate(y, comb, bands) / sens
-        return float(np.log(error) + np.log(sens)), slope[1:]
+        return float(np.log(error) + np.log(sens)), slope
 
-    start = binomial(-0.5, bands)[1:]
-    # Where participations overlap, a negative coefficient would have to be paid for by its absolute value.
-    bounds = [(0.0, None)] * (bands - 1) if times > 1 and gap < bands else None
-    options = {"maxiter": 500, "maxcor": 30}
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    return (1.0, *map(float, found.x))
+    search = _decreasing if times > 1 and gap < bands else _free
+    return tuple(map(float, search(objective, binomial(-0.5, bands))))
+
+
+def _free(objective: _Objective, start: np.ndarray) -> np.ndarray:
+    """Any c with c_0 = 1: participations do not overlap, so only the norm of a column counts."""
+
+    def of_tail(tail: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = objective(np.r_[1.0, tail])
+        return value, slope[1:]
+
+    found = minimize(of_tail, start[1:], jac=True, method="L-BFGS-B", options=_OPTIONS)
+    return np.r_[1.0, found.x]
+
+
+def _decreasing(objective: _Objective, start: np.ndarray) -> np.ndarray:
+    """c_j = d_j + d_{j+1} + ... with d >= 0: where participations overlap, only for such a c is the leftmost pattern the worst."""
+
+    def of_drops(drops: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = objective(np.cumsum(drops[::-1])[::-1])
+        return value, np.cumsum(slope)
+
+    drops = -np.diff(start, append=0.0)
+    found = minimize(of_drops, drops, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * len(drops), options=_OPTIONS)
+    c = np.cumsum(found.x[::-1])[::-1]
+    return np.asarray(c / c[0])  # neither the sensitivity times the error nor the order depends on the scale
 
 
 def _correlate(a: np.ndarray, b: np.ndarray, lags: int) -> np.ndarray:

@@ -92,11 +92,12 @@ class Tree(Mechanism):
         return [node(*key) for key in _nodes(self, steps)]
 
     def sensitivity(self, *, steps: int, participation: Participation) -> float:
-        """sqrt(levels) for one participation; for several the smaller of two upper bounds (by levels, by the Gram matrix)."""
+        """sqrt(levels) for one participation, less for the first steps of a full one; for several the smaller of two upper bounds."""
         steps = self._fit(steps)
         pattern = pattern_of(participation, steps)
         bound = self._level_bound(steps, pattern)
-        if pattern.times > 1 and steps <= DENSE_LIMIT:
+        # The full variant's first steps hold a part of each node that they are in, not the whole of it.
+        if (pattern.times > 1 or self.variant == "full") and steps <= DENSE_LIMIT:
             C = self.strategy(steps)
             bound = min(bound, gram_sensitivity(C.T @ C, pattern))
         return bound
