@@ -1,53 +1,47 @@
 """The fallback for layers without a rule: each example's gradient by running the layer again on that example alone.
 
-The layer's forward is repeated inside ``torch.func.vmap(vjp)``; where an operation has no batching rule it is repeated example
-by example. Either way the layer must be a pure function of its inputs and parameters: one that draws random numbers would
-draw others the second time, so it is refused.
+The layer's forward is repeated inside ``torch.func.vmap(vjp)``; what these cannot do (a custom autograd function, a checkpoint)
+is repeated example by example with ordinary autograd. Either way the layer must be a pure function of its inputs and parameters:
+one that draws random numbers would draw others the second time, so it is refused.
+
+Which inputs hold the examples is read off their first dimension. A causal mask (T, T) looks like one if T is the number of
+examples; where both readings are possible, the one counts whose gradients add up to the gradient of the whole batch.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from hushgrad.clipping.base import Record, Rule
 from hushgrad.errors import CaptureError
 
 __all__ = ["Vmap", "VmapTree"]
 
+_SAME = 1e-3  # relative: far above rounding, far below what a mask's row in the place of the mask does
+
+Gradients = dict[str, Tensor]
+
 
 class Vmap(Rule):
-    """Any layer: outputs a tensor, or a tuple or list or dict of tensors, with the examples first."""
+    """Any layer: tensors with the examples first, alone or in tuples, lists, dicts and (as outputs) dataclasses."""
 
     hot = False  # it runs autograd itself, which is better done outside of a running backward
 
-    def per_example(self, record: Record) -> dict[str, Tensor]:
+    def per_example(self, record: Record) -> Gradients:
         """Map, over the examples, the vector-Jacobian product with this example's output gradient."""
-        flat = [*record.args, *record.kwargs.values()]
-        B = next(g.shape[0] for g in record.grads if g is not None)
-        batched = [isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == B for v in flat]
-        tensors = [v for v, b in zip(flat, batched, strict=True) if b]
-        grads = [g for g in record.grads if g is not None]
-        named = dict(record.module.named_parameters())
-        params = {name: named[name].detach() for name in record.names}
-
-        def one(tensors: list[Tensor], grads: list[Tensor]) -> dict[str, Tensor]:
-            rows = iter(tensors)
-            inputs = [next(rows).unsqueeze(0) if b else v for v, b in zip(flat, batched, strict=True)]
-            return _pull_back(record, params, inputs, [g.unsqueeze(0) for g in grads], tied=self.subtree)
-
+        layer = _Layer.of(record, tied=self.subtree)
+        B = layer.examples
         if B == 0:
-            return {name: p.new_zeros((0, *p.shape)) for name, p in params.items()}
+            return {name: p.new_zeros((0, *p.shape)) for name, p in layer.trained.items()}
         before, versions = torch.get_rng_state(), _versions(record.module)
-        try:
-            result = vmap(one)(tensors, grads)
-        except RuntimeError as error:
-            if "randomness" in str(error):
-                raise _random(record.module) from error
-            result = _loop(one, tensors, grads)
+        made = _resolved(layer)
         if not torch.equal(before, torch.get_rng_state()):
             raise _random(record.module)
         if versions != _versions(record.module):
@@ -56,7 +50,17 @@ class Vmap(Rule):
                 "the part that changes them into evaluation mode (spectral norm: module.parametrizations.eval() after "
                 "model.train()), or register a rule for the layer."
             )
-        return result
+        return made
+
+    def select(self, record: Record, index: Tensor, examples: int) -> Record:
+        """Inputs may be nested."""
+
+        def pick(value: Any) -> Any:
+            return value.index_select(0, index) if _has_rows(value, examples) else value
+
+        chosen = Record(record.module, record.names, *tree_map(pick, (record.args, dict(record.kwargs), record.grads)))
+        chosen.kept = {name: G.index_select(0, index) for name, G in record.kept.items()}
+        return chosen
 
 
 class VmapTree(Vmap):
@@ -65,25 +69,167 @@ class VmapTree(Vmap):
     subtree = True
 
 
-def _pull_back(
-    record: Record, params: dict[str, Tensor], inputs: list[Any], grads: list[Tensor], *, tied: bool
-) -> dict[str, Tensor]:
-    """The parameters' gradient for one example, a batch of one; ``tied``: also through children that hold the same parameter.
+class _Layer(NamedTuple):
+    """One call of the layer as a function of its trained parameters and its inputs' leaves."""
 
-    A child of its own site counts its use itself, and would be counted twice.
-    """
-    args, kwargs = inputs[: len(record.args)], dict(zip(record.kwargs, inputs[len(record.args) :], strict=True))
+    module: nn.Module
+    trained: Gradients
+    others: Gradients  # parameters in a lower precision than the inputs have here
+    leaves: list[Any]
+    structure: TreeSpec
+    grads: tuple[Tensor | None, ...]
+    tied: bool  # also through children that hold the same parameter; one of its own site would count its use twice
 
-    def outputs(params: dict[str, Tensor]) -> list[Tensor]:
-        out = tensors_of(functional_call(record.module, params, tuple(args), kwargs, tie_weights=tied))
-        return [y for y, g in zip(out, record.grads, strict=True) if g is not None]
+    @classmethod
+    def of(cls, record: Record, *, tied: bool) -> _Layer:
+        leaves, structure = tree_flatten((record.args, dict(record.kwargs)))
+        given = [g for g in record.grads if g is not None]
+        sizes = {g.shape[:1] for g in given}
+        if len(sizes) != 1 or not next(iter(sizes)):
+            raise CaptureError(
+                f"{type(record.module).__name__} owns parameters and has no rule of its own, so all its outputs that the loss "
+                f"uses need the examples first. They have the shapes {', '.join(str(tuple(g.shape)) for g in given)}."
+            )
+        dtype = given[0].dtype
+        named = {name: p.detach() for name, p in record.module.named_parameters()}
+        low = {name: p.to(dtype) for name, p in named.items() if p.dtype in (torch.float16, torch.bfloat16)}
+        trained = {name: low.get(name, named[name]) for name in record.names}
+        others = {name: p for name, p in low.items() if name not in trained}
+        return cls(record.module, trained, others, leaves, structure, record.grads, tied)
 
-    return vjp(outputs, params)[1](grads)[0]  # type: ignore[no-any-return]
+    @property
+    def examples(self) -> int:
+        """B."""
+        return next(len(g) for g in self.grads if g is not None)
+
+    def outputs(self, trained: Gradients, leaves: list[Any]) -> list[Tensor]:
+        """The outputs that have a gradient."""
+        args, kwargs = tree_unflatten(leaves, self.structure)
+        made = functional_call(self.module, {**self.others, **trained}, args, kwargs, tie_weights=self.tied)
+        return [y for y, g in zip(tensors_of(made), self.grads, strict=True) if g is not None]
+
+    def row(self, leaves: list[Any], batched: list[bool], i: int) -> list[Any]:
+        """The inputs of example i, a batch of one."""
+        return [v[i : i + 1] if b else v for v, b in zip(leaves, batched, strict=True)]
 
 
-def _loop(one: Any, tensors: list[Tensor], grads: list[Tensor]) -> dict[str, Tensor]:
-    rows = [one([t[i] for t in tensors], [g[i] for g in grads]) for i in range(grads[0].shape[0])]
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+# Which inputs hold the examples ------------------------------------------------------------------------------------------
+
+
+def _resolved(layer: _Layer) -> Gradients:
+    """The gradients for the one reading of the inputs under which the layer does what it did."""
+    _require_separate_outputs(layer)
+    rows = [_has_rows(v, layer.examples) for v in layer.leaves]
+    readings = [rows] if layer.examples == 1 or sum(rows) < 2 else [r for r in _readings(rows) if _fits(layer, r)]
+    if len(readings) == 1:
+        return _mapped(layer, readings[0])
+    whole = _by_autograd(layer, layer.leaves, layer.grads) if readings else {}
+    for batched in readings:
+        made = _mapped(layer, batched)
+        if all(_adds_up(made[name], total) for name, total in whole.items()):
+            return made
+    raise CaptureError(
+        f"{type(layer.module).__name__} owns parameters, has no rule of its own, and does something else with single examples than with "
+        "the batch. Give inputs that all examples share a first dimension of 1 (mask[None]), or register a rule for the layer."
+    )
+
+
+def _readings(rows: list[bool]) -> Iterator[list[bool]]:
+    """All inputs of B rows hold the examples; or one of them, or all but the first, are shared."""
+    yield rows
+    later = [k for k, b in enumerate(rows) if b][1:]
+    for shared in [[k] for k in later] + ([later] if len(later) > 1 else []):
+        yield [b and k not in shared for k, b in enumerate(rows)]
+
+
+def _fits(layer: _Layer, batched: list[bool]) -> bool:
+    """Whether one example's inputs, read in this way, give outputs of one example's shapes."""
+    expected = [(1, *g.shape[1:]) for g in layer.grads if g is not None]
+    try:
+        with torch.no_grad():
+            return [y.shape for y in layer.outputs(layer.trained, layer.row(layer.leaves, batched, 0))] == expected
+    except Exception:  # noqa: BLE001 (whatever a layer says of inputs that it was not made for)
+        return False
+
+
+def _adds_up(G: Tensor, total: Tensor) -> bool:
+    scale = torch.linalg.vector_norm(G.reshape(len(G), -1), dim=1).sum()
+    return bool(torch.linalg.vector_norm(G.sum(0) - total) <= _SAME * scale)
+
+
+def _require_separate_outputs(layer: _Layer) -> None:
+    """The gradient of an output that another one was computed from would hold the other's as well, and count it twice."""
+    if sum(g is not None for g in layer.grads) < 2:
+        return
+    with torch.enable_grad():
+        made = layer.outputs({name: p.clone().requires_grad_() for name, p in layer.trained.items()}, layer.leaves)
+        for k, y in enumerate(made):
+            rest = [other for i, other in enumerate(made) if i != k and other.requires_grad]
+            if y.requires_grad and any(
+                g is not None for g in torch.autograd.grad(y.sum(), rest, retain_graph=True, allow_unused=True)
+            ):
+                raise CaptureError(
+                    f"{type(layer.module).__name__} owns parameters, has no rule of its own, and computes one of its outputs from "
+                    "another one. Return a copy of the latter (y.clone()), or register a rule for the layer."
+                )
+
+
+# The gradients -----------------------------------------------------------------------------------------------------------
+
+
+def _mapped(layer: _Layer, batched: list[bool]) -> Gradients:
+    """All examples at once, where functorch can; else one by one."""
+    tensors = [v for v, b in zip(layer.leaves, batched, strict=True) if b]
+    grads = [g for g in layer.grads if g is not None]
+
+    def one(tensors: list[Tensor], grads: list[Tensor]) -> Gradients:
+        rows = iter(tensors)
+        leaves = [next(rows).unsqueeze(0) if b else v for v, b in zip(layer.leaves, batched, strict=True)]
+        pull: Callable[..., Any] = vjp(lambda trained: layer.outputs(trained, leaves), layer.trained)[1]
+        return pull([g.unsqueeze(0) for g in grads])[0]  # type: ignore[no-any-return]
+
+    try:
+        return vmap(one)(tensors, grads)  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        if "randomness" in str(error):
+            raise _random(layer.module) from error
+    return _one_by_one(layer, batched)
+
+
+def _one_by_one(layer: _Layer, batched: list[bool]) -> Gradients:
+    def row(g: Tensor | None, i: int) -> Tensor | None:
+        return None if g is None else g[i : i + 1]
+
+    try:
+        made = [
+            _by_autograd(layer, layer.row(layer.leaves, batched, i), tuple(row(g, i) for g in layer.grads))
+            for i in range(layer.examples)
+        ]
+    except RuntimeError as error:
+        raise CaptureError(
+            f"{type(layer.module).__name__} owns parameters, has no rule of its own, and cannot be repeated for single examples: {error} "
+            "Register a rule for the layer, or move its parameters to modules of their own."
+        ) from error
+    return {name: torch.stack([row[name] for row in made]) for name in layer.trained}
+
+
+def _by_autograd(layer: _Layer, leaves: list[Any], grads: tuple[Tensor | None, ...]) -> Gradients:
+    """The gradient of all examples in ``leaves`` together."""
+    with torch.enable_grad():
+        trained = {name: p.clone().requires_grad_() for name, p in layer.trained.items()}
+        made = [(y, g) for y, g in zip(layer.outputs(trained, leaves), (g for g in grads if g is not None), strict=True)]
+        found = torch.autograd.grad([y for y, _ in made], list(trained.values()), [g for _, g in made], allow_unused=True)
+    return {
+        name: torch.zeros_like(p) if g is None else g.detach()
+        for (name, p), g in zip(layer.trained.items(), found, strict=True)
+    }  # fmt: skip
+
+
+# Inputs, outputs and state -----------------------------------------------------------------------------------------------
+
+
+def _has_rows(value: Any, examples: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == examples
 
 
 def _versions(module: nn.Module) -> list[int]:
@@ -105,4 +251,6 @@ def tensors_of(output: Any) -> list[Tensor]:
         return [t for value in output.values() for t in tensors_of(value)]
     if isinstance(output, (tuple, list)):
         return [t for value in output for t in tensors_of(value)]
+    if is_dataclass(output) and not isinstance(output, type):
+        return [t for field in fields(output) for t in tensors_of(getattr(output, field.name))]
     return []
