@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
 import pickle
 import warnings
@@ -14,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hushgrad import events
 from hushgrad.errors import ArgumentError, BudgetExceeded, CaptureError, NoTheorem, NotIsolated
 from hushgrad.guarantee import Ledger
-from hushgrad.train import Plan, guarantee_of, make_private
+from hushgrad.train import Checkpoint, Plan, guarantee_of, make_private
 
 F = nn.functional
 
@@ -237,6 +239,63 @@ def test_statistics_kept_in_buffers_are_refused(data):
         _train(model, optimizer, private.loader(data))
 
 
+class _Statistics(nn.Module):
+    """Keeps a mean of what it saw, from its call number ``first`` on, in one of the ways in which people write that."""
+
+    def __init__(self, how, first):
+        super().__init__()
+        self.linear, self.how, self.first, self.calls = nn.Linear(4, 2), how, first, 0
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls >= self.first:
+            mean = self.mean.lerp(x.detach().mean(0), 0.1)
+            if self.how == "written":
+                self.mean.copy_(mean)
+            elif self.how == "replaced":
+                self.mean = mean
+            elif self.how == "data":
+                self.mean.data = mean
+            else:
+                self.register_buffer("another", mean)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("how", ["written", "replaced", "data", "added"])
+def test_statistics_that_begin_after_the_first_batch_are_refused(data, how, moved):
+    model = _Statistics(how, first=10)  # the check on the first batch has passed by then
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=10, dataset_size=40, steps=20)
+    private = make_private(model, optimizer, plan, seed=1)
+    if moved:  # as a move to another device does
+        model._buffers["mean"] = model.mean.clone()
+    with pytest.raises(CaptureError, match=r"Buffer (mean|another) was changed"):
+        _train(model, optimizer, private.loader(data))
+    assert 0 < private.steps < 20
+
+
+def test_a_buffer_may_be_replaced_by_its_equal_and_a_cache_may_change(data):
+    class Cached(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 2)
+            self.register_buffer("scale", torch.ones(4))
+            self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+        def forward(self, x):
+            self.scale = self.scale.clone()
+            self.cache = torch.arange(float(x.shape[1]))
+            return super().forward(x * self.scale)
+
+    model = Cached()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=10, dataset_size=40, steps=4)
+    private = make_private(model, optimizer, plan, check_isolation=False)
+    _train(model, optimizer, private.loader(data))
+    assert private.steps == 4
+
+
 def test_batch_norm_is_refused(data):
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -261,6 +320,60 @@ def test_mixing_without_any_layer_is_refused(data):
     with pytest.raises(NotIsolated, match="influence each other"):
         _train(model, optimizer, private.loader(data))
     assert private.steps == 0
+
+
+class _Centred(nn.Linear):
+    """Mixes the examples wherever it is called from."""
+
+    def forward(self, x):
+        return super().forward(x - x.mean(0, keepdim=True))
+
+
+@pytest.mark.parametrize("way", ["evaluation mode", "forward", "part", "closure", "after its copy"])
+def test_no_way_around_the_check_of_the_first_batch(data, way):
+    model = nn.Sequential(_Centred(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=10, dataset_size=40, steps=2)
+    private = make_private(model, optimizer, plan, seed=0)
+    call = {"forward": model.forward, "closure": model.forward, "part": model[0]}.get(way, model)
+    if way == "evaluation mode":
+        model.eval()
+    if way == "after its copy":
+        copy.deepcopy(model)(data.tensors[0])
+    with pytest.raises(NotIsolated):
+        for x, y in private.loader(data):
+
+            def passes(x=x, y=y):
+                F.cross_entropy(call(x), y).backward()
+
+            optimizer.step(passes) if way == "closure" else (passes(), optimizer.step())
+    assert private.steps == 0
+
+
+@pytest.mark.parametrize("way", ["evaluation mode", "one by one", "evaluated in between", "vouched for"])
+def test_what_needs_no_check_passes_it(data, way):
+    model, optimizer, private = _setup(check_isolation=way != "vouched for")
+    model.train(way != "evaluation mode")
+    for batch in private.loader(data):
+        for x, y in batch.split(1 if way == "one by one" else 40):
+            F.cross_entropy(model.forward(x) if way == "vouched for" else model(x), y).backward()
+        optimizer.step()
+        if way == "evaluated in between":
+            model.eval()
+            model(data.tensors[0])  # gradients enabled, as people forget
+            model.train()
+    assert private.steps == 6
+
+
+def test_a_copy_of_a_private_model_is_an_average_of_its_own(data):
+    model, optimizer, private = _setup()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    for x, y in private.loader(data):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        average.update_parameters(model)
+        average(x)
+    assert private.steps == 6 and not math.isinf(private.spent().epsilon)
 
 
 # Budget and books ----------------------------------------------------------------------------------------------------
@@ -365,6 +478,25 @@ def test_a_key_serves_one_run(data):
         with pytest.raises(ArgumentError, match="32 bytes") as error:
             make_private(nn.Linear(2, 2), optimizer, plan, key=bad)
         assert repr(bad) not in str(error.value)
+
+
+def test_a_run_does_not_go_back_to_a_step_whose_noise_is_released(data, tmp_path):
+    """Rolling back after a bad stretch, with another learning rate, would release two sums under one noise."""
+    model, optimizer, private = _setup()
+    checkpoint = Checkpoint(tmp_path, private)
+    batches = iter(private.loader(data))
+    _train(model, optimizer, itertools.islice(batches, 2))
+    early = private.state_dict()
+    checkpoint.save()
+    _train(model, optimizer, itertools.islice(batches, 2))
+    before = _weights(model)
+    with pytest.raises(ArgumentError, match="of step 4 or later, got one of step 2"):
+        private.load_state_dict(early)
+    with pytest.raises(ArgumentError, match="of step 4 or later, got one of step 2"):
+        Checkpoint(tmp_path, private)
+    assert private.steps == 4 and torch.equal(before, _weights(model))
+    private.load_state_dict(private.state_dict())  # the same step: nothing is repeated
+    assert private.steps == 4
 
 
 def test_users_need_groups_and_examples_have_none(data):

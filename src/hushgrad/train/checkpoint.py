@@ -146,6 +146,7 @@ class Checkpoint:
         if set(tree["extras"]) != set(self._extras):
             _check.fail("extras", sorted(self._extras), f"to be those of the interrupted run: {sorted(tree['extras'])}")
         private = self._private
+        private.require_resumable(tree["private"])  # before anything is loaded
         private.model.load_state_dict(tree["model"])
         private.optimizer.load_state_dict(tree["optimizer"])
         private.load_state_dict({**tree["private"], "noise": tree["noise"]})

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count
+from typing import NamedTuple
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
@@ -19,7 +25,7 @@ __all__ = ["Guard"]
 _private: WeakSet[Optimizer] = WeakSet()
 _captured: WeakSet[nn.Module] = WeakSet()
 
-# Walking through a large model in every step is slow, so torch says when a module or a parameter was registered anywhere.
+# Walking through a large model in every step is slow, so torch says when a module, a parameter or a buffer was registered anywhere.
 _registrations, _changes = 0, count(1)
 
 
@@ -28,10 +34,35 @@ def _registered(*_: object) -> None:
     _registrations = next(_changes)
 
 
+register_module_buffer_registration_hook(_registered)
 register_module_parameter_registration_hook(_registered)
 register_module_module_registration_hook(_registered)
 
 _ONE_GRADIENT = "Use an optimizer that takes one gradient per step: SGD, Adam, AdamW, RMSprop, Adafactor and so on."
+
+
+class _Buffer(NamedTuple):
+    """A buffer that is released with the model, where it belongs, and as it was when it was last looked at."""
+
+    home: dict[str, Tensor | None]
+    key: str
+    tensor: Tensor
+    version: int
+    address: int
+    value: Tensor
+
+    @classmethod
+    def seen(cls, home: dict[str, Tensor | None], key: str, tensor: Tensor, value: Tensor) -> _Buffer:
+        return cls(home, key, tensor, tensor._version, _address(tensor), value)
+
+    def is_untouched(self) -> bool:
+        """Neither replaced, nor written to, nor given other memory (``.data = ...``, which counts as neither)."""
+        tensor = self.tensor
+        return self.home.get(self.key) is tensor and tensor._version == self.version and _address(tensor) == self.address
+
+    def is_equal(self) -> bool:
+        now = self.home.get(self.key)
+        return now is not None and now.shape == self.value.shape and torch.equal(now.to(self.value), self.value)
 
 
 class Guard:
@@ -70,10 +101,18 @@ class Guard:
 
     def renew(self) -> None:
         """Take the model's buffers as they are now for granted (after loading a checkpoint)."""
-        params = set(map(id, self._model.parameters()))
-        state = self._model.state_dict(keep_vars=True)
-        buffers = {name: b for name, b in state.items() if isinstance(b, Tensor) and id(b) not in params}
-        self._buffers = {name: (b, b._version, b.detach().clone()) for name, b in buffers.items()}
+        self._buffers = {
+            name: _Buffer.seen(home, key, b, b.detach().clone())
+            for name, home, key in self._homes()
+            if (b := home[key]) is not None
+        }
+
+    def _homes(self) -> Iterator[tuple[str, dict[str, Tensor | None], str]]:
+        """The buffers of the model's ``state_dict``: their names, and where they are kept. A cache that is not saved may change."""
+        for path, module in self._model.named_modules(remove_duplicate=False):
+            for key in module._buffers:
+                if key not in module._non_persistent_buffers_set:
+                    yield f"{path}.{key}" if path else key, module._buffers, key
 
     def check(self) -> None:
         """Before a step: is everything still as attached, and did no raw gradient come in?
@@ -96,16 +135,12 @@ class Guard:
                     f"Parameter {name} has a gradient that did not pass the clipping, from a use outside the model's layers or "
                     "a backward pass before make_private. Clear it with optimizer.zero_grad(); for a penalty use weight_decay."
                 )
-        for name, (buffer, version, value) in self._buffers.items():
-            if buffer._version == version:
+        for name, buffer in self._buffers.items():
+            if buffer.is_untouched():
                 continue
-            if torch.equal(buffer, value):  # written to, but with what it held before
-                self._buffers[name] = (buffer, buffer._version, value)
-            else:
-                raise CaptureError(
-                    f"Buffer {name} was changed by the forward pass: it holds statistics of the data without any noise. "
-                    "Use a layer that keeps none (GroupNorm, or track_running_stats=False)."
-                )
+            if not buffer.is_equal():
+                raise _statistics(name)
+            self._buffers[name] = _Buffer.seen(buffer.home, buffer.key, buffer.home[buffer.key], buffer.value)  # type: ignore[arg-type]
 
     def _is_changed(self) -> bool:
         if [p.requires_grad for p in self._all] != self._trainable or self._optimizer_parameters() != self._owned:
@@ -113,6 +148,9 @@ class Guard:
         if self._walked_at != _registrations:
             if list(map(id, self._model.parameters())) != list(map(id, self._all)):
                 return True
+            for name, home, key in self._homes():
+                if name not in self._buffers and home[key] is not None:
+                    raise _statistics(name)
             self._walked_at = _registrations
         return False
 
@@ -134,3 +172,14 @@ class Guard:
         sparse = [name for name, p in self.params.items() if p.layout is not torch.strided]
         if sparse:
             _check.fail("model", sparse, "to have dense parameters")
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.data_ptr() if type(tensor) is Tensor else 0  # a wrapper of other tensors has no memory of its own
+
+
+def _statistics(name: str) -> CaptureError:
+    return CaptureError(
+        f"Buffer {name} was changed by the forward pass: it holds statistics of the data without any noise. "
+        "Use a layer that keeps none (GroupNorm, or track_running_stats=False)."
+    )

@@ -59,7 +59,7 @@ def make_private(
         key: 32 secret bytes for noise and batches; fresh from the operating system by default. One key, one run.
         seed: instead of a key, for experiments: the guarantee then says that it does not hold against who knows the seed.
         max_epsilon: a budget, ``prior`` included: the step that would exceed it raises BudgetExceeded and does nothing.
-        prior: ledger of earlier phases on the same data; ``spent()`` and the budget include it.
+        prior: ledger of earlier phases on the same data, for the same unit and relation; ``spent()`` and the budget include it.
         loss_reduction: whether the loss is the "mean" or the "sum" over the examples of a pass.
         check_isolation: test on the first batch that no example influences another (NotIsolated); False: you vouch for it.
         lazy_tables: embedding rows get their noise when they are read (plain SGD only), see :mod:`hushgrad.train.lazy`.
@@ -298,6 +298,7 @@ class Private:
         """Everything that a step may be refused for, before its noise is drawn and anything is sent."""
         if self.sharding is not None:
             self.sharding.settle(self.model)
+        self._gate.require_entered()
         self._guard.check()
         self._lazy.check()
         if self._world.size > 1:  # alone, the release asks this itself
@@ -371,8 +372,7 @@ class Private:
         ``key`` is needed unless this object was made with it, or ``state`` was saved ``with_key``. A run cannot go on under
         another key: steps after the last checkpoint may have been released, and would be taken again with fresh noise.
         """
-        if Plan.from_json(state["plan"]) != self.plan:
-            _check.fail("plan", self.plan.digest[:12], "to be the plan of the interrupted run", "Make a new run for a new plan.")
+        self.require_resumable(state)
         self._lazy.resume(state.get("lazy_tables", False))
         secret = key if key is not None else state.get("key", self._key.secret)
         self.adopt_key(RunKey(secret, reproducible=bool(state["reproducible"])))
@@ -391,6 +391,17 @@ class Private:
         self._issued = None
         self._capture.discard()
         self._guard.renew()
+
+    def require_resumable(self, state: dict[str, Any]) -> None:
+        """Refuse a state of another plan, and one of an earlier step: two releases under one noise differ by bare gradients."""
+        if Plan.from_json(state["plan"]) != self.plan:
+            _check.fail("plan", self.plan.digest[:12], "to be the plan of the interrupted run", "Make a new run for a new plan.")
+        taken = state["books"]["issued"] + state["books"]["foreign"]
+        if taken < self.steps:
+            raise ArgumentError(
+                f"Expected a state of step {self.steps} or later, got one of step {taken}: the steps since then are released, and "
+                "their noise serves once. Load the weights alone, or start a run with a fresh key and prior=private.ledger."
+            )
 
     def adopt_key(self, key: RunKey) -> None:
         """Continue under the key of an interrupted run; refused once a step has been taken with another one."""

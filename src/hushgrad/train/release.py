@@ -112,7 +112,7 @@ class Release:
         """
         begun = self._begun(step, contributions)
         clipped = self._capture.collect(self.clip, out=begun, scale=1.0 / self._plan.batch_size)
-        _require_contributions(step, len(clipped.raw_norms), contributions)
+        _require_contributions(step, clipped.raw_norms.shape[0], contributions)
         buffers = self._noised(step, clipped.raw_sums, begun)
         if self._sharding is None and self._world.size > 1:  # sharded sums were added up as they were formed
             self._world.add_up(buffers.values())
@@ -125,7 +125,7 @@ class Release:
         else:
             grads = {name: _in_type_of(self._params[name], g) for name, g in grads.items()}
         lazy = {name: clipped.raw_sums[name] for name in self._capture.by_rows}
-        return Released(grads, clipped._replace(raw_sums=lazy), used[0])
+        return Released(grads, ClippedSum(lazy, *clipped[1:]), used[0])
 
     def _begun(self, step: int, contributions: int | None) -> dict[str, Tensor] | None:
         """The noise that the sums are added to: of tables and of shards. Most models have neither, and draw after they collect."""

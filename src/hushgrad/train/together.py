@@ -14,7 +14,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.sampling.batch import Batch, _plain, _slice, stamp
 from hushgrad.train.distributed import World
 
-__all__ = ["CheckedTogether", "split_evenly"]
+__all__ = ["CheckedTogether", "isolated_pass", "split_evenly"]
 
 
 def split_evenly(batch: Batch, size: int, world: World) -> Iterator[Batch]:
@@ -44,6 +44,7 @@ class CheckedTogether:
     def __init__(self, model: nn.Module, world: World, paused: Callable[[], AbstractContextManager[None]]) -> None:
         self._world, self._paused = world, paused
         self._due = self._done = False
+        self._tested: set[bool] = set()  # in training mode or not: layers may do different things in each
         # Before FSDP's own hook: the check's passes must be complete ones, outside of the pass that they precede.
         self._handle = model.register_forward_pre_hook(self._check, with_kwargs=True, prepend=True)
 
@@ -57,11 +58,17 @@ class CheckedTogether:
         self._handle.remove()
 
     def _check(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._due or not model.training or not torch.is_grad_enabled():
+        if not self._due or model.training in self._tested or not torch.is_grad_enabled():
             return
-        self._due, self._done = False, True
+        self._due, self._done = False, model.training
+        self._tested.add(model.training)
         with self._paused():
-            try:
-                isolation(model, *args, named=kwargs)
-            except ArgumentError:  # no output has as many rows as the first dimension: the inputs may have time first
-                isolation(model, *args, named=kwargs, batch_dim=1)
+            isolated_pass(model, args, kwargs)
+
+
+def isolated_pass(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise NotIsolated if an example influences another in ``model(*args, **kwargs)``."""
+    try:
+        isolation(model, *args, named=kwargs)
+    except ArgumentError:  # no output has as many rows as the first dimension: the inputs may have time first
+        isolation(model, *args, named=kwargs, batch_dim=1)
