@@ -365,6 +365,7 @@ def test_correlated_noise_has_no_theorem_for_independent_batches(mechanism, who)
     ("make", "message"),
     [
         (lambda: BLT(buffers=0), "buffers=0"),
+        (lambda: Nu(nu=0.1).error(steps=4, participation=Once(), workload="sgd"), "workload='sgd' to be a Workload or a matrix"),
         (lambda: BLT(buffers=11), "at most 10"),
         (lambda: BLT(buffers=1, decay=(0.5,), inverse_decay=(0.6,)), "interlace"),
         (lambda: BLT(buffers=1, decay=(0.5,)), "both or neither"),

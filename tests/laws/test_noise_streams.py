@@ -256,6 +256,8 @@ def test_noise_is_never_repeated(kind, source):
         stream.row(0, 0, torch.empty(5), offset=5)
     with pytest.raises(ArgumentError, match="to keep its 10 elements"):
         stream.row(1, 0, torch.empty(11))
+    with pytest.raises(ArgumentError, match="must not share their noise"):
+        stream.rows(1, [like, like], indices=[0, 0])
     for t in range(1, STEPS):
         stream.row(t, 0, like)
     with pytest.raises(ArgumentError, match=f"less than steps={STEPS}"):

@@ -127,7 +127,10 @@ def as_workload(workload: AnyWorkload, steps: int) -> Workload:
         return PrefixSums()
     if isinstance(workload, Workload):
         return workload
-    A = np.asarray(workload, dtype=float)
+    try:
+        A = np.asarray(workload, dtype=float)
+    except (TypeError, ValueError):
+        _check.fail("workload", workload, "to be a Workload or a matrix", "SGDWorkload(...) is torch.optim.SGD.")
     if A.shape != (steps, steps) or not np.isfinite(A).all() or np.triu(A, 1).any():
         _check.fail("workload", A.shape, f"to be finite and lower-triangular of shape ({steps}, {steps})")
     return _Given(tuple(map(tuple, A.tolist())))

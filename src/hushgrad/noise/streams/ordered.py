@@ -95,6 +95,8 @@ class OrderedStream(NoiseStream):
         pieces = pieces_of(likes, indices, offsets, out, exact=self._source.secure)
         lanes = [self._lane(piece) for piece in pieces]
         step, scale = _check.integer(0, step=step), _check.number(scale=scale)
+        if len({id(lane) for lane in lanes}) < len(lanes):
+            _check.fail("indices", list(indices or ()), "to name each shard once", "Two tensors must not share their noise.")
         for lane in lanes:
             self._check_step(step, lane)
         for lane in lanes:
