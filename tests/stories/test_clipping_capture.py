@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hushgrad.clipping import Capture, Flat, clipped_sum, cross
 from hushgrad.clipping.rules import linear
-from hushgrad.errors import CaptureError
+from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.testing.rules import one_by_one, sum_of_sines
 
 CLIP = 0.5
@@ -476,6 +476,17 @@ def test_examples_must_stay_in_the_first_dimension():
     with pytest.raises(CaptureError, match="15 rows where the batch has 3 examples"):
         model(torch.randn(3, 5, 4))
     refuses(capture, "15 rows")
+
+
+def test_a_model_of_rows_that_are_no_examples_is_refused_for_a_single_batch():
+    model = nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1), nn.Unflatten(0, (-1, 3)), nn.Flatten(1))
+    with pytest.raises(CaptureError, match=r"got 18 rows, where the inputs have the shape \(6, 3, 4\)"):
+        clipped_sum(model, F.cross_entropy, (torch.randn(6, 3, 4), torch.randint(3, (6,))), Flat(CLIP))
+
+
+def test_a_single_batch_needs_a_clipper():
+    with pytest.raises(ArgumentError, match=r"clipper=1\.0"):
+        clipped_sum(nn.Linear(4, 3), F.cross_entropy, (torch.randn(6, 4), torch.randint(3, (6,))), 1.0)
 
 
 def test_positions_that_look_like_examples_are_refused():

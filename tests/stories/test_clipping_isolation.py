@@ -23,6 +23,13 @@ def convnet(norm=nn.BatchNorm2d):
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
 
 
+class First(nn.Module):
+    """The first of several outputs."""
+
+    def forward(self, outputs):
+        return outputs[0]
+
+
 class Text(nn.Module):
     """Integer inputs: there is nothing to differentiate before the embedding."""
 
@@ -238,6 +245,19 @@ def test_self_check_gives_errors_by_name():
     errors = self_check(model, F.cross_entropy, (torch.randn(6, 4), torch.randint(3, (6,))))
     assert set(errors) == {"0.weight", "0.bias", "2.weight", "2.bias"} and max(errors.values()) < 1e-5
     assert model[1].training
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True),
+        nn.Sequential(nn.GRU(4, 4, 2, dropout=0.5, batch_first=True), First()),
+    ],
+)
+def test_self_check_switches_dropout_inside_layers_off(layer):
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(20, 3))
+    assert max(self_check(model, F.cross_entropy, (torch.randn(6, 5, 4), torch.randint(3, (6,)))).values()) < 1e-4
+    assert all(m.training for m in model.modules())
 
 
 @pytest.mark.parametrize(

@@ -382,12 +382,25 @@ def test_options_without_a_rule_are_refused(layer, message):
         attached(nn.Sequential(layer))
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM(4, 3, batch_first=True), nn.GRU(4, 3), nn.InstanceNorm1d(4, affine=True)])
-def test_single_examples_without_a_batch_dimension_are_refused(layer):
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.LSTM(4, 3, batch_first=True), (4, 4)),
+        (nn.GRU(4, 3), (4, 4)),
+        (nn.InstanceNorm1d(4, affine=True), (4, 4)),
+        (nn.LayerNorm(4), (4,)),
+        (nn.LayerNorm((4, 4)), (4, 4)),
+        (nn.RMSNorm(4), (4,)),
+        (nn.Conv1d(4, 3, 2), (4, 4)),
+        (nn.Conv2d(4, 3, 2), (4, 4, 4)),
+        (nn.ConvTranspose2d(4, 3, 2), (4, 4, 4)),
+    ],
+)
+def test_single_examples_without_a_batch_dimension_are_refused(layer, shape):
     capture = attached(layer)
-    capture.examples(1)
-    with pytest.raises(CaptureError):
-        out = layer(torch.randn(4, 4))
+    capture.examples(1 if isinstance(layer, nn.RNNBase) else 4)
+    with pytest.raises(CaptureError, match="without a batch dimension"):
+        out = layer(torch.randn(shape))
         sum_of_sines(out).backward()
         capture.collect(Flat(CLIP))
 

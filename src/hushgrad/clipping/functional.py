@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
+from hushgrad import _check
 from hushgrad.clipping.base import ClippedSum, Clipper
 from hushgrad.clipping.capture import Capture
+from hushgrad.errors import CaptureError
 
 __all__ = ["clipped_sum"]
 
@@ -19,7 +22,8 @@ def clipped_sum(
 ) -> ClippedSum:
     """The sum of clipped per-example gradients of one batch, with the norms: sum_i w_i grad loss_i.
 
-    ``batch`` is (inputs, *targets); the loss is ``loss_fn(model(inputs), *targets)``. ``p.grad`` is left alone.
+    ``batch`` is (inputs, *targets); the loss is ``loss_fn(model(inputs), *targets)``. ``p.grad`` is left alone. The inputs hold the
+    examples in the first dimension, or in the second if time comes first.
 
         >>> from hushgrad.clipping import Flat
         >>> model, batch = nn.Linear(3, 2), (torch.randn(8, 3), torch.randint(2, (8,)))
@@ -27,12 +31,24 @@ def clipped_sum(
         >>> bool((clipped.raw_weights * clipped.raw_norms <= 0.1 * 1.00001).all())
         True
     """
+    _check.instance(Clipper, clipper=clipper)
     capture = Capture(model, loss_reduction=loss_reduction)
     inputs, *targets = batch
     capture.attach()
     try:
         loss = loss_fn(model(inputs), *targets)
         torch.autograd.backward(loss)
+        _require_examples(capture.check(), inputs)
         return capture.collect(clipper)
     finally:
         capture.detach()
+
+
+def _require_examples(found: int, inputs: Any) -> None:
+    """A model that joins examples and positions in all its layers shows no other number."""
+    first = next((t for t in tree_flatten(inputs)[0] if isinstance(t, Tensor) and t.dim()), None)
+    if first is not None and found not in first.shape[:2]:
+        raise CaptureError(
+            f"The model's layers got {found} rows, where the inputs have the shape {tuple(first.shape)}. Keep the examples in the first "
+            "dimension of every layer: (B, T, d) rather than (B*T, d)."
+        )

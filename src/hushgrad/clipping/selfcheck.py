@@ -23,8 +23,9 @@ def self_check(
     """The relative error of each parameter's clipped sum, by name; raises CaptureError where one exceeds ``tolerance``.
 
     ``batch`` is (inputs, *targets), each a tensor with the examples first; the loss is ``loss_fn(model(inputs), *targets)``. The loop
-    takes one backward pass for each example, so a few examples are enough. Dropout layers are switched off meanwhile.
-    A model that mixes examples fails, and so does a loss that is not the ``loss_reduction`` over examples (a mean over all tokens).
+    takes one backward pass for each example, so a few examples are enough. Torch's own dropout, also inside attention and recurrent
+    layers, is switched off meanwhile. A model that mixes examples fails, and so does a loss that is not the ``loss_reduction`` over
+    examples (a mean over all tokens).
 
         >>> model, batch = nn.Linear(3, 2), (torch.randn(6, 3), torch.randint(2, (6,)))
         >>> max(self_check(model, nn.functional.cross_entropy, batch).values()) < 1e-5
@@ -43,8 +44,8 @@ def self_check(
         worst = max(wrong, key=lambda name: wrong[name])
         raise CaptureError(
             f"{len(wrong)} of {len(errors)} parameters differ from single-example passes by more than {tolerance:g}, {worst} the most "
-            f"({wrong[worst]:.2g}). Look for layers that mix examples with hushgrad.clipping.isolation(model, inputs), and use a loss "
-            f"that is the {loss_reduction} of the examples' own losses."
+            f"({wrong[worst]:.2g}). Look for layers that mix examples with hushgrad.clipping.isolation(model, inputs), use a loss that is "
+            f"the {loss_reduction} of the examples' own losses, and switch off what draws random numbers."
         )
     return errors
 
@@ -68,11 +69,12 @@ def _error(found: Tensor, rows: list[Tensor], weights: Tensor) -> float:
 
 @contextmanager
 def _no_dropout(model: nn.Module) -> Any:
-    layers = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]
+    kinds = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
+    layers = [m for m in model.modules() if isinstance(m, kinds) and m.training]
     for layer in layers:
-        layer.eval()
+        layer.training = False
     try:
         yield
     finally:
         for layer in layers:
-            layer.train()
+            layer.training = True

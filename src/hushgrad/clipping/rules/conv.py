@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Record, Rule, rule, sq_norm
+from hushgrad.clipping.rules.batched import require_batch
 from hushgrad.clipping.sums import Sum
 
 __all__ = ["Conv", "Geometry", "per_example_kernel"]
@@ -79,6 +80,7 @@ class Conv(Rule):
 
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
         """Make and keep G where that is cheaper than the Gram matrices; the bias' gradient is always kept."""
+        require_batch(record, 2 + len(_geometry(record.module).kernel))
         if "bias" in record.names:
             record.kept["bias"] = record.g.flatten(2).sum(2)
         norms = {name: sq_norm(G) for name, G in record.kept.items()}

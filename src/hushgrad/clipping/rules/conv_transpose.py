@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hushgrad.clipping.base import Record, Rule, rule, sq_norm
+from hushgrad.clipping.rules.batched import require_batch
 from hushgrad.clipping.rules.conv import Geometry, per_example_kernel
 from hushgrad.clipping.sums import Sum
 
@@ -39,6 +40,7 @@ class ConvTranspose(Rule):
 
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
         """Keep G; where that takes too much memory, make it for a few examples at a time."""
+        require_batch(record, 2 + len(_geometry(record.module).kernel))
         weight: Any = record.module.weight
         B, step = len(record.g), max(1, _KEEP_AT_MOST // weight.numel())
         if step >= B:

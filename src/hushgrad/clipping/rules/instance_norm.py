@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hushgrad.clipping.base import Record, Rule, rule
-from hushgrad.errors import CaptureError
+from hushgrad.clipping.rules.batched import require_batch
 
 __all__ = ["InstanceNorm"]
 
@@ -34,9 +34,7 @@ class InstanceNorm(Rule):
         module, x, g = record.module, record.x, record.g
         layer: Any = module
         dims = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
-        expected = next(d for kind, d in dims.items() if isinstance(module, kind))
-        if x.dim() != expected:
-            raise CaptureError(f"{type(module).__name__} got a single example without a batch dimension. Write x[None].")
+        require_batch(record, next(d for kind, d in dims.items() if isinstance(module, kind)))
         made = {}
         if "weight" in record.names:
             made["weight"] = F.instance_norm(x, eps=layer.eps).mul_(g).flatten(2).sum(2) if len(x) else x.new_zeros(x.shape[:2])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping.base import Record, Rule, rule
+from hushgrad.clipping.rules.batched import require_batch
 
 __all__ = ["GroupNorm", "LayerNorm"]
 
@@ -25,6 +26,7 @@ class LayerNorm(Rule):
         module, x, g = record.module, record.x, record.g
         assert isinstance(module, nn.LayerNorm)
         B, shape = x.shape[0], module.normalized_shape
+        require_batch(record, 1 + len(shape))
         positions = (B, x[0].numel() // max(1, _numel(shape)) if B else 0, *shape)
         made = {}
         if "weight" in record.names:

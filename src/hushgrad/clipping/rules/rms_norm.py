@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping.base import Record, Rule, rule
+from hushgrad.clipping.rules.batched import require_batch
 
 __all__ = ["RMSNorm"]
 
@@ -24,5 +25,6 @@ class RMSNorm(Rule):
         module, x = record.module, record.x
         assert isinstance(module, nn.RMSNorm)
         shape = module.normalized_shape
+        require_batch(record, 1 + len(shape))
         xhat = torch.rms_norm(x, shape, None, module.eps)
         return {"weight": (xhat * record.g).reshape(len(x), -1, *shape).sum(1) if len(x) else x.new_zeros(0, *shape)}
