@@ -17,7 +17,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: pip insta
 
 from hushgrad.clipping import Capture, Flat  # noqa: E402
 from hushgrad.errors import ArgumentError  # noqa: E402
-from hushgrad.integrations._token_loss import loss_of  # noqa: E402
+from hushgrad.integrations._token_loss import ExampleLoss  # noqa: E402
 from hushgrad.integrations.huggingface import PrivateTrainer, token_loss  # noqa: E402
 from hushgrad.train import Plan, make_private  # noqa: E402
 
@@ -212,7 +212,7 @@ def distance(one, other):
 
 
 def our_loss(model, inputs):
-    return loss_of(model, inputs)[0]
+    return ExampleLoss()(model, inputs)[0]
 
 
 def models_own_loss(model, inputs):
@@ -281,14 +281,80 @@ def test_losses_that_are_no_mean_over_examples_are_refused():
     refused = {
         "to be a class": (bert(), {**inputs, "labels": classes}),
         "to hold labels": (bert(), {"input_ids": inputs["input_ids"]}),
-        "of a known kind of model": (bert(), inputs),
+        "one label per token, where the model's own loss fails": (bert(), inputs),
         r"labels of shape \(5, 7, 1\)": (bert(), {**inputs, "labels": inputs["labels"].unsqueeze(2)}),
     }
     for message, (model, batch) in refused.items():
         with pytest.raises(ArgumentError, match=message):
-            loss_of(model, batch)
+            ExampleLoss()(model, batch)
     regression = bert(num_labels=1, dropout=0.0)
     assert torch.isfinite(our_loss(regression, {**inputs, "labels": torch.rand(5)}))
+
+
+def bart_decoder():
+    """By its name a causal language model, but its labels are not shifted."""
+    sizes = {
+        "d_model": 16,
+        "decoder_layers": 1,
+        "decoder_attention_heads": 2,
+        "decoder_ffn_dim": 24,
+        "max_position_embeddings": LENGTH,
+    }
+    config = transformers.BartConfig(vocab_size=40, **sizes, is_decoder=True, is_encoder_decoder=False)
+    return transformers.BartForCausalLM(config)
+
+
+def xlnet():
+    """The same."""
+    return transformers.XLNetLMHeadModel(transformers.XLNetConfig(vocab_size=40, d_model=16, n_layer=1, n_head=2, d_inner=24))
+
+
+@pytest.mark.parametrize("make", [gpt2, bart_decoder, xlnet, bert_masked, distilbert])
+def test_labels_are_shifted_where_the_models_own_loss_shifts_them(make):
+    model, inputs = make().train(), language()
+    inputs["labels"][3] = -100  # an example that cannot tell
+    loss, before = ExampleLoss(), torch.get_rng_state()
+    with torch.random.fork_rng():
+        loss(model, inputs)
+    assert all(module.training for module in model.modules())
+    model.eval()
+    torch.set_rng_state(before)
+    for i in (0, 1):
+        one = {name: value[i : i + 1] for name, value in inputs.items()}
+        torch.testing.assert_close(loss(model, one)[0], models_own_loss(model, one))
+    assert torch.equal(torch.get_rng_state(), before)  # trying leaves no trace
+
+
+class Weighted(transformers.BertForSequenceClassification):
+    """Class weights make the loss a mean weighted by all labels of the batch."""
+
+    def forward(self, labels=None, **inputs):
+        outputs = super().forward(**inputs)
+        outputs["loss"] = nn.functional.cross_entropy(outputs.logits, labels, weight=torch.tensor([1.0, 5.0]))
+        return outputs
+
+
+class Penalised(transformers.GPT2LMHeadModel):
+    """A loss with something beside the tokens' own."""
+
+    def forward(self, **inputs):
+        outputs = super().forward(**inputs)
+        if outputs.loss is not None:
+            outputs.loss = outputs.loss + 0.1 * outputs.logits.square().mean()
+        return outputs
+
+
+def test_own_losses_that_are_something_else_are_refused():
+    inputs = language()
+    with pytest.raises(ArgumentError, match="a loss that is no mean over the examples"):
+        our_loss(bert(kind=Weighted), {**inputs, "labels": torch.tensor([0, 0, 1, 0, 0])})
+    with pytest.raises(ArgumentError, match="whose own loss is no mean over tokens"):
+        our_loss(Penalised(gpt2().config), inputs)
+    with pytest.raises(ArgumentError, match="scores do not tell which"):
+        model = gpt2()
+        nn.init.zeros_(model.lm_head.weight)
+        our_loss(model, inputs)
+    assert float(our_loss(gpt2(), {**inputs, "labels": torch.full_like(inputs["labels"], -100)})) == 0
 
 
 def test_a_causal_model_trains(tmp_path):

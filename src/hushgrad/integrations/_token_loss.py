@@ -1,25 +1,29 @@
 """Losses of transformers as clipping needs them: the mean over the examples of what depends on one example alone.
 
 Models of transformers average over all labels of a batch that are not -100, whatever example they belong to. Then the number of
-labels in one example scales the gradient of every other one, and clipping per example bounds nothing.
+labels in one example scales the gradient of every other one, and clipping per example bounds nothing. What a model's own loss does
+is not read off its name but tried, on one or two examples of the first batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
-from transformers.models.auto import modeling_auto as auto
 
 from hushgrad import _check
 
-__all__ = ["loss_of", "token_loss"]
+__all__ = ["ExampleLoss", "token_loss"]
 
 _IGNORED = -100  # transformers' mark for a label that does not count
 _OWN_LOSS = "Override compute_loss with the mean over the examples of what depends on one example alone."
+_SAME = 1e-4  # relative: far above rounding
+_TOLD = 1e-5  # relative: what the two readings of a loss must be apart
 
 
 def token_loss(logits: Tensor, labels: Tensor, *, shift: bool) -> Tensor:
@@ -39,53 +43,103 @@ def token_loss(logits: Tensor, labels: Tensor, *, shift: bool) -> Tensor:
     return (losses.view_as(labels).sum(1) / counted.sum(1).clamp(min=1)).mean()
 
 
-def loss_of(model: nn.Module, inputs: Any) -> tuple[Tensor, Any]:
-    """(loss, outputs): the model's own loss where an example has one label, :func:`token_loss` where each token has one."""
-    labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
-    if not isinstance(labels, Tensor):
-        _check.fail("inputs", sorted(inputs), "to hold labels", _OWN_LOSS)
-    if labels.is_floating_point() and labels.dim() <= 2:
-        return _own(model(**inputs))
-    if labels.dim() == 1:
-        if bool(labels.eq(_IGNORED).any()):
+class ExampleLoss:
+    """The model's own loss where an example has one label, :func:`token_loss` where each token has one."""
+
+    def __init__(self) -> None:
+        self._is_mean = False  # over examples: the model's own loss was tried
+        self._shift: bool | None = None  # of the model's own loss; None: not tried yet
+
+    def __call__(self, model: nn.Module, inputs: Any) -> tuple[Tensor, Any]:
+        """(loss, outputs)."""
+        labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+        if not isinstance(labels, Tensor):
+            _check.fail("inputs", sorted(inputs), "to hold labels", _OWN_LOSS)
+        if labels.dim() == 1 or (labels.is_floating_point() and labels.dim() == 2):
+            return self._of_examples(model, inputs, labels)
+        if labels.dim() == 2:
+            return self._of_tokens(model, inputs, labels)
+        return _refuse(f"labels of shape {tuple(labels.shape)}")
+
+    def _of_examples(self, model: nn.Module, inputs: Any, labels: Tensor) -> tuple[Tensor, Any]:
+        if not labels.is_floating_point() and bool(labels.eq(_IGNORED).any()):
             _check.fail("labels", _IGNORED, "to be a class", "Leave examples without a label out of the data set.")
-        return _own(model(**inputs))
-    if labels.dim() == 2:
-        return _of_tokens(model, inputs, labels)
-    return _refuse(f"labels of shape {tuple(labels.shape)}")
+        if not self._is_mean and len(labels) > 1:
+            _require_mean(model, inputs, labels)
+            self._is_mean = True
+        outputs = model(**inputs)
+        return _own(outputs), outputs
 
-
-def _own(outputs: Any) -> tuple[Tensor, Any]:
-    return outputs["loss"] if isinstance(outputs, Mapping) else outputs[0], outputs
-
-
-def _of_tokens(model: nn.Module, inputs: Any, labels: Tensor) -> tuple[Tensor, Any]:
-    transformer = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
-    name = type(transformer).__name__  # adapters (peft) have their model inside; what comes first is the whole of it
-    if name in _ALIGNED:
-        # An encoder-decoder reads the labels, too: its decoder's inputs are made from them.
+    def _of_tokens(self, model: nn.Module, inputs: Any, labels: Tensor) -> tuple[Tensor, Any]:
+        if self._shift is None:
+            self._shift = _own_shift(model, inputs, labels)
+        # An encoder-decoder reads the labels, too: its decoder's inputs are made from them. Adapters (peft) have their model inside.
+        transformer = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
         keeps = transformer is not None and transformer.config.is_encoder_decoder
-        outputs = model(**(inputs if keeps else _without_labels(inputs)))
-        return token_loss(outputs["logits"], labels, shift=False), outputs
-    if name in _CAUSAL:
-        outputs = model(**_without_labels(inputs))
-        return token_loss(outputs["logits"], labels, shift=True), outputs
-    return _refuse(f"one label per token for a {name}, of which it is not known which score belongs to which label")
+        outputs = model(**(inputs if keeps else {name: value for name, value in inputs.items() if name != "labels"}))
+        return token_loss(outputs["logits"], labels, shift=bool(self._shift)), outputs
 
 
-def _without_labels(inputs: Any) -> dict[str, Any]:
-    return {name: value for name, value in inputs.items() if name != "labels"}
+def _own(outputs: Any) -> Tensor:
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs[0]
+    return loss if isinstance(loss, Tensor) and loss.dim() == 0 else _refuse("labels of which the model makes no loss")
+
+
+# What the model's own loss does -----------------------------------------------------------------------------------------------
+
+
+def _require_mean(model: nn.Module, inputs: Any, labels: Tensor) -> None:
+    """The loss of two examples is the mean of each one's, also where their labels differ (class weights would be seen there)."""
+    other = next((i for i in range(1, len(labels)) if not torch.equal(labels[i], labels[0])), 1)
+    with _aside(model):
+        both, *each = (float(_own(model(**_rows(inputs, labels, rows)))) for rows in ([0, other], [0], [other]))
+    if abs(both - sum(each) / 2) > _SAME * max(map(abs, each)):
+        _refuse("one per example, with a loss that is no mean over the examples")
+
+
+def _own_shift(model: nn.Module, inputs: Any, labels: Tensor) -> bool | None:
+    """Whether the model's own loss of one example has the score at t for the label at t + 1; None: no label counts."""
+    told = None
+    for i in labels[:, 1:].ne(_IGNORED).any(1).nonzero().flatten().tolist():
+        one = _rows(inputs, labels, [i])
+        with _aside(model):
+            try:
+                outputs = model(**one)
+            except (IndexError, RuntimeError, ValueError) as error:  # a classifier of whole texts, say
+                _refuse(f"one label per token, where the model's own loss fails ({error})")
+        own, logits = float(_own(outputs)), outputs["logits"] if isinstance(outputs, Mapping) else None
+        if logits is None or logits.shape[:2] != one["labels"].shape:
+            _refuse("one label per token for a model that does not return one score per token")
+        far = {shift: abs(float(token_loss(logits, one["labels"], shift=shift)) - own) for shift in (True, False)}
+        near = min(far, key=lambda shift: far[shift])
+        if not far[near] <= _SAME * abs(own):
+            _refuse("one label per token for a model whose own loss is no mean over tokens")
+        if far[not near] > 10 * far[near] + _TOLD * abs(own):
+            return near
+        told = "one label per token for a model whose scores do not tell which of them belongs to which label"
+    return None if told is None else _refuse(told)
+
+
+def _rows(inputs: Any, labels: Tensor, rows: list[int]) -> dict[str, Any]:
+    strange = [n for n, v in inputs.items() if isinstance(v, Tensor) and (v.dim() == 0 or len(v) != len(labels))]
+    if strange:
+        _check.fail("inputs", min(strange), "to have one row for each label's example", _OWN_LOSS)
+    return {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
+
+
+@contextmanager
+def _aside(model: nn.Module) -> Iterator[None]:
+    """A pass that leaves no trace: no gradients, no dropout, the random state and the modules' modes as they were."""
+    training = [module for module in model.modules() if module.training]
+    with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            for module in training:
+                module.training = False
+            yield
+        finally:
+            for module in training:
+                module.training = True
 
 
 def _refuse(what: str) -> NoReturn:
-    _check.fail("labels", what, "to be one per example, or one per token of a known kind of model", _OWN_LOSS)
-
-
-# The tables by which transformers' own AutoModels and Trainer know the kinds of models. A name in both is of neither kind.
-_SHIFTED = set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-_UNSHIFTED = {
-    *auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values(),
-    *auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values(),
-    *auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.values(),
-}
-_CAUSAL, _ALIGNED = _SHIFTED - _UNSHIFTED, _UNSHIFTED - _SHIFTED
+    _check.fail("labels", what, "to be one per example, or one per token, with a loss that is their mean", _OWN_LOSS)

@@ -19,7 +19,7 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.integrations._batches import Batches
-from hushgrad.integrations._token_loss import loss_of, token_loss
+from hushgrad.integrations._token_loss import ExampleLoss, token_loss
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.checkpoint import Checkpoint
@@ -44,8 +44,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     | what an example's labels are | its loss |
     |---|---|
-    | one class, one number, or a row of numbers | the model's own, a mean over examples; a class of -100 is refused |
-    | a class for each token | :func:`token_loss` of the model's scores, not the model's own loss |
+    | one class, one number, or a row of numbers | the model's own, if it is a mean over examples; a class of -100 is refused |
+    | a class for each token | :func:`token_loss` of the model's scores, shifted if the model's own loss is |
     | anything else, or a loss from other inputs | refused: override ``compute_loss`` with a mean over the examples |
 
     Args:
@@ -103,6 +103,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self.model_accepts_loss_kwargs = False  # the loss is per example, never divided by the tokens of a whole batch
         self._options: dict[str, Any] = {"key": key, "seed": seed, "max_epsilon": max_epsilon, "check_isolation": check_isolation}
         self._groups, self._folder = groups, checkpoint
+        self._example_loss = ExampleLoss()
         self._private: Private | None = None
         self._checkpoint: Checkpoint | None = None
         self.add_callback(_Saves(self))
@@ -166,7 +167,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """The mean over the examples of each one's own loss; see the table above."""
-        loss, outputs = loss_of(model, inputs)
+        loss, outputs = self._example_loss(model, inputs)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
