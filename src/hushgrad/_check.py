@@ -56,7 +56,7 @@ def _real(name: str, value: object, constraint: str, remedy: str = "") -> float:
 
 def number(remedy: str = "", **argument: Any) -> float:
     """A finite real number."""
-    name, value = _only(argument)
+    ((name, value),) = argument.items()
     if type(value) is float and math.isfinite(value):  # nearly always, and it is checked in every step
         return value
     x = _real(name, value, "to be finite", remedy)
@@ -104,7 +104,7 @@ def delta(remedy: str = "", **argument: Any) -> float:
 
 def integer(low: int | None = None, *, remedy: str = "", **argument: Any) -> int:
     """An integer; if ``low`` is given, one from ``low`` to 2^63 - 1. Floats are refused even when they are whole."""
-    name, value = _only(argument)
+    ((name, value),) = argument.items()
     if type(value) is int and (low is None or low <= value <= _LARGEST):  # nearly always, and it is checked in every step
         return value
     constraint = "to be an integer" if low is None else f"to be an integer of at least {low}"

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from hushgrad import _native
 from hushgrad.noise import _transform
-from hushgrad.noise._keystream import KeyStream, check_address
+from hushgrad.noise._keystream import BLOCKS, INDICES, STEPS, KeyStream, check_address
 from hushgrad.noise._memory import aligned
 from hushgrad.noise._threads import CHUNK
 
 __all__ = ["KERNEL", "CKernel", "Kernel", "NumpyKernel", "Piece"]
 
 _BLOCKS = _transform.GROUP_BYTES // 16  # cipher blocks for one group of numbers
+_NUMBERS = BLOCKS // _BLOCKS * _transform.GROUP  # of a tensor: for more, the counter has no room
 _BLOCK_CHUNK = CHUNK // 4  # of rows that are computed together: the second-level cache holds a dozen
 
 
@@ -94,7 +95,7 @@ class Kernel(ABC):
             self.emit(z[start + low - first * _transform.GROUP :][: part.size], scale, part, fresh)
 
     def draw_all(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
-        """``draw`` for every piece, all of one type."""
+        """``draw`` for every piece."""
         for piece in pieces:
             self.draw(stream, step, piece.which, piece.start, scale, piece.array(), fresh)
 
@@ -271,7 +272,7 @@ class CKernel(Kernel):
         """``address`` of _gauss.h for tensor 0: how to draw from this stream in C; None where that is not possible."""
         if not self.cipher or not isinstance(stream, KeyStream):
             return None
-        return ctypes.addressof(stream.round_keys(self._expanded)), self.cipher, step, 0
+        return stream.round_keys(self._expanded), self.cipher, step, 0
 
     def _expanded(self, key: bytes) -> ctypes.Array[ctypes.c_char]:
         round_keys = ctypes.create_string_buffer(_ROUND_KEYS)
@@ -297,13 +298,22 @@ class CKernel(Kernel):
         if head is None or not pieces:
             super().draw_all(stream, step, pieces, scale, fresh)
             return
-        itemsize, table, last, end = pieces[0].target.element_size(), [*head], 0, 0
+        kind = pieces[0].target.dtype
+        itemsize, table, last, end = kind.itemsize, [*head], 0, 0
         for which, start, target, low, size in pieces:
+            if target.dtype is not kind:
+                super().draw_all(stream, step, pieces, scale, fresh)  # one by one
+                return
             table += which, start, size, target.data_ptr() + low * itemsize
-            last, end = max(last, which), max(end, start + size)
-        check_address(step, last, _end_block(end))
-        packed = array("Q", table)
-        self.draw_table(packed.buffer_info()[0], len(pieces), itemsize, scale, fresh)
+            if which > last:
+                last = which
+            if start + size > end:
+                end = start + size
+        if not (0 <= step < STEPS and last < INDICES and end <= _NUMBERS):  # nearly never, so that the sentence is made elsewhere
+            check_address(step, last, _end_block(end))
+        places = array("Q", table)
+        at = places.buffer_info()[0]
+        self._draw_many[itemsize](at, at + _ROW, len(pieces), scale, not fresh)  # as draw_table
 
     def draw_table(self, table: int, count: int, itemsize: int, scale: float, fresh: bool) -> None:
         """``draw`` for many places at once, from a table of rows of four integers at the address ``table``.

@@ -12,9 +12,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 
 from hushgrad import _check
 
-__all__ = ["KeyStream"]
+__all__ = ["BLOCKS", "INDICES", "STEPS", "KeyStream", "check_address"]
 
 _STEP_BITS, _INDEX_BITS, _BLOCK_BITS = 48, 32, 48  # the three fields of the 128-bit counter
+STEPS, INDICES, BLOCKS = 1 << _STEP_BITS, 1 << _INDEX_BITS, 1 << _BLOCK_BITS  # what they have room for
 _scratch = threading.local()
 
 
@@ -28,17 +29,22 @@ class KeyStream:
     def __init__(self, key: bytes, purpose: bytes) -> None:
         self.key = hashlib.blake2b(key, digest_size=32, person=purpose).digest()  # as secret as the key it comes from
         self._round_keys: ctypes.Array[ctypes.c_char] | None = None
+        self._place = 0  # in memory, of the round keys
         self._lock = threading.Lock()
         self._cipher = algorithms.AES(self.key)
         self._threads = threading.local()  # a cipher context for each thread; only its counter changes
 
-    def round_keys(self, expand: Callable[[bytes], ctypes.Array[ctypes.c_char]]) -> ctypes.Array[ctypes.c_char]:
-        """The C kernel's own form of the key, made by it once: a second one would free the first while another thread draws from it."""
-        if self._round_keys is None:
+    def round_keys(self, expand: Callable[[bytes], ctypes.Array[ctypes.c_char]]) -> int:
+        """Where the C kernel's own form of the key is.
+
+        It is made by ``expand``, once: a second one would free the first while another thread draws from it.
+        """
+        if not self._place:
             with self._lock:
-                if self._round_keys is None:
+                if not self._place:
                     self._round_keys = expand(self.key)
-        return self._round_keys
+                    self._place = ctypes.addressof(self._round_keys)
+        return self._place
 
     def words(self, step: int, index: int, block: int, size: int) -> np.ndarray:
         """``size`` bytes from ``block`` on, as little-endian 32-bit words; valid until this thread's next call."""

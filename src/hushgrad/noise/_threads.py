@@ -12,7 +12,7 @@ from hushgrad import _native
 if TYPE_CHECKING:
     from hushgrad.noise._kernel import Piece
 
-__all__ = ["CHUNK", "SHARE", "over_chunks", "over_shares"]
+__all__ = ["CHUNK", "SHARE", "over_chunks", "over_shares", "worth_one_thread"]
 
 CHUNK = 1 << 15  # numbers: 128 KiB of float32 and 192 KiB of key stream stay in a core's L2 cache
 SHARE = 1 << 17  # numbers for a thread at a time, where the work itself stays in the cache; for less, a thread does not pay
@@ -35,13 +35,18 @@ def over_chunks(count: int, work: Callable[[int, int], None], chunk: int | None 
     _native.in_turns([(low, min(low + chunk, count)) for low in range(0, count, chunk)], lambda part: work(*part), threads)
 
 
+def worth_one_thread(pieces: Sequence[Piece]) -> bool:
+    """Whether there is no other thread, or too little for it to do."""
+    if torch.get_num_threads() == 1:
+        return True
+    total = 0
+    for piece in pieces:
+        total += piece.size
+    return total <= SHARE
+
+
 def over_shares(pieces: Sequence[Piece], work: Callable[[Sequence[Piece]], None]) -> None:
     """Call ``work`` on shares of the pieces, cut so that each thread gets some; the result must not depend on the order."""
-    threads = torch.get_num_threads()
-    if threads == 1 or sum(piece.size for piece in pieces) <= SHARE:
-        if pieces:
-            work(pieces)
-        return
     shares: list[list[Piece]] = [[]]
     room = SHARE
     for piece in pieces:
@@ -52,4 +57,4 @@ def over_shares(pieces: Sequence[Piece], work: Callable[[Sequence[Piece]], None]
                 room = SHARE
             shares[-1].append(part)
             room -= part.size
-    _native.in_turns(shares, work, min(threads, len(shares)))
+    _native.in_turns(shares, work, min(torch.get_num_threads(), len(shares)))

@@ -18,7 +18,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel, _memory
 from hushgrad.noise._kernel import BufferedRow, Piece, SolvedRows
 from hushgrad.noise._keystream import KeyStream
-from hushgrad.noise._threads import CHUNK, over_shares
+from hushgrad.noise._threads import CHUNK, over_shares, worth_one_thread
 
 if TYPE_CHECKING:
     from hushgrad.noise.secure import SecureNoise
@@ -101,13 +101,13 @@ class Source:
 
     def draw(self, step: int, pieces: Sequence[Piece], scale: float, *, fresh: bool) -> None:
         """Compute the numbers of every piece, on all threads: written if ``fresh``, else added."""
-        kinds = {piece.target.dtype for piece in pieces}
-        for kind in kinds:
-            some = pieces if len(kinds) == 1 else [piece for piece in pieces if piece.target.dtype is kind]
-            over_shares(some, partial(self.write, step, scale, fresh))
+        if worth_one_thread(pieces):
+            self.write(step, scale, fresh, pieces)
+        else:
+            over_shares(pieces, partial(self.write, step, scale, fresh))
 
     def write(self, step: int, scale: float, fresh: bool, pieces: Sequence[Piece]) -> None:
-        """A share of ``draw``, on one thread, all of one dtype: ``out = scale * z`` if fresh, else ``out += scale * z``."""
+        """A share of ``draw``, on one thread: ``out = scale * z`` if fresh, else ``out += scale * z``."""
         if self._grid is None:
             _kernel.KERNEL.draw_all(self._stream, step, pieces, scale, fresh)
             return
@@ -176,7 +176,14 @@ def pieces_of(
     indices = range(len(likes)) if indices is None else indices
     offsets = (0,) * len(likes) if offsets is None else offsets
     added = (None,) * len(likes) if out is None else out
-    return [_piece(*request, exact) for request in zip(indices, offsets, likes, added, strict=True)]
+    pieces = []
+    for index, offset, like, to in zip(indices, offsets, likes, added, strict=True):
+        usual = to is like and type(like) is Tensor and like.dtype is torch.float32 and like.is_cpu and like.is_contiguous()
+        if usual and not exact and type(index) is type(offset) is int and index >= 0 <= offset:
+            pieces.append(Piece(index, offset, like, 0, like.numel()))
+        else:
+            pieces.append(_piece(index, offset, like, to, exact))
+    return pieces
 
 
 def _piece(index: int, offset: int, like: Tensor, out: Tensor | None, exact: bool) -> Piece:
