@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import special, stats
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_digits, make_classification
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, normalize
@@ -18,6 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from hushgrad import accounting
 from hushgrad.accounting.classical import classical_gaussian_sigma
+from hushgrad.accounting.rdp import success_probability
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.estimators import (
     DPGridSearch,
@@ -33,7 +35,7 @@ from hushgrad.estimators import (
 )
 from hushgrad.estimators.losses import HuberHinge, Logistic
 from hushgrad.estimators.methods import Budget
-from hushgrad.estimators.randomness import REPRODUCIBLE, randomness
+from hushgrad.estimators.randomness import REPRODUCIBLE, Randomness, randomness
 from hushgrad.estimators.search import base_epsilon, trials
 from hushgrad.estimators.solver import Objective, minimum
 from hushgrad.events import Relation
@@ -132,6 +134,14 @@ def test_pipelines_clones_and_grid_search():
         ("data_norm=None", lambda X, y: DPMean(1.0).fit(X)),
         ("param_grid=", lambda X, y: DPGridSearch(DPLogisticRegression(data_norm=1.0), {"epsilon": [1.0]}).fit(X, y)),
         ("tol=", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, max_iter=1).fit(X, y)),
+        ("tol=nan", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, tol=math.nan).fit(X, y)),
+        ("max_iter=0", lambda X, y: DPLinearSVC(1.0, data_norm=1.0, max_iter=0).fit(X, y)),
+        ("gd_steps=0", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, method="gd", gd_steps=0).fit(X, y)),
+        ("rate=-1", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, method="gd", learning_rate=-1).fit(X, y)),
+        ("l2=0", lambda X, y: DPRidge(1.0, data_norm=1.0, target_bounds=(0, 1), method="objective", l2=0).fit(X, y)),
+        ("low, high", lambda X, y: DPRidge(1.0, data_norm=1.0, target_bounds=1.0).fit(X, y)),
+        ("parameters classes, delta", lambda X, y: DPGridSearch(LogisticRegression(), {}).fit(X, y)),
+        ("to be a classifier", lambda X, y: DPGridSearch(DPRidge(data_norm=1.0), {}).fit(X, y)),
     ],
 )
 def test_what_cannot_be_private_is_refused_with_the_remedy(words, make, cancer):
@@ -260,6 +270,29 @@ def test_quantile_density_ratio_is_within_epsilon_exactly():
         assert np.abs(ratio).max() <= epsilon + 1e-12
 
 
+def test_a_quantile_whose_record_is_replaced_by_nothing_is_as_noisy_as_for_any_replacement():
+    """The number of records is public then, so that only the rank moves, and by a whole one."""
+    values, seeds = np.linspace(0, 1, 30), range(20)
+    draw = {r: [quantile(values, epsilon=1.0, bounds=(0, 1), relation=r, random_state=s) for s in seeds] for r in Relation}
+    assert draw[Relation.ZERO_OUT] == draw[Relation.REPLACE_ONE] != draw[Relation.ADD_REMOVE]
+
+
+# Attributes ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["objective", "output", "gd"])
+def test_what_a_fit_tells_of_its_iterations_is_public(method, cancer):
+    """How many it takes to the minimum depends on the data, and no noise hides it."""
+    X, y = cancer
+    model = DPLogisticRegression(1.0, data_norm=1.0, method=method, max_iter=300, gd_steps=20, classes=[0, 1])
+    few, many = clone(model).fit(X[:5], y[:5]), clone(model).fit(X, y)
+    assert few.n_iter_ == many.n_iter_ == (20 if method == "gd" else 300)
+
+
+def test_classes_may_be_any_collection(cancer):
+    assert DPLogisticRegression(1.0, data_norm=1.0, classes={0, 1}).fit(*cancer).classes_.tolist() == [0, 1]
+
+
 # Selection -----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +302,30 @@ def test_the_number_of_trials_has_the_mean_it_promises(shape):
     counts = np.array([trials(random, mean=8.0, shape=shape) for _ in range(4000)])
     assert counts.min() >= 1
     assert counts.mean() == pytest.approx(8.0, abs=5 * counts.std() / math.sqrt(len(counts)))
+
+
+@pytest.mark.parametrize(("mean", "shape"), [(100.0, -0.5), (8.0, 0.0), (8.0, 2.0), (3000.0, 3000.0)])
+def test_the_number_of_trials_is_drawn_from_the_whole_distribution(mean, shape):
+    """Cut at 60 means, as it once was, the tail of shape -1/2 loses 0.3 %: more than any delta."""
+    gamma = success_probability(mean, shape)
+    k = np.arange(1, 2_000_000)
+    log_mass = k * np.log1p(-gamma) + special.gammaln(k + shape) - special.gammaln(k + 1)  # up to a constant
+    cumulative = np.cumsum(special.softmax(log_mass))
+    for place in (1e-6, 0.5, 0.99, 0.999, 1 - 1e-5):
+        found = trials(Fixed(place), mean=mean, shape=shape)
+        assert cumulative[found - 1] == pytest.approx(place, abs=1e-7) or (
+            (cumulative[found - 2] if found > 1 else 0.0) < place <= cumulative[found - 1]
+        )
+
+
+class Fixed(Randomness):
+    """A uniform number that was chosen beforehand."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def bits(self, count):
+        return np.full(count, self.place * 2.0**64, np.uint64)
 
 
 def test_selection_costs_what_the_theorem_says():
@@ -286,6 +343,20 @@ def test_grid_search_finds_a_good_candidate():
     assert search.score(X, y) > 0.75
     assert search.guarantee_.epsilon == 6.0
     assert search.predict_proba(X[:3]).shape == (3, 2)
+
+
+def test_a_search_answers_for_its_winner_and_knows_every_label():
+    X, y = make_classification(n_samples=500, n_features=4, random_state=0)
+    words = np.where(y == 1, "yes", "no").astype(object)
+    words[7] = "rare"  # in one of the two parts only
+    base = DPLogisticRegression(data_norm=4.0, out_of_bounds="clip")
+    search = DPGridSearch(base, {"l2": [1e3]}, epsilon=6.0, delta=1e-6, mean_trials=3.0, random_state=1).fit(X.tolist(), words)
+    assert search.best_estimator_.guarantee_ == search.guarantee_
+    assert any("labels" in note for note in search.guarantee_.notes)
+    assert search.classes_.tolist() == ["no", "rare", "yes"]
+    assert search.decision_function(X).shape == (500, 3)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        search.fit(X, words[1:])
 
 
 # The lectures' bounds --------------------------------------------------------------------------------------------------------------------

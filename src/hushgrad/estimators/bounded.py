@@ -42,6 +42,8 @@ def bounded_values(y: np.ndarray, bounds: tuple[float, float] | None, name: str 
         raise ArgumentError(
             f"Expected {name}=None to be (low, high). Give limits of the values that you know without looking at the data."
         )
+    if np.shape(bounds) != (2,):
+        _check.fail(name, bounds, "to be (low, high)", "Give two numbers that you know without looking at the data.")
     low, high = (_check.number("", **{name: end}) for end in bounds)
     if not low < high:
         _check.fail(name, bounds, "to be (low, high) with low < high")

@@ -21,6 +21,7 @@ from hushgrad.guarantee import Guarantee
 
 __all__ = ["DPLinearSVC", "DPLogisticRegression"]
 
+LABELS_FROM_DATA = "Class labels were taken from the data and assumed public"
 _METHODS = ("auto", "objective", "output", "gd")
 # The constant column, in units of data_norm: small enough to cost little sensitivity, large enough to fit the base rate.
 _INTERCEPT = 0.25
@@ -36,7 +37,7 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):
         """
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
-        self.classes_ = np.unique(y) if self.classes is None else np.unique(np.asarray(self.classes))
+        self.classes_ = np.unique(y if self.classes is None else list(self.classes))
         numbers = self._class_numbers(y)
         budget = Budget(self.epsilon, self.delta, Relation.of(self.relation))
         rows = bounded_rows(X, self.data_norm, out_of_bounds=self.out_of_bounds)
@@ -47,7 +48,7 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):
         self.coef_ = theta[:, : X.shape[1]]
         self.intercept_ = theta[:, -1] * constant if self.fit_intercept else np.zeros(len(theta))
         self.l2_, self.noise_scale_ = releases[0].l2, releases[0].noise_scale
-        self.n_iter_ = max(release.iterations for release in releases)
+        self.n_iter_ = releases[0].iterations
         self.guarantee_ = self._guarantee(budget, releases)
         return self
 
@@ -86,17 +87,16 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):
         method = _check.one_of(_METHODS, method=self.method)
         l2 = None if self.l2 == "auto" else _check.positive('Use l2="auto" to have it chosen.', l2=self.l2)
         if method == "gd":
-            return gradient_descent(problem, budget, random, l2=l2, steps=self.gd_steps, learning_rate=self.learning_rate)
+            steps, rate = _check.positive_int(gd_steps=self.gd_steps), self.learning_rate
+            rate = None if rate is None else _check.positive(learning_rate=rate)
+            return gradient_descent(problem, budget, random, l2=l2, steps=steps, learning_rate=rate)
         how = output_perturbation if method == "output" else objective_perturbation
-        return how(problem, budget, random, l2=l2, tol=self.tol * self.data_norm, max_iter=self.max_iter)
+        tol, max_iter = _check.positive(tol=self.tol) * self.data_norm, _check.positive_int(max_iter=self.max_iter)
+        return how(problem, budget, random, l2=l2, tol=tol, max_iter=max_iter)
 
     def _guarantee(self, budget: Budget, releases: list[Release]) -> Guarantee:
         first = releases[0].guarantee
-        notes = (
-            first.notes
-            if self.classes is not None
-            else (*first.notes, "Class labels were taken from the data and assumed public")
-        )
+        notes = first.notes if self.classes is not None else (*first.notes, LABELS_FROM_DATA)
         event = first.event if len(releases) == 1 else Compose([release.guarantee.event for release in releases])
         how = first.accountant if len(releases) == 1 else f"{first.accountant}, basic composition over classes"
         return budget.guarantee(event, how, notes)

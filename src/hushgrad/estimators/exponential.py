@@ -62,7 +62,7 @@ def quantile(
     """A private quantile of ``values``, which are clipped to ``bounds`` (low, high): Smith 2011, algorithm 2.
 
     **Formal guarantee.** epsilon-DP. The score -|rank(t) - q n| moves by at most max(q, 1 - q) when a record joins or leaves, and by at
-    most 1 when one is replaced.
+    most 1 when one is replaced, be it by a null record: then n stays and only the rank moves.
 
         >>> round(quantile(np.linspace(0, 1, 10_001), epsilon=1.0, bounds=(0, 10), random_state=0), 2)
         0.5
@@ -71,7 +71,7 @@ def quantile(
     x = np.sort(bounded_values(np.asarray(values, dtype=float).ravel(), bounds))
     if not np.isfinite(x).all():
         _check.fail("values", values, "to be numbers")
-    sensitivity = 1.0 if Relation.of(relation) is Relation.REPLACE_ONE else max(q, 1 - q)
+    sensitivity = max(q, 1 - q) if Relation.of(relation) is Relation.ADD_REMOVE else 1.0
     return _piecewise(x, q, _check.positive(epsilon=epsilon) / (2 * sensitivity), bounds, randomness(random_state))
 
 

@@ -74,7 +74,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Release:
-    """What a method gives out: private parameters of shape (outputs, features)."""
+    """What a method gives out: private parameters of shape (outputs, features).
+
+    ``iterations`` is how many were allowed. How many it took to reach the minimum is a function of the data that no noise hides.
+    """
 
     theta: np.ndarray
     guarantee: Guarantee
@@ -105,7 +108,7 @@ def objective_perturbation(
     found = minimum(Objective(problem.loss, problem.X, problem.y, l2, tilt), tol=tol, max_iter=max_iter)
     theta = found.theta + _hiding_noise(2 * tol / l2, budget.part(_INEXACT), random, problem.size)
     guarantee = budget.guarantee(event, "objective perturbation", random.notes)
-    return Release(theta.reshape(problem.loss.outputs, -1), guarantee, l2, scale, found.iterations)
+    return Release(theta.reshape(problem.loss.outputs, -1), guarantee, l2, scale, max_iter)
 
 
 def _objective_l2(problem: Problem, budget: Budget) -> float:
@@ -139,7 +142,7 @@ def output_perturbation(
     theta = found.theta + _hiding_noise(sensitivity, budget, random, problem.size)
     event, scale = _hiding_event(sensitivity, step, budget)
     guarantee = budget.guarantee(event, "analytic Gaussian" if budget.delta else "pure output perturbation", random.notes)
-    return Release(theta.reshape(problem.loss.outputs, -1), guarantee, l2, scale, found.iterations)
+    return Release(theta.reshape(problem.loss.outputs, -1), guarantee, l2, scale, max_iter)
 
 
 def gradient_descent(

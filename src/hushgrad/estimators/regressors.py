@@ -103,12 +103,15 @@ class DPRidge(_LinearRegressor):
         self.random_state = random_state
 
     def _solve(self, X, y, row_norm, reach, budget, random):
-        l2 = None if self.l2 == "auto" else _check.non_negative('Use l2="auto" to have it chosen.', l2=self.l2)
+        remedy = 'Use l2="auto" to have it chosen.'
         if _check.one_of(("adassp", "objective"), method=self.method) == "adassp":
+            l2 = None if self.l2 == "auto" else _check.non_negative(remedy, l2=self.l2)
             return _adassp(X, y, row_norm, reach, budget, random, l2)
+        l2 = None if self.l2 == "auto" else _check.positive(remedy, l2=self.l2)
+        tol, max_iter = _check.positive(tol=self.tol) * row_norm * reach, _check.positive_int(max_iter=self.max_iter)
         loss = HuberResidual(_check.positive(huber=self.huber) * reach)
         problem = Problem(loss, X, y, row_norm)
-        release = objective_perturbation(problem, budget, random, l2=l2, tol=self.tol * row_norm * reach, max_iter=self.max_iter)
+        release = objective_perturbation(problem, budget, random, l2=l2, tol=tol, max_iter=max_iter)
         return release.theta[0], release.guarantee, release.iterations
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
 from sklearn.model_selection import ParameterGrid
+from sklearn.utils import _safe_indexing, indexable
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from hushgrad import _check
 from hushgrad.accounting import calibrate
 from hushgrad.accounting.rdp import success_probability
+from hushgrad.estimators.classifiers import LABELS_FROM_DATA
 from hushgrad.estimators.methods import Budget
 from hushgrad.estimators.randomness import Randomness, randomness
 from hushgrad.events import Event, PureDP, Relation, RepeatAndSelect
 
 __all__ = ["DPGridSearch"]
+
+_NEEDED = {"epsilon", "delta", "relation", "classes", "random_state"}  # what the search sets in a candidate
+_BLOCK = 4096  # probabilities of K that are looked at together
 
 
 def _best_has(name: str):
@@ -33,7 +39,8 @@ class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
 
     **Formal guarantee.** Each trial is epsilon_0-DP (a record is in one part only). With K truncated negative binomial of shape η the
     selection is (2 + η) epsilon_0-DP, and (epsilon, delta)-DP for the smaller epsilon that the Rényi analysis gives (Papernot and Steinke
-    2022, corollary 4 and theorem 2). epsilon_0 is chosen so that the total is the ``epsilon`` asked for.
+    2022, corollary 4 and theorem 2). epsilon_0 is chosen so that the total is the ``epsilon`` asked for. The winner was chosen by its
+    score, so its own ``guarantee_`` is that of the selection, too.
 
         >>> from sklearn.datasets import make_classification
         >>> from hushgrad.estimators import DPLogisticRegression
@@ -44,7 +51,8 @@ class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
         (True, 3.0)
 
     Args:
-        estimator: A private classifier with parameters ``epsilon``, ``delta`` and ``random_state``.
+        estimator: A private classifier of this room, or one with its parameters ``epsilon``, ``delta``, ``relation``, ``classes`` and
+            ``random_state``. The labels of all of ``y`` are taken for public unless ``classes`` are given.
         param_grid: The candidates, as for scikit-learn's GridSearchCV.
         epsilon: The budget of everything together.
         delta: Of everything together; 0 for pure differential privacy.
@@ -82,33 +90,45 @@ class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
         """Select and fit; the winner is ``best_estimator_``, the cost of the whole selection ``guarantee_``."""
         budget = Budget(self.epsilon, self.delta, Relation.of(self.relation))
         random = randomness(self.random_state)
+        self._check_estimator()
         self.base_epsilon_ = base_epsilon(budget, mean=self.mean_trials, shape=self.shape)
-        X, y = np.asarray(X), np.asarray(y)
-        scoring = random.uniform(len(X)) < _check.between(0, 1, scoring_share=self.scoring_share)
+        X, y = indexable(X, np.asarray(y))
+        scoring = random.uniform(len(y)) < _check.between(0, 1, scoring_share=self.scoring_share)
+        train, held = ((_safe_indexing(X, part), y[part]) for part in (~scoring, scoring))
+        public = {} if self.estimator.classes is not None else {"classes": np.unique(y)}
         candidates = list(ParameterGrid(self.param_grid))
         self.trials_ = trials(random, mean=self.mean_trials, shape=self.shape)
         best = -np.inf
         for _ in range(self.trials_):
             params = candidates[int(random.uniform(1)[0] * len(candidates))]
-            model = self._trial(params, X[~scoring], y[~scoring], random)
-            score = self._noisy_score(model, X[scoring], y[scoring], budget, random)
+            model = self._trial(params, public, train, random)
+            score = self._noisy_score(model, *held, budget, random)
             if score > best:
                 best, self.best_estimator_, self.best_params_ = score, model, params
         event = RepeatAndSelect(of=PureDP(self.base_epsilon_), mean=self.mean_trials, shape=self.shape)
         self.classes_ = self.best_estimator_.classes_
-        self.guarantee_ = budget.guarantee(event, "rdp", random.notes)
+        self.guarantee_ = budget.guarantee(event, "rdp", (*random.notes, LABELS_FROM_DATA) if public else random.notes)
+        self.best_estimator_.guarantee_ = self.guarantee_  # its own would be that of a model that was not chosen among others
         return self
 
-    def _trial(self, params: dict[str, Any], X, y, random: Randomness):
+    def _check_estimator(self) -> None:
+        remedy = "Use one of hushgrad.estimators: candidates are trained privately and scored by counting correct predictions."
+        if not is_classifier(self.estimator):
+            _check.fail("estimator", self.estimator, "to be a classifier", remedy)
+        missing = sorted(_NEEDED - self.estimator.get_params().keys())
+        if missing:
+            _check.fail("estimator", self.estimator, f"to have the parameters {', '.join(missing)}", remedy)
+
+    def _trial(self, params: dict[str, Any], public: dict[str, Any], train: tuple[Any, np.ndarray], random: Randomness):
         seed = None if not random.notes else int(random.bits(1)[0] >> np.uint64(32))
         fixed = {"epsilon": self.base_epsilon_, "delta": 0.0, "relation": self.relation, "random_state": seed}
         for name in params:
             if name in fixed:
                 _check.fail("param_grid", name, "not to set what the search sets itself")
-        return clone(self.estimator).set_params(**params, **fixed).fit(X, y)
+        return clone(self.estimator).set_params(**(public | params), **fixed).fit(*train)
 
     def _noisy_score(self, model, X, y, budget: Budget, random: Randomness) -> float:
-        correct = float((model.predict(X) == y).sum()) if len(X) else 0.0
+        correct = float((model.predict(X) == y).sum()) if len(y) else 0.0
         a, b = random.exponential(2)
         scale = budget.relation.contributions / self.base_epsilon_
         return correct + scale * (a - b)  # a difference of exponentials is Laplace
@@ -124,6 +144,12 @@ class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
         """The winner's class probabilities."""
         check_is_fitted(self)
         return self.best_estimator_.predict_proba(X)
+
+    @_best_has("decision_function")
+    def decision_function(self, X):
+        """The winner's scores."""
+        check_is_fitted(self)
+        return self.best_estimator_.decision_function(X)
 
     def score(self, X, y):
         """The winner's accuracy on other data."""
@@ -153,8 +179,26 @@ def trials(random: Randomness, *, mean: float, shape: float) -> int:
     gamma = success_probability(_check.between(1, 1e9, closed="left", mean=mean), shape)
     if gamma == 1.0:
         return 1
-    # Ratios of neighbours: P(k+1)/P(k) = (1 - γ)(k + η)/(k + 1), from k = 1 on; far past the mean nothing is left.
-    k = np.arange(1, int(60 * mean / min(1.0, 1 + shape)) + 100)
-    log_weight = np.concatenate([[0.0], np.cumsum(np.log1p(-gamma) + np.log((k[:-1] + shape) / (k[:-1] + 1)))])
-    weight = np.exp(log_weight - log_weight.max())
-    return int(k[np.searchsorted(np.cumsum(weight / weight.sum()), random.uniform(1)[0]).clip(max=k.size - 1)])
+    place, k, below, log_first = float(random.uniform(1)[0]), 1, 0.0, _log_of_one(gamma, shape)
+    # The theorem is about the whole distribution, and for shapes below 0 its tail is long: it is followed as far as the draw lies.
+    while True:
+        ratios = np.log1p(-gamma) + np.log((np.arange(k, k + _BLOCK) + shape) / np.arange(k + 1, k + 1 + _BLOCK))
+        logs = log_first + np.concatenate([[0.0], np.cumsum(ratios)])
+        cumulative = below + np.cumsum(np.exp(logs[:-1]))
+        if cumulative[-1] >= place:
+            return k + int(np.searchsorted(cumulative, place))
+        k, below, log_first = k + _BLOCK, cumulative[-1], logs[-1]
+        if (
+            below > 0.5 and log_first < math.log(gamma) - 45
+        ):  # less than 2^-64 is left: only rounding keeps the sum below the draw
+            return k
+
+
+def _log_of_one(gamma: float, shape: float) -> float:
+    """The logarithm of P(K = 1) = (1 - γ) η / (γ^-η - 1), whose limit for η = 0 is (1 - γ) / log(1/γ)."""
+    rate = -math.log(gamma)
+    if shape == 0:
+        return math.log1p(-gamma) - math.log(rate)
+    # For η > 0 the power may be beyond every float: it is taken out of the logarithm.
+    power = shape * rate + math.log(-math.expm1(-shape * rate)) if shape > 0 else math.log(-math.expm1(-shape * -rate))
+    return math.log1p(-gamma) + math.log(abs(shape)) - power
