@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -16,9 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 from hushgrad.cli.main import main
-from hushgrad.errors import ArgumentError
+from hushgrad.errors import ArgumentError, StorageError
 from hushgrad.guarantee import Guarantee, Ledger
-from hushgrad.recipes import DATA, DEMO, MODELS, Recipe, evaluate, load_recipe, train
+from hushgrad.recipes import DATA, DEMO, MODELS, Recipe, evaluate, load_recipe, session, train
 from hushgrad.train import Plan
 
 QUICK = """
@@ -116,6 +117,14 @@ def test_json_and_python_recipes(tmp_path, capsys):
         (("[run]", "[run"), "to be TOML"),
         (('"cosine"', '"cosin"'), "Did you mean 'cosine'"),
         (('name = "digits"', 'name = "mnist"'), "path"),
+        (("lr = 2.0", "lr = nan"), "lr=nan"),
+        (("checkpoint_every = 10", "checkpoint_every = 0"), "checkpoint_every=0"),
+        (("checkpoint_every = 10", "checkpoint_every = 1.5"), "checkpoint_every=1.5"),
+        (("evaluate_every = 15", "evaluate_every = -1"), "evaluate_every=-1"),
+        (("seed = 3", 'workers = "two"'), "workers='two'"),
+        (("seed = 3", "workers = -1"), "workers=-1"),
+        (("seed = 3", 'raw_metrics = "no"'), "raw_metrics='no'"),  # a word is true, and would store what is not private
+        (("seed = 3", 'device = "banana"'), "device='banana'"),
     ],
 )
 def test_a_bad_recipe_is_one_sentence_and_exit_code_2(tmp_path, capsys, change, match):
@@ -191,6 +200,38 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, how):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     with pytest.raises(ArgumentError, match="complete"):
         train(None, out, resume=True)
+
+
+def test_a_full_disk_at_a_resume_leaves_the_run_as_it_was(tmp_path, recipe, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "run_steps", _stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(load_recipe(recipe), out, progress=False)
+    before = {name: (out / name).read_bytes() for name in ("recipe.json", "plan.json", "checkpoint/key.json")}
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", _half_written)
+        with pytest.raises(StorageError, match="No space left"):
+            train(None, out, resume=True, progress=False)
+    assert {name: (out / name).read_bytes() for name in before} == before
+    assert train(None, out, resume=True, progress=False).steps == 30
+
+
+def _stop(*args, **options):
+    raise KeyboardInterrupt
+
+
+def _half_written(path, text, **options):
+    with path.open("w") as file:
+        file.write(text[: len(text) // 2])
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def test_a_damaged_folder_is_one_sentence(tmp_path, capsys):
+    (tmp_path / "recipe.json").write_text('{"model":')
+    assert main(["train", "--out", str(tmp_path), "--resume"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "recipe.json" in error and "damaged" in error
 
 
 def test_another_recipe_cannot_resume_a_run(tmp_path, recipe):

@@ -54,6 +54,20 @@ class Run:
     workers: int = 0
     raw_metrics: bool = False
 
+    def __post_init__(self) -> None:
+        _check.integer(0, evaluate_every=self.evaluate_every)
+        _check.positive_int(checkpoint_every=self.checkpoint_every)
+        _check.integer(0, workers=self.workers)
+        _check.instance(bool, raw_metrics=self.raw_metrics)  # a word such as "no" would count as yes, and store raw metrics
+        for name in ("max_physical_batch", "threads"):
+            if vars(self)[name] is not None:
+                _check.positive_int(**{name: vars(self)[name]})
+        if self.seed is not None:
+            _check.integer(seed=self.seed)
+        if self.max_epsilon is not None:
+            _check.positive(max_epsilon=self.max_epsilon)
+        _check.instance(str, device=self.device)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -116,7 +130,10 @@ class Recipe:
         if self.run.seed is not None:
             torch.manual_seed(_check.integer(seed=self.run.seed) % 2**63)  # torch takes no larger one
         model = _call(self.model, MODELS, "model", data)
-        return _check.instance(nn.Module, model=model).to(self.run.device)
+        try:
+            return _check.instance(nn.Module, model=model).to(self.run.device)
+        except (RuntimeError, AssertionError) as error:  # torch's ways to say that a device is unknown, or not there
+            raise ArgumentError(f"Expected device={self.run.device!r} to be there: {error}.") from None
 
     def make_plan(self, data: Data) -> Plan:
         """The plan, calibrated. ``dataset_size`` is that of the training set unless the recipe states a public one."""
@@ -138,6 +155,9 @@ class Recipe:
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer over all trainable parameters."""
         options = {key: value for key, value in self.optimizer.items() if key not in ("name", "schedule")}
+        for key, value in options.items():
+            if isinstance(value, float):
+                _check.number("", **{key: value})  # torch would train with nan, and spend the budget on it
         kind = _OPTIMIZERS[self.optimizer["name"]]
         _known(options, list(inspect.signature(kind).parameters)[1:], "[optimizer]")
         try:
@@ -191,15 +211,18 @@ def _change(text: str) -> tuple[str, str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value; what is none is a word.
+    """A TOML value; what is none is a word. ``True`` and ``False`` are taken as Python means them.
 
-    >>> parse_value("[1, 0.5]"), parse_value("adam")
-    ([1, 0.5], 'adam')
+    >>> parse_value("[1, 0.5]"), parse_value("adam"), parse_value("False")
+    ([1, 0.5], 'adam', False)
     """
+    text = text.strip()
+    if text in ("True", "False"):
+        text = text.lower()
     try:
         return _toml_text(f"value = {text}")["value"]
     except ValueError:
-        return text.strip()
+        return text
 
 
 def _tables(path: str | Path) -> dict[str, Any]:

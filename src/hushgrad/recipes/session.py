@@ -24,6 +24,7 @@ from hushgrad.recipes.interrupt import Interrupt
 from hushgrad.recipes.recipe import DEMO, Recipe
 from hushgrad.recipes.spending import Spending, alone_in
 from hushgrad.recipes.summary import write_report
+from hushgrad.train.atomic import replacing
 from hushgrad.train.callbacks import JsonLines, ProgressBar
 from hushgrad.train.checkpoint import Checkpoint
 from hushgrad.train.fit import run_steps
@@ -31,6 +32,8 @@ from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 
 __all__ = ["Outcome", "evaluate", "train"]
+
+_PUBLIC = 0o666  # as the user's umask says
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +209,8 @@ def _forget_after(path: Path, step: int) -> None:
     """Drop the metrics of steps after the checkpoint: they are about to be taken again."""
     if path.exists():
         kept = [line for line in path.read_text().splitlines() if _step(line) <= step]
-        path.write_text("".join(line + "\n" for line in kept))
+        with replacing(path, mode=_PUBLIC) as new:
+            new.write_text("".join(line + "\n" for line in kept))
 
 
 def _step(line: str) -> float:
@@ -217,8 +221,15 @@ def _step(line: str) -> float:
 
 
 def _read(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ArgumentError(f"Expected {str(path)!r} to be as it was written; it was damaged ({error}).") from None
 
 
 def _write(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    """All of it or nothing: a run whose plan was cut short by a full disk could never go on."""
+    with replacing(path, mode=_PUBLIC) as new:
+        new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
