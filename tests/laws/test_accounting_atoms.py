@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 
 from hushgrad.accounting.pld import PLD, from_above, from_below
 from hushgrad.accounting.pld.atoms import Atoms, DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
-from hushgrad.accounting.pld.continuous import LaplaceCurve
+from hushgrad.accounting.pld.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
 from hushgrad.accounting.pld.curve import Array, Curve, GaussianCurve, Mirror
 from hushgrad.accounting.pld.grid import Masses, both_sides
-from hushgrad.accounting.pld.poisson import PoissonRemove, Symmetrised
+from hushgrad.accounting.pld.poisson import PoissonRemove, PoissonReplace, Symmetrised
+from hushgrad.errors import NoTheorem
 from hushgrad.events import (
     ApproxDP,
     DiscreteGaussian,
@@ -52,7 +54,7 @@ class Anywhere(Atoms):
 
 
 def profile(masses: Masses, epsilon: Array) -> Array:
-    return masses.infinite + np.maximum(-np.expm1(epsilon[:, None] - masses.losses[None, :]), 0.0) @ masses.p
+    return masses.infinite + -np.expm1(np.minimum(epsilon[:, None] - masses.losses[None, :], 0.0)) @ masses.p
 
 
 def places(curve: Curve, step: float) -> Array:
@@ -176,6 +178,96 @@ RARE: list[tuple[Event, Relation, float, float]] = [  # found by fuzzing: each w
 def test_extremes_that_were_loose_are_not(event: Event, relation: Relation, delta: float, width: float) -> None:
     low, high = PLD().loss(event, relation).epsilon_interval(delta)  # type: ignore[attr-defined]
     assert 0 < low <= high <= low * (1 + width)
+
+
+def hits_only(distance: int, rate: float, steps: int, delta: float) -> float:
+    """Epsilon of sampled discrete Gaussian noise of sigma 1 at a far distance: the output tells whether the record took part."""
+    noise = np.exp(-0.5 * np.arange(-30.0, 31.0) ** 2)
+    total, losses, masses = np.ones(1), [], []
+    for hits in range(steps + 1):
+        k = np.arange(len(total)) - len(total) // 2
+        quiet = (steps - hits) * math.log1p(-rate)
+        losses.append(hits * (distance**2 / 2 + math.log(rate)) + distance * k + quiet)
+        masses.append(total * math.comb(steps, hits) * rate**hits * math.exp(quiet))
+        total = np.convolve(total, noise / noise.sum())
+    loss, mass = np.concatenate(losses), np.concatenate(masses)
+    low, high = 0.0, float(loss.max())
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        over = loss > middle
+        low, high = (middle, high) if np.sum(mass[over] * -np.expm1(middle - loss[over])) > delta else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize("distance", [38, 39, 50, 75])
+def test_losses_beyond_all_doubles(distance: int) -> None:
+    """Where P has less than 1e-308 and Q has a mass: it was lost, and the lower end came out above the truth."""
+    event = DiscreteGaussian(1.0, distance).sampled(rate=0.01) * 10
+    truth = hits_only(distance, 0.01, 10, 1e-5)
+    low, high = PLD().loss(event).epsilon_interval(1e-5)  # type: ignore[attr-defined]
+    assert high * (1 - 1e-4) < low <= truth <= high
+
+
+@pytest.mark.parametrize(
+    "event",
+    [DiscreteGaussian(0.3, 100), DiscreteLaplace(0.001), DiscreteLaplace(0.1, 100), PureDP(800.0), Laplace(1e-3)],
+    ids=str,
+)
+def test_losses_beyond_all_doubles_cause_no_warning(event: Event) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one = PLD().loss(event).epsilon(1e-5)
+        assert PLD().loss(event * 3).epsilon(1e-5) <= 3 * one * (1 + 1e-4)
+        low, high = PLD().loss(event.sampled(rate=0.01) * 10).epsilon_interval(1e-5)  # type: ignore[attr-defined]
+    assert one + math.log(0.01) < low <= high < 10 * one
+
+
+WIDE: list[Curve] = [  # losses of more than 709: e^loss is not a double
+    GaussianCurve(60.0),
+    PoissonRemove(GaussianCurve(60.0), 0.01),
+    PoissonReplace(40.0, 0.01),
+    PoissonReplace(60.0, 0.9),
+    LaplaceCurve(1000.0),
+    BoundedRange(900.0),
+    GaussianMixtureCurve((0.0, 10.0, 45.0), (0.9, 0.09, 0.01)),
+    DiscreteGaussianCurve(1.0, 50),
+    PoissonRemove(DiscreteGaussianCurve(1.0, 50), 0.01),
+    DiscreteLaplaceCurve(0.5, 1000),
+    PoissonRemove(Response(800.0), 0.01),
+    Mirror(PoissonRemove(Response(800.0), 0.01)),
+    Symmetrised(PoissonRemove(LaplaceCurve(1000.0), 0.01)),
+]
+
+
+@pytest.mark.parametrize("curve", WIDE, ids=str)
+@pytest.mark.parametrize("cells", [3000, 30])
+def test_wide_losses_are_bounded_from_both_sides(curve: Curve, cells: int) -> None:
+    far = max(1.0, *np.abs(curve.reach(1e-20)))
+    epsilon = np.concatenate([np.linspace(0.0, 1.2 * far, 400), np.linspace(0.0, 30.0, 100)])
+    with np.errstate(all="ignore"):
+        call = curve.right(epsilon)[0]
+        above = profile(from_above.connect_the_dots(curve, far / cells, 1e-20, 0.1), epsilon)
+        below = profile(from_below.lower(curve, far / cells, 1e-20, 0.1), epsilon)
+    assert np.all(np.diff(call[:400]) <= 1e-15) and call[0] > 1e-3
+    assert np.all(above >= call - 1e-15) and np.all(below <= call * (1 + 1e-9) + ROUNDING)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10])
+@pytest.mark.parametrize("sigma", [0.3, 0.05, 0.03, 0.025, 0.01])
+def test_a_replaced_record_costs_more_than_a_removed_one_with_any_noise(sigma: float, steps: int) -> None:
+    """With little noise the threshold of the best test was lost, and epsilon came out as 0."""
+    run = Gaussian(sigma).sampled(rate=0.5) * steps
+    low, high = PLD().loss(run, Relation.REPLACE_ONE).epsilon_interval(1e-5)  # type: ignore[attr-defined]
+    removed = PLD().loss(run).epsilon_interval(1e-5)  # type: ignore[attr-defined]
+    assert removed[0] * (1 - 1e-3) <= low <= high < PLD().loss(Gaussian(sigma) * steps, Relation.REPLACE_ONE).epsilon(1e-5)
+    assert PLD().loss(run, Relation.REPLACE_ONE).delta(0.0) == pytest.approx(1 - 0.5**steps, rel=0.1)
+
+
+def test_a_wide_distribution_is_answered_in_blocks_and_a_wider_one_refused() -> None:
+    low, high = PLD().loss(DiscreteLaplace(10.0, 10**15) * 10).epsilon_interval(1e-5)  # type: ignore[attr-defined]
+    assert 0.99e15 < low <= high < 1.01e15
+    with pytest.raises(NoTheorem, match="No table holds"):
+        PLD().loss(DiscreteLaplace(1e9, 10**9))
 
 
 # Planted defects -----------------------------------------------------------------------------------------------------------

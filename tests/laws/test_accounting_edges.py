@@ -18,7 +18,7 @@ from scipy.stats import binom
 from hushgrad.accounting import PLD, gaussian_epsilon
 from hushgrad.accounting.pld.compose import Composed
 from hushgrad.accounting.pld.loss import PrivacyLoss
-from hushgrad.events import BallsInBins, Event, Gaussian, Laplace, Relation, Sampled, TruncatedPoisson
+from hushgrad.events import BallsInBins, DiscreteGaussian, Event, Gaussian, Laplace, Relation, Sampled, TruncatedPoisson
 
 LIMIT = 15.0  # seconds of CPU for one question, on a slow and busy machine
 
@@ -129,6 +129,14 @@ def test_rare_large_losses_over_millions_of_steps() -> None:
     assert 0.0035 < low <= 0.00482 and 0.0048 <= high < 0.0055
     assert proved_delta(sigma, rate, steps, high) <= delta
     assert loss.delta_interval(0.02)[1] < 1e-6
+
+
+def test_a_window_above_the_answer_does_not_prove_epsilon_zero() -> None:
+    """The estimate is far off for such losses, so the first window lies above the answer: what is below it has to count."""
+    event = DiscreteGaussian(1.0, 38) * 1000
+    gaussian = PLD().loss(Gaussian(1 / 38) * 1000).epsilon(1e-5)
+    assert PLD().loss(event).epsilon(1e-5) == pytest.approx(gaussian, rel=2e-3)
+    assert PLD().loss(event).delta(0.9 * gaussian) > 0.99
 
 
 def test_lower_ends_where_the_analysis_is_not_tight() -> None:

@@ -51,10 +51,9 @@ def test_both_readings_hold_for_every_window(
     tilt: float, low: float, width: float, exponents: tuple[float, float, float], epsilon: float
 ) -> None:
     with np.errstate(all="ignore"):
-        above = composed("upper", tilt, low, width, exponents).delta(max(epsilon, low), upper=True)
+        above = composed("upper", tilt, low, width, exponents).delta(epsilon, upper=True)
         below = composed("lower", tilt, low, width, exponents).delta(epsilon, upper=False)
-    finite = exact(GRIDS["upper"], max(epsilon, low))
-    assert above >= min(1.0, finite) * (1 - 1e-9)
+    assert above >= min(1.0, exact(GRIDS["upper"], epsilon)) * (1 - 1e-9)
     assert below <= exact(GRIDS["lower"], epsilon) * (1 + 1e-9)
 
 
@@ -73,6 +72,12 @@ def test_forgetting_what_re_enters_is_caught(forgotten: str, low: float, width: 
     epsilon = max(low, 0.5)
     assert honest.delta(epsilon, upper=False) <= exact(GRIDS["lower"], epsilon)
     assert mutated.delta(epsilon, upper=False) > exact(GRIDS["lower"], epsilon) * 1.001
+
+
+def test_forgetting_what_is_under_the_window_is_caught() -> None:
+    honest = composed("upper", 6.0, 3.0, 4.0, (0.5, 2.0, 2.0))
+    assert honest.delta(0.5, upper=True) >= exact(GRIDS["upper"], 0.5)
+    assert replace(honest, under=0.0).delta(0.5, upper=True) < exact(GRIDS["upper"], 0.5)
 
 
 def test_forgetting_what_is_beyond_is_caught() -> None:

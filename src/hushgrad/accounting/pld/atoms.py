@@ -9,9 +9,28 @@ from functools import cached_property
 
 import numpy as np
 
-from hushgrad.accounting.pld.curve import Array, Curve
+from hushgrad.accounting.pld.curve import Array, Curve, masses_of_q
+from hushgrad.accounting.pld.grid import discounted
 
-__all__ = ["Atoms", "DiscreteGaussianCurve", "DiscreteLaplaceCurve", "Response"]
+__all__ = ["DEEPEST", "Atoms", "DiscreteGaussianCurve", "DiscreteLaplaceCurve", "Response"]
+
+
+_LEAST = 1e-300  # of a mass: smaller doubles lose digits
+_FARTHEST = 37  # standard deviations of a discrete Gaussian: beyond them there is less than that
+DEEPEST = 690  # scales of a discrete Laplace distribution: the same
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Partial sums at the atoms: from the largest loss down to zero, and from the smallest one up to zero."""
+
+    ends: tuple[float, float]
+    above: Array  # losses greater than 0, then infinity
+    call: Array
+    discounted: Array  # sum_{k >= j} p_k e^{l_j - l_k}
+    below: Array  # an entry for "none", then the losses up to 0
+    put: Array
+    compounded: Array  # sum_{k <= j} p_k e^{l_j - l_k}
 
 
 class Atoms(Curve):
@@ -26,66 +45,47 @@ class Atoms(Curve):
         """``(losses, masses under P)``, losses increasing and finite; together with ``infinite`` the masses sum to one."""
 
     @cached_property
-    def _table(self) -> tuple[Array, Array, Array, Array, Array, Array]:
-        """Losses; call, its slope mass and survival at each; put and its slope mass at each."""
+    def _table(self) -> _Table:
         losses, p = self.atoms()
-        gaps = np.diff(losses)
-        right = _discounted(p, gaps)  # sum_{k >= j} p_k e^{l_j - l_k}
-        call = np.append(np.cumsum((-np.expm1(-gaps) * right[1:])[::-1])[::-1], 0.0) + self.infinite
-        left = _compounded(p, gaps)  # sum_{k <= j} p_k e^{l_j - l_k}
-        put = np.append(0.0, np.cumsum(np.expm1(gaps) * left[:-1]))
-        return losses, call, right, put, left, p
+        up = losses > 0
+        above, below = losses[up], losses[~up]
+        tail = discounted(p[up], above)
+        call = np.cumsum((-np.expm1(-np.diff(above)) * tail[1:])[::-1])[::-1]
+        share = np.cumsum(masses_of_q(below, p[~up]))
+        size = np.exp(below)
+        put = np.cumsum(-np.expm1(-np.diff(below)) * size[1:] * share[:-1])
+        return _Table(
+            (float(losses[0]), float(losses[-1])),
+            np.append(above, math.inf),
+            self.infinite + np.concatenate([call, np.zeros(min(len(above), 1) + 1)]),
+            np.append(tail, 0.0),
+            np.append(0.0, below),
+            np.concatenate([np.zeros(min(len(below), 1) + 1), put]),
+            np.append(0.0, size * share),
+        )
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """Between two atoms call = call(next) + (1 - e^{eps - next}) times the discounted mass from the next one on."""
-        losses, call, right, _, _, _ = self._table
-        j = np.searchsorted(losses, epsilon, side="right")
-        last = j == len(losses)
-        j = np.minimum(j, len(losses) - 1)
-        gap = np.minimum(epsilon - losses[j], 0.0)
-        return (
-            np.where(last, self.infinite, call[j] - np.expm1(gap) * right[j]),
-            np.where(last, 0.0, np.exp(gap) * right[j]),
-        )
+        table = self._table
+        j = np.searchsorted(table.above, epsilon, side="right")
+        gap = epsilon - table.above[j]
+        return table.call[j] - np.expm1(gap) * table.discounted[j], np.exp(gap) * table.discounted[j]
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
         """The same from the left end."""
-        losses, _, _, put, left, _ = self._table
-        j = np.searchsorted(losses, epsilon, side="right") - 1
-        none = j < 0
-        j = np.maximum(j, 0)
-        gap = np.maximum(epsilon - losses[j], 0.0)
+        table = self._table
+        j = np.searchsorted(table.below[1:], epsilon, side="right")
+        gap = np.where(j == 0, 0.0, epsilon - table.below[j])
         base = self.impossible * np.exp(epsilon)
         return (
-            base + np.where(none, 0.0, put[j] + np.expm1(gap) * left[j]),
-            base + np.where(none, 0.0, np.exp(gap) * left[j]),
+            base + table.put[j] + np.expm1(gap) * table.compounded[j],
+            base + np.exp(gap) * table.compounded[j],
         )
 
     @property
     def support(self) -> tuple[float, float]:
         """The outermost atoms."""
-        losses = self._table[0]
-        return float(losses[0]), float(losses[-1])
-
-
-def _discounted(p: Array, gaps: Array) -> Array:
-    """sum_{k >= j} p_k e^{l_j - l_k}."""
-    total, out = 0.0, np.empty_like(p)
-    factors = np.append(np.exp(-gaps), 0.0)
-    for j in range(len(p) - 1, -1, -1):
-        total = p[j] + factors[j] * total
-        out[j] = total
-    return out
-
-
-def _compounded(p: Array, gaps: Array) -> Array:
-    """sum_{k <= j} p_k e^{l_j - l_k}."""
-    total, out = 0.0, np.empty_like(p)
-    factors = np.append(0.0, np.exp(gaps))
-    for j in range(len(p)):
-        total = p[j] + factors[j] * total
-        out[j] = total
-    return out
+        return self._table.ends
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ class Response(Atoms):
     def __post_init__(self) -> None:
         object.__setattr__(self, "lattice", self.epsilon if self.neutral else 2 * self.epsilon)
         object.__setattr__(self, "infinite", self.failure)
-        object.__setattr__(self, "impossible", self.failure)
+        object.__setattr__(self, "impossible", self.failure if math.exp(-self.epsilon) >= _LEAST else 1.0)
 
     def atoms(self) -> tuple[Array, Array]:
         """See :class:`Atoms`."""
         e = self.epsilon
         weights = np.array([math.exp(-e), self.neutral * math.exp(-e), 1.0])
-        present = weights > 0
+        present = weights >= _LEAST
         return np.array([-e, 0.0, e])[present], ((1 - self.failure) * weights / weights.sum())[present]
 
 
@@ -122,15 +122,26 @@ class DiscreteLaplaceCurve(Atoms):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lattice", 2 / self.scale)
+        rest = self.distance - self._reach()
+        object.__setattr__(self, "impossible", 1 - math.exp(-rest / self.scale) / (1 + self._ratio) if rest else 0.0)
 
     def atoms(self) -> tuple[Array, Array]:
         """See :class:`Atoms`; the two ends hold the geometric tails."""
-        d, a = self.distance, math.exp(-1 / self.scale)
-        k = np.arange(0, d + 1)
         # under P = noise around 0, the loss at output k is (|k - d| - |k|) / scale: from d at k <= 0 to -d at k >= d
-        p = (1 - a) / (1 + a) * a**k
-        p[0], p[-1] = 1 / (1 + a), a**d / (1 + a)
-        return np.asarray((2.0 * np.arange(d + 1) - d) / self.scale, dtype=np.float64), np.asarray(p[::-1], dtype=np.float64)
+        d, k = self.distance, np.arange(self._reach(), -1.0, -1.0)
+        p = -math.expm1(-1 / self.scale) / (1 + self._ratio) * np.exp(-k / self.scale)
+        p[-1] = 1 / (1 + self._ratio)
+        if len(p) > d:
+            p[0] = math.exp(-d / self.scale) / (1 + self._ratio)
+        return np.asarray((d - 2 * k) / self.scale, dtype=np.float64), np.asarray(p, dtype=np.float64)
+
+    @property
+    def _ratio(self) -> float:
+        return math.exp(-1 / self.scale)
+
+    def _reach(self) -> int:
+        """The last output that counts: further away P has next to no mass."""
+        return min(self.distance, math.floor(DEEPEST * self.scale))
 
 
 @dataclass(frozen=True)
@@ -142,11 +153,17 @@ class DiscreteGaussianCurve(Atoms):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lattice", self.distance / self.sigma**2)
+        void = float(np.sum(self._masses()[-self.distance :]))  # of Q, at the outputs where P has next to no mass
+        object.__setattr__(self, "impossible", void if void > 1e10 * _LEAST else 0.0)
 
     def atoms(self) -> tuple[Array, Array]:
-        """See :class:`Atoms`; beyond 38 sigma there is less mass than the smallest double."""
-        reach = math.ceil(38 * self.sigma) + self.distance
-        k = np.arange(-reach, reach + 1)
-        weights = np.exp(-0.5 * (k / self.sigma) ** 2)
-        losses = (self.distance**2 - 2.0 * k * self.distance) / (2 * self.sigma**2)
-        return losses[::-1].copy(), (weights / weights.sum())[::-1].copy()
+        """See :class:`Atoms`."""
+        p = self._masses()
+        k = np.arange(len(p)) - len(p) // 2
+        return np.asarray(self.distance / self.sigma**2 * (0.5 * self.distance + k), dtype=np.float64), p
+
+    def _masses(self) -> Array:
+        """P's masses, symmetric around 0."""
+        reach = math.floor(_FARTHEST * self.sigma)
+        weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / self.sigma) ** 2)
+        return np.asarray(weights / weights.sum())

@@ -61,6 +61,7 @@ class Composed:
     beyond: float  # untilted mass above the window
     relative: float  # of all the masses
     infinite: float  # mass at an infinite loss
+    under: float = 1.0  # untilted mass below the window
 
     def delta(self, epsilon: float, *, upper: bool) -> float:
         """A bound on delta at ``epsilon``."""
@@ -120,7 +121,8 @@ class Composed:
 
     def _finish(self, total: float, epsilon: float, *, upper: bool) -> float:
         if upper:
-            return min(1.0, total * (1 + self.relative) + self.beyond + self.infinite)
+            outside = self.beyond + (self.under if epsilon < self.low else 0.0)  # what re-entered counts e^{-tW} times only
+            return min(1.0, total * (1 + self.relative) + outside + self.infinite)
         return max(0.0, (total - float(self._alias(epsilon, 0.0))) * (1 - self.relative) + self.infinite)
 
 
@@ -171,7 +173,9 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
     start = math.ceil((window.low - base) / step)
     low, high = base + start * step, base + (start + n) * step
     least, most = range_of(parts)
-    raised = 0.0 if least >= low + step else _raised(parts, window, low, high)
+    begins = least >= low + step  # the window holds all smaller losses
+    under = 0.0 if begins else math.exp(min(0.0, _at_most(parts, low, -window.down)))
+    raised = 0.0 if begins else _raised(under, t * (high - low))
     inside = most <= high - 2 * step
     beyond = 0.0 if inside else math.exp(min(0.0, _at_most(parts, high, t + window.up)))
     shrinks = -window.far * (high - low)  # ln of what one more window is worth; sums of powers of it
@@ -189,6 +193,7 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
         beyond=beyond,
         relative=math.expm1(spread + 64 * _U * (1 + abs(t * base) + abs(log_mass))),
         infinite=infinite,
+        under=under,
     )
 
 
@@ -197,11 +202,9 @@ def _at_most(parts: Sequence[Part], end: float, s: float) -> float:
     return log_moment(parts, s) - s * end
 
 
-def _raised(parts: Sequence[Part], window: Window, low: float, high: float) -> float:
-    """The most that mass below the window adds: it re-enters at least one window higher, where it counts e^{-t W} times."""
-    if window.tilt < 0:
-        return math.inf
-    return math.exp(-window.tilt * (high - low) + min(_at_most(parts, low, -window.down), 0.0))
+def _raised(under: float, exponent: float) -> float:
+    """The most that mass ``under`` the window adds: it re-enters at least one window higher, where it counts e^{-t W} times."""
+    return under * math.exp(-exponent) if exponent >= 0 else math.inf
 
 
 def range_of(parts: Sequence[Part]) -> tuple[float, float]:

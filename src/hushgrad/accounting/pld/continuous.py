@@ -90,8 +90,11 @@ class GaussianMixtureCurve(Curve):
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """See :class:`Curve`."""
         z = self._threshold(epsilon)
-        call = sum((w * gaussian_tails(mu * z - mu * mu / 2, mu)[0] for mu, w in self._moved), np.zeros_like(z))
-        return call, np.exp(np.minimum(epsilon, 700.0)) * ndtr(-z)
+        call, above = np.zeros_like(z), self._still * ndtr(-z)
+        for mu, w in self._moved:
+            sides = gaussian_tails(mu * z - mu * mu / 2, mu)
+            call, above = call + w * sides[0], above + w * sides[1]
+        return call, above
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
         """See :class:`Curve`; to the left of the log of the weight at mean 0 there is no loss."""
@@ -106,8 +109,11 @@ class GaussianMixtureCurve(Curve):
     @property
     def support(self) -> tuple[float, float]:
         """From the log of the weight at mean 0."""
-        still = sum(w for mu, w in zip(self.means, self.weights, strict=True) if mu == 0)
-        return (math.log(still) if still > 0 else -math.inf), math.inf
+        return (math.log(self._still) if self._still > 0 else -math.inf), math.inf
+
+    @property
+    def _still(self) -> float:
+        return sum(w for mu, w in zip(self.means, self.weights, strict=True) if mu == 0)
 
     @property
     def _moved(self) -> list[tuple[float, float]]:

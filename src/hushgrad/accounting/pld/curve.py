@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
 
-__all__ = ["ACCURACY", "Array", "Curve", "GaussianCurve", "Mirror", "Mixture", "gaussian_tails"]
+__all__ = ["ACCURACY", "Array", "Curve", "GaussianCurve", "Mirror", "Mixture", "gaussian_tails", "masses_of_q"]
 
 Array = NDArray[np.float64]
 
@@ -101,6 +101,13 @@ def _first_below(tail_of: Callable[[Array], Array], tail: float) -> float:
     return high
 
 
+def masses_of_q(losses: Array, p: Array) -> Array:
+    """Q's masses e^{-L} p at rising losses, without overflow where P has almost nothing."""
+    if len(losses) == 0 or losses[0] > -600.0:
+        return np.asarray(p * np.exp(-losses))
+    return np.where(p > 0, np.exp(np.minimum(np.log(np.maximum(p, 1e-323)) - losses, 1.0)), 0.0)
+
+
 @dataclass(frozen=True)
 class Mirror(Curve):
     """The same pair in the other direction, (Q, P): call and put change places, L changes its sign."""
@@ -117,7 +124,7 @@ class Mirror(Curve):
     def atoms(self) -> tuple[Array, Array]:
         """See :class:`Curve`; Q's mass is e^{-L} times P's."""
         losses, p = self.of.atoms()
-        return -losses[::-1], (p * np.exp(-losses))[::-1]
+        return -losses[::-1], masses_of_q(losses, p)[::-1]
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """P[L <= -eps] = below - put."""

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from hushgrad.accounting.pld.curve import Array, Curve
+from hushgrad.accounting.pld.curve import Array, Curve, masses_of_q
 from hushgrad.accounting.pld.grid import GUARD, HAIR, Masses, anchored, balance, kinks, rebuild
 
 __all__ = ["chords", "connect_the_dots"]
@@ -32,7 +32,8 @@ def chords(curve: Curve, losses: Array, split: int) -> tuple[Array, float, float
     accuracy = curve.accuracy(float(np.min(np.diff(losses))))
     values = np.concatenate([curve.left(losses[:split])[0], curve.right(losses[split:])[0]]) * (1 + accuracy)
     infinite = max(float(values[-1]), 1e-300)
-    lost = float(values[0]) * math.exp(-losses[0])  # the first chord starts at x = 0: this much of Q has no counterpart
+    # the first chord starts at x = 0: this much of Q has no counterpart
+    lost = max(curve.impossible, float(masses_of_q(losses[:1], values[:1])[0]))
     others = np.maximum(kinks(values, losses, split), 0.0)  # convexity makes them positive; what is clipped is rounding
     made = rebuild(others, losses, split, lost * np.exp(losses[:split]), infinite)
     ratio = max(1.0, float(np.max(values / np.maximum(made, 1e-300)))) * (1 + accuracy)

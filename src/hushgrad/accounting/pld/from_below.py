@@ -23,6 +23,7 @@ from hushgrad.accounting.pld.grid import GUARD, HAIR, LESS, MORE, Indices, Masse
 __all__ = ["floor", "lower", "touch"]
 
 _TINY = 1e-280
+_WIDEST = 600.0  # of a loss: a hull needs x = e^epsilon itself, and differences of it
 
 
 def lower(curve: Curve, step: float, tail: float, tilt: float) -> Masses:
@@ -35,6 +36,8 @@ def lower(curve: Curve, step: float, tail: float, tilt: float) -> Masses:
 def touch(curve: Curve, step: float, tail: float, tilt: float) -> Masses | None:
     """Masses whose profile consists of segments under supporting lines of ``curve``; None where no such profile is found."""
     grid = anchored(curve, step, tail, tilt, hair=-HAIR)
+    if max(-grid.losses[0], grid.losses[-1]) > _WIDEST:
+        return None
     losses, split, index = grid.losses[1:-1], grid.split - 1, grid.index[1:-1]
     values = _ended(curve, losses, _under_tangents(curve, grid.losses, grid.split)[1:-1], split)
     if values is None:

@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hushgrad.accounting.pld.curve import ACCURACY, Array, Curve
+from hushgrad.accounting.pld.curve import ACCURACY, Array, Curve, masses_of_q
 
 __all__ = [
     "GUARD",
@@ -30,6 +30,7 @@ __all__ = [
     "atoms_of",
     "balance",
     "both_sides",
+    "discounted",
     "heaviest",
     "kinks",
     "rebuild",
@@ -41,6 +42,7 @@ GUARD = 2.0**-47  # covers the rounding of sums of up to 2**24 positive terms by
 HAIR = 2.0**-41  # of a loss: more than the rounding of a grid point
 _FEW = 2**14  # atoms
 _MOST = 2**16  # points on one side, about
+_BLOCK = 30.0
 _PLACES = np.linspace(0.0, 1.0, 33)
 LESS, MORE = 1 - 2 * ACCURACY, 1 + 2 * ACCURACY
 
@@ -206,14 +208,26 @@ def kinks(values: Array, losses: Array, split: int) -> Array:
 
 def rebuild(p: Array, losses: Array, split: int, baseline: Array | float, infinite: float) -> Array:
     """Put before ``split`` (over a ``baseline``) and call from it on, by sums of positive terms only."""
-    x, q = np.exp(losses), p * np.exp(-losses)
-    width = np.diff(x)
-    # the slope of call in x just before a point is the mass of Q at this point and above; of put after it: at it and below
-    above = np.cumsum(q[split:][::-1])[::-1]
-    call = infinite + np.append(np.cumsum((width[split:] * above[1:])[::-1])[::-1], 0.0)
-    below = np.cumsum(q[:split])
-    put = baseline + np.append(0.0, np.cumsum(width[: split - 1] * below[:-1]))
+    gaps = np.diff(losses)
+    call = infinite + np.append(
+        np.cumsum((-np.expm1(-gaps[split:]) * discounted(p[split:], losses[split:])[1:])[::-1])[::-1], 0.0
+    )
+    # the slope of put in x just after a point is the mass of Q at this point and below
+    below = np.cumsum(masses_of_q(losses[:split], p[:split]))
+    put = baseline + np.append(0.0, np.cumsum(-np.expm1(-gaps[: split - 1]) * np.exp(losses[1:split]) * below[:-1]))
     return np.concatenate([put, call])
+
+
+def discounted(p: Array, losses: Array) -> Array:
+    """sum_{k >= j} p_k e^{l_j - l_k}, in blocks from the top that each pass their sum on: no factor is too large for a double."""
+    out, stop, passed = np.empty_like(p), len(p), 0.0
+    while stop > 0:
+        start = int(np.searchsorted(losses[:stop], losses[stop - 1] - _BLOCK))
+        factor = np.exp(losses[start:stop] - losses[start])
+        sums = np.cumsum((p[start:stop] / factor)[::-1])[::-1]
+        out[start:stop] = factor * (sums + passed / factor[-1])
+        stop, passed = start, float(out[start]) * math.exp(losses[start - 1] - losses[start]) if start else 0.0
+    return out
 
 
 def balance(p: Array, losses: Array, split: int, total: float, total_q: float, tolerance: float = 0.0) -> Array | None:

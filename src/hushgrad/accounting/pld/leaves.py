@@ -9,7 +9,7 @@ from scipy.special import bdtrc
 
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
 from hushgrad.accounting.pld.accountant import PLD
-from hushgrad.accounting.pld.atoms import DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
+from hushgrad.accounting.pld.atoms import DEEPEST, DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
 from hushgrad.accounting.pld.balls import BallsInBinsCurve, balls_in_bins
 from hushgrad.accounting.pld.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
 from hushgrad.accounting.pld.curve import Curve, GaussianCurve, Mirror, Mixture
@@ -41,7 +41,9 @@ from hushgrad.events import (
 
 _NOISE = (Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace)  # added to a sum: two sums are at most two contributions apart
 
-_WIDEST = 1e5  # of a discrete Gaussian: 76 sigma atoms are 60 MB
+_WIDEST = 1e5  # of a discrete Gaussian: 74 sigma atoms are 60 MB
+_FARTHEST = 25.0  # of a mean of a mixture: losses are then hundreds in both directions, too large for ratios of densities
+_MOST = 8_000_000  # atoms of a discrete Laplace distribution: the same
 
 
 def _once(*above: Curve, below: tuple[Curve, ...] | None = None) -> PrivacyLoss:
@@ -75,7 +77,13 @@ def _(event: DiscreteGaussian, relation: Relation) -> Loss:
 
 @PLD.analyses(DiscreteLaplace)
 def _(event: DiscreteLaplace, relation: Relation) -> Loss:
-    return _once(DiscreteLaplaceCurve(event.scale, relation.contributions * event.sensitivity))
+    distance = relation.contributions * event.sensitivity
+    if min(distance, DEEPEST * event.scale) > _MOST:
+        raise NoTheorem(
+            f"No table holds a discrete Laplace distribution of scale={event.scale:g} at a distance of {distance:g}. "
+            "Ask the rdp accountant, or describe the step by PureDP."
+        )
+    return _once(DiscreteLaplaceCurve(event.scale, distance))
 
 
 @PLD.analyses(RandomizedResponse)
@@ -121,8 +129,11 @@ def _(event: GaussianMixture, relation: Relation) -> Loss:
             "Ask for one of these."
         )
     means = tuple(s / event.noise_multiplier for s in event.sensitivities)
-    if not any(m > 0 and w > 0 for m, w in zip(means, event.probabilities, strict=True)):
+    present = [m for m, w in zip(means, event.probabilities, strict=True) if w > 0]
+    if max(present) == 0:
         return Nothing()
+    if min(present) > _FARTHEST:  # for tests of half lines, which are the best ones for a single Gaussian, the others are worse
+        return _once(GaussianCurve(max(present)), below=(GaussianCurve(min(present)),))
     total = math.fsum(event.probabilities)
     return _once(*_mirrored(GaussianMixtureCurve(means, tuple(w / total for w in event.probabilities))))
 

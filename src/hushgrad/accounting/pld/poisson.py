@@ -10,12 +10,13 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import log_ndtr, ndtr
 
-from hushgrad.accounting.pld.curve import Array, Curve
+from hushgrad.accounting.pld.curve import Array, Curve, masses_of_q
 
 __all__ = ["PoissonRemove", "PoissonReplace", "Symmetrised"]
 
+_LARGE = 600.0  # of an epsilon: beyond it e^epsilon leaves the range of doubles
 _FAR = 1e4  # an epsilon at which every curve has reached its limit; stands for infinity where infinity would make NaN
 
 
@@ -37,7 +38,7 @@ class PoissonRemove(Curve):
     def atoms(self) -> tuple[Array, Array]:
         """See :class:`Curve`; where only Q has mass, the loss is ln(1-q)."""
         losses, p = self.base.atoms()
-        masses = p * (self.rate + (1 - self.rate) * np.exp(-losses))
+        masses = self.rate * p + (1 - self.rate) * masses_of_q(losses, p)
         with np.errstate(over="ignore"):
             far = losses + math.log(self.rate) + np.log1p((1 - self.rate) / self.rate * np.exp(-losses))
             mapped = np.where(losses > 30, far, np.log1p(self.rate * np.expm1(np.minimum(losses, 30.0))))
@@ -80,12 +81,15 @@ class PoissonReplace(Curve):
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """See :class:`Curve`."""
         q, mu = self.rate, self.mu
-        epsilon = np.minimum(epsilon, 600.0)
         z = self._threshold(epsilon)
-        x = np.exp(epsilon)
+        x = np.exp(np.minimum(epsilon, _LARGE))
         null, plus, minus = ndtr(-z), ndtr(mu - z), ndtr(-mu - z)
-        call = q * (plus - x * minus) - (1 - q) * np.expm1(epsilon) * null
-        return np.maximum(call, 0.0), x * ((1 - q) * null + q * minus)
+        call = q * (plus - x * minus) - (1 - q) * np.expm1(np.minimum(epsilon, _LARGE)) * null
+        above = x * ((1 - q) * null + q * minus)
+        if np.any(epsilon > _LARGE):
+            far = (1 - q) * np.exp(epsilon + log_ndtr(-z)) + q * np.exp(epsilon + log_ndtr(-mu - z))
+            call, above = np.where(epsilon > _LARGE, q * plus - far, call), np.where(epsilon > _LARGE, far, above)
+        return np.maximum(call, 0.0), above
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
         """The pair is its own mirror image."""
@@ -94,10 +98,14 @@ class PoissonReplace(Curve):
         return scale * call, scale * (call + above)
 
     def _threshold(self, epsilon: Array) -> Array:
-        # q c u^2 - (1-q)(e^eps - 1) u - e^eps q c = 0 with c = e^{-mu^2/2}; the positive root, free of cancellation
+        # q c u^2 - (1-q)(e^eps - 1) u - e^eps q c = 0 with c = e^{-mu^2/2}: u = half + sqrt(half^2 + root^2), over q c
         log_c = math.log(self.rate) - 0.5 * self.mu**2
-        half = (1 - self.rate) * np.expm1(epsilon) / 2
-        threshold: Array = (np.log(half + np.hypot(half, np.exp(log_c + epsilon / 2))) - log_c) / self.mu
+        half = (1 - self.rate) * np.expm1(np.minimum(epsilon, _LARGE)) / 2
+        log_root = log_c + np.minimum(epsilon, _LARGE) / 2
+        with np.errstate(divide="ignore", over="ignore"):
+            ratio = half * np.exp(np.minimum(-log_root, _LARGE))
+            log_u = np.where(ratio > 1e9, np.log(2 * half), log_root + np.arcsinh(ratio))
+        threshold: Array = (log_u + np.maximum(epsilon - _LARGE, 0.0) - log_c) / self.mu
         return threshold
 
 
