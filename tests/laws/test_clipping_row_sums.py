@@ -99,7 +99,7 @@ def test_an_example_without_a_finite_gradient_adds_no_row(fold):
 
 
 def test_many_micro_batches_never_keep_more_rows_than_the_table_has():
-    total, dense = RowSum(torch.Size([5, 2]), torch.float64, torch.device("cpu")), torch.zeros(5, 2, dtype=torch.float64)
+    total, dense = RowSum(torch.empty(5, 2), torch.float64), torch.zeros(5, 2, dtype=torch.float64)
     for seed in range(20):
         g = torch.Generator().manual_seed(seed)
         ids, values = torch.randint(5, (4,), generator=g), torch.randn(4, 2, generator=g).double()
@@ -110,9 +110,9 @@ def test_many_micro_batches_never_keep_more_rows_than_the_table_has():
 
 
 def test_an_empty_sum_is_a_table_without_rows():
-    total = RowSum(torch.Size([5, 2]), torch.float32, torch.device("cpu"))
+    total = RowSum(torch.empty(5, 2), torch.float32)
     assert total.buffer.coalesce().values().shape == (0, 2) and total.buffer.shape == (5, 2)
-    assert Sum(torch.Size([5, 2]), torch.float32, torch.device("cpu")).buffer.shape == (5, 2)
+    assert Sum(torch.empty(5, 2), torch.float32).buffer.shape == (5, 2)
 
 
 def test_rows_that_a_rule_cannot_name_are_all_rows():

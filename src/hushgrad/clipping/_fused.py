@@ -53,7 +53,7 @@ _LIBRARY = _native.load(__file__, "_clip", _Library)
 
 def outer_sq_norms(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
     """‖x_i‖² ‖g_i‖² and ‖g_i‖² of each row of x (B, d) and g (B, p)."""
-    if _LIBRARY is None or not _fit(x) or not _fit(g) or x.numel() + g.numel() > _AT_MOST:
+    if _LIBRARY is None or not _fit(x, g) or x.numel() + g.numel() > _AT_MOST:
         return None
     B = x.shape[0]
     of_weight, of_bias = torch.empty(B), torch.empty(B)
@@ -63,7 +63,7 @@ def outer_sq_norms(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def total(parts: Sequence[Tensor], factor: float) -> tuple[Tensor, Tensor, bool] | None:
     """``factor`` times the sum of the parts (squared norms), its root, and whether all of it is finite."""
-    if _LIBRARY is None or not all(map(_fit, parts)):
+    if _LIBRARY is None or not _fit(*parts):
         return None
     rows = parts[0].numel()
     squares, norms = torch.empty(rows), torch.empty(rows)
@@ -77,7 +77,7 @@ def clip(parts: Sequence[Tensor], factor: float, bound: float) -> tuple[Tensor, 
 
     The weight is 0 where the norm is no number.
     """
-    if _LIBRARY is None or not all(map(_fit, parts)):
+    if _LIBRARY is None or not _fit(*parts):
         return None
     rows = parts[0].numel()
     norms, weights = torch.empty(rows), torch.empty(rows)
@@ -89,7 +89,7 @@ def clip(parts: Sequence[Tensor], factor: float, bound: float) -> tuple[Tensor, 
 def outer_sums(x: Tensor, g: Tensor, weights: Tensor) -> tuple[Tensor, Tensor] | None:
     """The sums of w_i g_i x_i^T and of w_i g_i, for x (B, d), g (B, p) and w (B,); where p is small."""
     p, d = g.shape[1], x.shape[1]
-    if _LIBRARY is None or p > _OUTPUTS_AT_MOST or x.numel() > _AT_MOST or not (_fit(x) and _fit(g) and _fit(weights)):
+    if _LIBRARY is None or p > _OUTPUTS_AT_MOST or x.numel() > _AT_MOST or not _fit(x, g, weights):
         return None
     of_weight, of_bias = torch.empty(p, d), torch.empty(p)
     at = x.data_ptr(), d, g.data_ptr(), p, weights.data_ptr(), x.shape[0], of_weight.data_ptr(), of_bias.data_ptr()
@@ -135,7 +135,7 @@ def kernel_gradients(x: Tensor, g: Tensor, edges: Sequence[int], geometry: Geome
 
     ``edges`` is the zero padding as ``F.pad`` wants it; one and two dimensions.
     """
-    if _LIBRARY is None or not _fit(x) or not _fit(g) or x.dim() > 4 or g.numel() == 0:
+    if _LIBRARY is None or not _fit(x, g) or x.dim() > 4 or g.numel() == 0:
         return None
     shape = _shape(x, g, edges, geometry)
     if shape.patches > _PATCHES_AT_MOST:
@@ -181,5 +181,5 @@ def _pair(sizes: Sequence[int]) -> tuple[int, int]:
     return (1, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
 
 
-def _fit(t: Tensor) -> bool:
-    return t.dtype is torch.float32 and t.is_cpu and t.is_contiguous()
+def _fit(*tensors: Tensor) -> bool:
+    return all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)

@@ -138,8 +138,7 @@ class Record:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.release()
-        self.kept, self.pieces = {}, {}
+        self.args, self.kwargs, self.grads, self.kept, self.pieces = (), {}, (), {}, {}
 
     def release(self) -> None:
         """Forget inputs and gradients; what is ``kept`` stays."""

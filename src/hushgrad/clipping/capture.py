@@ -150,12 +150,16 @@ class Capture:
         """
         try:
             with torch.set_grad_enabled(False):  # as a decorator, or as no_grad, it takes three times as long
-                return self._collect(clipper, self._sums(out or {}), scale)
+                sums = self._sums(out or {})
+                parts = self._reduce(clipper, sums, scale)
+                if len(parts) == 1 and self._folded is None:
+                    return ClippedSum({name: total.buffer for name, total in sums.items()}, *parts[0])
+                return self._joined(clipper, sums, parts, scale)
         finally:
             self.discard()
 
-    def _collect(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> ClippedSum:
-        parts = self._reduce(clipper, sums, scale)
+    def _joined(self, clipper: Clipper, sums: dict[str, Sum], parts: list[Part], scale: float) -> ClippedSum:
+        """All micro-batches, those that were folded too; there may be none."""
         if self._folded is not None:
             folded, earlier = self._folded
             for name, total in folded.items():
@@ -163,8 +167,6 @@ class Capture:
                     sums[name].add(total.tensor.mul_(scale))
             parts = earlier + parts
         raw_sums = {name: total.buffer for name, total in sums.items()}
-        if len(parts) == 1:
-            return ClippedSum(raw_sums, *parts[0])
         if not parts:
             first = next(iter(self._params))
             empty = self._params[first].new_zeros(0, dtype=self._dtypes[first])
@@ -218,7 +220,7 @@ class Capture:
 
     def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
         return {
-            name: (RowSum if name in self._by_rows else Sum)(p.shape, self._dtypes[name], p.device, out.get(name))
+            name: (RowSum if name in self._by_rows else Sum)(p, self._dtypes[name], out.get(name))
             for name, p in self._params.items()
         }
 

@@ -11,7 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Pieces", "RowSum", "Sum"]
+__all__ = ["Form", "Pieces", "RowSum", "Sum"]
+
+
+class Form(NamedTuple):
+    """What a sum is like, where no tensor is."""
+
+    shape: torch.Size
+    device: torch.device
 
 
 class Pieces(NamedTuple):
@@ -29,9 +36,9 @@ class Pieces(NamedTuple):
 
 
 class Sum:
-    """``sum_i w_i G_i`` of one parameter; ``tensor`` is None as long as nothing was added.
+    """``sum_i w_i G_i`` of the parameter ``like``; ``tensor`` is None as long as nothing was added.
 
-    >>> total = Sum(torch.Size([2, 3]), torch.float32, torch.device("cpu"))
+    >>> total = Sum(torch.empty(2, 3), torch.float32)
     >>> total.addmm(torch.ones(2, 4), torch.ones(4, 3))
     >>> total.add(torch.ones(2, 3))
     >>> total.buffer
@@ -39,16 +46,16 @@ class Sum:
             [5., 5., 5.]])
     """
 
-    __slots__ = ("_device", "_dtype", "_shape", "tensor")
+    __slots__ = ("_dtype", "_like", "tensor")
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, tensor: Tensor | None = None) -> None:
-        self._shape, self._dtype, self._device, self.tensor = shape, dtype, device, tensor
+    def __init__(self, like: Tensor | Form, dtype: torch.dtype, tensor: Tensor | None = None) -> None:
+        self._like, self._dtype, self.tensor = like, dtype, tensor
 
     @property
     def buffer(self) -> Tensor:
         """The sum so far, to be added to in place (scattered rows, slices)."""
         if self.tensor is None:
-            self.tensor = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
+            self.tensor = torch.zeros(self._like.shape, dtype=self._dtype, device=self._like.device)
         return self.tensor
 
     def add_rows(self, ids: Tensor, values: Tensor) -> None:
@@ -59,10 +66,10 @@ class Sum:
         """Add ``term``, which is the sum's from now on: nobody else may hold it."""
         if self.tensor is not None:
             self.tensor.add_(term)
-        elif term.dtype is self._dtype and term.is_contiguous() and term.shape == self._shape:
+        elif term.dtype is self._dtype and term.is_contiguous() and term.shape == self._like.shape:
             self.tensor = term
         else:
-            self.tensor = term.to(self._dtype).reshape(self._shape).contiguous()
+            self.tensor = term.to(self._dtype).reshape(self._like.shape).contiguous()
 
     def addmm(self, a: Tensor, b: Tensor) -> None:
         """Add the matrix product ``a @ b``."""
@@ -77,7 +84,7 @@ class Sum:
             for part, some in zip(G.parts, weights.split([len(part) for part in G.parts]), strict=True):
                 self.add_kept(part, some)
         elif self.tensor is None:
-            self.tensor = torch.mv(_rows(G).t(), weights.to(G.dtype)).view(self._shape).to(self._dtype)
+            self.tensor = torch.mv(_rows(G).t(), weights.to(G.dtype)).view(self._like.shape).to(self._dtype)
         elif self.tensor.is_contiguous():
             self.tensor.view(-1).addmv_(_rows(G).t(), weights.to(G.dtype))
         else:
@@ -87,7 +94,7 @@ class Sum:
 class RowSum(Sum):
     """The sum of a table of which few rows are touched: a sparse tensor of these rows alone, in which a row may occur often.
 
-    >>> total = RowSum(torch.Size([1000, 2]), torch.float32, torch.device("cpu"))
+    >>> total = RowSum(torch.empty(1000, 2), torch.float32)
     >>> total.add_rows(torch.tensor([7, 3, 7]), torch.ones(3, 2))
     >>> total.buffer.coalesce().indices().tolist(), total.buffer.coalesce().values().tolist()
     ([[3, 7]], [[1.0, 1.0], [2.0, 2.0]])
@@ -99,20 +106,22 @@ class RowSum(Sum):
     def buffer(self) -> Tensor:
         """The sum so far."""
         if self.tensor is None:
-            none = torch.empty(0, dtype=torch.int64, device=self._device)
-            self.add_rows(none, torch.empty(0, *self._shape[1:], dtype=self._dtype, device=self._device))
+            none = torch.empty(0, dtype=torch.int64, device=self._like.device)
+            self.add_rows(none, torch.empty(0, *self._like.shape[1:], dtype=self._dtype, device=self._like.device))
         assert self.tensor is not None
         return self.tensor
 
     def add_rows(self, ids: Tensor, values: Tensor) -> None:
         """Add ``values[k]`` to row ``ids[k]``, for every k."""
         # Its ids were good enough for the forward pass.
-        self.add(torch.sparse_coo_tensor(ids.long().unsqueeze(0), values.to(self._dtype), self._shape, check_invariants=False))
+        self.add(
+            torch.sparse_coo_tensor(ids.long().unsqueeze(0), values.to(self._dtype), self._like.shape, check_invariants=False)
+        )
 
     def add(self, term: Tensor) -> None:
         """Add the rows of a sparse tensor."""
         self.tensor = term if self.tensor is None else self.tensor + term
-        if self.tensor._nnz() > self._shape[0]:  # many micro-batches: never more rows than the table has
+        if self.tensor._nnz() > self._like.shape[0]:  # many micro-batches: never more rows than the table has
             self.tensor = self.tensor.coalesce()
 
 

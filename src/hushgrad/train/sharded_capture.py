@@ -26,7 +26,7 @@ from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.capture import _sites
 from hushgrad.clipping.reduce import Part
 from hushgrad.clipping.site import Site
-from hushgrad.clipping.sums import Sum
+from hushgrad.clipping.sums import Form, Sum
 from hushgrad.clipping.tape import Tape
 from hushgrad.errors import CaptureError
 from hushgrad.train.distributed import answered
@@ -63,8 +63,7 @@ class ShardedCapture(Capture):
             self._handles += site.hooks()
 
     def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
-        rows = {name: self._sharding.local(name) for name in self._params}
-        return {name: Sum(r.shape, self._dtypes[name], r.device, out.get(name)) for name, r in rows.items()}
+        return {name: Sum(self._sharding.local(name), self._dtypes[name], out.get(name)) for name in self._params}
 
     def _reduce(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
         sharded = ShardedSums(self._sharding, sums, [frozenset(site.full.values()) for site in self._sites])
@@ -152,7 +151,7 @@ class ShardedSums(dict[str, Sum]):
                 self._send()
         if name not in self._open:
             shard, rows = self._sharding.shards[name], super().__getitem__(name)
-            self._open[name] = Sum(torch.Size(shard.shape), rows.buffer.dtype, rows.buffer.device)
+            self._open[name] = Sum(Form(torch.Size(shard.shape), rows.buffer.device), rows.buffer.dtype)
             self._size += math.prod(shard.shape)
             self._order = zlib.crc32(name.encode(), self._order)
         return self._open[name]

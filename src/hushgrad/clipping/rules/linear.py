@@ -14,7 +14,7 @@ large models at small cost" (2023), section 2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -83,9 +83,11 @@ class Linear(Rule):
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """(w g)^T x in one matrix product; or w^T G where G was kept."""
-        if record.grads and record.g.dim() == 2 and not record.kept:
-            _add_weighted_rows(record, weights, out)
-            return
+        if record.grads and not record.kept:
+            x, g = record.x, record.g
+            if g.dim() == 2:
+                _add_weighted_rows(x, g, record.names, weights, out)
+                return
         for name in record.names:
             if name in record.kept:
                 out[name].add_kept(record.kept[name], weights[name])
@@ -108,18 +110,17 @@ def _prefers_gram(B: int, T: int, d: int, p: int) -> bool:
     return B * (d * p - T * (d + p)) > _SPARE and 4 * T * (d + p) < 3 * d * p  # at most a quarter on top of the layer's 3 T d p
 
 
-def _add_weighted_rows(record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
+def _add_weighted_rows(x: Tensor, g: Tensor, names: Sequence[str], weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
     """One position for each example: both sums from the same w g, in as few operations as there are."""
-    x, g = record.x, record.g
-    by = weights[record.names[0]]
-    together = record.names[0] == "weight" and weights[record.names[-1]] is by
+    by = weights[names[0]]
+    together = names[0] == "weight" and weights[names[-1]] is by
     both = _fused.outer_sums(x, g, by) if together else None
     if both is not None:
-        for name in record.names:
+        for name in names:
             out[name].add(both[name != "weight"])
         return
     weighted = g * by.unsqueeze(1)
-    for name in record.names:
+    for name in names:
         if weights[name] is not by:  # clipped apart
             by = weights[name]
             weighted = g * by.unsqueeze(1)
