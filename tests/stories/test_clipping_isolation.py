@@ -1,10 +1,13 @@
 """Layers that mix the examples of a batch are found by what they do, named, and told how to be mended."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import hushgrad
 from hushgrad.clipping import Capture, Flat, isolation, isolation_at_first_call, replace_batchnorm, self_check
@@ -235,6 +238,149 @@ def test_what_cannot_be_replaced_is_named():
     for layer in (Activated(8), nn.LazyBatchNorm1d(), nn.BatchNorm1d(1)):
         with pytest.raises(ArgumentError, match=r"0\.norm"):
             replace_batchnorm(nn.Sequential(nn.ModuleDict({"norm": layer})))
+
+
+# The order of the examples -----------------------------------------------------------------------------------------------------
+
+
+class Sorted(nn.Module):
+    """Sorts the examples by length, as packed sequences once needed; all of its layers see them so, or only some."""
+
+    def __init__(self, whole):
+        super().__init__()
+        self.whole, self.before, self.layer, self.head = whole, nn.Linear(4, 4), nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x, lengths):
+        lengths, order = lengths.sort(descending=True)
+        x = self.before(x[order]) if self.whole else self.before(x)[order]
+        last = self.layer(pack_padded_sequence(x, lengths, batch_first=True))[1][0][0]
+        return self.head(last)[order.argsort()] if self.whole else self.head(last[order.argsort()])
+
+
+class TimeFirst(nn.Module):
+    """Between two layers with the examples first, some with time first."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.before, self.layer, self.head = nn.Linear(4, 8), layer, nn.Linear(8, 3)
+
+    def forward(self, x):
+        y = self.before(x).transpose(0, 1)
+        y = self.layer(y, y, y)[0] if isinstance(self.layer, nn.MultiheadAttention) else self.layer(y)
+        return self.head((y[0] if isinstance(y, tuple) else y).mean(0))
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [
+        (
+            Sorted(whole=False),
+            (torch.randn(6, 5, 4), torch.tensor([2, 3, 1, 4, 5, 5])),
+            r"layer \(LSTM\) has other examples in its rows",
+        ),
+        (TimeFirst(nn.LayerNorm(8)), (torch.randn(6, 6, 4),), r"layer \(LayerNorm\) has other examples.*batch_first=True"),
+    ],
+)
+def test_layers_with_other_examples_in_their_rows(model, inputs, message):
+    with pytest.raises(NotIsolated, match=message):
+        isolation(model, *inputs)
+
+
+def test_examples_in_another_row_would_be_clipped_wrongly():
+    """Why such a model is refused: the capture cannot see it."""
+    model, x, y = TimeFirst(nn.LayerNorm(8)), torch.randn(6, 6, 4), torch.randint(3, (6,))
+    with pytest.raises(CaptureError, match="differ from single-example passes"):
+        self_check(model, F.cross_entropy, (x, y))
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (Sorted(whole=True), (torch.randn(6, 5, 4), torch.tensor([2, 3, 1, 4, 5, 5]))),
+        (TimeFirst(nn.LSTM(8, 8)), (torch.randn(6, 6, 4),)),
+        (TimeFirst(nn.MultiheadAttention(8, 2)), (torch.randn(6, 6, 4),)),
+    ],
+)
+def test_layers_that_know_where_the_examples_are(model, inputs):
+    isolation(model, *inputs)
+
+
+# As many positions as examples ---------------------------------------------------------------------------------------------------
+
+
+class Positions(nn.Module):
+    """Attention with a mask that the caller gives, or a table of distances."""
+
+    def __init__(self, embed):
+        super().__init__()
+        self.embed, self.distance, self.head = embed, nn.Embedding(11, 1), nn.Linear(4, 3)
+
+    def forward(self, x, mask=None):
+        x, t = self.embed(x), torch.arange(6)
+        bias = self.distance(t[:, None] - t + 5).squeeze(-1) if mask is None else mask
+        return self.head(((x @ x.transpose(1, 2) + bias).softmax(-1) @ x).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("embed", "x"),
+    [(nn.Linear(4, 4), torch.randn(6, 6, 4)), (nn.Embedding(9, 4), torch.randint(9, (6, 6)))],
+    ids=["floats", "ids"],
+)
+def test_positions_are_no_examples(embed, x):
+    isolation(Positions(embed), x)
+    isolation(Positions(embed), x, torch.full((6, 6), -1e9).triu(1))
+
+
+def test_a_square_input_does_not_hide_mixing():
+    class Graph(nn.Module):
+        def forward(self, x, edges):
+            return edges @ x
+
+    with pytest.raises(NotIsolated, match="depends on the input of others"):
+        isolation(Graph(), torch.randn(6, 4), torch.rand(6, 6))
+
+
+def test_alike_examples_still_show_a_batch_norm():
+    with pytest.raises(NotIsolated, match="BatchNorm1d"):
+        isolation(
+            nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(8, 4), nn.BatchNorm1d(4)),
+            torch.zeros(6, 2, dtype=torch.int64),
+        )
+
+
+# Models that change their inputs in place ------------------------------------------------------------------------------------------
+
+
+class InPlace(nn.Module):
+    def __init__(self, embed=None):
+        super().__init__()
+        self.embed, self.head = embed, nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = x if self.embed is None else self.embed(x).mean(1)
+        x -= 1
+        return self.head(x)
+
+
+def test_activations_and_inputs_may_be_changed_in_place():
+    x = torch.randn(6, 4)
+    before = x.clone()
+    isolation(InPlace(), x)
+    assert torch.equal(x, before)
+    isolation(nn.Sequential(nn.Embedding(9, 4), nn.ReLU(inplace=True), nn.Flatten()), torch.randint(9, (6, 2)))
+
+
+@dataclass
+class Result:
+    scores: torch.Tensor
+
+
+def test_a_dataclass_is_looked_into():
+    class Model(nn.Linear):
+        def forward(self, x):
+            return Result(super().forward(x))
+
+    isolation(Model(4, 3), torch.randn(6, 4))
 
 
 # Self-check ------------------------------------------------------------------------------------------------------------------

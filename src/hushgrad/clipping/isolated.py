@@ -5,7 +5,9 @@ take statistics over the batch break this silently. They are found by what they 
 
 1. d out[i] / d x[j] is exactly 0 for i != j (autograd, for the first and the last example);
 2. out[0] stays the same when the other examples are replaced (this also finds mixing behind ``detach`` or in integer operations);
-3. buffers end in the same state whatever the data (running means would carry data into the checkpoint, without noise).
+3. buffers end in the same state whatever the data (running means would carry data into the checkpoint, without noise);
+4. the first row of every layer that is trained belongs to one and the same example (a layer that gets the examples in another order
+   would have their norms added to those of others).
 """
 
 from __future__ import annotations
@@ -16,16 +18,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hushgrad import _check
+from hushgrad.clipping.runs import Batch, detached, leaves_of, run_with_others, same, traced_run, with_squares_shared
 from hushgrad.errors import ArgumentError, NotIsolated
 
 __all__ = ["isolation", "isolation_at_first_call"]
-
-_SAME = 1e-4  # relative: far above rounding, far below what a batch statistic does
-
-Call = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 def isolation(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = None, batch_dim: int = 0) -> None:
@@ -33,10 +33,11 @@ def isolation(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = 
 
     ``model(*inputs, **named)`` is called a few times in the mode (training or not) that it is in; its buffers, ``requires_grad`` flags and
     the random state are as before afterwards. The inputs need two examples or more, in dimension ``batch_dim`` of the first tensor; other
-    tensors have them there, or in the first or second dimension if it has that size, or are shared by all examples.
+    tensors have them there, or in the first or second dimension if it has that size, or are shared by all examples. (A square one may be
+    a mask over as many positions as there are examples; then it is shared if that explains what the model does.)
 
     **Formal guarantee.** None: the check is a test at one input. A model that passes may still mix examples elsewhere, for instance
-    through an operation that only large batches reach. A model that fails does mix them.
+    through an operation that only large batches reach. A model that fails does mix them, or changes their order inside.
 
         >>> isolation(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)), torch.randn(5, 4))
         >>> isolation(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), torch.randn(5, 4))
@@ -48,18 +49,22 @@ def isolation(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = 
     """
     kwargs = dict(named or {})
     examples = _examples((inputs, kwargs), batch_dim) or 0
-    batch = _Batch(examples, batch_dim)
+    batch = Batch(examples, batch_dim)
     if examples < 2:
         _check.fail(
             "inputs", examples, "to hold two examples or more", "One example alone cannot show whether it influences another."
         )
+    trained = {m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))}
     with _as_it_was(model):
-        finding = _finding(model, inputs, kwargs, batch)
+        finding, shared = _finding(model, inputs, kwargs, batch), None
+        if finding is not None:
+            shared = with_squares_shared(inputs, kwargs, examples)
+            finding = finding if shared is None else _finding(model, *shared, batch)
         if finding is None:
+            _require_order(model, shared or (inputs, kwargs), batch, trained)
             return
         path, module, detail = _culprit(model, inputs, kwargs, batch) or ("", model, finding)
-    where = f"{path} ({type(module).__name__})" if path else f"The model ({type(module).__name__})"
-    raise NotIsolated(f"{where} lets the examples of a batch influence each other: {detail}. {_remedy(module)}")
+    raise NotIsolated(f"{_where(path, module)} lets the examples of a batch influence each other: {detail}. {_remedy(module)}")
 
 
 def isolation_at_first_call(model: nn.Module, paused: Callable[[], AbstractContextManager[None]]) -> Any:
@@ -82,91 +87,104 @@ def isolation_at_first_call(model: nn.Module, paused: Callable[[], AbstractConte
     return handle
 
 
-# The three tests ---------------------------------------------------------------------------------------------------------
+# Influence ---------------------------------------------------------------------------------------------------------------
 
 
-def _finding(module: nn.Module, args: Any, kwargs: Any, batch: _Batch) -> str | None:
+def _finding(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> str | None:
     """What is wrong with this module on these inputs, in words; None if nothing is."""
     start, random = _buffers(module), _random_state()
-    args, kwargs = tree_map(_detached, args), tree_map(_detached, kwargs)
-    with _roots(module, batch) as roots:
-        roots += [t for t in batch.of((args, kwargs)) if t.is_floating_point() and _rooted(t)]
-        outputs = batch.of(module(*args, **kwargs))
-    after = _buffers(module)
-    if not outputs:
+    args, kwargs = tree_map(detached, args), tree_map(detached, kwargs)
+    run = traced_run(module, args, kwargs, batch)
+    after, crossed = _buffers(module), _crossed(run.outputs, run.roots(), batch)
+    if not run.outputs:
         remedy = "Return something with the examples first, or give the body of the model."
         _check.fail("model", type(module).__name__, "to return a tensor with one row for each example", remedy)
-    if _gradient_crosses(outputs, roots, batch):
-        return "the output of one depends on the input of others"
     for factor in (1.0, 10.0, -10.0):
         _restore(module, start)
         _set_random_state(random)
-        again = _rows_with_others(module, args, kwargs, factor, batch)
-        if not all(_same(batch.row(a, 0), batch.row(b, 0)) for a, b in zip(outputs, again, strict=True)):
+        again = run_with_others(module, args, kwargs, batch, factor=factor, inner=run.inner if crossed else ())
+        if crossed & set(map(id, run.roots(again, batch))):
+            return "the output of one depends on the input of others"
+        if not all(same(batch.row(a, 0), batch.row(b, 0)) for a, b in zip(run.outputs, again.outputs, strict=True)):
             return "the output of the first changes when the others are replaced"
-        changed = [name for name, value in _buffers(module).items() if not _same(value, after[name])]
+        changed = [name for name, value in _buffers(module).items() if not same(value, after[name])]
         if changed:
             return f"its buffer {changed[0]} keeps something of the data, without noise"
     return None
 
 
-@contextmanager
-def _roots(module: nn.Module, batch: _Batch) -> Iterator[list[Tensor]]:
-    """The first floating-point activations of integer inputs are differentiated instead of the inputs (embeddings)."""
-    roots: list[Tensor] = []
+def _crossed(outputs: list[Tensor], roots: list[Tensor], batch: Batch) -> set[int]:
+    """The roots (by id) where a gradient from the first or last example's output arrives at another example. NaN counts as arrived."""
+    differentiable, crossed = [y for y in outputs if y.requires_grad], set()
+    for own in (0, batch.examples - 1):
+        owners = _owners([batch.row(y, own) for y in differentiable], roots, batch)
+        crossed |= {id(root) for root, examples in zip(roots, owners, strict=True) if examples - {own}}
+    return crossed
 
-    def hook(_: nn.Module, args: Any, output: Any) -> None:
-        for y in batch.of(output):
-            if y.is_floating_point() and not y.requires_grad and y.is_leaf:
-                roots.append(y.requires_grad_())
 
-    handles = [child.register_forward_hook(hook) for child in module.modules() if child is not module]
+def _owners(rows: list[Tensor], roots: list[Tensor], batch: Batch) -> list[set[int]]:
+    """For each root the examples in it that these rows depend on."""
+    if not rows or not roots:
+        return [set() for _ in roots]
+    loss = sum((row * torch.randn_like(row)).sum() for row in rows)
+    grads = torch.autograd.grad(loss, roots, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
+    return [set() if g is None else set(batch.rows(g).ne(0).any(1).nonzero().flatten().tolist()) for g in grads]
+
+
+# The order of the examples ------------------------------------------------------------------------------------------------
+
+
+def _require_order(model: nn.Module, inputs: tuple[Any, Any], batch: Batch, trained: set[nn.Module]) -> None:
+    """Raise if the first rows of trained layers belong to different examples."""
+    args, kwargs = tree_map(detached, inputs)
+    module = _out_of_place(model, args, kwargs, batch, trained)
+    if module is not None:
+        path = next(path for path, other in model.named_modules() if other is module)
+        raise NotIsolated(
+            f"{_where(path, module)} has other examples in its rows than the layers before it, so that what it learns of one would be "
+            "clipped with another's norm. Keep each example in its row in every layer: sort examples outside of the model "
+            "(pack_padded_sequence(..., enforce_sorted=False) does so), and use batch_first=True."
+        )
+
+
+def _out_of_place(model: nn.Module, args: Any, kwargs: Any, batch: Batch, trained: set[nn.Module]) -> nn.Module | None:
+    """The first layer that has another example in its first row than those before it."""
+    rows: list[tuple[nn.Module, Tensor]] = []
+
+    def hook(module: nn.Module, _: Any, output: Any) -> None:
+        row = _first_row(module, output, batch.examples)
+        if row is not None and row.requires_grad:
+            rows.append((module, row))
+
+    handles = [module.register_forward_hook(hook) for module in trained]
     try:
-        yield roots
+        run = traced_run(model, args, kwargs, batch)
     finally:
         for handle in handles:
             handle.remove()
+    roots = run.roots()
+    if len(set().union(*_owners([row for _, row in rows], roots, batch))) < 2:
+        return None
+    owners = [_owners([row], roots, batch) for _, row in rows]
+    counted = set(map(id, run.roots(run_with_others(model, args, kwargs, batch, factor=1.0, inner=run.inner), batch)))
+    seen: set[int] = set()
+    for (module, _), examples in zip(rows, owners, strict=True):
+        seen = seen.union(*(own for root, own in zip(roots, examples, strict=True) if id(root) in counted))
+        if len(seen) > 1:
+            return module
+    return None
 
 
-def _gradient_crosses(outputs: list[Tensor], roots: list[Tensor], batch: _Batch) -> bool:
-    """A gradient from the first (or last) example's output that arrives at another example's input. NaN counts as arrived."""
-    differentiable = [y for y in outputs if y.requires_grad]
-    if not differentiable or not roots:
-        return False
-    for own in (0, batch.examples - 1):
-        rows = [batch.row(y, own) for y in differentiable]
-        loss = sum((row * torch.randn_like(row)).sum() for row in rows)
-        grads = torch.autograd.grad(loss, roots, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
-        if any(g is not None and bool((batch.without(g, own) != 0).any()) for g in grads):
-            return True
-    return False
-
-
-def _rows_with_others(module: nn.Module, args: Any, kwargs: Any, factor: float, batch: _Batch) -> list[Tensor]:
-    """The outputs where the examples after the first are in other places, and floats somewhat changed and times ``factor``."""
-    order = torch.tensor([0, *range(2, batch.examples), 0])
-
-    def replaced(t: Any) -> Any:
-        axis = batch.axis(t)
-        if axis is None:
-            return t
-        other = t.detach().index_select(axis, order.to(t.device))
-        if other.is_floating_point() and other.numel():
-            rest = other.narrow(axis, 1, batch.examples - 1)
-            change = torch.linspace(0.05, 0.15, rest.numel(), device=rest.device).view(rest.shape).to(rest.dtype)
-            rest.add_(change * (1 + rest.abs())).mul_(factor)
-        return other
-
-    with torch.no_grad():
-        return batch.of(module(*tree_map(replaced, args), **tree_map(replaced, kwargs)))
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    a, b = a.detach().double(), b.detach().double()
-    scale = a.nan_to_num(0, 0, 0).abs().max() if a.numel() else a.sum()
-    return torch.allclose(a, b, rtol=_SAME, atol=_SAME * float(scale) + 1e-12, equal_nan=True)
+def _first_row(module: nn.Module, output: Any, examples: int) -> Tensor | None:
+    """What the capture takes for the first example's."""
+    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
+        y = output[0]
+        axis = 0 if module.batch_first else 1
+        if isinstance(y, PackedSequence):
+            y, axis = pad_packed_sequence(y, batch_first=True)[0], 0
+    else:
+        y, axis = next((t for t in leaves_of(output) if isinstance(t, Tensor) and t.is_floating_point()), None), 0
+    return y.select(axis, 0) if y is not None and y.dim() > axis and y.shape[axis] == examples else None
 
 
 # Which module ------------------------------------------------------------------------------------------------------------
@@ -179,7 +197,7 @@ class _Seen(NamedTuple):
     kwargs: Any
 
 
-def _culprit(model: nn.Module, args: Any, kwargs: Any, batch: _Batch) -> tuple[str, nn.Module, str] | None:
+def _culprit(model: nn.Module, args: Any, kwargs: Any, batch: Batch) -> tuple[str, nn.Module, str] | None:
     """The innermost module that mixes examples by itself: calls are tried in the order in which they finish."""
     seen: list[_Seen] = []
     handles = [
@@ -201,9 +219,13 @@ def _culprit(model: nn.Module, args: Any, kwargs: Any, batch: _Batch) -> tuple[s
     return None
 
 
-def _returns_rows(module: nn.Module, args: Any, kwargs: Any, batch: _Batch) -> bool:
+def _returns_rows(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> bool:
     with torch.no_grad():
         return bool(batch.of(module(*args, **kwargs)))
+
+
+def _where(path: str, module: nn.Module) -> str:
+    return f"{path} ({type(module).__name__})" if path else f"The model ({type(module).__name__})"
 
 
 def _remedy(module: nn.Module) -> str:
@@ -257,55 +279,6 @@ def _set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
         torch.cuda.set_rng_state_all(state[1])
 
 
-# Tensors with examples -------------------------------------------------------------------------------------------------------
-
-
 def _examples(inputs: Any, dim: int) -> int | None:
     """The size of the batch dimension of the first tensor that has one."""
     return next((int(t.shape[dim]) for t in tree_flatten(inputs)[0] if isinstance(t, Tensor) and t.dim() > dim), None)
-
-
-class _Batch(NamedTuple):
-    """Where the examples are: in dimension ``dim``, else in the first or second dimension that has their number."""
-
-    examples: int
-    dim: int
-
-    def axis(self, t: Any) -> int | None:
-        """The dimension of the examples; None if the tensor has none."""
-        if not isinstance(t, Tensor):
-            return None
-        for d in (self.dim, 0, 1):
-            # A second dimension that happens to have their number, after a first one of 1, is broadcast: position ids, masks.
-            if d < t.dim() and t.shape[d] == self.examples and (d == self.dim or t.shape[0] != 1):
-                return d
-        return None
-
-    def of(self, value: Any) -> list[Tensor]:
-        """All tensors in a nested value that hold examples."""
-        return [t for t in tree_flatten(value)[0] if self.axis(t) is not None]
-
-    def row(self, t: Tensor, i: int) -> Tensor:
-        """One example."""
-        axis = self.axis(t)
-        assert axis is not None
-        return t.select(axis, i)
-
-    def without(self, t: Tensor, i: int) -> Tensor:
-        """All examples but one."""
-        axis = self.axis(t)
-        assert axis is not None
-        return t.index_select(axis, torch.tensor([j for j in range(self.examples) if j != i], device=t.device))
-
-
-def _detached(value: Any) -> Any:
-    """A copy; NaN and infinity, which would turn an exact 0 into NaN on the way back, are replaced."""
-    if not isinstance(value, Tensor):
-        return value
-    value = value.detach().clone()
-    return value.nan_to_num_(0.0, 1e4, -1e4) if value.is_floating_point() else value
-
-
-def _rooted(t: Tensor) -> bool:
-    t.requires_grad_()
-    return True
