@@ -15,7 +15,7 @@ from hushgrad import _check
 from hushgrad.clipping.base import ClippedSum, Clipper, Rule, rule_for
 from hushgrad.clipping.reduce import Group, Part, Use, add_clipped, add_usual
 from hushgrad.clipping.rules.vmap import Vmap, VmapTree
-from hushgrad.clipping.site import Site
+from hushgrad.clipping.site import Call, Site
 from hushgrad.clipping.sums import RowSum, Sum
 from hushgrad.clipping.tape import Batch, Tape
 from hushgrad.errors import CaptureError
@@ -243,7 +243,8 @@ class Capture:
         if tape.failure or tape.leaks or len(tape.batches) != 1 or self._tied:
             return None
         batch = tape.batches[0]
-        if len(batch.tasks) != 1 or batch.units is not None or len(batch.calls) != len(self._sites) or not _all_different(batch):
+        calls = batch.calls
+        if len(batch.tasks) != 1 or batch.units is not None or len(calls) != len(self._sites) or not _all_different(calls):
             return None
         for p in self._params.values():
             if not p.requires_grad:
@@ -251,7 +252,7 @@ class Capture:
         for _, p in self._frozen:
             if p.requires_grad:
                 return None
-        for call in batch.calls:
+        for call in calls:
             if call.stale():
                 return None
         return batch
@@ -314,7 +315,7 @@ class Capture:
         if self.unused == "zero":
             return None
         for batch in self._tape.batches:
-            if batch.calls and not (len(batch.calls) == len(self._sites) and _all_different(batch)):
+            if batch.calls and not (len(batch.calls) == len(self._sites) and _all_different(batch.calls)):
                 seen = {name for call in batch.calls for name in call.site.full.values()}
                 missing = self._params.keys() - seen
                 if missing:
@@ -365,9 +366,9 @@ def _sites(tape: Tape, model: nn.Module) -> Iterator[Site]:
             yield Site(tape, path, module, rule, params, {name: full[id(p)] for name, p in params.items()})
 
 
-def _all_different(batch: Batch) -> bool:
+def _all_different(calls: list[Call]) -> bool:
     """No module was called twice."""
-    return len(batch.calls) == 1 or len({id(call.site) for call in batch.calls}) == len(batch.calls)
+    return len(calls) == 1 or len({id(call.site) for call in calls}) == len(calls)
 
 
 def _list(names: Any) -> str:

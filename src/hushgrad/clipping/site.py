@@ -43,9 +43,8 @@ class Call:
     def arrive_all(self, grads: Any) -> None:
         """Hook of a layer with several outputs: a gradient, or None, for each."""
         tape = self.site.tape
-        task = tape.arrived(self)
-        self.tasks.append(task)
-        grads = tuple(map(self.site.ready, grads))
+        self.tasks.append(tape.arrived(self))
+        grads = self.site.ready(tuple(grads))
         if self.record is None:
             self._open(grads)
             if self.site.rule.hot:
@@ -63,10 +62,13 @@ class Call:
         site = self.site
         if self.versions != _versions(self.args, self.kwargs):
             site.tape.fail(self.stale_message())
-        args = tuple(map(site.ready, self.args))
-        kwargs = {key: site.ready(value) for key, value in self.kwargs.items()} if self.kwargs else self.kwargs
+        args, kwargs = site.ready(self.args), self.kwargs
+        if kwargs:
+            kwargs = dict(zip(kwargs, site.ready(tuple(kwargs.values())), strict=True))
+        if kwargs or args is not self.args:
+            self.versions = _versions(args, kwargs)
         self.record = Record(site.module, site.names, args, kwargs, grads, self.memory)
-        self.args, self.kwargs, self.versions = (), {}, _versions(args, kwargs)
+        self.args, self.kwargs = (), {}
         self.batch.calls.append(self)
 
     def stale(self) -> bool:
@@ -215,11 +217,15 @@ class Site:
         """The parameter with this local name."""
         return self.params[self.names.index(local)]
 
-    def ready(self, value: Any) -> Any:
-        """An input as the rule gets it: in the precision of norms and sums."""
-        if isinstance(value, Tensor) and value.dtype is not self.dtype and value.is_floating_point():
-            return value.to(self.dtype)
-        return value
+    def ready(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Inputs as the rule gets them, in the precision of norms and sums: the very same tuple where they have it."""
+        for value in values:
+            if self._is_other(value):
+                return tuple(v.to(self.dtype) if self._is_other(v) else v for v in values)
+        return values
+
+    def _is_other(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and value.dtype is not self.dtype and value.is_floating_point()
 
 
 def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:

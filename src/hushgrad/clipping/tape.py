@@ -111,8 +111,7 @@ class Tape:
         if task != -1:  # activation checkpointing runs the forward inside the backward
             batch.tasks.add(task)
         self.current, self._fresh = batch, False
-        self.batches = [b for b in self.batches if b.calls]
-        self.batches.append(batch)
+        self.batches = [*(b for b in self.batches if b.calls), batch] if self.batches else [batch]
         return batch
 
     @contextmanager
