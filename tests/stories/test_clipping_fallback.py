@@ -168,3 +168,37 @@ def test_an_output_that_another_one_is_computed_from_is_refused():
     with pytest.raises(CaptureError, match="computes one of its outputs from another one"):
         check_rule_of(Around(Scale(both), lambda f, x: sum(f(x))))
     check_rule(lambda: Around(Scale(lambda s, x: (x * s, (x * s).sin())), lambda f, x: sum(f(x))), torch.randn(B, 4))
+
+
+class Keeps(nn.Module):
+    """Writes something down in its forward."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.scale, self.keep, self.kept = nn.Parameter(torch.randn(4)), keep, None
+
+    def forward(self, x):
+        y = x * self.scale
+        self.kept = self.keep(self.scale, x, y)
+        return y
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [lambda s, x, y: s.square().sum(), lambda s, x, y: y.sin(), lambda s, x, y: [y.sum(), x]],
+    ids=["penalty", "activation", "list"],
+)
+def test_what_a_layer_keeps_of_its_parameters_would_lose_its_gradient(keep):
+    with pytest.raises(CaptureError, match=r"Keeps owns parameters.* keeps kept as an attribute.*kept\.detach\(\)"):
+        check_rule_of(Around(Keeps(keep), lambda f, x: f(x)))
+
+
+@pytest.mark.parametrize(
+    "keep", [lambda s, x, y: y, lambda s, x, y: y.detach(), lambda s, x, y: x], ids=["output", "detached", "input"]
+)
+def test_what_a_layer_may_keep_is_that_of_its_own_forward(keep):
+    model = Around(Keeps(keep), lambda f, x: f(x) + f.kept.square()).double()
+    check_rule(lambda: model, torch.randn(B, 4))
+    check_rule_of(model)
+    assert model.layer.kept.shape == (B, 4)
+    assert torch.isfinite(model.layer.kept).all()  # no tensor of a transform that is over

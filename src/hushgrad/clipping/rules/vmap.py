@@ -11,6 +11,7 @@ examples; where both readings are possible, the one counts whose gradients add u
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -41,7 +42,10 @@ class Vmap(Rule):
         if B == 0:
             return {name: p.new_zeros((0, *p.shape)) for name, p in layer.trained.items()}
         before, versions = torch.get_rng_state(), _versions(record.module)
-        made = _resolved(layer)
+        with _attributes_restored(record.module) as written:
+            made = _resolved(layer)
+            if written():
+                _require_nothing_lost(layer, written)
         if not torch.equal(before, torch.get_rng_state()):
             raise _random(record.module)
         if versions != _versions(record.module):
@@ -223,6 +227,43 @@ def _by_autograd(layer: _Layer, leaves: list[Any], grads: tuple[Tensor | None, .
         name: torch.zeros_like(p) if g is None else g.detach()
         for (name, p), g in zip(layer.trained.items(), found, strict=True)
     }  # fmt: skip
+
+
+# What a forward writes down ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _attributes_restored(module: nn.Module) -> Iterator[Callable[[], dict[str, list[Tensor]]]]:
+    """Tensors that the forward keeps as attributes are put back; the function gives those that were written inside, by name."""
+    before = {child: dict(vars(child)) for child in module.modules()}
+
+    def written() -> dict[str, list[Tensor]]:
+        return {
+            name: tensors_of(value)
+            for child, values in before.items()
+            for name, value in vars(child).items()
+            if value is not values.get(name) and tensors_of(value)
+        }
+
+    try:
+        yield written
+    finally:
+        for child, values in before.items():
+            vars(child).clear()
+            vars(child).update(values)
+
+
+def _require_nothing_lost(layer: _Layer, written: Callable[[], dict[str, list[Tensor]]]) -> None:
+    """What depends on the parameters leaves the layer as an output, where its gradient is seen, and in no other way."""
+    with torch.enable_grad():
+        outputs = layer.outputs({name: p.clone().requires_grad_() for name, p in layer.trained.items()}, layer.leaves)
+    only = outputs if len(layer.grads) == 1 else []  # one that is returned alone is watched whoever holds it
+    for name, tensors in written().items():
+        if any(t.requires_grad and not any(t is y for y in only) for t in tensors):
+            raise CaptureError(
+                f"{type(layer.module).__name__} owns parameters, has no rule of its own, and keeps {name} as an attribute: the gradient "
+                f"of a loss that uses it would be lost. Return it beside the output, or keep {name}.detach()."
+            )
 
 
 # Inputs, outputs and state -----------------------------------------------------------------------------------------------
