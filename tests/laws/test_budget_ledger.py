@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hushgrad.accounting import epsilon
+from hushgrad.accounting import calibrate, epsilon
 from hushgrad.budget import BrokenChain, Dataset, Ledger, Reservation, Row, Status, Verification, pricing
 from hushgrad.budget.rows import Stored
 from hushgrad.errors import ArgumentError, BudgetExceeded
@@ -165,6 +165,20 @@ def test_more_than_reserved_is_recorded_and_never_silent(ledger: Ledger) -> None
     with pytest.raises(BudgetExceeded):
         ledger.reserve("patients", PureDP(1e-6))
     assert ledger.entries()[-1].note == "the wrong noise was used"
+
+
+def test_another_event_of_the_same_epsilon_is_an_overrun_where_it_composes_worse(tmp_path):
+    ledger = Ledger.create(tmp_path / "budget.db")
+    ledger.add("patients", epsilon=2.5, delta=1e-6)
+    noise = calibrate(Gaussian, epsilon=0.99, delta=1e-6)
+    reserved = [ledger.reserve("patients", Gaussian(noise)) for _ in range(3)]
+    assert ledger.status("patients").epsilon < 1.8
+    pure = PureDP(0.98)  # alone it costs less than the Gaussian that it takes the place of
+    assert not ledger.commit(reserved[0], pure).overrun  # and together they still fit
+    with pytest.raises(BudgetExceeded, match="recorded as an overrun"):
+        for reservation in reserved[1:]:
+            ledger.commit(reservation, pure)
+    assert any(r.overrun for r in ledger.reservations()) == ledger.status("patients").exceeded
 
 
 def test_something_unanalysed_exhausts_the_data_set(ledger: Ledger) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -133,3 +134,39 @@ def test_help_is_fast_and_light(command: str) -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert "example:\n  hushgrad " + command in done.stdout
     assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.3
+
+
+# Where the answer goes -----------------------------------------------------------------------------------------------
+
+_QUESTION = ["epsilon", "--noise-multiplier", "1", "--steps", "10", "--delta", "1e-5"]
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("words", [_QUESTION, ["--help"], ["epsilon", "--help"]])
+def test_a_reader_that_has_gone_is_no_error(words, buffered):
+    environment = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "hushgrad", *words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_behind_the_output_is_one_sentence():
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "hushgrad", *_QUESTION]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, timeout=120)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left" in done.stderr
+
+
+def test_a_name_that_the_terminal_cannot_show_is_written_in_ascii(tmp_path):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ledger = str(tmp_path / "budget.db")
+    for words in (["init", ledger], ["add", ledger, "données", "--epsilon", "1", "--delta", "1e-6"], ["status", ledger]):
+        command = [sys.executable, "-X", "utf8", "-m", "hushgrad", "ledger", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert r"donn\xe9es: epsilon 0 of 1" in done.stdout

@@ -57,9 +57,13 @@ class Books:
         """All reservations on a data set, in order."""
         return tuple(r for r in self.reservations.values() if r.dataset == dataset)
 
-    def charges(self, dataset: str, *, open_too: bool = True) -> tuple[Event, ...]:
-        """What a data set is charged for: everything that happened and, usually, everything that is reserved."""
-        return tuple(r.charged for r in self.of(dataset) if r.charged != NOTHING and (open_too or not r.is_open))
+    def charges(self, dataset: str, *, open_too: bool = True, without: str = "") -> tuple[Event, ...]:
+        """What a data set is charged for: everything that happened and, usually, everything that is reserved.
+
+        ``without`` leaves one reservation out.
+        """
+        counted = (r for r in self.of(dataset) if (open_too or not r.is_open) and r.id != without)
+        return tuple(r.charged for r in counted if r.charged != NOTHING)
 
     # One row ------------------------------------------------------------------------------------------------------------
 

@@ -327,7 +327,8 @@ class Ledger:
 
         def row(books: Books) -> dict[str, Any] | None:
             known = books.reservation(identifier)
-            more = exceeds(books.dataset(known.dataset), event, known.charged)
+            others = books.charges(known.dataset, without=identifier)
+            more = exceeds(books.dataset(known.dataset), event, known.charged, others)
             if not known.is_open and not more:
                 if event == known.charged:
                     return None

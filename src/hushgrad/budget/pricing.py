@@ -83,10 +83,11 @@ def _filtered(dataset: Dataset, charges: tuple[Event, ...]) -> float:
     return budget.used * dataset.epsilon
 
 
-def exceeds(dataset: Dataset, happened: Event, reserved: Event) -> bool:
-    """Whether what happened costs more than what was reserved for it.
+def exceeds(dataset: Dataset, happened: Event, reserved: Event, others: tuple[Event, ...] = ()) -> bool:
+    """Whether what happened costs more than what was reserved for it, beside all ``others`` that are charged.
 
-    Fewer equal steps are less by definition; other events are compared by their epsilon at the budget's delta.
+    Fewer equal steps are less by definition; other events are compared by their epsilon at the budget's delta. Two events of
+    one epsilon may compose differently, so what happened must also leave everything together within the budget.
     """
     if happened in (reserved, Compose(())):
         return False
@@ -94,7 +95,10 @@ def exceeds(dataset: Dataset, happened: Event, reserved: Event) -> bool:
     if _repeated(happened)[0] == of:
         return _repeated(happened)[1] > times
     cost = price(dataset, (happened,))
-    return math.isinf(cost) or cost > price(dataset, (reserved,)) * (1.0 + _TOLERANCE)
+    if math.isinf(cost) or cost > price(dataset, (reserved,)) * (1.0 + _TOLERANCE):
+        return True
+    together = price(dataset, (*others, happened))
+    return together > max(dataset.epsilon, price(dataset, (*others, reserved))) * (1.0 + _TOLERANCE)
 
 
 def _repeated(event: Event) -> tuple[Event, int]:

@@ -14,8 +14,11 @@ of words, prints its answer, returns the exit code, and raises the house's error
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -83,7 +86,31 @@ def command(name: str) -> Callable[[list[str]], int]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one sentence on stderr and exit code 2."""
-    arguments = list(sys.argv[1:] if words is None else words)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to stop
+    try:
+        try:
+            return _answer(list(sys.argv[1:] if words is None else words))
+        finally:
+            if sys.stdout is not None:  # None: it was closed before we began
+                sys.stdout.flush()  # a reader that has gone, or a full disk, shows here and not after the end
+    except (UsageError, HushgradError) as error:
+        print(f"hushgrad: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader (head, less) has gone: no more to say
+        _drop_output()
+        return 0
+    except OSError as error:  # the disk or the folder, not the program
+        where = "" if error.filename is None else f": {str(error.filename)!r}"
+        print(f"hushgrad: {error.strerror or error}{where}. Choose a path that can be read and written.", file=sys.stderr)
+        _drop_output()
+        return 2
+    except KeyboardInterrupt:  # a command with something to save catches it itself
+        print("Interrupted.", file=sys.stderr)
+        return 130
+
+
+def _answer(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -92,20 +119,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
         print(f"hushgrad {__version__}")
         return 0
-    try:
-        return command(arguments[0])(arguments[1:])
-    except (UsageError, HushgradError) as error:
-        print(f"hushgrad: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader (head, less) has gone: no more to say
-        return 0
-    except OSError as error:  # the disk or the folder, not the program
-        where = "" if error.filename is None else f": {str(error.filename)!r}"
-        print(f"hushgrad: {error.strerror or error}{where}. Choose a path that can be read and written.", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:  # a command with something to save catches it itself
-        print("Interrupted.", file=sys.stderr)
-        return 130
+    return command(arguments[0])(arguments[1:])
+
+
+def _drop_output() -> None:
+    """Python flushes once more when it ends, and would complain of what has been said already."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no real file behind it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from hushgrad import _check
 from hushgrad.cli._parser import Parser, UsageError, print_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from hushgrad.planner import Comparison
 
 __all__ = ["run"]
@@ -74,7 +76,7 @@ def run(words: list[str]) -> int:
     if options.json:
         print_json(found.to_json())
     else:
-        _print(found, options)
+        print(_text(found, options), end="")
     return 0
 
 
@@ -90,12 +92,19 @@ def _check_early(options: argparse.Namespace) -> None:
         raise UsageError(f"Cannot save the plan to {options.save}: there is no such folder.")
 
 
-def _print(found: Comparison, options: argparse.Namespace) -> None:
+def _text(found: Comparison, options: argparse.Namespace) -> str:
     from rich.console import Console
+
+    console = Console(highlight=False)
+    with console.capture() as text:  # printed as one: rich itself would end the program where the reader has gone
+        _show(console, found, options)
+    return text.get()
+
+
+def _show(console: Console, found: Comparison, options: argparse.Namespace) -> None:
     from rich.table import Table
 
     question = found.question
-    console = Console(highlight=False)
     title = f"epsilon {question.epsilon:g}, delta {question.delta:g}, {question.dataset_size} records, batches of {question.size}"
     table = Table(title=title, title_justify="left")
     table.add_column("")
