@@ -110,6 +110,7 @@ def test_dpftrl_defaults_to_zero_out_over_one_order_and_resolves_its_noise():
         ({"relation": "remove"}, "relation"),
         ({"average": "tial"}, "Did you mean 'tail'"),
         ({"unit": ""}, "unit"),
+        ({"unit": "user\n```"}, "unit"),
         ({"sampling": Poisson(rate=0.1, steps=9)}, "left to the sampler"),
     ],
 )

@@ -9,6 +9,7 @@ import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from hushgrad.cli.main import main
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes import Recipe, train
 from hushgrad.report import Card, privacy_card
+from hushgrad.report.markdown import interval_words
 from hushgrad.train import private as running
 
 TABLES = {
@@ -210,3 +212,10 @@ def test_a_missing_extra_is_one_sentence(card: Card, missing: str, monkeypatch: 
     with pytest.raises(ArgumentError, match=rf"{missing}.*hushgrad\[report\]"):
         card.to_html()
     card.to_markdown()  # needs neither
+
+
+@pytest.mark.parametrize(
+    "lower, upper, words", [(2.9999949, 2.9999951, "2.99999 and 3"), (0.01234561, 0.01234564, "0.0123456 and 0.0123457")]
+)
+def test_an_interval_is_rounded_outwards(lower, upper, words):
+    assert interval_words(SimpleNamespace(interval=(lower, upper))).endswith(f"between {words}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,7 +54,16 @@ def interval_words(card: Card) -> str:
     """The tight epsilon lies in it, proved from both sides."""
     if card.interval is None:
         return "no two-sided analysis"
-    return f"the tight epsilon of this event lies between {card.interval[0]:.6g} and {card.interval[1]:.6g}"
+    lower, upper = card.interval
+    return f"the tight epsilon of this event lies between {_outwards(lower, math.floor)} and {_outwards(upper, math.ceil)}"
+
+
+def _outwards(x: float, rounding: Callable[[float], int]) -> str:
+    """To six digits, and never to the side on which the words would be wrong."""
+    if x == 0.0 or not math.isfinite(x):
+        return f"{x:g}"
+    digits = 5 - math.floor(math.log10(abs(x)))
+    return f"{rounding(x * 10.0**digits) / 10.0**digits:.6g}"
 
 
 def audit_words(audit: dict[str, Any] | None) -> str:

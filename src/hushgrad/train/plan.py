@@ -83,8 +83,8 @@ class Plan(_Description):
         _check.instance((Projection, type(None)), projection=self.projection)
         if self.noise_multiplier is not None:
             fields["noise_multiplier"] = _check.non_negative(noise_multiplier=self.noise_multiplier)
-        if not _check.instance(str, unit=self.unit):
-            _check.fail("unit", self.unit, 'to name what is protected, such as "example" or "user"')
+        if not _check.instance(str, unit=self.unit) or not self.unit.isprintable():  # it stands in sentences and in reports
+            _check.fail("unit", self.unit, 'to name what is protected, in a word such as "example" or "user"')
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         if self.sampler.steps != self.steps:
