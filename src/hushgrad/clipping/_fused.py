@@ -182,4 +182,7 @@ def _pair(sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def _fit(*tensors: Tensor) -> bool:
-    return all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)
+    for t in tensors:  # noqa: SIM110 (a generator takes as long as the questions)
+        if t.dtype is not torch.float32 or not t.is_cpu or not t.is_contiguous():
+            return False
+    return True

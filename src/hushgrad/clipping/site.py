@@ -87,7 +87,7 @@ class Call:
             record = self.record
             assert record is not None
             self.sq_norms = self.site.rule.sq_norms(record)
-            if record.complete:
+            if (record.kept or record.pieces) and record.complete:
                 record.release()
         return self.sq_norms
 
@@ -219,19 +219,20 @@ class Site:
 
     def ready(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Inputs as the rule gets them, in the precision of norms and sums: the very same tuple where they have it."""
-        for value in values:
-            if self._is_other(value):
-                return tuple(v.to(self.dtype) if self._is_other(v) else v for v in values)
+        dtype = self.dtype
+        for i, value in enumerate(values):
+            if isinstance(value, Tensor) and value.dtype is not dtype and value.is_floating_point():
+                return self.ready((*values[:i], value.to(dtype), *values[i + 1 :]))
         return values
-
-    def _is_other(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.dtype is not self.dtype and value.is_floating_point()
 
 
 def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
     """How often each input tensor was changed in place (tensors made in inference mode do not count)."""
-    values = (*args, *kwargs.values()) if kwargs else args
-    return [v._version for v in values if isinstance(v, Tensor) and not v.is_inference()]
+    found = []  # not a comprehension: it is one more call, of which a step has many
+    for v in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(v, Tensor) and not v.is_inference():
+            found.append(v._version)
+    return found
 
 
 def _is_reshape(y: Tensor, base: Tensor) -> bool:
