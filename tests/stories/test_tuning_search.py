@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -122,6 +123,14 @@ def test_a_killed_search_goes_on_as_the_same_search(fixed_key: bytes, tmp_path: 
     assert (again.candidate, again.score) == (whole.candidate, whole.score)
     for name, tensor in load_file(tmp_path / "whole" / "model.safetensors").items():
         assert torch.equal(tensor, load_file(broken / "model.safetensors")[name])
+
+
+@pytest.mark.parametrize("order", [(float("nan"), -0.7, -0.3), (-0.3, float("nan"), -0.7), (-0.7, -0.3, float("nan"))])
+def test_a_trial_that_diverged_never_wins_whatever_the_order(tmp_path: Path, monkeypatch, order) -> None:
+    stopping = Stopping(mean=3.0)
+    monkeypatch.setattr(room, "_scored", lambda search, draws, data, folder, trial, progress: order[trial])
+    search = SimpleNamespace(settings=SimpleNamespace(stopping=stopping))
+    assert room._best(search, Draws(key_with(3, stopping)), None, tmp_path, False).score == -0.3
 
 
 def test_a_private_score_is_noisy_covered_and_never_written_raw(fixed_key: bytes, tmp_path: Path, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import shutil
@@ -169,10 +170,15 @@ class _Result:
 
 def _best(search: Priced, draws: Draws, data: Data, folder: Path, progress: bool) -> _Result | None:
     results = [
-        _Result(_scored(search, draws, data, folder / f"{trial:05d}", trial, progress), draws.tie(trial), trial)
+        _Result(_ordered(_scored(search, draws, data, folder / f"{trial:05d}", trial, progress)), draws.tie(trial), trial)
         for trial in range(draws.trials(search.settings.stopping))
     ]
     return max(results, default=None)
+
+
+def _ordered(score: float) -> float:
+    """The loss of a model that has diverged is NaN, which is neither more nor less than anything: here it is the worst."""
+    return -math.inf if math.isnan(score) else score
 
 
 def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, progress: bool) -> float:
