@@ -8,6 +8,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
+from mpmath import mp
 from opacus.accountants.analysis.rdp import compute_rdp
 from scipy.integrate import quad
 from scipy.special import logsumexp, ndtr, ndtri
@@ -27,7 +28,7 @@ from hushgrad.accounting import (
     trade_off,
 )
 from hushgrad.accounting.optimal import responses_delta
-from hushgrad.accounting.rdp import RDPLoss
+from hushgrad.accounting.rdp import RDPLoss, _success_exponent
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
     DiscreteGaussian,
@@ -187,6 +188,17 @@ def test_repeat_and_select_against_dp_accounting(shape: float) -> None:
     ours = epsilon(RepeatAndSelect(of=Gaussian(5.0), mean=10.0, shape=shape), delta=1e-6, accountant="rdp")
     assert ours == pytest.approx(theirs.get_epsilon(1e-6), rel=2e-3)
     assert ours <= theirs.get_epsilon(1e-6) * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("shape", [-0.999, -0.5, -1e-12, 0.0, 1e-300, 1e-12, 1.0, 1e4])
+@pytest.mark.parametrize("mean", [1.5, 100.0, 1e9])
+def test_the_number_of_repetitions_has_the_asked_mean(shape: float, mean: float) -> None:
+    """For shapes near -1 gamma is below all doubles: it was cut off, and the penalty came out too small."""
+    with mp.workdps(40):
+        log_gamma = -mp.mpf(_success_exponent(mean, shape))
+        gamma = mp.exp(log_gamma)
+        reached = (1 / gamma - 1) * (mp.mpf(shape) / -mp.expm1(shape * log_gamma) if shape else -1 / log_gamma)
+    assert 0 <= reached / mean - 1 + 1e-12 < 1e-6
 
 
 def test_laplace_and_response_against_dp_accounting() -> None:

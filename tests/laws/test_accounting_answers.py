@@ -165,6 +165,15 @@ def test_a_sampled_group_is_a_mixture_between_its_neighbours() -> None:
     assert 1.5 * alone < own < together
 
 
+def test_a_large_sampled_group_is_answered_too() -> None:
+    """Rare numbers of participants count as larger ones; binomial coefficients beyond all doubles are no obstacle."""
+    one = Gaussian(200.0).sampled(rate=0.01) * 10
+    answers = [epsilon_for_group(one, size, delta=1e-5) for size in (100, 101, 2000)]
+    assert answers[0] < answers[1] < answers[0] * 1.03
+    assert epsilon(Gaussian(10.0) * 10, delta=1e-5) < answers[2] < epsilon(Gaussian(5.0) * 10, delta=1e-5)  # 20 to 40 take part
+    assert for_group(Gaussian(2.0).sampled(rate=1.0), 3) == for_group(Gaussian(2.0), 3)
+
+
 def test_groups_without_an_event_fall_back_to_the_general_theorem() -> None:
     event = Sampled(FixedSize(dataset_size=100, size=5), Gaussian(4.0))
     with pytest.raises(NoTheorem):

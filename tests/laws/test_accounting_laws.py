@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushgrad.accounting import RDP, ZCDP, Basic, accountant_of, delta, epsilon
+from hushgrad.accounting import RDP, ZCDP, Basic, accountant_of, delta, epsilon, epsilon_interval
 from hushgrad.accounting.api import ACCOUNTANTS
 from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.gdp import GDPLoss
@@ -20,6 +20,7 @@ from hushgrad.events import (
     ApproxDP,
     Compose,
     CyclicPoisson,
+    DiscreteGaussian,
     DiscreteLaplace,
     Event,
     Everyone,
@@ -268,10 +269,16 @@ def test_arguments_are_checked() -> None:
 
 
 def test_a_delta_of_zero_asks_for_pure_privacy() -> None:
-    for name in ("basic", "advanced", "optimal", "rdp"):
+    for name in ("basic", "advanced", "optimal", "rdp", "pld"):
         assert epsilon(PureDP(0.5) * 4, delta=0.0, accountant=name) == pytest.approx(2.0, rel=1e-9)
-    for name in ("basic", "zcdp", "rdp", "gdp"):
+        assert epsilon(PureDP(0.1) * 1000, delta=0.0, accountant=name) >= 1000 * 0.1
+    for name in ("basic", "zcdp", "rdp", "gdp", "pld", "advanced"):
         assert epsilon(Gaussian(1.0), delta=0.0, accountant=name) == math.inf
+        assert epsilon(Gaussian(1.0), delta=5e-324, accountant=name) >= 38.0
+    low, high = epsilon_interval(Laplace(2.0) * 3 + DiscreteLaplace(1.0, 2), delta=0.0)
+    assert 3.5 * (1 - 1e-11) < low <= 3.5 <= high < 3.5 * (1 + 1e-11)
+    for event in (DiscreteGaussian(2.0), DiscreteGaussian(2.0).sampled(rate=0.1) * 3, ApproxDP(1.0, 1e-9)):
+        assert epsilon(event, delta=0.0) == math.inf and delta(event, epsilon=1e3) > 0.0
 
 
 def test_accounting_imports_no_torch() -> None:

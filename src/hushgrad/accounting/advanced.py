@@ -61,7 +61,7 @@ class AdvancedLoss(Terms):
         flexible = sum(n for s, n in self.terms if s.flexible)
         slack = share_of_delta(self.terms, delta, 1.0 / part)
         share = share_of_delta(self.terms, delta, flexible / (1.0 - part)) if flexible else 0.0
-        if slack is None or share is None or slack <= 0.0:
+        if slack is None or share is None or slack <= 0.0 or (flexible and share <= 0.0):
             return math.inf
         epsilons = [(s.epsilon(share if s.flexible else s.fixed), n) for s, n in self.terms]
         if any(math.isinf(e) for e, _ in epsilons):

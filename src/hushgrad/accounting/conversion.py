@@ -27,7 +27,7 @@ def epsilon_from_renyi(curve: Curve, delta: float) -> float:
     4.728
     """
     if delta <= 0.0:
-        return max(0.0, curve(math.inf))
+        return up(max(0.0, curve(math.inf)))
     log_delta = math.log(delta)
 
     def bound(alpha: float) -> float:

@@ -37,6 +37,8 @@ from hushgrad.events import (
 
 __all__ = ["epsilon_for_group", "for_group"]
 
+_SMALL = 100
+
 
 def for_group(event: Event, size: int) -> Event:
     r"""The event that a group of ``size`` records sees when each record sees ``event``; a group of 1 changes nothing.
@@ -112,13 +114,33 @@ def _(event: RandomizedResponse, k: int) -> Event:
 def _(event: Sampled, k: int) -> Event:
     if not (isinstance(event.how, Poisson) and isinstance(event.of, Gaussian)):
         raise NoTheorem(f"No event of its own is known for a group in {event}. Use epsilon_for_group.")
-    q = event.how.rate
-    weights = [math.comb(k, i) * q**i * (1.0 - q) ** (k - i) for i in range(k + 1)]
+    if event.how.rate == 1.0:
+        return _grouped(event.of, k)
+    weights = _participants(k, event.how.rate)
+    total = math.fsum(weights.values())
     return GaussianMixture(
         noise_multiplier=event.of.noise_multiplier,
-        sensitivities=tuple(float(i) for i in range(k + 1)),
-        probabilities=tuple(w / math.fsum(weights) for w in weights),
+        sensitivities=tuple(map(float, weights)),
+        probabilities=tuple(w / total for w in weights.values()),
     )
+
+
+def _participants(k: int, q: float) -> dict[int, float]:
+    """The binomial probabilities of how many of k records take part.
+
+    Counts that are rarer than 1e-30 in a large group are taken to be a larger one, which costs more: the mixture stays short.
+    """
+    weights = {
+        i: math.exp(math.lgamma(k + 1) - math.lgamma(i + 1) - math.lgamma(k - i + 1) + i * math.log(q) + (k - i) * math.log1p(-q))
+        for i in range(k + 1)
+    }
+    if k <= _SMALL:
+        return weights
+    common = [i for i, w in weights.items() if w > 1e-30]
+    kept = {i: weights[i] for i in common}
+    kept[common[0]] += math.fsum(weights[i] for i in range(common[0]))
+    kept[k] = kept.get(k, 0.0) + math.fsum(weights[i] for i in range(common[-1] + 1, k))
+    return kept
 
 
 @_grouped.register
@@ -162,13 +184,12 @@ def epsilon_for_group(
 def _general(event: Event, k: int, delta: float, accountant: Accountant, relation: Relation | str) -> float:
     """The least k e over pairs (e, d) with d (e^{k e} - 1)/(e^e - 1) <= delta (Vadhan 2017, lemma 2.2)."""
     loss = loss_of(event, accountant, relation)
-    best = math.inf
-    for step in range(120):  # d from delta/k downwards: a valid bound at each, the smallest is kept
+    for step in range(120):  # d from delta/k downwards: epsilon only grows, so the first pair that holds is the best
         d = delta / k * 10.0 ** (-step / 4.0)
         e = loss.epsilon(d)
         if math.isfinite(e) and math.log(d) + _log_growth(e, k) <= math.log(delta):
-            best = min(best, k * e)
-    return best
+            return k * e
+    return math.inf
 
 
 def _log_growth(e: float, k: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hushgrad import _check
 from hushgrad.accounting import renyi, renyi_sampled
 from hushgrad.accounting._numeric import least_over_orders, smallest_true
 from hushgrad.accounting.base import Accountant, Loss, Nothing, Unbounded
@@ -199,7 +200,7 @@ def _repeat_and_select(event: RepeatAndSelect, relation: Relation) -> Loss:
 
 def _negative_binomial_repeats(base: RDPLoss, mean: float, shape: float) -> Curve:
     """Papernot and Steinke 2022, theorem 2: K truncated negative binomial, with a second order that is free to choose."""
-    log_inverse_gamma = -math.log(success_probability(mean, shape))
+    log_inverse_gamma = _success_exponent(mean, shape)
 
     def penalty_at(order: float) -> float:
         return (1.0 + shape) * ((1.0 - 1.0 / order) * base.renyi(order) + log_inverse_gamma / order)
@@ -235,15 +236,28 @@ def success_probability(mean: float, shape: float) -> float:
     >>> round(success_probability(10.0, 1.0), 9)  # geometric: the mean is 1/gamma
     0.1
     """
+    exponent = _success_exponent(mean, shape)
+    if exponent > 700.0:
+        _check.fail("shape", shape, f"to leave a success probability that is a number, for mean={mean:g}", "Use a larger shape.")
+    return math.exp(-exponent)
+
+
+def _success_exponent(mean: float, shape: float) -> float:
+    """-ln gamma, rounded up; for shapes near -1 gamma itself is below all doubles."""
     if mean < 1.0:
         raise NoTheorem(f"A truncated negative binomial number of repetitions is at least 1, so its mean cannot be {mean}.")
 
-    def mean_of(gamma: float) -> float:
-        if shape == 0.0:
-            return (1.0 / gamma - 1.0) / math.log(1.0 / gamma)
-        return shape * (1.0 - gamma) / (gamma * -math.expm1(shape * math.log(gamma)))
+    def log_mean_of(
+        x: float,
+    ) -> float:  # of (1/gamma - 1) shape / (1 - gamma^shape) at gamma = e^-x, which may be below all doubles
+        failures = x + math.log(-math.expm1(-x))
+        if abs(shape * x) < 1e-9:
+            return failures - math.log(x) + shape * x / 2.0
+        if shape > 0.0:
+            return failures + math.log(shape) - math.log(-math.expm1(-shape * x))
+        return failures + math.log(-shape) + shape * x - math.log(-math.expm1(shape * x))
 
-    if mean == 1.0:
-        return 1.0
-    log_gamma = -smallest_true(lambda x: mean_of(math.exp(-x)) >= mean, 1e-12, 600.0)
-    return math.exp(log_gamma)
+    high = 1.0
+    while log_mean_of(high) < math.log(mean):
+        high *= 2.0
+    return smallest_true(lambda x: log_mean_of(x) >= math.log(mean), 1e-12, high) if mean > 1.0 else 0.0

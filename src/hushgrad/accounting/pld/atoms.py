@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hushgrad.accounting.pld.curve import Array, Curve, masses_of_q
+from hushgrad.accounting.pld.curve import UNSEEN, Array, Curve, masses_of_q
 from hushgrad.accounting.pld.grid import discounted
 
 __all__ = ["DEEPEST", "Atoms", "DiscreteGaussianCurve", "DiscreteLaplaceCurve", "Response"]
@@ -150,11 +150,12 @@ class DiscreteGaussianCurve(Atoms):
 
     sigma: float
     distance: int
+    endless = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lattice", self.distance / self.sigma**2)
         void = float(np.sum(self._masses()[-self.distance :]))  # of Q, at the outputs where P has next to no mass
-        object.__setattr__(self, "impossible", void if void > 1e10 * _LEAST else 0.0)
+        object.__setattr__(self, "impossible", void if void > UNSEEN else 0.0)
 
     def atoms(self) -> tuple[Array, Array]:
         """See :class:`Atoms`."""

@@ -26,12 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
 
-__all__ = ["ACCURACY", "Array", "Curve", "GaussianCurve", "Mirror", "Mixture", "gaussian_tails", "masses_of_q"]
+__all__ = ["ACCURACY", "UNSEEN", "Array", "Curve", "GaussianCurve", "Mirror", "Mixture", "gaussian_tails", "masses_of_q"]
 
 Array = NDArray[np.float64]
 
 # Every curve is evaluated with a relative error below this (tests compare with 50 digits); the bounds pay for it.
 ACCURACY = 2.0**-30
+UNSEEN = 1e-290
 
 
 class Curve(ABC):
@@ -44,6 +45,8 @@ class Curve(ABC):
     infinite: float = 0.0
     # Q[L = -infinity], where P has no mass.
     impossible: float = 0.0
+    # Whether there are more losses than those in a table, with less mass than UNSEEN.
+    endless: bool = False
     # Whether the finite losses have a density that is smooth on the scale of its own spread.
     smooth: bool = True
 
@@ -120,6 +123,7 @@ class Mirror(Curve):
         object.__setattr__(self, "infinite", self.of.impossible)
         object.__setattr__(self, "impossible", self.of.infinite)
         object.__setattr__(self, "smooth", self.of.smooth)
+        object.__setattr__(self, "endless", self.of.endless)
 
     def atoms(self) -> tuple[Array, Array]:
         """See :class:`Curve`; Q's mass is e^{-L} times P's."""

@@ -18,7 +18,20 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from hushgrad.accounting.pld.curve import ACCURACY, Array, Curve
-from hushgrad.accounting.pld.grid import GUARD, HAIR, LESS, MORE, Indices, Masses, anchored, balance, both_sides, kinks, rebuild
+from hushgrad.accounting.pld.grid import (
+    GUARD,
+    HAIR,
+    LESS,
+    MORE,
+    Indices,
+    Masses,
+    anchored,
+    balance,
+    both_sides,
+    distinct,
+    kinks,
+    rebuild,
+)
 
 __all__ = ["floor", "lower", "touch"]
 
@@ -116,7 +129,7 @@ def _hull(values: Array, losses: Array, split: int, total: float, total_q: float
     low, high = int(blocks[middle - 1]), int(blocks[middle])
     below = isotonic_regression(slopes[:low], weights=width[:low]).blocks[:-1] if low else []
     above = high + isotonic_regression(slopes[high:], weights=width[high:]).blocks if high < len(slopes) else [high]
-    return np.unique(np.concatenate([below, [low], above])).astype(np.int64)
+    return distinct(below, [low], above)
 
 
 def floor(curve: Curve, step: float, tail: float, tilt: float) -> Masses:

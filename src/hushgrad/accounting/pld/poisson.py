@@ -34,6 +34,7 @@ class PoissonRemove(Curve):
         object.__setattr__(self, "discrete", self.base.discrete)
         object.__setattr__(self, "infinite", self.rate * self.base.infinite)
         object.__setattr__(self, "smooth", self.base.smooth)
+        object.__setattr__(self, "endless", self.base.endless)
 
     def atoms(self) -> tuple[Array, Array]:
         """See :class:`Curve`; where only Q has mass, the loss is ln(1-q)."""
@@ -128,6 +129,7 @@ class Symmetrised(Curve):
         if len(losses) == 3:
             object.__setattr__(self, "lattice", float(losses[2]))
         object.__setattr__(self, "discrete", self.half.discrete)
+        object.__setattr__(self, "endless", self.half.endless)
 
     def atoms(self) -> tuple[Array, Array]:
         """See :class:`Curve`; all that is not on one of the two sides is at 0."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from hushgrad.accounting.pld.blend import Blend
 from hushgrad.accounting.pld.compose import Composed, Part, Window, compose, range_of
-from hushgrad.accounting.pld.curve import ACCURACY, Curve
+from hushgrad.accounting.pld.curve import ACCURACY, UNSEEN, Curve
 from hushgrad.accounting.pld.from_above import connect_the_dots
 from hushgrad.accounting.pld.from_below import lower as from_below
 from hushgrad.accounting.pld.grid import Masses, atoms_of
@@ -40,8 +40,12 @@ class Answer:
 
 
 def epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, known: float = 0.0) -> Answer:
-    """A bound on epsilon at ``delta``; answers that turn out below ``known`` need not be accurate."""
+    """A bound on epsilon at ``delta`` (0: the largest loss); answers that turn out below ``known`` need not be accurate."""
     infinite = _infinite(parts)
+    if upper and delta <= _unseen(parts):
+        return Answer(math.inf)
+    if delta == 0:
+        return Answer(math.inf if infinite > 0 else _largest_loss(parts) * (1 if upper else 1 - 3e-12))
     if delta <= infinite * (1 - ACCURACY):
         return Answer(math.inf)
     if _is_single(parts):
@@ -142,6 +146,12 @@ def _largest_at(parts: Parts, delta: float) -> float:
 
 def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-4, known: float = 0.0) -> float:
     """A bound on delta at ``epsilon``; answers that turn out below ``known`` need not be accurate."""
+    if upper:
+        return min(1.0, _delta_bound(parts, epsilon, width, known, upper=True) + _unseen(parts))
+    return _delta_bound(parts, epsilon, width, known, upper=False)
+
+
+def _delta_bound(parts: Parts, epsilon: float, width: float, known: float, *, upper: bool) -> float:
     if _is_single(parts):
         return min(1.0, abs(parts[0][0].delta(epsilon)) * (1 + ACCURACY if upper else 1 - ACCURACY))
     if epsilon >= _largest_loss(parts):
@@ -178,7 +188,7 @@ def delta_bounds(parts: Parts, epsilons: Sequence[float], *, width: float = 1e-3
         if composed is None or not _clear(composed, epsilon, width):
             found.append(delta_bound(parts, epsilon, upper=True, width=width))
         else:
-            found.append(min(1.0, composed.delta(epsilon, upper=True)))
+            found.append(min(1.0, composed.delta(epsilon, upper=True) + _unseen(parts)))
     return found[::-1]
 
 
@@ -231,6 +241,11 @@ def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, 
 
 def _infinite(parts: Parts) -> float:
     return abs(math.expm1(sum(n * math.log1p(-min(curve.infinite, 1 - 1e-16)) for curve, n in parts)))
+
+
+def _unseen(parts: Parts) -> float:
+    """More than the mass at losses that no table holds."""
+    return sum(n * UNSEEN for curve, n in parts if curve.endless)
 
 
 def _largest_loss(parts: Parts) -> float:
