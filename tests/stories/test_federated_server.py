@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, FedYogi
 
 from hushgrad import clipping, events, noise
-from hushgrad.errors import ArgumentError, BudgetExceeded, NoTheorem
+from hushgrad.errors import ArgumentError, BudgetExceeded, NoTheorem, StorageError
 from hushgrad.federated import DPFTRL, DPFedAvg, LocalGrid, MinSeparation, ServerAdam, ServerSGD, clip_update
 from hushgrad.federated.base import PrivateStrategy
 from hushgrad.federated.directory import ServerDirectory
@@ -383,6 +383,40 @@ def test_no_rounds_noise_is_released_twice_when_clients_answer_otherwise(tmp_pat
 
     resumed.start(fleet(note), initial(), num_rounds=3)
     assert np.array_equal(sent[0], on_disk)  # the released model itself, not a second version of it
+
+
+def test_a_model_that_could_not_be_saved_is_sent_to_nobody(tmp_path, monkeypatch):
+    """Else a server that is started again from its directory would release the round once more, under the same noise."""
+    strategy, grid = DPFTRL(FedAvg(), ftrl(), directory=tmp_path, seed=1), fleet()
+    strategy.start(grid, initial(), num_rounds=1)
+    asked = []
+    monkeypatch.setattr(LocalGrid, "send_and_receive", lambda self, messages, **_: asked.extend(messages))
+    with monkeypatch.context() as patch:
+        patch.setattr(ServerDirectory, "save_state", _full)
+        with pytest.raises(StorageError):
+            strategy.configure_train(2, strategy._arrays, ConfigRecord(), grid)
+            strategy.aggregate_train(2, [])
+        for _ in range(2):  # tried again with the disk as full as before
+            with pytest.raises(StorageError):
+                strategy.start(grid, initial(), num_rounds=3)
+            with pytest.raises(StorageError):
+                strategy.configure_train(3, initial(), ConfigRecord(), grid)
+    assert not asked and strategy.rounds == 2
+    strategy.configure_train(3, strategy._arrays, ConfigRecord(), grid)  # there is room again
+    assert DPFTRL(FedAvg(), ftrl(), directory=tmp_path).rounds == 2
+
+
+def _full(self, tree):
+    raise StorageError("No space left on device.")
+
+
+def test_a_damaged_key_is_one_sentence(tmp_path):
+    DPFTRL(FedAvg(), ftrl(), directory=tmp_path, seed=1)
+    key = tmp_path / "key.json"
+    for text in (key.read_text()[:40], "[]", '{"key": "00"}', key.read_text().replace('"key": "', '"key": "x')):
+        key.write_text(text)
+        with pytest.raises(ArgumentError, match="key.json to be as it was written"):
+            DPFTRL(FedAvg(), ftrl(), directory=tmp_path)
 
 
 def test_the_directory_keeps_its_secrets_and_tells_the_public_part(tmp_path):

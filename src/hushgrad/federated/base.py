@@ -83,6 +83,7 @@ class PrivateStrategy(Strategy):
         self._server_state: dict[str, Any] = {}
         self._arrays: ArrayRecord | None = None
         self._open: _Open | None = None
+        self._unsaved = False  # the latest model is not on disk, and must not leave the server
         self._raw_round: RawRound | None = None
         self._raw_evaluation = _check.instance(bool, raw_evaluation=raw_evaluation)
         self._resume()
@@ -104,6 +105,7 @@ class PrivateStrategy(Strategy):
         ``evaluate_fn`` sees released models only. With a budget (``max_epsilon``) the rounds end where it ends. The result's
         metrics hold what is covered by the guarantee: the epsilon so far and the clip norm.
         """
+        self._settle()
         total = self.plan.steps if num_rounds is None else _check.positive_int(num_rounds=num_rounds)
         if total > self.plan.steps:
             _check.fail("num_rounds", total, f"to be at most the plan's steps={self.plan.steps}", "Make a longer plan.")
@@ -169,6 +171,7 @@ class PrivateStrategy(Strategy):
         Raises:
             BudgetExceeded: after the plan's last round, or where the next one would cost more than ``max_epsilon``.
         """
+        self._settle()
         self._books.require_room(issued=True)
         step, layout = self.rounds, Layout.of(arrays)
         users, nodes = self._connected(grid)
@@ -192,7 +195,7 @@ class PrivateStrategy(Strategy):
         self._books.charge(issued=True)
         update = self._aggregator.release(open_round.step)
         weights = self.server.step(torch.from_numpy(open_round.current), update, open_round.step, self._server_state)
-        self._arrays = open_round.layout.record(weights.numpy())
+        self._arrays, self._unsaved = open_round.layout.record(weights.numpy()), True
         spent = self.spent()
         self._save(spent)
         log(INFO, "aggregate_train: round %d released, epsilon so far %.4g", self.rounds, spent.epsilon)
@@ -267,8 +270,14 @@ class PrivateStrategy(Strategy):
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
+    def _settle(self) -> None:
+        """After a disk that was full: what could not be saved is saved before anybody is sent it."""
+        if self._unsaved:
+            self._save(self.spent())
+
     def _save(self, spent: Guarantee) -> None:
         if self._directory is None or self._arrays is None:
+            self._unsaved = False
             return
         tree = {
             "version": 1,
@@ -279,6 +288,7 @@ class PrivateStrategy(Strategy):
             "arrays": {name: torch.from_numpy(array.numpy()) for name, array in self._arrays.items()},
         }
         self._directory.save_state(tree)
+        self._unsaved = False
         public = {"plan": self.plan.to_json(), "ledger": self.ledger.to_json(), "rounds": self.rounds, "spent": spent.to_json()}
         self._directory.save_public(public)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
+from hushgrad.train.atomic import replacing
 from hushgrad.train.keys import RunKey
 from hushgrad.train.plan import Plan
 from hushgrad.train.tree import read_tree, write_tree
@@ -48,13 +49,13 @@ class ServerDirectory:
                 raise ArgumentError(
                     f"Expected {_KEY} beside {_STATE}: without its key a killed run cannot go on. Start a new run."
                 )
-            content = {"key": key.secret.hex(), "reproducible": key.reproducible, "plan": plan.digest}
-            self._write_text(_KEY, json.dumps(content), 0o600)
+            fresh = {"key": key.secret.hex(), "reproducible": key.reproducible, "plan": plan.digest}
+            self._write_text(_KEY, json.dumps(fresh), 0o600)
             return key
         mode = stat.S_IMODE(path.stat().st_mode)
         if os.name == "posix" and mode & 0o077:
             _check.fail("mode", oct(mode), f"of {_KEY} to be 0600", "Others may have read the key.")
-        content = json.loads(path.read_text())
+        content = _key_content(path)
         if content["plan"] != plan.digest:
             remedy = "A key serves one plan. Use a new directory for a new run."
             _check.fail("plan", plan.digest[:12], f"to be the one of this directory, {content['plan'][:12]}", remedy)
@@ -88,32 +89,20 @@ class ServerDirectory:
         return read_tree(path) if path.exists() else None
 
     def _write_tree(self, name: str, tree: dict[str, Any]) -> None:
-        temporary = self._create(name, 0o600)
-        write_tree(temporary, tree)
-        self._replace(temporary, name)
+        with replacing(self.path / name) as new:
+            write_tree(new, tree)
 
     def _write_text(self, name: str, text: str, mode: int) -> None:
-        temporary = self._create(name, mode)
-        temporary.write_text(text)
-        self._replace(temporary, name)
-
-    def _create(self, name: str, mode: int) -> Path:
-        """A new empty file of this mode; a leftover of that name is removed, whatever its mode."""
-        temporary = self.path / f".{name}.{os.getpid()}"
-        temporary.unlink(missing_ok=True)
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
-        return temporary
-
-    def _replace(self, temporary: Path, name: str) -> None:
-        _flush(temporary)
-        os.replace(temporary, self.path / name)
-        if os.name == "posix":  # elsewhere a directory cannot be opened, and the rename is journalled
-            _flush(self.path)
+        with replacing(self.path / name, mode=mode) as new:
+            new.write_text(text)
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _key_content(path: Path) -> dict[str, Any]:
+    """The key file's object. Its text never enters an error: it may hold the key."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        content = json.loads(path.read_text())
+        if set(content) == {"key", "reproducible", "plan"} and len(bytes.fromhex(content["key"])) == 32:
+            return dict(content)
+    except (ValueError, TypeError):
+        pass
+    raise ArgumentError(f"Expected {path.name} to be as it was written; it was damaged. Use a copy, or start a new run.")
