@@ -415,7 +415,7 @@ def test_a_damaged_key_is_one_sentence(tmp_path):
     key = tmp_path / "key.json"
     for text in (key.read_text()[:40], "[]", '{"key": "00"}', key.read_text().replace('"key": "', '"key": "x')):
         key.write_text(text)
-        with pytest.raises(ArgumentError, match="key.json to be as it was written"):
+        with pytest.raises(ArgumentError, match=r"key\.json to be as it was written"):
             DPFTRL(FedAvg(), ftrl(), directory=tmp_path)
 
 
