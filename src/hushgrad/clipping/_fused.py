@@ -67,7 +67,7 @@ def total(parts: Sequence[Tensor], factor: float) -> tuple[Tensor, Tensor, bool]
         return None
     rows = parts[0].numel()
     squares, norms = torch.empty(rows), torch.empty(rows)
-    places = array("Q", [part.data_ptr() for part in parts])
+    places = array("Q", map(Tensor.data_ptr, parts))
     finite = _LIBRARY.total(places.buffer_info()[0], len(parts), rows, factor, squares.data_ptr(), norms.data_ptr())
     return squares, norms, bool(finite)
 
@@ -81,7 +81,7 @@ def clip(parts: Sequence[Tensor], factor: float, bound: float) -> tuple[Tensor, 
         return None
     rows = parts[0].numel()
     norms, weights = torch.empty(rows), torch.empty(rows)
-    places = array("Q", [part.data_ptr() for part in parts])
+    places = array("Q", map(Tensor.data_ptr, parts))
     at = places.buffer_info()[0], len(parts), rows, factor, bound, norms.data_ptr(), weights.data_ptr()
     return norms, weights, bool(_LIBRARY.clip(*at))
 

@@ -75,7 +75,9 @@ def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict
 
     Then nothing was added yet, and the norms are remembered. Short, because a small model's step is mostly Python.
     """
-    rows = [row for call in calls for row in (call.sq_norms or call.measure()).values()]
+    rows: list[Tensor] = []
+    for call in calls:
+        rows += (call.sq_norms or call.measure()).values()
     norms, weights, finite = clipper.clip(rows, factor * factor)
     if not finite:
         return None

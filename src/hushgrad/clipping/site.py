@@ -144,9 +144,11 @@ class Site:
         if self.tape.silent or not torch.is_grad_enabled():
             self._off.append(None)
             return
-        off = [p for p in self.params if p.requires_grad]  # those that an outer call has not already turned off
-        for p in off:
-            p.requires_grad = False
+        off = []
+        for p in self.params:
+            if p.requires_grad:  # an outer call has not already turned it off
+                p.requires_grad = False
+                off.append(p)
         self._off.append((off, self.rule.remember(module)))
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

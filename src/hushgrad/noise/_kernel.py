@@ -272,7 +272,7 @@ class CKernel(Kernel):
         """``address`` of _gauss.h for tensor 0: how to draw from this stream in C; None where that is not possible."""
         if not self.cipher or not isinstance(stream, KeyStream):
             return None
-        return stream.round_keys(self._expanded), self.cipher, step, 0
+        return stream.place or stream.round_keys(self._expanded), self.cipher, step, 0
 
     def _expanded(self, key: bytes) -> ctypes.Array[ctypes.c_char]:
         round_keys = ctypes.create_string_buffer(_ROUND_KEYS)

@@ -29,7 +29,7 @@ class KeyStream:
     def __init__(self, key: bytes, purpose: bytes) -> None:
         self.key = hashlib.blake2b(key, digest_size=32, person=purpose).digest()  # as secret as the key it comes from
         self._round_keys: ctypes.Array[ctypes.c_char] | None = None
-        self._place = 0  # in memory, of the round keys
+        self.place = 0  # in memory, of the round keys; 0 before they are made
         self._lock = threading.Lock()
         self._cipher = algorithms.AES(self.key)
         self._threads = threading.local()  # a cipher context for each thread; only its counter changes
@@ -39,12 +39,12 @@ class KeyStream:
 
         It is made by ``expand``, once: a second one would free the first while another thread draws from it.
         """
-        if not self._place:
+        if not self.place:
             with self._lock:
-                if not self._place:
+                if not self.place:
                     self._round_keys = expand(self.key)
-                    self._place = ctypes.addressof(self._round_keys)
-        return self._place
+                    self.place = ctypes.addressof(self._round_keys)
+        return self.place
 
     def words(self, step: int, index: int, block: int, size: int) -> np.ndarray:
         """``size`` bytes from ``block`` on, as little-endian 32-bit words; valid until this thread's next call."""
