@@ -105,6 +105,8 @@ def test_wrong_attacks_are_refused() -> None:
         audit.membership_inference([1.0, 2.0], [True, False], method="lyra")
     with pytest.raises(ArgumentError, match="losses"):
         audit.membership_inference([-1.0, 2.0], [True, False], method="loss")
+    with pytest.raises(ArgumentError, match="diverged"):
+        audit.exposure([math.nan], [1.0, 2.0])
 
 
 def test_example_canaries_are_injected_by_their_coins() -> None:

@@ -81,3 +81,21 @@ def test_wrong_arguments_are_refused() -> None:
         bounds.split_rates([1.0], [0.0])
     with pytest.raises(ArgumentError, match="members"):
         one_run.correct_guesses([1.0, 2.0], [True], 1.0)
+
+
+def test_scores_that_are_all_equal_tell_nothing_however_the_canaries_are_listed() -> None:
+    """Members listed after the others: an order kept for equal scores would guess every one of them right."""
+    listed = np.repeat([False, True], 500)
+    for scores in (np.zeros(1000), np.repeat([0.0, 1.0, 0.0, 1.0], 250)):
+        assert one_run.epsilon_one_run(scores, listed, delta=1e-5) == 0.0
+        assert one_run.epsilon_one_run_fdp(scores, listed, delta=1e-5) == 0.0
+
+
+def test_infinite_scores_are_scores_and_no_number_is_none() -> None:
+    rng = np.random.default_rng(0)
+    inside, outside = (np.where(rng.random(400) < 0.5, -np.inf, np.inf) for _ in range(2))
+    assert bounds.epsilon_clopper_pearson(bounds.split_rates(inside, outside), delta=1e-5) < 0.5
+    with pytest.raises(ArgumentError, match="threshold=nan"):
+        bounds.error_rates([0.0], [1.0], threshold=math.nan)
+    with pytest.raises(ArgumentError, match="no NaN"):
+        one_run.epsilon_one_run([math.nan, 1.0], [True, False], delta=1e-5)

@@ -2,7 +2,7 @@
 
 The auditor knows which record took part when, so the noise, the contributions and the batches can be looked at one by one.
 Each check rejects correct code with probability of at most ``FALSE_ALARM``, by exact tails (chi-squared, Student, Kolmogorov-Smirnov)
-or, for the counts of random batches, by a gamma law with the right moments; Bonferroni inside a check.
+or bounds of these (:mod:`hushgrad.audit.tails`, for random batches); Bonferroni inside a check.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from functools import singledispatch
 
 import numpy as np
 from scipy.special import ndtri
-from scipy.stats import chi2, kstest
+from scipy.stats import binom, chi2, kstest
 from scipy.stats import t as student
 
 from hushgrad._value import Value
 from hushgrad.audit.canaries import Canaries, Released
 from hushgrad.audit.scores import Scorer
+from hushgrad.audit.tails import binomial_tail, meeting_tail, sum_tail
 from hushgrad.events import (
     BallsInBins,
     CyclicPoisson,
@@ -144,33 +145,39 @@ def _(how: BallsInBins, present: np.ndarray) -> str | None:
     bins = [np.unique(np.flatnonzero(record) % how.bins) for record in present.T]
     if max(map(len, bins)) > 1:
         return "although a record has one bin"
-    seen = np.array([b[0] for b in bins if len(b)])
     possible = min(how.bins, len(present))
-    expected = present.shape[1] / how.bins
-    statistic = float(((np.bincount(seen, minlength=how.bins)[:possible] - expected) ** 2 / expected).sum())
-    if possible > 1 and statistic > _gamma_limits(possible, 2.0 * possible, FALSE_ALARM)[1]:
-        return "although the bins are uniform"
-    return None
+    first = present[:possible].T  # record by record: the one bin that it has, if that has come by
+    even = binomial_tail(int(first.sum()), len(first), possible / how.bins) > FALSE_ALARM / 2
+    return None if even and meeting_tail(first) > FALSE_ALARM / 2 else "although the bins are uniform"
 
 
 @_problem.register
 def _(how: Poisson, present: np.ndarray) -> str | None:
-    return _independent_coins(present, how.rate, sizes_vary=True)
+    steps, records = present.shape
+    level = FALSE_ALARM / 3
+    if binomial_tail(int(present.sum()), present.size, how.rate) < level:
+        return f"although the rate is {how.rate:g}"
+    possible = np.arange(records + 1)
+    spread = (possible - records * how.rate) ** 2 / max(records * how.rate * (1.0 - how.rate), 1e-300)
+    seen = float(spread[present.sum(axis=1)].sum())
+    if sum_tail(seen, steps, spread, binom.pmf(possible, records, how.rate)) < level:
+        return f"whose sizes vary {seen / steps:.3f} times as much as independent draws at rate {how.rate:g}"
+    return _not_fresh(present, level)
 
 
 @_problem.register
 def _(how: FixedSize, present: np.ndarray) -> str | None:
     if (present.sum(axis=1) != how.size).any():
         return f"although batches have {how.size} records"
-    return _independent_coins(present, how.rate, sizes_vary=False)
+    return _not_fresh(present, FALSE_ALARM)
 
 
 @_problem.register
 def _(how: TruncatedPoisson, present: np.ndarray) -> str | None:
     if present.sum(axis=1).max() > how.size:
         return f"although batches have at most {how.size} records"
-    limit = float(-ndtri(FALSE_ALARM)) * np.sqrt(present.size * how.rate)
-    return None if present.sum() <= present.size * how.rate + limit else f"although the rate is {how.rate:g}"
+    improbable = binom.sf(present.sum() - 1, present.size, how.rate) < FALSE_ALARM  # truncation makes them fewer, if anything
+    return f"although the rate is {how.rate:g}" if improbable else None
 
 
 @_problem.register
@@ -178,46 +185,23 @@ def _(how: CyclicPoisson, present: np.ndarray) -> str | None:
     groups = [np.unique(np.flatnonzero(record) % how.period) for record in present.T]
     if max(map(len, groups)) > 1:
         return "although a record's steps are one period apart"
-    chances = present.size * how.rate / how.period
-    if abs(present.sum() - chances) > _two_sided(FALSE_ALARM, 1) * np.sqrt(chances * (1 + len(present) / how.period)):
+    cycles, more = divmod(len(present), how.period)  # the first ``more`` groups have one step more than the others
+    counts = np.arange(cycles + 2)
+    mass = (
+        more * binom.pmf(counts, cycles + 1, how.rate) + (how.period - more) * binom.pmf(counts, cycles, how.rate)
+    ) / how.period
+    if sum_tail(float(present.sum()), present.shape[1], counts, mass) < FALSE_ALARM:
         return f"although the rate is {how.rate:g}"
     return None
 
 
-def _independent_coins(present: np.ndarray, rate: float, *, sizes_vary: bool) -> str | None:
-    """Records' counts and batches' sizes must vary as those of independent coins do: no more, and no less."""
-    steps, records = present.shape
-    if rate == 1.0:
-        return None if present.all() else "although everybody takes part in every step"
-    variance, level = rate * (1.0 - rate), FALSE_ALARM / 3
-    excess = (1.0 / variance - 6.0) / steps  # kurtosis of a binomial count: the spread of counts is not quite chi-squared
-    counts = float(((present.sum(axis=0) - steps * rate) ** 2).sum() / (steps * variance))
-    low, high = _gamma_limits(records, records * (2.0 + excess), level)
-    if not low <= counts <= high:
-        return f"whose records' counts vary {counts / records:.3f} times as much as independent draws at rate {rate:g}"
-    if sizes_vary:
-        sizes = float(((present.sum(axis=1) - records * rate) ** 2).sum() / (records * variance))
-        low, high = _gamma_limits(steps, steps * (2.0 + (1.0 / variance - 6.0) / records), level)
-        if not low <= sizes <= high:
-            return f"whose sizes vary {sizes / steps:.3f} times as much as independent draws at rate {rate:g}"
-    if abs(present.sum() - present.size * rate) > _two_sided(level, 1) * np.sqrt(present.size * variance) + 1e-9:
-        return f"although the rate is {rate:g}"
-    return None
-
-
-def _gamma_limits(mean: float, variance: float, level: float) -> tuple[float, float]:
-    """Two-sided limits of a gamma law with these moments, which is what a sum of squared near-normal numbers nearly has."""
-    scale = variance / (2.0 * mean)
-    freedom = mean / scale
-    return float(scale * chi2.ppf(level / 2, freedom)), float(scale * chi2.isf(level / 2, freedom))
+def _not_fresh(present: np.ndarray, level: float) -> str | None:
+    """Batches of given sizes must be subsets drawn afresh: they share records neither more nor less often than those."""
+    return "whose batches are not drawn afresh" if meeting_tail(present) < level else None
 
 
 def _inside(statistic: float, freedom: int, level: float) -> bool:
     return bool(chi2.ppf(level / 2, freedom) <= statistic <= chi2.isf(level / 2, freedom))
-
-
-def _two_sided(level: float, tests: int) -> float:
-    return float(-ndtri(level / 2 / tests))
 
 
 def _correlation_limit(count: int, level: float) -> float:

@@ -59,6 +59,8 @@ def exposure(secret_losses: ArrayLike, reference_losses: ArrayLike) -> np.ndarra
     secrets, references = np.atleast_1d(np.asarray(secret_losses, float)), np.asarray(reference_losses, float)
     if references.ndim != 1 or not references.size:
         _check.fail("reference_losses", reference_losses, "to be a row of at least one loss")
+    if np.isnan(secrets).any() or np.isnan(references).any():
+        _check.fail("losses", np.nan, "to be numbers", "A model whose losses are NaN has diverged.")
     ordered = np.sort(references)
     below, upto = np.searchsorted(ordered, secrets, "left"), np.searchsorted(ordered, secrets, "right")
     rank = 1.0 + below + 0.5 * (upto - below)

@@ -16,6 +16,7 @@ from scipy.stats import binom
 
 from hushgrad import _check
 from hushgrad.accounting import gaussian_epsilon
+from hushgrad.audit.bounds import _scores
 
 __all__ = ["correct_guesses", "epsilon_one_run", "epsilon_one_run_fdp", "one_run_p_value", "refutes_curve"]
 
@@ -31,10 +32,12 @@ def correct_guesses(scores: ArrayLike, members: ArrayLike, fraction: float) -> t
     >>> correct_guesses([0.1, 0.9, 0.4, 0.8], [False, True, True, False], 0.5)
     (2, 2)
     """
-    values, truth = np.asarray(scores, dtype=np.float64), np.asarray(members, dtype=bool)
+    values, truth = _scores(scores=scores), np.asarray(members, dtype=bool)
     if truth.shape != values.shape or truth.ndim != 1 or not truth.size:
         _check.fail("members", members, "to say of each canary whether it was in the data")
-    truth = truth[np.argsort(values, kind="stable")]
+    # Equal scores are put in an order of their own: the one in which canaries are listed may tell who was in.
+    ties = np.random.default_rng(0).permutation(len(values))
+    truth = truth[np.lexsort((ties, values))]
     each = max(1, int(_check.rate(fraction=fraction) * len(truth)) // 2)
     return int((~truth[:each]).sum() + truth[len(truth) - each :].sum()), 2 * each
 
