@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from hushgrad import denoise
+from hushgrad.clipping import Adaptive
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian
 from hushgrad.guarantee import Ledger
@@ -61,6 +62,17 @@ def test_signal_to_noise_is_estimated_from_what_was_released():
     seen = []
     trained(plan(denoise=denoise.Laplacian(1.0)), callbacks=[seen.append])
     assert all(m["signal_to_noise"] is None for m in seen)  # a filtered gradient is not signal plus noise
+
+
+def test_metrics_follow_a_clip_norm_that_moves():
+    """From far too large a norm adaptive clipping comes down to the median; metrics of the first norm would never see it clip."""
+    seen = []
+    clip = Adaptive(50.0, learning_rate=1.0, batch_size=20, count_noise=2.0)
+    trained(plan(clip=clip, steps=30), callbacks=[seen.append])
+    fractions = [m["raw_clipped_fraction"] for m in seen]
+    assert fractions[0] == 0.0 and sum(fractions[-10:]) / 10 > 0.2
+    # The estimate is sqrt(max(0, |released|² - d std²) / (d std²)): with the first step's std it would be 0 from the second on.
+    assert any(m["signal_to_noise"] > 0 for m in seen[10:])
 
 
 def test_epsilon_table_includes_earlier_phases():

@@ -201,7 +201,6 @@ class _Observer:
     def __post_init__(self) -> None:
         self.signal = SignalToNoise(self.private)
         self._epsilon = EpsilonSoFar(self.private.plan, steps=self.private.steps_allowed, prior=self.prior)
-        self._clip_norm = self.private.plan.max_grad_norm
 
     def metrics(self, passes: _Passes) -> dict[str, Any]:
         steps = self.private.steps
@@ -215,7 +214,7 @@ class _Observer:
         if passes.examples:
             norms = self.private.raw_norms
             metrics["raw_loss"] = _mean([(float(loss), count) for loss, count in passes.raw_loss])
-            metrics["raw_clipped_fraction"] = float((norms > self._clip_norm).float().mean()) if len(norms) else 0.0
+            metrics["raw_clipped_fraction"] = float((norms > self.signal.max_grad_norm).float().mean()) if len(norms) else 0.0
         if passes.raw_correct:
             metrics["raw_accuracy"] = _mean([(float(hits) / count, count) for hits, count in passes.raw_correct])
         return metrics

@@ -11,6 +11,8 @@ import torch
 from torch.optim import Optimizer
 
 from hushgrad import _check
+from hushgrad.clipping.adaptive import Adaptive
+from hushgrad.events import Relation
 from hushgrad.guarantee import Ledger
 from hushgrad.train.books import guarantee_of
 from hushgrad.train.plan import Plan
@@ -54,6 +56,8 @@ class SignalToNoise:
 
     def __init__(self, private: Private) -> None:
         self._private = private
+        self._next = private.clip
+        self.max_grad_norm = private.plan.max_grad_norm  # of the latest step: adaptive clipping moves it
         self.ratio: float | None = None
 
     def __enter__(self) -> SignalToNoise:
@@ -65,11 +69,16 @@ class SignalToNoise:
 
     @torch.no_grad()
     def _look(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        plan = self._private.plan
-        if plan.denoise is not None or plan.noise_std == 0:
+        plan, clip = self._private.plan, self._next
+        self._next = self._private.clip  # the release of this step has moved it already
+        self.max_grad_norm = clip.sensitivity(Relation.ADD_REMOVE)
+        multiplier = plan.noise_multiplier or 0.0
+        multiplier = clip.gradient_noise(multiplier) if isinstance(clip, Adaptive) else multiplier
+        if plan.denoise is not None or multiplier == 0:
             return
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        std = plan.noise_std * plan.noise.row_std(self._private.steps - 1, steps=plan.steps) / plan.batch_size
+        row = plan.noise.row_std(self._private.steps - 1, steps=plan.steps)
+        std = multiplier * self.max_grad_norm * row / plan.batch_size
         noise = std**2 * sum(g.numel() for g in grads)
         total = sum(float(g.square().sum()) for g in grads)
         self.ratio = math.sqrt(max(0.0, total - noise) / noise) if noise else None
