@@ -11,7 +11,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hushgrad import events
 from hushgrad.errors import ArgumentError, BudgetExceeded, CaptureError, NoTheorem, NotIsolated
@@ -497,6 +497,21 @@ def test_a_run_does_not_go_back_to_a_step_whose_noise_is_released(data, tmp_path
     assert private.steps == 4 and torch.equal(before, _weights(model))
     private.load_state_dict(private.state_dict())  # the same step: nothing is repeated
     assert private.steps == 4
+
+
+class _Stream(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+    def __len__(self):
+        return 40
+
+
+@pytest.mark.parametrize("stream", [_Stream(), iter([1, 2]), (x for x in range(3))])
+def test_a_stream_cannot_be_sampled(stream):
+    *_, private = _setup()
+    with pytest.raises(ArgumentError, match="read a stream into a list"):
+        private.loader(stream)
 
 
 def test_users_need_groups_and_examples_have_none(data):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import IterableDataset
 
 from hushgrad import _check, sampling
 from hushgrad.clipping import Clipper
@@ -151,6 +152,9 @@ class Private:
             _check.fail(
                 "groups", groups, f"to fit the plan's unit={self.plan.unit!r}", 'Give groups= with unit="user", and only then.'
             )
+        if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+            remedy = "Batches are drawn at random from all records: read a stream into a list first."
+            _check.fail("dataset", type(dataset).__name__, "to have len() and [i]", remedy)
         # Workers are seeded from here: torch's own generator, which a dropout layer uses, stays as a resumed run finds it.
         dataloader_options.setdefault("generator", self._key.torch_generator(self.steps))
         return sampling.loader(
