@@ -3,7 +3,8 @@
     python benchmarks/step.py [--quick] [--case mlp] [--json out.json] [--memory] [--growth] [--jax-python PATH]
 
 Each figure is CPU time (one thread) or wall time (two threads) of a whole step, noise multiplier 1 and SGD included, divided by
-that of plain PyTorch in the same rounds; the minimum over rounds is taken for both, because other work on the machine only adds.
+that of plain PyTorch in the same round; of the rounds the median is taken. A round is short, so that what else the machine does
+meets all alike; the quotient of two minima is that of two lucky moments, and differs more from run to run.
 jax-privacy runs in an interpreter of its own (--jax-python) and is divided by jitted plain JAX there.
 
 Peak memory is measured twice: as it is, and with a C library that gives freed blocks back at once (MALLOC_MMAP_THRESHOLD_), for all alike.
@@ -22,6 +23,7 @@ import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -151,9 +153,9 @@ def build(name: str, case: Case) -> Step:
     return IMPLEMENTATIONS[name](case, model, case.batch(case.size))
 
 
-def interleaved(steps: dict[str, Step], rounds: int, clock: Callable[[], float], seconds: float) -> dict[str, float]:
-    """The minimum time of each step over rounds in which every implementation takes one step."""
-    best = dict.fromkeys(steps, float("inf"))
+def interleaved(steps: dict[str, Step], rounds: int, clock: Callable[[], float], seconds: float) -> dict[str, list[float]]:
+    """The times of each step, of rounds in which every implementation takes one step."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         step()
     began, done = time.monotonic(), 0
@@ -161,11 +163,11 @@ def interleaved(steps: dict[str, Step], rounds: int, clock: Callable[[], float],
         for name, step in steps.items():
             start = clock()
             step()
-            best[name] = min(best[name], clock() - start)
+            times[name].append(clock() - start)
         done += 1
         if done >= 3 and time.monotonic() - began > 4 * seconds + 20:
             break
-    return best
+    return times
 
 
 def measure(case: Case, peers: list[str], threads: int, seconds: float) -> dict[str, float]:
@@ -180,9 +182,10 @@ def measure(case: Case, peers: list[str], threads: int, seconds: float) -> dict[
             failed.append(name)
             steps.pop(name, None)
             print(f"  {name}: {type(error).__name__}: {str(error)[:80]}", file=sys.stderr)
-    best = interleaved(steps, case.rounds, time.process_time if threads == 1 else time.perf_counter, seconds)
-    ratios = {name: value / best["plain"] for name, value in best.items() if name != "plain"}
-    return {"plain ms": best["plain"] * 1e3, **ratios}
+    times = interleaved(steps, case.rounds, time.process_time if threads == 1 else time.perf_counter, seconds)
+    plain = times.pop("plain")
+    ratios = {name: median(t / p for t, p in zip(each, plain, strict=True)) for name, each in times.items()}
+    return {"plain ms": median(plain) * 1e3, **ratios}
 
 
 def peak_memory(case: Case, name: str, *, alive: bool) -> float:
@@ -245,7 +248,7 @@ def _deep(case: Case, layers: int) -> Case:
 
 
 def _time(case: Case) -> float:
-    return interleaved({"hushgrad": build("hushgrad", case)}, 5, time.process_time, 1.0)["hushgrad"] * 1e3
+    return min(interleaved({"hushgrad": build("hushgrad", case)}, 5, time.process_time, 1.0)["hushgrad"]) * 1e3
 
 
 # The report ------------------------------------------------------------------------------------------------------------
