@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from hushgrad.clipping import Capture, Flat, clipped_sum, cross
 from hushgrad.clipping.rules import linear
@@ -85,6 +86,46 @@ def test_joint_norms_by_pairs_and_by_sums_agree(monkeypatch, pairs_at_most, keep
     capture = attached(model)
     sum_of_sines(model(ids)).backward()
     agrees(capture.collect(Flat(CLIP)), expected)
+
+
+class Loop(nn.Module):
+    """One layer, called again and again."""
+
+    def __init__(self, calls, width):
+        super().__init__()
+        self.calls, self.first, self.layer = calls, nn.Linear(4, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        x = self.first(x)
+        for _ in range(self.calls):
+            x = self.layer(x).tanh()
+        return x
+
+
+@pytest.mark.parametrize("calls", [2, 5, 9])
+@pytest.mark.parametrize("width", [3, 12])  # for nine calls, gradients are made for width 3, Gram matrices for width 12
+@pytest.mark.parametrize("shape", [(5, 4), (5, 3, 4)])
+@pytest.mark.parametrize("chunk", [1, 1 << 24])
+def test_a_layer_in_a_loop(calls, width, shape, chunk, monkeypatch):
+    monkeypatch.setattr(cross, "_CHUNK", chunk)
+    model, x = Loop(calls, width).double(), torch.randn(shape).double()
+    expected = oracle(model, (x,))
+    capture = attached(model)
+    sum_of_sines(model(x)).backward()
+    agrees(capture.collect(Flat(CLIP)), expected)
+
+
+def test_a_layer_in_a_loop_makes_no_gradient_of_its_weights():
+    """Only the outer products' Gram matrices, and the weighted sums."""
+    B, width, calls = 8, 64, 6
+    model, x = Loop(calls, width), torch.randn(B, 4)
+    capture = attached(model)
+    sum_of_sines(model(x)).backward()
+    with FlopCounterMode(display=False) as counter:
+        capture.collect(Flat(CLIP))
+    assert (
+        counter.get_total_flops() < 1.5 * calls * 2 * B * width * width
+    )  # a weight gradient for each example, too, would be twice that
 
 
 def test_a_norm_that_misses_the_cross_terms_would_be_noticed():

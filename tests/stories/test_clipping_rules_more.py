@@ -1,5 +1,7 @@
 """Whole models with recurrent layers, attention, adapters and bare parameters: exact, or refused with a remedy."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -129,6 +131,44 @@ def test_a_nan_example_leaves_the_others_as_they_are(name, way, monkeypatch):
     clipped = capture.collect(Flat(CLIP))
     assert clipped.rejected == 1
     agrees(clipped._replace(raw_norms=clipped.raw_norms[good]), rows)
+
+
+class Steps(nn.Module):
+    """A cell in a loop of one's own."""
+
+    def __init__(self, cell, start, named):
+        super().__init__()
+        self.cell, self.start, self.named = cell, start, named
+
+    def forward(self, x):
+        state = torch.ones(len(x), 3, dtype=x.dtype) if self.start else None
+        for step in x.unbind(1):
+            state = self.cell(input=step, hx=state) if self.named else self.cell(step, *([] if state is None else [state]))
+        return state
+
+
+@pytest.mark.parametrize(
+    "make", [nn.RNNCell, nn.GRUCell, partial(nn.RNNCell, nonlinearity="relu"), partial(nn.GRUCell, bias=False)]
+)
+@pytest.mark.parametrize("steps", [1, 3, 6])
+@pytest.mark.parametrize(("start", "named"), [(False, False), (True, True)])
+def test_cells(make, steps, start, named):
+    assert isinstance(rule_for(make(4, 3), ["weight_ih"]), rules.RecurrentCell)
+    check_rule(lambda: Steps(make(4, 3), start, named), torch.randn(5, steps, 4))
+
+
+def test_cells_by_unit_and_without_a_bad_example():
+    model, x = Steps(nn.GRUCell(4, 3), True, False).double(), torch.randn(5, 6, 4).double()
+    x[1, 2] = torch.nan
+    capture = attached(model)
+    capture.units(torch.tensor([0, 1, 2, 0, 2]))
+    sum_of_sines(model(x)).backward()
+    clipped = capture.collect(Flat(1e9))
+    assert clipped.rejected == 1
+    capture.detach()
+    sum_of_sines(model(x[[0, 2, 3, 4]])).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(clipped.raw_sums[name], p.grad)
 
 
 class First(nn.Module):
@@ -387,6 +427,7 @@ def test_options_without_a_rule_are_refused(layer, message):
     [
         (nn.LSTM(4, 3, batch_first=True), (4, 4)),
         (nn.GRU(4, 3), (4, 4)),
+        (nn.GRUCell(4, 3), (4,)),
         (nn.InstanceNorm1d(4, affine=True), (4, 4)),
         (nn.LayerNorm(4), (4,)),
         (nn.LayerNorm((4, 4)), (4, 4)),
@@ -425,7 +466,7 @@ def _wrong_gru(gates, hidden, state):
     [
         (rnn._Cell, "_in_time", lambda self, rows: torch.stack(rows, 1), lstm, torch.randn(4, 5, 3)),
         (rnn._Cell, "_times", lambda self: iter(range(self.x.shape[1])), lstm, torch.randn(4, 5, 3)),
-        (rnn, "_step_of", lambda module: _wrong_gru, lambda: nn.GRU(3, 4, batch_first=True), torch.randn(4, 5, 3)),
+        (rnn, "step_of", lambda module: _wrong_gru, lambda: nn.GRU(3, 4, batch_first=True), torch.randn(4, 5, 3)),
         (attention, "_mask", lambda *args: None, Encoder, (torch.randn(4, 5, 4), torch.arange(24).view(4, 6) % 5 == 1)),
         (attention, "sqrt", lambda x: 1.0, Encoder, torch.randn(4, 5, 4)),
         (outer, "gram_sq_norm", lambda x, g: x.square().sum((1, 2)) * g.square().sum((1, 2)), Encoder, torch.randn(4, 5, 4)),

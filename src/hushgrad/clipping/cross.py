@@ -1,7 +1,8 @@
 """Joint norms: parameters whose per-example gradient has several parts.
 
 ‖sum_k f_k G_k‖² = sum_k f_k² ‖G_k‖² + 2 sum_{k<l} f_k f_l <G_k, G_l>. Where the parts are sums of outer products, or are kept, the inner
-products need no further gradient: a tied embedding and head cost T_k T_l (m + n) multiply-adds for each example. Everything else,
+products need no further gradient: a tied embedding and head cost T_k T_l (m + n) multiply-adds for each example. Many parts that
+are sums of outer products (a layer called in a loop) are one such sum, over the positions of all of them. Everything else,
 and all that is grouped by unit, goes the general way: the per-example gradients of all parts are made for a chunk of units at a
 time, added up and measured, so that memory is bounded by the chunk.
 """
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hushgrad.clipping.base import Factors, sq_norm
+from hushgrad.clipping.rules.linear import gram_sq_norm
 
 if TYPE_CHECKING:
     from hushgrad.clipping.reduce import Group, Use
@@ -33,7 +35,7 @@ def joint_sq_norms(group: Group, shared: Shared) -> dict[str, Tensor]:
     """The squared norm, for each unit, of the sum of all parts of each shared parameter."""
     rows, rest = {}, {}
     for name, uses in shared.items():
-        norms = _by_pairs(uses)
+        norms = _by_pairs(uses) if len(uses) <= _PAIRS_AT_MOST else _by_positions(uses)
         if norms is None:
             rest[name] = uses
         else:
@@ -46,7 +48,7 @@ def joint_sq_norms(group: Group, shared: Shared) -> dict[str, Tensor]:
 
 def _by_pairs(uses: list[tuple[Use, str]]) -> Tensor | None:
     """Squares and inner products, or None if some part has no cheap form."""
-    if len(uses) > _PAIRS_AT_MOST or any(use.units is not None for use, _ in uses):
+    if any(use.units is not None for use, _ in uses):
         return None
     forms = [_form(use, local) for use, local in uses]
     total = None
@@ -61,13 +63,35 @@ def _by_pairs(uses: list[tuple[Use, str]]) -> Tensor | None:
     return total if total is None else total.clamp_(min=0)
 
 
+def _by_positions(uses: list[tuple[Use, str]]) -> Tensor | None:
+    """All parts as one sum of outer products, or None if some part is no such sum."""
+    if any(use.units is not None for use, _ in uses):
+        return None
+    lefts, rights = [], []
+    for use, local in uses:
+        form = _form(use, local)
+        if not isinstance(form, Factors) or form.left.dim() != 3:
+            return None
+        lefts.append(form.left * use.factor)
+        rights.append(form.right)
+    left, right = torch.cat(lefts, 1), torch.cat(rights, 1)
+    (_, T, m), n = left.shape, right.shape[2]
+    by_gram = T * (m + n) < m * n
+    step = max(1, _CHUNK // (T * T if by_gram else m * n))
+    parts = zip(left.split(step), right.split(step), strict=True)
+    return torch.cat([gram_sq_norm(b, a) if by_gram else sq_norm(torch.bmm(a.transpose(1, 2), b)) for a, b in parts]).clamp_(
+        min=0
+    )
+
+
 def _form(use: Use, local: str) -> Form | None:
     record = use.call.record
     assert record is not None
     record.join()
     if local in record.kept:
         return record.kept[local]
-    return use.call.site.rule.factors(record).get(local) if record.grads else None
+    released = not (record.args or record.kwargs or record.grads)
+    return None if released else use.call.site.rule.factors(record).get(local)
 
 
 def _inner_if_cheap(a: Form | None, b: Form | None) -> Tensor | None:
@@ -138,7 +162,8 @@ def _add_part(use: Use, totals: dict[str, Tensor], start: int, stop: int) -> Non
         units = torch.arange(examples, device=next(iter(totals.values())).device)
     index = ((units >= start) & (units < stop)).nonzero().squeeze(1)
     part = rule.select(record, index, examples)
-    made = part.kept if len(part.kept) == len(part.names) else rule.per_example(part)
-    for local, name in use.call.site.full.items():
-        if name in totals:
-            totals[name].index_add_(0, units[index] - start, made[local].to(totals[name].dtype), alpha=use.factor)
+    part.names = tuple(local for local, name in use.call.site.full.items() if name in totals)
+    made = part.kept if part.kept.keys() >= set(part.names) else rule.per_example(part)
+    for local in part.names:
+        total = totals[use.call.site.full[local]]
+        total.index_add_(0, units[index] - start, made[local].to(total.dtype), alpha=use.factor)

@@ -14,6 +14,7 @@ from hushgrad.clipping.rules.norm import GroupNorm, LayerNorm
 from hushgrad.clipping.rules.parameter import Shared, SharedRule
 from hushgrad.clipping.rules.rms_norm import RMSNorm
 from hushgrad.clipping.rules.rnn import Recurrent
+from hushgrad.clipping.rules.rnn_cell import RecurrentCell
 from hushgrad.clipping.rules.vmap import Vmap, VmapTree
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Linear",
     "RMSNorm",
     "Recurrent",
+    "RecurrentCell",
     "Shared",
     "SharedRule",
     "Vmap",

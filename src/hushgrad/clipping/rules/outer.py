@@ -82,13 +82,13 @@ class OuterProducts(Rule):
     def per_example(self, record: Record) -> dict[str, Tensor]:
         """The blocks' products, row below row."""
         shapes = {name: p.shape for name, p in record.module.named_parameters()}
-        made = {name: [block.per_example for block in blocks] for name, blocks in self._terms(record).items()}
+        terms = self.terms(record)
+        made = {name: [block.per_example for block in terms[name]] for name in record.names}
         return {name: torch.cat(rows, 1).view(len(rows[0]), *shapes[name]) for name, rows in made.items()}
 
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
         """Solve once; what is cheaper to keep than to form twice is kept."""
-        terms = self._terms(record)
-        record.args, record.kwargs, record.grads = (_Solved(terms),), {}, ()
+        terms = self.terms(record)
         norms = {}
         for name, blocks in terms.items():
             if any(block.prefers_gram for block in blocks):
@@ -103,7 +103,7 @@ class OuterProducts(Rule):
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """One matrix product for each block, straight into its rows of ``out``; or w^T G where G was kept."""
-        terms: Terms = {} if len(record.kept) == len(record.names) else self._terms(record)
+        terms: Terms = {} if len(record.kept) == len(record.names) else self.terms(record)
         for name in record.names:
             if name in record.kept:
                 out[name].add_kept(record.kept[name], weights[name])
@@ -126,12 +126,15 @@ class OuterProducts(Rule):
         chosen.kept = {name: G[index] for name, G in record.kept.items()}
         return chosen
 
-    def _terms(self, record: Record) -> Terms:
+    def terms(self, record: Record) -> Terms:
+        """What ``solve`` gives; from then on it stands for the inputs and gradients."""
         if record.args and isinstance(record.args[0], _Solved):
             return record.args[0].terms
         with torch.enable_grad():
-            terms = self.solve(record)
-        return {
-            name: [Block(b.left.detach(), None if b.right is None else b.right.detach()) for b in terms[name]]
+            solved = self.solve(record)
+        terms = {
+            name: [Block(b.left.detach(), None if b.right is None else b.right.detach()) for b in solved[name]]
             for name in record.names
         }
+        record.args, record.kwargs, record.grads = (_Solved(terms),), {}, ()
+        return terms

@@ -27,7 +27,7 @@ from hushgrad.clipping.base import Record, rule
 from hushgrad.clipping.rules.outer import Block, OuterProducts, Terms
 from hushgrad.errors import CaptureError
 
-__all__ = ["Recurrent"]
+__all__ = ["Recurrent", "step_of"]
 
 
 @rule(nn.RNN, nn.LSTM, nn.GRU)
@@ -175,7 +175,7 @@ class _Cell:
         named = dict(module.named_parameters(recurse=False))
         weights = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
         self.p = {n: named[n + suffix].detach().to(x.dtype) if n + suffix in named else None for n in weights}
-        self.step: Callable[..., tuple[Tensor, ...]] = _step_of(module)
+        self.step: Callable[..., tuple[Tensor, ...]] = step_of(module)
         self.gates = _tapped(F.linear(x, self._weight("weight_ih"), self.p["bias_ih"]))
         self.hidden: list[Tensor] = []  # W_hh h + b_hh
         self.projected: list[Tensor] = []  # W_hr m
@@ -247,12 +247,13 @@ def _tapped(product: Tensor) -> Tensor:
     return product if product.requires_grad else product.requires_grad_()
 
 
-def _step_of(module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
+def step_of(module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
+    """One step of a layer or a cell, from its two products and the state before: the state after."""
     if isinstance(module, nn.LSTM):
         return _lstm
-    if isinstance(module, nn.GRU):
+    if isinstance(module, (nn.GRU, nn.GRUCell)):
         return _gru
-    assert isinstance(module, nn.RNN)
+    assert isinstance(module, (nn.RNN, nn.RNNCell))
     activation = torch.tanh if module.nonlinearity == "tanh" else torch.relu
     return lambda gates, hidden, state: (activation(gates + hidden),)
 
