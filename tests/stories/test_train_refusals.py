@@ -100,6 +100,18 @@ def test_a_batch_without_a_step_is_refused(data):
     assert private.steps == 6
 
 
+def test_a_detached_run_hands_out_no_batch(data):
+    """Its model would be trained on it without any noise, and its ledger would not know."""
+    model, optimizer, private = _setup()
+    batches = iter(private.loader(data))
+    _train(model, optimizer, itertools.islice(batches, 2))
+    batch = next(batches)
+    private.detach()
+    for left in (lambda: next(batches), lambda: next(iter(private.loader(data))), lambda: next(batch.split(3))):
+        with pytest.raises(CaptureError, match="detached"):
+            left()
+
+
 def test_two_loaders_cannot_deal_one_step_twice(data):
     model, optimizer, private = _setup()
     first, second = iter(private.loader(data)), iter(private.loader(data))

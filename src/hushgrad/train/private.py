@@ -119,6 +119,7 @@ class Private:
         self._rejected, self._splitting = 0, False
         self._gate, self._lazy = IsolationGate(self._capture), LazyTables()
         self._handles: list[Any] = []
+        self._attached = True
         self._guard.attach()
         try:
             self._attach(check_isolation, lazy_tables)
@@ -206,6 +207,7 @@ class Private:
 
     def detach(self) -> None:
         """Remove all hooks; model and optimizer are ordinary again, and what they do then is not private."""
+        self._attached = False
         self._lazy.detach()
         for handle in self._handles:
             handle.remove()
@@ -257,6 +259,8 @@ class Private:
 
     def _on_issue(self, batch: Batch) -> None:
         """The loader is about to hand out a batch, or one micro-batch of it."""
+        if not self._attached:
+            raise CaptureError("This run is detached: a step on its batches would be an ordinary one, without any privacy.")
         if batch.part is None:
             if batch.step != self.steps:
                 raise CaptureError(
