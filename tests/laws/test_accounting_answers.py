@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -82,6 +83,22 @@ def test_calibrated_batch_is_the_largest() -> None:
     assert cost[0] <= 2.0 < cost[1]
     assert calibrate_batch_size(Gaussian(0.1), steps=500, dataset_size=10, **budget) == 0  # type: ignore[arg-type]
     assert calibrate_batch_size(Gaussian(1e5), steps=5, dataset_size=10, **budget) == 10  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("target", "delta", "rate", "steps"), [(0.1, 0.3, 0.5, 3), (1.0, 0.5, 1.0, 1), (1.0, 5e-4, 1e-3, 1)])
+def test_calibration_crosses_what_costs_nothing(target: float, delta: float, rate: float, steps: int) -> None:
+    """With much noise epsilon is exactly 0 here: it gives the search no direction, and its end is a jump of the estimate."""
+    sigma = calibrate_noise(epsilon=target, delta=delta, rate=rate, steps=steps)
+    run = [Gaussian(s).sampled(rate=rate) * steps for s in (sigma, 0.999 * sigma)]
+    assert epsilon(run[0], delta=delta) <= target < epsilon(run[1], delta=delta)
+
+
+def test_no_noise_admits_no_steps() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert calibrate_steps(Gaussian(0.0), epsilon=1.0, delta=1e-5) == 0
+        with pytest.raises(ArgumentError, match="to contain a value that meets"):
+            calibrate_rate(Gaussian(0.0), epsilon=1.0, delta=1e-5, steps=10)
 
 
 def test_unreachable_targets_are_refused() -> None:

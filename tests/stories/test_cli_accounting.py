@@ -89,6 +89,7 @@ def test_printed_noise_meets_the_budget(capsys: pytest.CaptureFixture[str]) -> N
         (["epsilon", "--noise-multiplier", "1", "--delta", "2", "--accountant", "gdp"], "Expected delta=2.0"),
         (["epsilon", "--noise-multiplier", "1", "--delta", "1e-5", "--accountant", "rpd"], "Did you mean 'rdp'?"),
         (["epsilon", "--noise-multiplier", "1", "--delta", "1e-5", "--accountant", "gdp", "--relation", "remove"], "relation"),
+        (["epsilon", "--noise-multiplier", "0", "--delta", "1e-5", "--plot", "curve.png"], "There is no curve to plot"),
         (["epsilon", "--event", "{", "--delta", "1e-5"], "Expected JSON text"),
         (["epsilon", "--event", "@/no/such/file", "--delta", "1e-5"], "Cannot read the event"),
         (["epsilon", "--event", '{"event": "Gausian"}', "--delta", "1e-5"], "Did you mean 'Gaussian'?"),

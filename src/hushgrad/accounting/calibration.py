@@ -92,16 +92,24 @@ def _bracket(question: _Question, bracket: tuple[float, float] | None) -> tuple[
         if question(low) > 0.0 and question(high) > 0.0:
             raise ArgumentError(f"Expected bracket={bracket} to contain a value that meets epsilon={question.target}.")
         return low, high
-    # From 1 only in the direction of the target: events far on the other side may be extreme, and cost time for nothing.
-    here, there = 1.0, 2.0
-    wanted_lower = question(here) > 0.0
-    if (question(there) < question(here)) != wanted_lower:
-        there = 0.5
-    while _WIDEST[0] <= there <= _WIDEST[1]:
-        if (question(there) > 0.0) != wanted_lower:
-            return min(here, there), max(here, there)
-        here, there = there, there * (there / here)
+    wanted_lower = question(1.0) > 0.0
+    for factor in _ways(question, wanted_lower=wanted_lower):
+        here, there = 1.0, factor
+        while _WIDEST[0] <= there <= _WIDEST[1]:
+            if (question(there) > 0.0) != wanted_lower:
+                return min(here, there), max(here, there)
+            here, there = there, there * factor
     raise ArgumentError(f"Expected epsilon={question.target} to be reachable between x=1 and x={here:g}. Give a bracket.")
+
+
+def _ways(question: _Question, *, wanted_lower: bool) -> tuple[float, ...]:
+    """From 1 only in the direction of the target: events far on the other side may be extreme, and cost time for nothing.
+
+    Where epsilon is 0 or infinite on both sides there is no direction: then as for noise, which is what is mostly looked for.
+    """
+    if question(2.0) == question(1.0):
+        return (2.0, 0.5) if wanted_lower else (0.5, 2.0)
+    return (2.0,) if (question(2.0) < question(1.0)) == wanted_lower else (0.5,)
 
 
 def _root(question: _Question, low: float, high: float, tolerance: float) -> tuple[float, float]:
@@ -137,7 +145,7 @@ def _slope(a: float, b: float, at_a: float, at_b: float) -> float:
 def _certify(question: _Question, start: float, slope: float, tolerance: float, ends: tuple[float, float]) -> float:
     """From an approximate root to an x whose certified epsilon meets the target, within ``tolerance`` of one that does not."""
     safe = -1.0 if slope > 0.0 else 1.0  # the direction in which epsilon falls
-    steepness = max(abs(slope), 0.05)
+    steepness = min(max(abs(slope), 0.05), 100.0)  # at a jump (epsilon ends at 0) the slope says nothing about distances
     low, high = min(ends), max(ends)
     x, best, failed = min(max(start, low), high), math.nan, math.nan
     for _ in range(60):

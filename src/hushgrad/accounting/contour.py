@@ -68,7 +68,9 @@ def estimate(event: Event, *, delta: float, relation: Relation | str = Relation.
 def _directions(event: Event, relation: Relation) -> tuple[Cumulants, Cumulants]:
     """The cumulant functions of the two ordered pairs (remove, add)."""
     if isinstance(event, Gaussian):
-        variance = (relation.contributions / event.noise_multiplier) ** 2 if event.noise_multiplier else math.inf
+        if event.noise_multiplier == 0.0:
+            raise NoTheorem("There is no estimate for events without privacy.")
+        variance = (relation.contributions / event.noise_multiplier) ** 2
         return (lambda s: s * (s + 1.0) * (variance / 2.0),) * 2
     if relation is not Relation.REPLACE_ONE:
         if isinstance(event, Sampled) and isinstance(event.how, Poisson) and isinstance(event.of, Gaussian):

@@ -107,6 +107,8 @@ def _plot(event: Event, names: list[str], options: argparse.Namespace) -> None:
         epsilons = [top * k / 60 for k in range(61)]
         deltas = delta_curve(event, epsilons, **question)
         axes.plot(epsilons, [max(d, 1e-300) for d in deltas], label=name)
+    if not axes.lines:
+        raise UsageError("There is no curve to plot: epsilon is 0 or infinite, or no accountant knows it. Leave --plot out.")
     axes.axhline(options.delta, color="grey", linewidth=0.8, linestyle=":")
     axes.set(xlabel="epsilon", ylabel="delta", yscale="log", ylim=(options.delta / 100, 1.5), title=str(event)[:70])
     axes.legend()
