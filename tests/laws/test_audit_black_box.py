@@ -93,6 +93,7 @@ def test_few_and_one_sided_references_still_work() -> None:
 
 def test_membership_report_is_a_value() -> None:
     report = audit.membership_inference(**world(2, 1.0))
+    assert "at 99.9% confidence" in str(audit.membership_inference(**world(2, 1.0), confidence=0.999))  # not "100%"
     assert audit.MembershipReport.from_json(report.to_json()) == report
 
 

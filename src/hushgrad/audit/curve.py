@@ -13,6 +13,7 @@ from hushgrad.events import Event, Relation
 __all__ = ["ClaimedCurve", "claimed_curve"]
 
 _SMALLEST_DELTA = 1e-7  # an audit of thousands of canaries cannot see error rates below this
+_LARGEST_EPSILON = 40.0  # nor those that a larger one is about, e^-40
 
 
 class ClaimedCurve:
@@ -31,10 +32,8 @@ class ClaimedCurve:
     """
 
     def __init__(self, event: Event, *, relation: Relation | str = Relation.ADD_REMOVE, points: int = 80) -> None:
-        top = epsilon(event, delta=_SMALLEST_DELTA, relation=relation)
-        self._epsilons = (
-            np.concatenate([[0.0], top * (np.arange(1, points + 1) / points) ** 1.5]) if np.isfinite(top) else np.zeros(1)
-        )
+        top = min(epsilon(event, delta=_SMALLEST_DELTA, relation=relation), _LARGEST_EPSILON)
+        self._epsilons = np.concatenate([[0.0], top * (np.arange(1, points + 1) / points) ** 1.5])
         self._deltas = np.asarray(delta_curve(event, self._epsilons.tolist(), relation=relation))
 
     def __call__(self, alphas: ArrayLike) -> np.ndarray:

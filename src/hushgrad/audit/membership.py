@@ -44,7 +44,7 @@ class MembershipReport(_Finding):
         return (
             f"The {self.method} attack has an AUC of {self.auc:.3f} (0.5 is guessing) and finds {self.true_positive_rate:.2%} of "
             f"{self.members} members at {self.false_positive_rate:.2%} false alarms ({self.true_positive_low:.2%} to "
-            f"{self.true_positive_high:.2%} at {self.confidence:.0%} confidence); a stronger attack may find more."
+            f"{self.true_positive_high:.2%} at {100 * self.confidence:g}% confidence); a stronger attack may find more."
         )
 
 

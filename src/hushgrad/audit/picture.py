@@ -36,7 +36,7 @@ def draw(report: AuditReport, path: str | Path) -> None:
     right.legend(fontsize=8)
     figure.suptitle(
         f"Audit of {report.claimed.event}: claimed epsilon {report.claimed.epsilon:.3g} at delta {report.claimed.delta:g}, "
-        f"at least {report.lower_bound:.3g} at {report.confidence:.0%} confidence; {report.verdict}",
+        f"at least {report.lower_bound:.3g} at {100 * report.confidence:g}% confidence; {report.verdict}",
         fontsize=9,
     )
     figure.savefig(path)

@@ -96,7 +96,7 @@ class AuditReport(_Finding):
 
     def __str__(self) -> str:
         claim = f"({self.claimed.epsilon:.3g}, {self.claimed.delta:g})-DP of {self.steps} steps ({self.claimed.event})"
-        found = f"{self.canaries} canaries bound epsilon from below by {self.lower_bound:.2f} at {self.confidence:.0%} confidence"
+        found = f"{self.canaries} canaries bound epsilon from below by {self.lower_bound:.2f} at {100 * self.confidence:g}% confidence"
         notes = "".join(f" Note: {note}." for note in self.notes)
         if self.refuted:
             details = "".join(f" {check.name}: {check.seen}." for check in self.checks if not check.passed)

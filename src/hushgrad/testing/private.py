@@ -83,7 +83,7 @@ def _assert_audited(plan: Plan, epsilon: float, delta: float, *, canaries: int, 
     fitted = bounds.epsilon_gaussian(rates, delta=delta) if report.bound_is_exact else 0.0
     least = max(bounds.epsilon_clopper_pearson(rates, delta=delta), fitted)
     assert least <= epsilon, (
-        f"({epsilon:g}, {delta:g})-DP is refuted at {confidence:.0%} confidence: epsilon >= {least:.4g}. {report}"
+        f"({epsilon:g}, {delta:g})-DP is refuted at {100 * confidence:g}% confidence: epsilon >= {least:.4g}. {report}"
     )
 
 
@@ -108,8 +108,8 @@ def _assert_told_apart(
     gap = bounds.curve_gap(rates, claim)
     least = bounds.epsilon_clopper_pearson(rates, delta=stated[1])
     assert gap <= 0, (
-        f"({stated[0]:g}, {stated[1]:g})-DP is refuted at {confidence:.0%} confidence: an attack has {rates.false_alarms:.3f} false alarms "
-        f"and {rates.misses:.3f} misses in {2 * (runs - half)} runs, which needs epsilon >= {least:.4g}."
+        f"({stated[0]:g}, {stated[1]:g})-DP is refuted at {100 * confidence:g}% confidence: an attack has "
+        f"{rates.false_alarms:.3f} false alarms and {rates.misses:.3f} misses in {2 * (runs - half)} runs, which needs epsilon >= {least:.4g}."
     )
 
 
