@@ -108,8 +108,9 @@ def _assert_told_apart(
     gap = bounds.curve_gap(rates, claim)
     least = bounds.epsilon_clopper_pearson(rates, delta=stated[1])
     assert gap <= 0, (
-        f"({stated[0]:g}, {stated[1]:g})-DP is refuted at {100 * confidence:g}% confidence: an attack has "
-        f"{rates.false_alarms:.3f} false alarms and {rates.misses:.3f} misses in {2 * (runs - half)} runs, which needs epsilon >= {least:.4g}."
+        f"({stated[0]:g}, {stated[1]:g})-DP is refuted at {100 * confidence:g}% confidence: "
+        f"an attack has {rates.false_alarms:.3f} false alarms and {rates.misses:.3f} misses in {2 * (runs - half)} runs, "
+        f"which needs epsilon >= {least:.4g}."
     )
 
 
