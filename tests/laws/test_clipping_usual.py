@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -65,3 +67,22 @@ def test_a_second_pass_and_a_failure_are_not_usual() -> None:
     capture._tape.failure = "refused inside backward"
     with pytest.raises(CaptureError, match="refused inside backward"):
         capture.collect(Flat(1.0))
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_step_leaves_nothing_to_the_garbage_collector(passes: int) -> None:
+    model, capture, x = _passed()
+
+    def step() -> None:
+        for _ in range(passes):
+            model(x).square().mean().backward()
+        capture.collect(Flat(1.0))
+
+    step()  # what torch makes once
+    gc.collect()
+    gc.disable()
+    try:
+        step()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -352,13 +352,12 @@ def _sites(tape: Tape, model: nn.Module) -> Iterator[Site]:
         if id(module) in inside_subtree:
             continue
         own = {name: p for name, p in module.named_parameters(recurse=False) if p.requires_grad}
-        tree = {name: p for name, p in module.named_parameters() if p.requires_grad}
         rule: Rule | None = rule_for(module, list(own))
         if rule is None or is_parametrized(module):
             rule = VmapTree() if is_parametrized(module) else Vmap()
         if rule.subtree:
             inside_subtree.update(id(child) for child in module.modules() if child is not module)
-        params = tree if rule.subtree else own
+        params = {name: p for name, p in module.named_parameters() if p.requires_grad} if rule.subtree else own
         if params:
             problem = rule.check(module)
             if problem:

@@ -44,6 +44,7 @@ class Tape:
         self.anchor = torch.zeros((), requires_grad=True)
         self.silent = 0
         self.before_batch: Callable[[], None] | None = None
+        self.batches: list[Batch] = []
         self.clear()
 
     def clear(self) -> None:
@@ -57,7 +58,9 @@ class Tape:
 
     def clear_batches(self) -> None:
         """Forget the passes so far; what is announced for the next one stays."""
-        self.batches: list[Batch] = []
+        for batch in self.batches:
+            batch.calls = []  # a call knows its batch: a circle that would keep both, and the norms, until the garbage collector comes
+        self.batches = []
         self.current: Batch | None = None
         self._fresh = True  # the next forward begins a batch
 
