@@ -179,6 +179,10 @@ def test_more_refusals(tmp_path):
         module = Classifier(optimizers=2)
         module.automatic_optimization = False
         trainer(private).fit(module, private.loader)
+    with pytest.raises(ArgumentError, match="automatic_optimization=False to be True"):
+        module = Classifier()
+        module.automatic_optimization = False
+        trainer(private).fit(module, private.loader)
     with pytest.raises(ArgumentError, match=r"fit\(module, private.loader\)"):
         trainer(PrivateFit(a_plan(), data())).fit(Classifier(), DataLoader(data(), batch_size=2))
     with pytest.raises(ArgumentError, match="to be of type Plan"):

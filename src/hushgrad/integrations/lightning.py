@@ -99,6 +99,11 @@ class PrivateFit(Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """The optimizer exists from here on; the loader is not asked before."""
         _require_fitting(trainer)
+        if not pl_module.automatic_optimization:
+            remedy = (
+                "Lightning takes the step then, after the backward pass. For steps by hand use Fabric, or a loop of your own."
+            )
+            _check.fail("automatic_optimization", False, "to be True", remedy)
         if self._private is not None:
             raise ArgumentError("Expected a PrivateFit for each fit: it holds the books of one run.")
         (optimizer,) = trainer.optimizers
