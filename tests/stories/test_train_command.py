@@ -227,6 +227,28 @@ def _half_written(path, text, **options):
     raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
 
+@pytest.mark.parametrize("plan", ["", 'method = "dpftrl"\nnoise = { name = "BLT", buffers = 2 }\n'])
+def test_a_run_does_not_go_on_with_other_data(tmp_path, monkeypatch, plan):
+    """A file that grows from day to day: the steps since the checkpoint would be repeated on it, under the same noise."""
+    rows = [f"{i % 7},{i % 3},{'yes' if i % 2 else 'no'}" for i in range(100)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["a,b,label", *rows]))
+    data = f'name = "csv"\npath = "{table}"\nlabel = "label"\nclasses = ["no", "yes"]'
+    recipe = tmp_path / "recipe.toml"
+    text = QUICK.replace('name = "digits"', data).replace("batch_size = 128\nsteps = 30", f"batch_size = 8\nepochs = 3\n{plan}")
+    recipe.write_text(text)
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "run_steps", _stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(load_recipe(recipe), out, progress=False)
+    table.write_text("\n".join(["a,b,label", *rows, *rows[:10]]))
+    with pytest.raises(ArgumentError, match="their number has changed"):
+        train(None, out, resume=True, progress=False)
+    table.write_text("\n".join(["a,b,label", *rows]))
+    assert train(None, out, resume=True, progress=False).steps == 30
+
+
 def test_a_damaged_folder_is_one_sentence(tmp_path, capsys):
     (tmp_path / "recipe.json").write_text('{"model":')
     assert main(["train", "--out", str(tmp_path), "--resume"]) == 2

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,22 @@ def _opened(recipe: Recipe | None, out: Path, resume: bool) -> Recipe:
 
 def _plan(recipe: Recipe, data: Data, out: Path, resume: bool) -> Plan:
     stored = _read(out / "plan.json") if resume else None
-    return recipe.make_plan(data) if stored is None else Plan.from_json(stored)
+    if stored is None:
+        return recipe.make_plan(data)
+    plan = Plan.from_json(stored)
+    _require_same_size(recipe, data, plan)
+    return plan
+
+
+def _require_same_size(recipe: Recipe, data: Data, plan: Plan) -> None:
+    """Steps that are repeated on other data, under the noise that they were released with, would show the difference."""
+    table = {key: value for key, value in recipe.plan.items() if key not in ("epsilon", "clip")}
+    anew = replace(recipe, plan={**table, "noise": "Independent", "noise_multiplier": 1.0})  # no calibration, which takes a while
+    if anew.make_plan(data).sampler != plan.sampler:
+        raise ArgumentError(
+            "Expected the data of the interrupted run: their number has changed since. Resume with the data as they were, or "
+            "start a new run elsewhere."
+        )
 
 
 def _forget_after(path: Path, step: int) -> None:
