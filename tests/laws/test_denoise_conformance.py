@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -212,3 +214,20 @@ def test_flags_tell_the_hall_what_it_must_provide():
     assert not Kalman().needs_whole_tensor and not LowPass().needs_whole_tensor
     assert Chain([Kalman(), Laplacian(1.0)]).needs_whole_tensor
     assert JamesStein().needs_noise_std and not Laplacian(1.0).needs_noise_std
+
+
+@pytest.mark.parametrize(
+    "denoiser",
+    [
+        denoise.Kalman(np.float32(0.5), np.int64(1)),
+        denoise.ExponentialAverage(np.float32(0.5)),
+        denoise.Laplacian(np.int64(2)),
+        denoise.LowPass((np.float32(-0.5),), (np.float32(0.5),)),
+        denoise.DebiasedSecondMoment(floor=np.float32(0.5)),
+        denoise.SoftThreshold(scale=np.float32(0.5)),
+    ],
+    ids=str,
+)
+def test_numpy_numbers_are_written_as_numbers(denoiser):
+    """A plan with a number out of an array must not fail when the finished run is saved."""
+    assert type(denoiser).from_json(json.loads(json.dumps(denoiser.to_json()))) == denoiser

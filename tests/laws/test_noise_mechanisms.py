@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import dataclass
 
@@ -422,3 +423,20 @@ def test_the_search_for_a_band_steps_back_from_unstable_trials(bands):
         warnings.simplefilter("error")
         column = optimise_banded.__wrapped__(2000, bands, "mean", 2000, 1)
     assert np.abs(np.roots(column)).max() < 1  # the one that is found is stable
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        Banded(bands=np.int64(3)),
+        BLT(buffers=np.int64(2)),
+        BandedInverse(bands=np.int64(3), exponent=np.float32(0.5)),
+        Tree(restart=np.int64(4)),
+        Nu(nu=np.float32(0.25)),
+        SGDWorkload(learning_rate=(np.float32(0.5), np.int64(1)), momentum=np.float32(0.5)),
+    ],
+    ids=str,
+)
+def test_numpy_numbers_are_written_as_numbers(mechanism):
+    """A plan with a number out of an array must not fail when the finished run is saved."""
+    assert type(mechanism).from_json(json.loads(json.dumps(mechanism.to_json()))) == mechanism

@@ -31,9 +31,9 @@ def _averaged(kappa: float, grads: dict[str, Tensor], state: dict[str, Any]) -> 
     return out
 
 
-def _check_gain(kappa: float) -> None:
+def _gain(kappa: float) -> float:
     remedy = "Use kappa=1 for no filtering; 0.7 is common, and smaller is smoother."
-    _check.between(0, 1, closed="right", kappa=kappa, remedy=remedy)
+    return _check.between(0, 1, closed="right", kappa=kappa, remedy=remedy)
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,14 @@ class Kalman(Denoiser):
     gamma: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_gain(self.kappa)
-        _check.positive(gamma=self.gamma, remedy="Kalman.one_probe(kappa) chooses the gamma that needs one pass per step.")
+        remedy = "Kalman.one_probe(kappa) chooses the gamma that needs one pass per step."
+        object.__setattr__(self, "kappa", _gain(self.kappa))
+        object.__setattr__(self, "gamma", _check.positive(gamma=self.gamma, remedy=remedy))
 
     @classmethod
     def one_probe(cls, kappa: float = 0.7) -> Kalman:
         """The form with γ = (1 - κ)/κ, where c = 1 and the probe at x_t drops out: one pass per step, as in plain DP-SGD."""
-        _check_gain(kappa)
+        kappa = _gain(kappa)
         return cls(kappa, (1 - kappa) / kappa if kappa < 1 else 1.0)
 
     @property
@@ -146,7 +147,7 @@ class ExponentialAverage(Denoiser):
     kappa: float = 0.7
 
     def __post_init__(self) -> None:
-        _check_gain(self.kappa)
+        object.__setattr__(self, "kappa", _gain(self.kappa))
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
         """The averaged gradients m_t."""

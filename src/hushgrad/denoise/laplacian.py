@@ -52,7 +52,7 @@ class Laplacian(Denoiser):
 
     def __post_init__(self) -> None:
         remedy = "Use sigma=0 for no smoothing; 1 to 3 are common, and beyond 1e12 every signal is its mean."
-        _check.between(0, 1e12, closed="both", sigma=self.sigma, remedy=remedy)
+        object.__setattr__(self, "sigma", _check.between(0, 1e12, closed="both", sigma=self.sigma, remedy=remedy))
         _check.one_of(_SCOPES, scope=self.scope)
         _check.one_of(_BOUNDARIES, boundary=self.boundary)
         _check.instance(bool, skip_1d=self.skip_1d)

@@ -56,7 +56,8 @@ class DebiasedSecondMoment(Denoiser):
         )
         object.__setattr__(self, "betas", betas)
         if self.floor is not None:
-            _check.positive(floor=self.floor, remedy="floor=None takes one standard error of the second moment.")
+            remedy = "floor=None takes one standard error of the second moment."
+            object.__setattr__(self, "floor", _check.positive(floor=self.floor, remedy=remedy))
 
     @property
     def needs_noise_std(self) -> bool:

@@ -92,7 +92,8 @@ class SoftThreshold(Denoiser):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _check.non_negative(scale=self.scale, remedy="Use scale=0 for no threshold; 1 is the universal one.")
+        scale = _check.non_negative(scale=self.scale, remedy="Use scale=0 for no threshold; 1 is the universal one.")
+        object.__setattr__(self, "scale", scale)
 
     @property
     def needs_whole_tensor(self) -> bool:

@@ -43,6 +43,7 @@ class Banded(LowerToeplitz):
 
     def __post_init__(self) -> None:
         bands = _check.positive_int(bands=self.bands)
+        object.__setattr__(self, "bands", bands)
         _check.one_of(["mean", "max"], loss=self.loss)
         if self.coefficients is None:
             return

@@ -48,6 +48,7 @@ class BLT(LowerToeplitz):
         buffers = _check.positive_int(buffers=self.buffers, remedy="Two to four buffers are usual.")
         if buffers > _MOST:
             _check.fail("buffers", buffers, f"to be at most {_MOST}", "More buffers do not reduce the error.")
+        object.__setattr__(self, "buffers", buffers)
         _check.one_of(["mean", "max"], loss=self.loss)
         if (self.decay is None) != (self.inverse_decay is None):
             _check.fail("inverse_decay", self.inverse_decay, "to be given with decay", "Give both or neither.")
