@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat
+from hushgrad.clipping.rules import gram
 from hushgrad.clipping.rules.linear import Linear
 from hushgrad.testing.rules import check_rule, one_by_one, sum_of_sines
 
@@ -96,3 +97,64 @@ def test_autocast_agrees_with_the_loop_and_keeps_the_bound(name):
         alone, _, _ = _autocast(make, x[i : i + 1], 1e-3)
         total = sum(t.square().sum() for t in alone.raw_sums.values()).sqrt()
         assert total <= 1e-3 * (1 + 1e-5)
+
+
+# What is added where a gradient's terms cancel --------------------------------------------------------------------------------------
+
+
+def _centred(y: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    return y - y.mean(dims, keepdim=True)
+
+
+class _Difference(nn.Module):
+    """One layer on two inputs that hardly differ, with opposite gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x):
+        return torch.cat([self.layer(half) for half in x.chunk(2, 1)], 1)
+
+
+def _cancelling(name):
+    """(layer, inputs, gradient of its output): the terms of a weight's gradient are thousands of times as large as their sum."""
+    if name == "convolution":
+        x = 1e4 * torch.randn(4, 64, 1, 1) + torch.randn(4, 64, 4, 4)
+        return nn.Conv2d(64, 64, 1, bias=False), x, _centred(10 * torch.randn(4, 64, 4, 4), (2, 3))
+    if name == "twice":
+        x, g = 1e3 * torch.randn(4, 64), 10 * torch.randn(4, 64)
+        return _Difference(), torch.cat([x, x + torch.randn(4, 64)], 1), torch.cat([g, -g], 1)
+    ids, g = torch.tensor([[0, 0, 1, 1, 2, 3]] * 4), torch.randn(4, 6, 16)
+    g[:, :4:2] *= 1e4
+    g[:, 1:4:2] = -g[:, :4:2]
+    return nn.Embedding(9, 16), ids, g
+
+
+@pytest.mark.parametrize("name", ["convolution", "embedding", "twice"])
+@pytest.mark.parametrize("seed", range(3))
+def test_cancelling_gradients_are_clipped(name, seed):
+    """Norms from Gram matrices, or from differences of squares, were far too small here, and examples added up to thousands of C."""
+    torch.manual_seed(seed)
+    layer, x, g = _cancelling(name)
+    capture = Capture(layer, loss_reduction="sum")
+    capture.attach()
+    torch.autograd.backward(layer(x), g)
+    clipped = capture.collect(Flat(1.0))
+    capture.detach()
+    exact = layer.double()
+    for i in range(len(x)):
+        one = x[i : i + 1]
+        grads = torch.autograd.grad(
+            exact(one.double() if one.is_floating_point() else one), list(exact.parameters()), g[i : i + 1].double()
+        )
+        norm = torch.stack([G.norm() for G in grads]).norm()
+        assert float(norm * clipped.raw_weights[i]) < 1.002
+        assert float(clipped.raw_norms[i]) == pytest.approx(float(norm), rel=2e-3)
+
+
+def test_a_gram_matrix_that_is_always_believed_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(gram, "_LOST", 0.0)
+    with pytest.raises(AssertionError):
+        for seed in range(3):
+            test_cancelling_gradients_are_clipped("convolution", seed)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.base import Factors, sq_norm
-from hushgrad.clipping.rules.linear import gram_sq_norm
+from hushgrad.clipping.base import Factors, added, sq_norm
+from hushgrad.clipping.rules.gram import gram_sq_norm
 
 if TYPE_CHECKING:
     from hushgrad.clipping.reduce import Group, Use
@@ -24,6 +24,8 @@ __all__ = ["inner", "joint_sq_norms"]
 
 # Per-example gradients that are alive at the same time, in floats (64 MB in single precision).
 _CHUNK = 1 << 24
+# In units of rounding: the part of its terms below which a sum is not believed (see rules/gram.py).
+_LOST = 1e4
 # With more parts than this, adding gradients up is cheaper than all pairs of inner products.
 _PAIRS_AT_MOST = 4
 
@@ -51,16 +53,17 @@ def _by_pairs(uses: list[tuple[Use, str]]) -> Tensor | None:
     if any(use.units is not None for use, _ in uses):
         return None
     forms = [_form(use, local) for use, local in uses]
-    total = None
-    for k, (use, local) in enumerate(uses):
-        square = use.call.measure()[local] * use.factor**2
-        total = square if total is None else total.add_(square)
+    squares = [use.call.measure()[local] * use.factor**2 for use, local in uses]
+    total = added(squares)
+    for k, (use, _) in enumerate(uses):
         for other in range(k):
             product = _inner_if_cheap(forms[k], forms[other])
             if product is None:
                 return None
             total.add_(product, alpha=2 * use.factor * uses[other][0].factor)
-    return total if total is None else total.clamp_(min=0)
+    # Where parts cancel, rounding may leave anything of the difference: then they are made and added up.
+    together = added([square.sqrt() for square in squares]).square_()
+    return None if bool((total < _LOST * torch.finfo(total.dtype).eps * together).any()) else total
 
 
 def _by_positions(uses: list[tuple[Use, str]]) -> Tensor | None:

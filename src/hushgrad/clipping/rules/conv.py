@@ -21,6 +21,7 @@ Reference: Bu, Mao, Xu, "Scalable and efficient training of large convolutional 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from torch.nn import functional as F
 from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Record, Rule, rule, sq_norm
 from hushgrad.clipping.rules.batched import require_batch
+from hushgrad.clipping.rules.gram import trusted
 from hushgrad.clipping.sums import Sum
 
 __all__ = ["Conv", "Geometry", "per_example_kernel"]
@@ -225,11 +227,18 @@ def _gram_sq_norm(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     norms = g.new_zeros(len(g))
     step = max(1, 4 * _CACHE // prod(x.shape[2:]) ** 2)
     for start in range(0, len(g), step):
-        part = g[start : start + step].flatten(2)
-        gram_g = torch.bmm(part.transpose(1, 2), part)
-        gram_x = gram(x[start : start + step], g.shape[2:], geometry).view(-1, positions, positions)
-        norms[start : start + step] = gram_g.mul_(gram_x).flatten(1).sum(1)
-    return norms.clamp_(min=0)
+        some, part = x[start : start + step], g[start : start + step]
+        flat = part.flatten(2)
+        gram_g = torch.bmm(flat.transpose(1, 2), flat)
+        gram_x = gram(some, g.shape[2:], geometry).view(-1, positions, positions)
+        norms[start : start + step] = trusted(gram_x, gram_g, partial(_made_sq_norm, some, part, geometry))
+    return norms
+
+
+def _made_sq_norm(x: Tensor, g: Tensor, geometry: Geometry, index: Tensor) -> Tensor:
+    """Of these examples, one at a time."""
+    made = (_native(x[i : i + 1], g[i : i + 1], geometry) for i in index.tolist())
+    return torch.stack([torch.linalg.vector_norm(G).square() for G in made])
 
 
 def _gram_by_shifts(x: Tensor, out_size: Sequence[int], geometry: Geometry) -> Tensor:

@@ -2,7 +2,7 @@
 
 G_i has one row for each distinct id of the example: the sum of g over the positions that hold it. So
 
-    ‖G_i‖² = sum_t ‖g_t‖² + sum over ids met more than once of (‖sum of their g‖² - sum of their ‖g‖²),
+    ‖G_i‖² = sum over ids of ‖sum of their g‖², which is ‖g‖² for ids that occur once,
 
 by sorting the keys (example, id): O(B T d), no one-hot, no T x T mask.
 """
@@ -112,16 +112,16 @@ def _rows(record: Record) -> Rows:
 def rows_sq_norm(rows: Rows, table: int) -> Tensor:
     """The squared norm of each example's scattered rows, rows with equal (example, id) added up first."""
     sq: Tensor = torch.linalg.vector_norm(rows.values, dim=1).square_()
-    total: Tensor = sq.new_zeros(rows.examples).index_add_(0, rows.example, sq)
+    total: Tensor = sq.new_zeros(rows.examples)
     keys, order = (rows.example * table + rows.ids).sort()
     again = keys[1:] == keys[:-1]
     if not bool(again.any()):
-        return total
+        return total.index_add_(0, rows.example, sq)
     repeated = torch.nn.functional.pad(again, (1, 0)) | torch.nn.functional.pad(again, (0, 1))
     first = torch.nn.functional.pad(~again, (1, 0), value=True)[repeated]
     segment = first.cumsum(0).sub_(1)
     chosen = order[repeated]
     sums = rows.values.new_zeros(int(segment[-1]) + 1, rows.values.shape[1]).index_add_(0, segment, rows.values[chosen])
     excess = torch.linalg.vector_norm(sums, dim=1).square_()
-    total.index_add_(0, rows.example[chosen], sq[chosen], alpha=-1)
-    return total.index_add_(0, rows.example[chosen][first], excess).clamp_(min=0)
+    sq[chosen] = 0  # not subtracted afterwards: where equal ids cancel, rounding would leave anything of the difference
+    return total.index_add_(0, rows.example, sq).index_add_(0, rows.example[chosen][first], excess)

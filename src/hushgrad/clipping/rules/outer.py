@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hushgrad.clipping.base import Record, Rule, sq_norm
-from hushgrad.clipping.rules.linear import gram_sq_norm
+from hushgrad.clipping.rules.gram import gram_sq_norm
 from hushgrad.clipping.sums import Sum
 
 __all__ = ["Block", "OuterProducts", "Terms"]
