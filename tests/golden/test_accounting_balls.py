@@ -10,7 +10,7 @@ import pytest
 from hushgrad.accounting import delta, epsilon, epsilon_interval
 from hushgrad.accounting.pld import balls
 from hushgrad.accounting.pld.curve import GaussianCurve, Mirror
-from hushgrad.events import BallsInBins, Gaussian, PureDP, Sampled
+from hushgrad.events import BallsInBins, Event, Gaussian, PureDP, Sampled
 
 ALARM = 4.5  # standard errors: a false alarm in 3e5 comparisons
 
@@ -81,3 +81,16 @@ def test_composes_with_other_events_and_other_relations() -> None:
     assert epsilon(run, delta=1e-6, relation="replace_one") == epsilon(Gaussian(1.0) * 2, delta=1e-6)
     pure = Sampled(BallsInBins(bins=20, epochs=3), PureDP(0.1))
     assert epsilon(pure, delta=1e-9) == pytest.approx(0.3, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("event", "truth"),
+    [
+        (Sampled(BallsInBins(bins=2), Gaussian(5.0)) + PureDP(0.3), 0.78028),
+        (Sampled(BallsInBins(bins=2), Gaussian(5.0)) * 2, 0.73054),
+    ],
+    ids=str,
+)
+def test_rounding_far_out_does_not_matter_to_a_composition(event: Event, truth: float) -> None:
+    """Truth: a grid of 600 x 600 outputs, composed without windows or tilts. It was 37 and 58 per cent above."""
+    assert truth <= epsilon(event, delta=1e-5) < truth * 1.001

@@ -30,6 +30,7 @@ _SMALLEST, _LARGEST = 1e-3, 1.4  # of mu: below it rounding counts, above it a l
 _TAIL = 7.7  # standard deviations: 7e-15 of each weight lies beyond
 _FINENESS = 40  # grid steps per standard deviation of a weight
 _CELLS = 2**19
+_ROUNDING = 1e-16  # of P's and of Q's mass, at either end
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def _ratio(bins: int, mu: float) -> tuple[Array, Array, float, float]:
             bound = np.exp(made.log_mass - tilt * sums) * np.maximum(made.c + made.noise, 0.0) * (1 + made.relative)
         bound = np.where(np.isfinite(bound), bound, math.inf)
         mass = np.asarray(bound if len(mass) == 0 else np.minimum(mass, bound), dtype=np.float64)
-    kept = (sums > 0) & (mass * sums > 1e-30)
+    # far out the bounds are rounding: as losses these masses would matter to every composition, lost they do not
+    kept = (sums > 0) & (np.cumsum(mass) > _ROUNDING) & (np.cumsum((mass * sums)[::-1])[::-1] > _ROUNDING * bins)
     impossible += float(np.sum(mass[sums <= 0])) + float(np.sum(mass[~kept]))
     infinite += float(np.sum((mass * sums)[(sums > 0) & ~kept])) / bins
     return sums[kept] / bins, mass[kept], infinite, impossible
