@@ -270,3 +270,9 @@ def test_the_demo(tmp_path, capsys):
         printed = capsys.readouterr()
         assert "-DP per example" in printed.out and "epsilon <=" in printed.err
         assert json.loads((tmp_path / "demo" / "report.json").read_text())["outcome"]["test_accuracy"] > 0.88
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(QUICK, encoding="utf-8-sig")
+    assert load_recipe(path).plan["batch_size"] == 128

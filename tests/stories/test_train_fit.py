@@ -134,6 +134,12 @@ def test_stored_metrics_have_nothing_raw(tmp_path):
     assert any(name.startswith("raw_") for name in everything[0]) and not any(name.startswith("raw_") for name in public[0])
 
 
+def test_a_loss_that_diverged_is_still_json(tmp_path):
+    with JsonLines(tmp_path / "metrics.jsonl") as lines:
+        lines({"step": 1, "test_loss": math.nan, "epsilon": math.inf})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "test_loss": null, "epsilon": null}\n'
+
+
 def test_hooks_are_gone_even_after_an_error():
     def fails(metrics):
         raise RuntimeError("stop")

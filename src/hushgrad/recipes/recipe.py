@@ -242,7 +242,7 @@ def _tables(path: str | Path) -> dict[str, Any]:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return _toml_text(path.read_text(encoding="utf-8"))
+        return _toml_text(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte-order mark
     except ValueError as error:
         raise ArgumentError(f"Expected {path.name} to be TOML: {error}.") from None
 

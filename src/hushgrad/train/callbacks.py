@@ -6,6 +6,7 @@ A callback is any function of a dict. One that holds a file or a display is a co
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -44,7 +45,10 @@ class JsonLines(AbstractContextManager["JsonLines"]):
         if self._file is None:
             self.__enter__()
         assert self._file is not None
-        self._file.write(json.dumps(metrics if self._raw else public(metrics)) + "\n")
+        shown = metrics if self._raw else public(metrics)
+        # JSON has no NaN: a loss that has diverged is null.
+        finite = {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in shown.items()}
+        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
         self._file.flush()  # a run that is killed keeps the lines of all steps up to its last checkpoint
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
