@@ -434,6 +434,7 @@ def test_the_search_for_a_band_steps_back_from_unstable_trials(bands):
         Tree(restart=np.int64(4)),
         Nu(nu=np.float32(0.25)),
         SGDWorkload(learning_rate=(np.float32(0.5), np.int64(1)), momentum=np.float32(0.5)),
+        SGDWorkload(learning_rate=np.linspace(1.0, 0.1, 4)),
     ],
     ids=str,
 )

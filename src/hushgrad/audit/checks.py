@@ -157,8 +157,10 @@ def _(how: Poisson, present: np.ndarray) -> str | None:
     level = FALSE_ALARM / 3
     if binomial_tail(int(present.sum()), present.size, how.rate) < level:
         return f"although the rate is {how.rate:g}"
+    if how.rate == 1.0:
+        return None  # everybody took part, or the count would have shown it
     possible = np.arange(records + 1)
-    spread = (possible - records * how.rate) ** 2 / max(records * how.rate * (1.0 - how.rate), 1e-300)
+    spread = (possible - records * how.rate) ** 2 / (records * how.rate * (1.0 - how.rate))
     seen = float(spread[present.sum(axis=1)].sum())
     if sum_tail(seen, steps, spread, binom.pmf(possible, records, how.rate)) < level:
         return f"whose sizes vary {seen / steps:.3f} times as much as independent draws at rate {how.rate:g}"

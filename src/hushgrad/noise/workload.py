@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -62,8 +62,8 @@ class SGDWorkload(Workload):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        rate = self.learning_rate
-        if isinstance(rate, (tuple, list)):
+        rate: Any = self.learning_rate
+        if isinstance(rate, (tuple, list, np.ndarray)) and np.ndim(rate):
             rate = tuple(_check.non_negative(learning_rate=r) for r in rate)
         else:
             rate = _check.positive(learning_rate=rate)
