@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from hushgrad import denoise
+from hushgrad.clipping import Adaptive
 from hushgrad.denoise.base import Denoiser, NoiseInfo
 from hushgrad.noise.source import Source
 from hushgrad.train import SVRG, Ball, Box, Plan, make_private
@@ -383,6 +385,23 @@ def test_adaptive_clipping_is_the_formula_and_costs_what_the_plan_says():
 
 
 # Averages and projections --------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_fails_before_it_is_charged_has_not_moved_the_clip_norm(monkeypatch):
+    clip = Adaptive(1.0, batch_size=8, count_noise=4.0)
+    plan = Plan.dpsgd(
+        noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=16, steps=3, clip=clip, denoise=denoise.Laplacian(1.0)
+    )
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = make_private(model, optimizer, plan, seed=0)
+    (x,) = next(iter(private.loader(TensorDataset(torch.randn(16, 3)))))
+    model(x).square().mean().backward()
+    with monkeypatch.context() as patch:
+        patch.setattr(denoise.Laplacian, "__call__", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step()
+    assert private.steps == 0 and private.clip == clip
 
 
 @pytest.mark.parametrize("average", ["tail", "polyak", "ema"])

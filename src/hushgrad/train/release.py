@@ -117,8 +117,8 @@ class Release:
         if self._sharding is None and self._world.size > 1:  # sharded sums were added up as they were formed
             self._world.add_up(buffers.values())
         used = self._scale, self._max_grad_norm  # of this step, before an adaptive clip norm moves on
-        self._adapt(step, clipped)
         grads = self._denoised(buffers, step, learning_rate, *used)
+        self._adapt(step, clipped)  # last: a step that fails before it is charged must not have moved anything
         self._ahead = False
         if self._sharding is not None:
             grads = {name: self._sharding.gradient(name, rows) for name, rows in grads.items()}
