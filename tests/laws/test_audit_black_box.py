@@ -89,6 +89,7 @@ def test_few_and_one_sided_references_still_work() -> None:
     offline["reference_losses"] = np.log1p(np.exp(-(hardness + rng.normal(size=(6, 2000)))))
     for method in ("lira", "rmia"):
         assert audit.membership_inference(**offline, method=method).auc > 0.8
+    assert audit.membership_inference(**world(1, 2.0, models=1)).auc > 0.75  # no example was in and out of the one model
 
 
 def test_membership_report_is_a_value() -> None:
@@ -102,6 +103,8 @@ def test_wrong_attacks_are_refused() -> None:
         audit.membership_inference([1.0, 2.0], [True, True], method="loss")
     with pytest.raises(ArgumentError, match="reference_losses"):
         audit.membership_inference([1.0, 2.0], [True, False])
+    with pytest.raises(ArgumentError, match="k >= 1 models"):
+        audit.membership_inference(**world(0, 1.0, models=0))
     with pytest.raises(ArgumentError, match="method"):
         audit.membership_inference([1.0, 2.0], [True, False], method="lyra")
     with pytest.raises(ArgumentError, match="losses"):

@@ -82,10 +82,9 @@ def membership_inference(
         scores = -target
     else:
         inside = np.asarray(reference_members, dtype=bool)
-        if reference_losses is None or inside.ndim != 2 or inside.shape[1:] != truth.shape:
-            _check.fail(
-                "reference_losses", reference_losses, "to be (k, n) losses with (k, n) memberships", 'Or use method="loss".'
-            )
+        if reference_losses is None or inside.ndim != 2 or not len(inside) or inside.shape[1:] != truth.shape:
+            constraint = "to be (k, n) losses of k >= 1 models with (k, n) memberships"
+            _check.fail("reference_losses", reference_losses, constraint, 'Or use method="loss".')
         references = _losses(reference_losses, inside.shape, "reference_losses")
         scores = _lira(target, references, inside) if method == "lira" else _rmia(target, references, inside, gamma)
     return _report(scores, truth, method, _check.between(0, 1, false_positive_rate=false_positive_rate), confidence)
@@ -101,11 +100,13 @@ def _losses(values: ArrayLike, shape: tuple[int, ...], name: str) -> np.ndarray:
 def _lira(target: np.ndarray, references: np.ndarray, inside: np.ndarray) -> np.ndarray:
     signal, seen = _logit(target), _logit(references)
     (mean_in, spread_in), (mean_out, spread_out) = _fit(seen, inside), _fit(seen, ~inside)
-    both = np.isfinite(mean_in) & np.isfinite(mean_out)
-    if not both.any():  # offline: no reference model was trained with any of the examples, so only one side is known
-        mean, spread, sign = (mean_out, spread_out, 1.0) if np.isfinite(mean_out).any() else (mean_in, spread_in, -1.0)
+    known_in, known_out = np.isfinite(mean_in), np.isfinite(mean_out)
+    if not (known_in.any() and known_out.any()):  # offline: all reference models are on one side, so only that is known
+        mean, spread, sign = (mean_out, spread_out, 1.0) if known_out.any() else (mean_in, spread_in, -1.0)
         return np.asarray(sign * (signal - mean) / spread)
-    shift = float((mean_in - mean_out)[both].mean())  # what membership does on average, where one side of an example is missing
+    both = known_in & known_out
+    known_in, known_out = (both, both) if both.any() else (known_in, known_out)  # one model: no example is on both sides
+    shift = float(mean_in[known_in].mean() - mean_out[known_out].mean())  # of membership on average, for a side that is missing
     mean_in, mean_out = (
         np.where(np.isnan(mean_in), mean_out + shift, mean_in),
         np.where(np.isnan(mean_out), mean_in - shift, mean_out),
