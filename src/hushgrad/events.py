@@ -395,7 +395,7 @@ class Repeat(Event):
         of: Event = _check.instance(Event, of=self.of)
         times = _check.integer(0, times=self.times)
         if isinstance(of, Repeat):  # never nested: equality is by what happened
-            times, of = of.times * times, of.of
+            times, of = _check.integer(0, times=of.times * times), of.of
         _set(self, of=of, times=times)
 
 

@@ -43,14 +43,18 @@ class Guarantee(_Statement):
         object.__setattr__(self, "epsilon", _check.between(0, math.inf, closed="both", epsilon=self.epsilon))
         object.__setattr__(self, "delta", _check.probability(delta=self.delta))
         object.__setattr__(self, "relation", Relation.of(self.relation))
+        if isinstance(self.notes, str) or not all(isinstance(note, str) for note in self.notes):
+            _check.fail("notes", self.notes, "to be sentences, each a string", "Write (note,) for a single one.")
         object.__setattr__(self, "notes", tuple(self.notes))
         _check.instance(Event, event=self.event)
+        _check.instance(str, accountant=self.accountant)
+        _check.instance(str, unit=self.unit)
 
     def __str__(self) -> str:
         if math.isinf(self.epsilon):
             claim = f"No privacy guarantee (epsilon is infinite) per {self.unit}"
         else:
-            claim = f"({_round_up(self.epsilon)}, {self.delta:g})-DP per {self.unit}"
+            claim = f"({_round_up(self.epsilon)}, {_round_up(self.delta, 6)})-DP per {self.unit}"
         notes = "".join(f" {note.rstrip('.')}." for note in self.notes)
         return f"{claim} ({self.relation}; {self.accountant} accountant) for {self.event}.{notes}"
 
@@ -86,9 +90,11 @@ def _group_delta(epsilon: float, delta: float, k: int) -> float:
 
 
 def _round_up(epsilon: float, digits: int = 4) -> str:
-    """Epsilon to a few significant digits, never rounded down: a printed guarantee must not promise more than holds."""
+    """A few significant digits, never rounded down: a printed guarantee must not promise more than holds."""
     if epsilon == 0:
         return "0"
+    if epsilon < 1e-290:
+        return "1e-290"
     places = digits - 1 - math.floor(math.log10(epsilon))
     scale = 10.0**places
     rounded = math.ceil(epsilon * scale - 1e-9) / scale
@@ -110,7 +116,7 @@ class Entry(_Statement):
 
     def __post_init__(self) -> None:
         _check.instance(Event, event=self.event)
-        _check.positive_int(times=self.times)
+        object.__setattr__(self, "times", _check.positive_int(times=self.times))
         _check.instance(str, stream=self.stream)
 
     @property
@@ -174,6 +180,8 @@ class Ledger:
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __add__(self, other: Ledger) -> Ledger:
+        if not isinstance(other, Ledger):
+            return NotImplemented
         total = Ledger()
         for entry in (*self, *other):
             total.record(entry.event, times=entry.times, stream=entry.stream)

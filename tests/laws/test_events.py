@@ -188,6 +188,7 @@ NAN = float("nan")
         ("shape", lambda: RepeatAndSelect(of=PureDP(1.0), mean=2.0, shape=-1.0)),
         ("relation", lambda: Relation.of("replace")),
         ("of", lambda: Repeat("Gaussian", 3)),
+        ("times", lambda: Repeat(Repeat(PureDP(1.0), 2**40), 2**40)),
     ],
 )
 def test_bad_values_are_refused_by_name(name, make):

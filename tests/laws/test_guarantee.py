@@ -6,6 +6,7 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,14 @@ def test_the_printed_epsilon_is_never_below_the_true_one(epsilon):
     printed = float(re.match(r"\(([^,]+),", str(guarantee(epsilon))).group(1))
     assert printed >= epsilon * (1 - 1e-9)
     assert printed <= epsilon * 1.0011 + 1
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_the_printed_delta_is_never_below_the_true_one(epsilon, delta):
+    epsilon_printed, delta_printed = re.match(r"\(([^,]+), ([^)]+)\)", str(guarantee(epsilon, delta))).groups()
+    assert float(epsilon_printed) >= epsilon * (1 - 1e-9)
+    assert delta * (1 - 1e-9) <= float(delta_printed) <= delta * (1 + 2e-5) + 1e-290
+    assert "1e-05)" in str(guarantee()) and "1.42858e-05)" in str(guarantee(delta=1 / 70_000))
 
 
 def test_one_honest_sentence():
@@ -64,6 +73,9 @@ def test_guarantee_json_round_trip(epsilon, delta, relation):
         ("delta", {"delta": 1.5}),
         ("delta", {"delta": float("nan")}),
         ("relation", {"relation": "swap"}),
+        ("notes", {"notes": "one sentence"}),
+        ("notes", {"notes": (1,)}),
+        ("unit", {"unit": 3}),
     ],
 )
 def test_a_guarantee_that_makes_no_sense_is_refused(name, fields):
@@ -98,7 +110,16 @@ def test_equal_steps_share_one_line_and_streams_are_charged_once():
     assert ledger.event() == Compose([Gaussian(5.0) * 100, Gaussian(0.7), Gaussian(5.0), Gaussian(0.7)])
 
 
+def test_counts_of_numpy_can_be_written():
+    ledger = Ledger()
+    ledger.record(Gaussian(1.0), times=np.int64(3))
+    ledger.record(Gaussian(1.0), times=np.int32(2))
+    assert Ledger.from_json(json.dumps(ledger.to_json())) == ledger and ledger.steps == 5
+
+
 def test_ledgers_add_up():
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Ledger() + 3
     a, b = Ledger(), Ledger()
     a.record(Gaussian(1.0), times=3)
     b.record(Gaussian(1.0), times=4)
