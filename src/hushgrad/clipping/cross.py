@@ -82,9 +82,7 @@ def _by_positions(uses: list[tuple[Use, str]]) -> Tensor | None:
     by_gram = T * (m + n) < m * n
     step = max(1, _CHUNK // (T * T if by_gram else m * n))
     parts = zip(left.split(step), right.split(step), strict=True)
-    return torch.cat([gram_sq_norm(b, a) if by_gram else sq_norm(torch.bmm(a.transpose(1, 2), b)) for a, b in parts]).clamp_(
-        min=0
-    )
+    return torch.cat([gram_sq_norm(b, a) if by_gram else sq_norm(torch.bmm(a.transpose(1, 2), b)) for a, b in parts])
 
 
 def _form(use: Use, local: str) -> Form | None:
