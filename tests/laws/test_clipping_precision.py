@@ -119,6 +119,8 @@ class _Difference(nn.Module):
 
 def _cancelling(name):
     """(layer, inputs, gradient of its output): the terms of a weight's gradient are thousands of times as large as their sum."""
+    if name == "positions":
+        return nn.Linear(64, 64, bias=False), 1e4 * torch.randn(4, 1, 64) + torch.randn(4, 8, 64), _centred(torch.randn(4, 8, 64), (1,))
     if name == "convolution":
         x = 1e4 * torch.randn(4, 64, 1, 1) + torch.randn(4, 64, 4, 4)
         return nn.Conv2d(64, 64, 1, bias=False), x, _centred(10 * torch.randn(4, 64, 4, 4), (2, 3))
@@ -131,7 +133,7 @@ def _cancelling(name):
     return nn.Embedding(9, 16), ids, g
 
 
-@pytest.mark.parametrize("name", ["convolution", "embedding", "twice"])
+@pytest.mark.parametrize("name", ["convolution", "embedding", "positions", "twice"])
 @pytest.mark.parametrize("seed", range(3))
 def test_cancelling_gradients_are_clipped(name, seed):
     """Norms from Gram matrices, or from differences of squares, were far too small here, and examples added up to thousands of C."""
@@ -153,8 +155,9 @@ def test_cancelling_gradients_are_clipped(name, seed):
         assert float(clipped.raw_norms[i]) == pytest.approx(float(norm), rel=2e-3)
 
 
-def test_a_gram_matrix_that_is_always_believed_would_be_noticed(monkeypatch):
+@pytest.mark.parametrize("name", ["convolution", "positions"])
+def test_a_gram_matrix_that_is_always_believed_would_be_noticed(name, monkeypatch):
     monkeypatch.setattr(gram, "_LOST", 0.0)
     with pytest.raises(AssertionError):
         for seed in range(3):
-            test_cancelling_gradients_are_clipped("convolution", seed)
+            test_cancelling_gradients_are_clipped(name, seed)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Factors, Record, Rule, rule, sq_norm
+from hushgrad.clipping.rules.gram import gram_sq_norm
 from hushgrad.clipping.sums import Pieces, Sum
 
 __all__ = ["Linear"]
@@ -136,11 +137,6 @@ def _add_weighted_positions(x: Tensor, g: Tensor, weights: Tensor, out: Sum) -> 
     for y, h, w in zip(x.split(some), g.split(some), weights.split(some), strict=True):
         h = h * _column(w, h)
         out.addmm(h.flatten(0, -2).t(), y.reshape(-1, y.shape[-1]))
-
-
-def gram_sq_norm(x: Tensor, g: Tensor) -> Tensor:
-    """‖sum_t g_t x_t^T‖² = sum_{t,s} <x_t, x_s> <g_t, g_s> per example, without forming the sum."""
-    return torch.bmm(x, x.transpose(1, 2)).mul_(torch.bmm(g, g.transpose(1, 2))).sum((1, 2))
 
 
 def _positions(x: Tensor) -> Tensor:
