@@ -120,7 +120,11 @@ class _Difference(nn.Module):
 def _cancelling(name):
     """(layer, inputs, gradient of its output): the terms of a weight's gradient are thousands of times as large as their sum."""
     if name == "positions":
-        return nn.Linear(64, 64, bias=False), 1e4 * torch.randn(4, 1, 64) + torch.randn(4, 8, 64), _centred(torch.randn(4, 8, 64), (1,))
+        return (
+            nn.Linear(64, 64, bias=False),
+            1e4 * torch.randn(4, 1, 64) + torch.randn(4, 8, 64),
+            _centred(torch.randn(4, 8, 64), (1,)),
+        )
     if name == "convolution":
         x = 1e4 * torch.randn(4, 64, 1, 1) + torch.randn(4, 64, 4, 4)
         return nn.Conv2d(64, 64, 1, bias=False), x, _centred(10 * torch.randn(4, 64, 4, 4), (2, 3))
