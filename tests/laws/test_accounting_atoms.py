@@ -16,7 +16,7 @@ from hushgrad.accounting.pld import PLD, from_above, from_below
 from hushgrad.accounting.pld.atoms import Atoms, DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
 from hushgrad.accounting.pld.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
 from hushgrad.accounting.pld.curve import Array, Curve, GaussianCurve, Mirror
-from hushgrad.accounting.pld.grid import Masses, both_sides
+from hushgrad.accounting.pld.grid import Masses, both_sides, discounted
 from hushgrad.accounting.pld.poisson import PoissonRemove, PoissonReplace, Symmetrised
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
@@ -220,6 +220,16 @@ def test_losses_beyond_all_doubles_cause_no_warning(event: Event) -> None:
         assert PLD().loss(event * 3).epsilon(1e-5) <= 3 * one * (1 + 1e-4)
         low, high = PLD().loss(event.sampled(rate=0.01) * 10).epsilon_interval(1e-5)  # type: ignore[attr-defined]
     assert one + math.log(0.01) < low <= high < 10 * one
+
+
+@pytest.mark.parametrize("length", [1.0, 2e3, 1e5, 1e8])
+def test_discounted_sums_are_the_recursion(length: float) -> None:
+    random = np.random.default_rng(5)
+    losses, p = np.sort(random.uniform(0, length, 900)), 10.0 ** random.uniform(-250, 0, 900)
+    plain = p.copy()
+    for j in range(898, -1, -1):
+        plain[j] += math.exp(losses[j] - losses[j + 1]) * plain[j + 1]
+    assert np.allclose(discounted(p, losses), plain, rtol=1e-13, atol=0.0)
 
 
 WIDE: list[Curve] = [  # losses of more than 709: e^loss is not a double
