@@ -55,11 +55,6 @@ class _Buffer(NamedTuple):
     def seen(cls, home: dict[str, Tensor | None], key: str, tensor: Tensor, value: Tensor) -> _Buffer:
         return cls(home, key, tensor, tensor._version, _address(tensor), value)
 
-    def is_untouched(self) -> bool:
-        """Neither replaced, nor written to, nor given other memory (``.data = ...``, which counts as neither)."""
-        tensor = self.tensor
-        return self.home.get(self.key) is tensor and tensor._version == self.version and _address(tensor) == self.address
-
     def is_equal(self) -> bool:
         now = self.home.get(self.key)
         return now is not None and now.shape == self.value.shape and torch.equal(now.to(self.value), self.value)
@@ -136,7 +131,9 @@ class Guard:
                     "a backward pass before make_private. Clear it with optimizer.zero_grad(); for a penalty use weight_decay."
                 )
         for name, buffer in self._buffers.items():
-            if buffer.is_untouched():
+            home, key, tensor, version, address, _ = buffer
+            # Neither replaced, nor written to, nor given other memory (``.data = ...``, which counts as neither).
+            if home.get(key) is tensor and tensor._version == version and (not address or tensor.data_ptr() == address):
                 continue
             if not buffer.is_equal():
                 raise _statistics(name)
