@@ -10,18 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad.accounting import epsilon
+from hushgrad.accounting.trials import probabilities
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian, PureDP, RandomizedResponse, RepeatAndSelect
 from hushgrad.tuning import Draws, Stopping, calibrated_noise, number_of_trials, tuning_cost
-from hushgrad.tuning.draws import _distribution
+from hushgrad.tuning.draws import _poisson
 
 SHAPES = (-0.5, 0.0, 0.5, 1.0, 3.0)
 
 
 def trial_numbers(stopping: Stopping) -> tuple[np.ndarray, np.ndarray]:
     """K and P(K = k), as the search draws it."""
-    first, cumulative = _distribution(stopping)
-    return first + np.arange(cumulative.size), np.diff(cumulative, prepend=0.0)
+    if math.isinf(stopping.shape):
+        cumulative = _poisson(stopping.mean)
+        return np.arange(cumulative.size), np.diff(cumulative, prepend=0.0)
+    mass = np.concatenate(list(probabilities(stopping.mean, stopping.shape)))
+    return 1 + np.arange(mass.size), mass
 
 
 def released(trial: np.ndarray, numbers: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
@@ -125,6 +129,14 @@ def test_k_has_the_distribution_of_the_theorem(shape: float, mean: float) -> Non
         np.testing.assert_allclose(probability[:20], ((1 - 1 / mean) ** (k - 1) / mean)[:20], atol=1e-12)
     if math.isinf(shape):
         np.testing.assert_allclose(probability[:5], [math.exp(-mean) * mean**n / math.factorial(n) for n in range(5)], atol=1e-12)
+
+
+@pytest.mark.parametrize(("mean", "shape"), [(10.0, -0.9), (1000.0, -0.5)])
+def test_a_long_tail_is_followed_without_a_table_of_it(mean: float, shape: float) -> None:
+    """Up to 2^-60 of them there are 10^12 numbers of trials."""
+    stopping = Stopping(mean=mean, shape=shape)
+    drawn = [number_of_trials(u, stopping) for u in (0.0, 0.5, 0.9, 0.999)]
+    assert drawn == sorted(drawn) and drawn[0] == 1 and drawn[-1] > 20
 
 
 def test_logarithmic_k_is_the_limit_of_small_shapes() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from hushgrad import _check
 from hushgrad.accounting import calibrate
-from hushgrad.accounting.rdp import success_probability
+from hushgrad.accounting.trials import number_at
 from hushgrad.estimators.classifiers import LABELS_FROM_DATA
 from hushgrad.estimators.methods import Budget
 from hushgrad.estimators.randomness import Randomness, randomness
@@ -23,7 +22,6 @@ from hushgrad.events import Event, PureDP, Relation, RepeatAndSelect
 __all__ = ["DPGridSearch"]
 
 _NEEDED = {"epsilon", "delta", "relation", "classes", "random_state"}  # what the search sets in a candidate
-_BLOCK = 4096  # probabilities of K that are looked at together
 
 
 def _best_has(name: str):
@@ -171,34 +169,10 @@ def base_epsilon(budget: Budget, *, mean: float, shape: float) -> float:
 
 
 def trials(random: Randomness, *, mean: float, shape: float) -> int:
-    r"""A draw of K, truncated negative binomial: P(K = k) ∝ (1 - γ)^k Π_{l<k} (l + η)/(l + 1), k >= 1.
+    """A draw of K, see :mod:`hushgrad.accounting.trials`.
 
     >>> trials(randomness(0), mean=1.0, shape=1.0)
     1
     """
-    gamma = success_probability(_check.between(1, 1e9, closed="left", mean=mean), shape)
-    if gamma == 1.0:
-        return 1
-    place, k, below, log_first = float(random.uniform(1)[0]), 1, 0.0, _log_of_one(gamma, shape)
-    # The theorem is about the whole distribution, and for shapes below 0 its tail is long: it is followed as far as the draw lies.
-    while True:
-        ratios = np.log1p(-gamma) + np.log((np.arange(k, k + _BLOCK) + shape) / np.arange(k + 1, k + 1 + _BLOCK))
-        logs = log_first + np.concatenate([[0.0], np.cumsum(ratios)])
-        cumulative = below + np.cumsum(np.exp(logs[:-1]))
-        if cumulative[-1] >= place:
-            return k + int(np.searchsorted(cumulative, place))
-        k, below, log_first = k + _BLOCK, cumulative[-1], logs[-1]
-        if (
-            below > 0.5 and log_first < math.log(gamma) - 45
-        ):  # less than 2^-64 is left: only rounding keeps the sum below the draw
-            return k
-
-
-def _log_of_one(gamma: float, shape: float) -> float:
-    """The logarithm of P(K = 1) = (1 - γ) η / (γ^-η - 1), whose limit for η = 0 is (1 - γ) / log(1/γ)."""
-    rate = -math.log(gamma)
-    if shape == 0:
-        return math.log1p(-gamma) - math.log(rate)
-    # For η > 0 the power may be beyond every float: it is taken out of the logarithm.
-    power = shape * rate + math.log(-math.expm1(-shape * rate)) if shape > 0 else math.log(-math.expm1(-shape * -rate))
-    return math.log1p(-gamma) + math.log(abs(shape)) - power
+    mean = _check.between(1, 1e9, closed="left", mean=mean)
+    return number_at(float(random.uniform(1)[0]), mean=mean, shape=shape)

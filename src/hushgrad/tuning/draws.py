@@ -74,31 +74,18 @@ def number_of_trials(uniform: float, stopping: Stopping) -> int:
     >>> [number_of_trials(u, Stopping(mean=2.0, shape=1.0)) for u in (0.0, 0.49, 0.51, 0.76)]  # geometric: halves
     [1, 1, 2, 3]
     """
-    first, cumulative = _distribution(stopping)
-    return first + int(np.searchsorted(cumulative, uniform, side="right").clip(max=cumulative.size - 1))
+    if math.isinf(stopping.shape):
+        cumulative = _poisson(stopping.mean)
+        return int(np.searchsorted(cumulative, uniform, side="right").clip(max=cumulative.size - 1))
+    from hushgrad.accounting.trials import number_at
+
+    return number_at(uniform, mean=stopping.mean, shape=stopping.shape)
 
 
 @lru_cache(maxsize=16)
-def _distribution(stopping: Stopping) -> tuple[int, np.ndarray]:
-    """The smallest K and the cumulative probabilities from there on, as far as double precision can see."""
-    first, log_weight = (0, _poisson(stopping)) if math.isinf(stopping.shape) else (1, _negative_binomial(stopping))
+def _poisson(mean: float) -> np.ndarray:
+    """The cumulative probabilities of 0, 1, ..., as far as double precision can see."""
+    k = np.arange(1, int(mean + 40 * math.sqrt(mean)) + 100)
+    log_weight = np.concatenate([[0.0], np.cumsum(math.log(mean) - np.log(k))])
     weight = np.exp(log_weight - log_weight.max())
-    return first, np.cumsum(weight / weight.sum())
-
-
-def _poisson(stopping: Stopping) -> np.ndarray:
-    k = np.arange(1, int(stopping.mean + 40 * math.sqrt(stopping.mean)) + 100)
-    return np.concatenate([[0.0], np.cumsum(math.log(stopping.mean) - np.log(k))])
-
-
-def _negative_binomial(stopping: Stopping) -> np.ndarray:
-    """Ratios of neighbours: P(k + 1)/P(k) = (1 - γ)(k + η)/(k + 1), from k = 1 on, until less than 2^-60 is left."""
-    from hushgrad.accounting.rdp import success_probability
-
-    gamma = success_probability(stopping.mean, stopping.shape)
-    if gamma == 1.0:
-        return np.zeros(1)
-    ratio_end = math.log1p(-gamma)
-    length = int(60 * math.log(2) / -ratio_end * (1 + max(0.0, stopping.shape))) + 100
-    k = np.arange(1, length)
-    return np.concatenate([[0.0], np.cumsum(ratio_end + np.log((k + stopping.shape) / (k + 1)))])
+    return np.cumsum(weight / weight.sum())
