@@ -22,6 +22,8 @@ from hushgrad.errors import CaptureError
 
 __all__ = ["Capture"]
 
+_CONTAINERS = (nn.ParameterList, nn.ParameterDict)
+
 
 class Capture:
     """Watches a model's forward and backward passes and gives the sum of clipped per-example gradients.
@@ -349,9 +351,9 @@ def _sites(tape: Tape, model: nn.Module) -> Iterator[Site]:
     inside_subtree: set[int] = set()
     full = {id(p): name for name, p in model.named_parameters()}
     for path, module in model.named_modules():
-        if id(module) in inside_subtree:
+        if id(module) in inside_subtree or isinstance(module, _CONTAINERS):
             continue
-        own = {name: p for name, p in module.named_parameters(recurse=False) if p.requires_grad}
+        own = {name: p for name, p in _own(module) if p.requires_grad}
         rule: Rule | None = rule_for(module, list(own))
         if rule is None or is_parametrized(module):
             rule = VmapTree() if is_parametrized(module) else Vmap()
@@ -360,9 +362,19 @@ def _sites(tape: Tape, model: nn.Module) -> Iterator[Site]:
         params = {name: p for name, p in module.named_parameters() if p.requires_grad} if rule.subtree else own
         if params:
             problem = rule.check(module)
+            if any(p.is_complex() for p in params.values()):
+                problem = "its parameters are complex. Train real ones, and use torch.view_as_complex"
             if problem:
                 raise CaptureError(f"{path or type(module).__name__} cannot be clipped per example: {problem}.")
             yield Site(tape, path, module, rule, params, {name: full[id(p)] for name, p in params.items()})
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Its own parameters, and those of its parameter lists: these are never called themselves."""
+    yield from module.named_parameters(recurse=False)
+    for name, child in module.named_children():
+        if isinstance(child, _CONTAINERS):
+            yield from child.named_parameters(prefix=name)
 
 
 def _all_different(calls: list[Call]) -> bool:

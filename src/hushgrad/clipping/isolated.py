@@ -74,8 +74,8 @@ def isolation_at_first_call(model: nn.Module, paused: Callable[[], AbstractConte
     """
 
     def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not module.training or not torch.is_grad_enabled() or (_examples((args, kwargs), 0) or 0) < 2:
-            return
+        if module is not model or not module.training or not torch.is_grad_enabled() or (_examples((args, kwargs), 0) or 0) < 2:
+            return  # a copy of the model has the hook as well
         handle.remove()
         with paused():
             try:

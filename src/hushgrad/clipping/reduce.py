@@ -86,7 +86,9 @@ def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict
         record, site = call.record, call.site
         assert record is not None
         site.rule.add_weighted(
-            record, dict.fromkeys(site.names, scaled), {local: sums[name] for local, name in site.full.items()}
+            record,
+            dict.fromkeys(site.names, scaled if scaled.dtype is site.dtype else scaled.to(site.dtype)),
+            {local: sums[name] for local, name in site.full.items()},
         )
         record.clear()
     return Part(norms, weights, 0)
@@ -124,6 +126,7 @@ def _add_use(use: Use, weights: Tensor, columns: dict[str, int] | None, finite: 
         weights = weights[use.units]
     if finite is not None:  # 0 * NaN is NaN, so examples without a finite norm must leave the sum altogether
         record, weights = _without(record, rule, finite if use.units is None else finite[use.units], weights)
+    weights = weights.to(use.call.site.dtype)  # layers may have different precisions
     by_name = {local: weights if columns is None else weights[:, columns[name]] for local, name in names.items()}
     rule.add_weighted(record, by_name, {local: sums[name] for local, name in names.items()})
     record.clear()

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._pytree import tree_flatten
 
 from hushgrad.clipping.base import Record, Rule
-from hushgrad.clipping.rules.vmap import tensors_of
+from hushgrad.clipping.rules.vmap import tensors_of, with_tensors
 
 if TYPE_CHECKING:
     from hushgrad.clipping.tape import Batch, Tape
@@ -111,6 +111,25 @@ class _Root(torch.autograd.Function):
         return None, None, None
 
 
+class _Outputs(torch.autograd.Function):
+    """Hands out several outputs from one node of the graph, and their gradients to the call that made them.
+
+    These are the gradients of what leaves the module. A hook on the outputs themselves would see more, if the module computes one
+    from another (an LSTM cell its h from its c), or also returns its input.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, call: Call, *outputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return tuple(y.detach() for y in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.call.arrive_all(grads)
+        return None, None, *grads
+
+
 # What Function.apply comes to after it has looked for functorch's transforms, which takes as long again: a fortieth of a small step.
 _root = super(torch.autograd.Function, _Root).apply
 
@@ -137,7 +156,8 @@ class Site:
         """Attach; the handles to detach with."""
         return [
             self.module.register_forward_pre_hook(self._before, with_kwargs=True),
-            self.module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
+            # Next to the forward itself: a hook that was there before may make another output of the module's own.
+            self.module.register_forward_hook(self._after, prepend=True, with_kwargs=True, always_call=True),
         ]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -177,12 +197,7 @@ class Site:
         if count is not None and count != batch.examples:
             self.tape.wrong_count(self.path, count)
         outputs = tensors_of(output)
-        for y in outputs:
-            if not y.requires_grad:
-                _root(y, self.tape.anchor, None)  # type: ignore[no-untyped-call]  # in place, so the structure around the tensors stays
-        if outputs:
-            register_multi_grad_hook(outputs, call.arrive_all)
-        return output
+        return with_tensors(output, iter(_Outputs.apply(self.tape.anchor, call, *outputs))) if outputs else output  # type: ignore[no-untyped-call]
 
     def _watch_one(self, call: Call, y: Tensor, count: int | None) -> Tensor:
         B = call.batch.examples
@@ -232,8 +247,11 @@ def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
     """How often each input tensor was changed in place (tensors made in inference mode do not count)."""
     found = []  # not a comprehension: it is one more call, of which a step has many
     for v in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(v, Tensor) and not v.is_inference():
-            found.append(v._version)
+        if isinstance(v, Tensor):
+            if not v.is_inference():
+                found.append(v._version)
+        elif isinstance(v, (tuple, list, dict)):  # an LSTM's state, a packed sequence
+            found += _versions(tuple(tree_flatten(v)[0]), {})
     return found
 
 

@@ -47,6 +47,12 @@ class Tape:
         self.batches: list[Batch] = []
         self.clear()
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Tape:
+        """A copy of a captured model (for averages, say) has copies of the hooks, but is an ordinary model: nobody would collect."""
+        copied = Tape()
+        copied.silent = 1
+        return copied
+
     def clear(self) -> None:
         """Forget all passes and announcements."""
         self.clear_batches()
@@ -136,9 +142,11 @@ class Tape:
         if torch.is_grad_enabled():
             self.fail(f"{path} was differentiated with create_graph=True; second derivatives cannot be split by example.")
         if call.batch is not self.current:
+            later = self.current.examples if self.current else 0
             self.fail(
-                f"A gradient came back to {path} from an earlier batch, after a later forward. Run backward for each batch "
-                "before the next forward, or add the losses and run one backward."
+                f"A gradient came back to {path} ({call.batch.examples} rows) from an earlier batch, after a later forward ({later} rows). "
+                "Run backward for each batch before the next forward, or add the losses and run one backward. Within one forward, keep "
+                "the examples in the first dimension of every layer, and announce their number with capture.examples(count)."
             )
         task = backward_task()
         call.batch.tasks.add(task)

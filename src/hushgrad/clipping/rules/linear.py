@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Factors, Record, Rule, rule, sq_norm
+from hushgrad.clipping.rules.batched import require_batch
 from hushgrad.clipping.rules.gram import gram_sq_norm
 from hushgrad.clipping.sums import Pieces, Sum
 
@@ -60,6 +61,7 @@ class Linear(Rule):
             sq_g = torch.linalg.vector_norm(g, dim=1).square_()
             weight = torch.linalg.vector_norm(x, dim=1).square_().mul_(sq_g) if "weight" in record.names else sq_g
             return {name: weight if name == "weight" else sq_g for name in record.names}
+        require_batch(record, 2)
         x, g = _positions(x), _positions(g)
         norms = {}
         if "weight" in record.names:

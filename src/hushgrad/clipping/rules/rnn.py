@@ -249,7 +249,7 @@ def _tapped(product: Tensor) -> Tensor:
 
 def step_of(module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
     """One step of a layer or a cell, from its two products and the state before: the state after."""
-    if isinstance(module, nn.LSTM):
+    if isinstance(module, (nn.LSTM, nn.LSTMCell)):
         return _lstm
     if isinstance(module, (nn.GRU, nn.GRUCell)):
         return _gru

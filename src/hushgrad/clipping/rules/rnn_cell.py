@@ -1,4 +1,4 @@
-"""One step of a recurrent layer: RNNCell and GRUCell, called in a loop of one's own.
+"""One step of a recurrent layer: RNNCell, LSTMCell and GRUCell, called in a loop of one's own.
 
 gates = W_ih x + b_ih and hidden = W_hh h + b_hh, so with d and e the gradients with respect to them
 
@@ -23,7 +23,7 @@ from hushgrad.errors import CaptureError
 __all__ = ["RecurrentCell"]
 
 
-@rule(nn.RNNCell, nn.GRUCell)
+@rule(nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 class RecurrentCell(OuterProducts):
     """The step is run again from its two matrix products, and differentiated with respect to them."""
 
@@ -62,7 +62,7 @@ class RecurrentCell(OuterProducts):
 
 
 def _read(record: Record) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The input and the state before."""
+    """The input and the state before: (h,) or (h, c)."""
     module: Any = record.module
     x, given = [*record.args, *record.kwargs.values(), None][:2]
     if "hx" in record.kwargs:
@@ -72,5 +72,5 @@ def _read(record: Record) -> tuple[Tensor, tuple[Tensor, ...]]:
     dtype = next(g.dtype for g in record.grads if g is not None)
     x = x.detach().to(dtype)
     if given is None:
-        given = x.new_zeros(len(x), module.hidden_size)
+        given = (x.new_zeros(len(x), module.hidden_size),) * (2 if isinstance(module, nn.LSTMCell) else 1)
     return x, tuple(h.detach().to(dtype) for h in (given if isinstance(given, tuple) else (given,)))

@@ -10,6 +10,7 @@ examples; where both readings are possible, the one counts whose gradients add u
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -122,7 +123,6 @@ class _Layer(NamedTuple):
 
 def _resolved(layer: _Layer) -> Gradients:
     """The gradients for the one reading of the inputs under which the layer does what it did."""
-    _require_separate_outputs(layer)
     rows = [_has_rows(v, layer.examples) for v in layer.leaves]
     readings = [rows] if layer.examples == 1 or sum(rows) < 2 else [r for r in _readings(rows) if _fits(layer, r)]
     if len(readings) == 1:
@@ -159,23 +159,6 @@ def _fits(layer: _Layer, batched: list[bool]) -> bool:
 def _adds_up(G: Tensor, total: Tensor) -> bool:
     scale = torch.linalg.vector_norm(G.reshape(len(G), -1), dim=1).sum()
     return bool(torch.linalg.vector_norm(G.sum(0) - total) <= _SAME * scale)
-
-
-def _require_separate_outputs(layer: _Layer) -> None:
-    """The gradient of an output that another one was computed from would hold the other's as well, and count it twice."""
-    if sum(g is not None for g in layer.grads) < 2:
-        return
-    with torch.enable_grad():
-        made = layer.outputs({name: p.clone().requires_grad_() for name, p in layer.trained.items()}, layer.leaves)
-        for k, y in enumerate(made):
-            rest = [other for i, other in enumerate(made) if i != k and other.requires_grad]
-            if y.requires_grad and any(
-                g is not None for g in torch.autograd.grad(y.sum(), rest, retain_graph=True, allow_unused=True)
-            ):
-                raise CaptureError(
-                    f"{type(layer.module).__name__} owns parameters, has no rule of its own, and computes one of its outputs from "
-                    "another one. Return a copy of the latter (y.clone()), or register a rule for the layer."
-                )
 
 
 # The gradients -----------------------------------------------------------------------------------------------------------
@@ -295,3 +278,24 @@ def tensors_of(output: Any) -> list[Tensor]:
     if is_dataclass(output) and not isinstance(output, type):
         return [t for field in fields(output) for t in tensors_of(getattr(output, field.name))]
     return []
+
+
+def with_tensors(output: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same structure with other tensors, given in the order of :func:`tensors_of`."""
+    made: Any
+    if isinstance(output, Tensor):
+        return next(tensors) if output.is_floating_point() or output.is_complex() else output
+    if isinstance(output, dict):
+        made = copy.copy(output)  # whatever kind of dict it is
+        for key, value in output.items():
+            made[key] = with_tensors(value, tensors)
+        return made
+    if isinstance(output, (tuple, list)):
+        values = [with_tensors(value, tensors) for value in output]
+        return type(output)(values) if type(output) in (tuple, list) else type(output)(*values)  # a named tuple
+    if is_dataclass(output) and not isinstance(output, type):
+        made = copy.copy(output)
+        for field in fields(output):
+            object.__setattr__(made, field.name, with_tensors(getattr(output, field.name), tensors))
+        return made
+    return output
