@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hushgrad.accounting import delta, epsilon, epsilon_interval
-from hushgrad.accounting.pld import balls
-from hushgrad.accounting.pld.curve import GaussianCurve, Mirror
+from hushgrad.accounting.pld.bounds import balls
+from hushgrad.accounting.pld.profiles.curve import GaussianCurve, Mirror
 from hushgrad.events import BallsInBins, Event, Gaussian, PureDP, Sampled
 
 ALARM = 4.5  # standard errors: a false alarm in 3e5 comparisons

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad.accounting import PLD
-from hushgrad.accounting.pld import blend, compose, merge
-from hushgrad.accounting.pld.blend import Blend, blended, corner_weights
-from hushgrad.accounting.pld.compose import Window
-from hushgrad.accounting.pld.curve import Array, GaussianCurve, Mirror
-from hushgrad.accounting.pld.grid import Masses, both_sides
+from hushgrad.accounting.pld.bounds import blend, compose, merge
+from hushgrad.accounting.pld.bounds.blend import Blend, blended, corner_weights
+from hushgrad.accounting.pld.bounds.compose import Window
+from hushgrad.accounting.pld.bounds.grid import Masses, both_sides
 from hushgrad.accounting.pld.loss import PrivacyLoss
-from hushgrad.accounting.pld.poisson import PoissonRemove
+from hushgrad.accounting.pld.profiles.curve import Array, GaussianCurve, Mirror
+from hushgrad.accounting.pld.profiles.poisson import PoissonRemove
 from hushgrad.events import Compose, Event, Gaussian
 
 EPSILON = np.concatenate([np.linspace(-3, 3, 121), np.geomspace(3, 40, 20)])

@@ -16,7 +16,7 @@ from scipy.special import log_ndtr
 from scipy.stats import binom
 
 from hushgrad.accounting import PLD, gaussian_epsilon
-from hushgrad.accounting.pld.compose import Composed
+from hushgrad.accounting.pld.bounds.compose import Composed
 from hushgrad.accounting.pld.loss import PrivacyLoss
 from hushgrad.events import BallsInBins, DiscreteGaussian, Event, Gaussian, Laplace, Relation, Sampled, TruncatedPoisson
 

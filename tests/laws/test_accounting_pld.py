@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushgrad.accounting.pld import PLD, compose, from_above, solve
-from hushgrad.accounting.pld.atoms import DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
-from hushgrad.accounting.pld.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
-from hushgrad.accounting.pld.curve import ACCURACY, Curve, GaussianCurve, Mirror
-from hushgrad.accounting.pld.from_above import connect_the_dots
-from hushgrad.accounting.pld.from_below import floor, lower, touch
-from hushgrad.accounting.pld.grid import Masses, both_sides
-from hushgrad.accounting.pld.poisson import PoissonRemove, PoissonReplace, Symmetrised
+from hushgrad.accounting.pld import PLD
+from hushgrad.accounting.pld.bounds import compose, from_above
+from hushgrad.accounting.pld.bounds.from_above import connect_the_dots
+from hushgrad.accounting.pld.bounds.from_below import floor, lower, touch
+from hushgrad.accounting.pld.bounds.grid import Masses, both_sides
+from hushgrad.accounting.pld.profiles.atoms import DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
+from hushgrad.accounting.pld.profiles.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
+from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve, Mirror
+from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace, Symmetrised
+from hushgrad.accounting.pld.search import solve
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
     ApproxDP,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from hushgrad.accounting import PLD, RDP, delta, delta_curve, epsilon, estimate, gaussian_epsilon
-from hushgrad.accounting.pld import blend, merge
+from hushgrad.accounting.pld.bounds import blend, merge
 from hushgrad.accounting.pld.loss import PrivacyLoss
-from hushgrad.accounting.pld.solve import epsilon_bound
+from hushgrad.accounting.pld.search.solve import epsilon_bound
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Compose, Event, Exponential, Gaussian
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushgrad.accounting.pld.compose import Composed, Window, compose
-from hushgrad.accounting.pld.curve import Array, GaussianCurve
-from hushgrad.accounting.pld.from_above import connect_the_dots
-from hushgrad.accounting.pld.from_below import lower
-from hushgrad.accounting.pld.grid import Masses
-from hushgrad.accounting.pld.poisson import PoissonRemove
+from hushgrad.accounting.pld.bounds.compose import Composed, Window, compose
+from hushgrad.accounting.pld.bounds.from_above import connect_the_dots
+from hushgrad.accounting.pld.bounds.from_below import lower
+from hushgrad.accounting.pld.bounds.grid import Masses
+from hushgrad.accounting.pld.profiles.curve import Array, GaussianCurve
+from hushgrad.accounting.pld.profiles.poisson import PoissonRemove
 
 CURVE, STEP, TIMES = PoissonRemove(GaussianCurve(0.5), 0.3), 0.01, 12
 GRIDS = {"upper": connect_the_dots(CURVE, STEP, 1e-13, 2.0), "lower": lower(CURVE, STEP, 1e-13, 2.0)}

@@ -1,13 +1,15 @@
 """The certified accountant: privacy-loss distributions with bounds from both sides.
 
+Three layers, arrows down only (import-linter): ``search`` -> ``bounds`` -> ``profiles``; above them the analysis of each event.
+
 | file | what is in it |
 |---|---|
-| ``curve``, ``poisson``, ``continuous``, ``atoms`` | privacy profiles of single steps, evaluated to full relative accuracy |
-| ``balls`` | the profile of a whole run over balls in bins |
-| ``grid``, ``from_above``, ``from_below`` | discretisation that dominates, or is dominated |
-| ``compose`` | the tilted FFT and its error bounds |
-| ``saddle``, ``solve`` | the choice of tilt, window and step for a question |
-| ``merge`` | near-equal steps rounded to one, on the safe side |
+| ``profiles/``: ``curve``, ``poisson``, ``continuous``, ``atoms`` | privacy profiles of single steps, evaluated to full relative accuracy |
+| ``bounds/``: ``grid``, ``from_above``, ``from_below`` | discretisation that dominates, or is dominated |
+| ``bounds/``: ``compose`` | the tilted FFT and its error bounds |
+| ``bounds/``: ``blend``, ``merge`` | near-equal steps rounded to one, on the safe side |
+| ``bounds/``: ``balls`` | the profile of a whole run over balls in bins |
+| ``search/``: ``saddle``, ``step``, ``solve`` | the choice of tilt, window and step for a question |
 | ``loss``, ``leaves``, ``accountant`` | the loss object, the analysis of each event, ``PLD`` |
 """
 

@@ -9,12 +9,12 @@ from scipy.special import bdtrc
 
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
 from hushgrad.accounting.pld.accountant import PLD
-from hushgrad.accounting.pld.atoms import DEEPEST, DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
-from hushgrad.accounting.pld.balls import BallsInBinsCurve, balls_in_bins
-from hushgrad.accounting.pld.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
-from hushgrad.accounting.pld.curve import Curve, GaussianCurve, Mirror, Mixture
+from hushgrad.accounting.pld.bounds.balls import BallsInBinsCurve, balls_in_bins
 from hushgrad.accounting.pld.loss import Pair, PrivacyLoss
-from hushgrad.accounting.pld.poisson import PoissonRemove, PoissonReplace, Symmetrised
+from hushgrad.accounting.pld.profiles.atoms import DEEPEST, DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
+from hushgrad.accounting.pld.profiles.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
+from hushgrad.accounting.pld.profiles.curve import Curve, GaussianCurve, Mirror, Mixture
+from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace, Symmetrised
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
     ApproxDP,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from hushgrad import _check
 from hushgrad.accounting.base import Loss
-from hushgrad.accounting.pld.curve import ACCURACY, Curve, GaussianCurve
-from hushgrad.accounting.pld.merge import MERGED, rounded
-from hushgrad.accounting.pld.solve import Answer, delta_bound, delta_bounds, epsilon_bound
+from hushgrad.accounting.pld.bounds.merge import MERGED, rounded
+from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve
+from hushgrad.accounting.pld.search.solve import Answer, delta_bound, delta_bounds, epsilon_bound
 from hushgrad.accounting.rdp import RDP
 from hushgrad.errors import NoTheorem
 from hushgrad.events import BallsInBins, Compose, Event, Relation, Sampled

@@ -11,8 +11,9 @@ import math
 
 import numpy as np
 
-from hushgrad.accounting.pld.curve import Array, Curve, masses_of_q
-from hushgrad.accounting.pld.grid import GUARD, HAIR, Masses, anchored, balance, kinks, rebuild
+from hushgrad.accounting.pld.bounds.grid import GUARD, HAIR, Masses, anchored, balance, kinks, rebuild
+from hushgrad.accounting.pld.profiles.curve import Array, Curve
+from hushgrad.accounting.pld.profiles.sums import masses_of_q
 
 __all__ = ["chords", "connect_the_dots"]
 

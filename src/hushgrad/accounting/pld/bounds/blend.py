@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import erf
 
-from hushgrad.accounting.pld.curve import Array, Curve, GaussianCurve, Mirror
-from hushgrad.accounting.pld.from_above import chords
-from hushgrad.accounting.pld.grid import HAIR, Masses, anchored
-from hushgrad.accounting.pld.poisson import PoissonRemove
+from hushgrad.accounting.pld.bounds.from_above import chords
+from hushgrad.accounting.pld.bounds.grid import HAIR, Masses, anchored
+from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve, Mirror
+from hushgrad.accounting.pld.profiles.poisson import PoissonRemove
 
 __all__ = ["Blend", "BlendedMasses", "blended", "corner_weights"]
 

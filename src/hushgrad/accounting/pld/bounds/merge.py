@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hushgrad.accounting.pld.blend import blended
-from hushgrad.accounting.pld.curve import Array, Curve, GaussianCurve, Mirror
-from hushgrad.accounting.pld.poisson import PoissonRemove
+from hushgrad.accounting.pld.bounds.blend import blended
+from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve, Mirror
+from hushgrad.accounting.pld.profiles.poisson import PoissonRemove
 
 __all__ = ["MERGED", "rounded"]
 

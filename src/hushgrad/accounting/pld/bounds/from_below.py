@@ -17,8 +17,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from hushgrad.accounting.pld.curve import ACCURACY, Array, Curve
-from hushgrad.accounting.pld.grid import (
+from hushgrad.accounting.pld.bounds.grid import (
     GUARD,
     HAIR,
     LESS,
@@ -32,6 +31,7 @@ from hushgrad.accounting.pld.grid import (
     kinks,
     rebuild,
 )
+from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve
 
 __all__ = ["floor", "lower", "touch"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import erfcx
 
-from hushgrad.accounting.pld.compose import Window
-from hushgrad.accounting.pld.curve import Array, Curve
+from hushgrad.accounting.pld.bounds.compose import Window
+from hushgrad.accounting.pld.profiles.curve import Array, Curve
 
 __all__ = ["Moments", "Saddle", "saddle_for_delta", "saddle_for_epsilon", "window"]
 

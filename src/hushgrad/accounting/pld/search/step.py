@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hushgrad.accounting.pld.curve import Array, Curve
-from hushgrad.accounting.pld.grid import HAIR, atoms_of, heaviest, weights_of
-from hushgrad.accounting.pld.saddle import Saddle
+from hushgrad.accounting.pld.bounds.grid import HAIR, atoms_of, heaviest, weights_of
+from hushgrad.accounting.pld.profiles.curve import Array, Curve
+from hushgrad.accounting.pld.search.saddle import Saddle
 
 __all__ = ["step_for"]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from hushgrad.accounting.pld.curve import Array, Curve, masses_of_q
+from hushgrad.accounting.pld.profiles.curve import Array, Curve
+from hushgrad.accounting.pld.profiles.sums import masses_of_q
 
 __all__ = ["PoissonRemove", "PoissonReplace", "Symmetrised"]
 

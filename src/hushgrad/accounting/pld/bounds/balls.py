@@ -18,11 +18,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from hushgrad.accounting.pld.atoms import Atoms
-from hushgrad.accounting.pld.compose import Part, Window, compose, log_moment
-from hushgrad.accounting.pld.curve import Array, Curve, GaussianCurve
-from hushgrad.accounting.pld.from_above import chords
-from hushgrad.accounting.pld.grid import GUARD, Masses
+from hushgrad.accounting.pld.bounds.compose import Part, Window, compose, log_moment
+from hushgrad.accounting.pld.bounds.from_above import chords
+from hushgrad.accounting.pld.bounds.grid import GUARD, Masses
+from hushgrad.accounting.pld.profiles.atoms import Atoms
+from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve
 
 __all__ = ["BallsInBinsCurve", "balls_in_bins"]
 

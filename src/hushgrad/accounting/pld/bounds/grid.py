@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushgrad.accounting.pld.curve import ACCURACY, Array, Curve, masses_of_q
+from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve
+from hushgrad.accounting.pld.profiles.sums import discounted, masses_of_q
 
 __all__ = [
     "GUARD",
@@ -31,7 +32,6 @@ __all__ = [
     "atoms_of",
     "balance",
     "both_sides",
-    "discounted",
     "distinct",
     "heaviest",
     "kinks",
@@ -44,8 +44,6 @@ GUARD = 2.0**-47  # covers the rounding of sums of up to 2**24 positive terms by
 HAIR = 2.0**-41  # of a loss: more than the rounding of a grid point
 _FEW = 2**14  # atoms
 _MOST = 2**16  # points on one side, about
-_BLOCK = 30.0
-_BLOCKS = 1000
 _PLACES = np.linspace(0.0, 1.0, 33)
 LESS, MORE = 1 - 2 * ACCURACY, 1 + 2 * ACCURACY
 
@@ -225,30 +223,6 @@ def rebuild(p: Array, losses: Array, split: int, baseline: Array | float, infini
     below = np.cumsum(masses_of_q(losses[:split], p[:split]))
     put = baseline + np.append(0.0, np.cumsum(-np.expm1(-gaps[: split - 1]) * np.exp(losses[1:split]) * below[:-1]))
     return np.concatenate([put, call])
-
-
-def discounted(p: Array, losses: Array) -> Array:
-    """sum_{k >= j} p_k e^{l_j - l_k}, in blocks from the top that each pass their sum on: no factor is too large for a double."""
-    if len(p) and losses[-1] - losses[0] > _BLOCKS * _BLOCK:
-        return _doubled(p, losses)
-    out, stop, passed = np.empty_like(p), len(p), 0.0
-    while stop > 0:
-        start = int(np.searchsorted(losses[:stop], losses[stop - 1] - _BLOCK))
-        factor = np.exp(losses[start:stop] - losses[start])
-        sums = np.cumsum((p[start:stop] / factor)[::-1])[::-1]
-        out[start:stop] = factor * (sums + passed / factor[-1])
-        stop, passed = start, float(out[start]) * math.exp(losses[start - 1] - losses[start]) if start else 0.0
-    return out
-
-
-def _doubled(p: Array, losses: Array) -> Array:
-    """The same for far-flung losses: sums of one term, two, four, ... until all that are left out are too far away to count."""
-    out: Array = np.array(p, dtype=np.float64)
-    reach = 1
-    while reach < len(p) and float(np.min(losses[reach:] - losses[:-reach])) < 750.0:
-        out[:-reach] += np.exp(losses[:-reach] - losses[reach:]) * out[reach:]
-        reach *= 2
-    return out
 
 
 def balance(p: Array, losses: Array, split: int, total: float, total_q: float, tolerance: float = 0.0) -> Array | None:

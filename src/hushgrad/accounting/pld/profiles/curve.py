@@ -26,7 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
 
-__all__ = ["ACCURACY", "UNSEEN", "Array", "Curve", "GaussianCurve", "Mirror", "Mixture", "gaussian_tails", "masses_of_q"]
+from hushgrad.accounting.pld.profiles.sums import masses_of_q
+
+__all__ = ["ACCURACY", "UNSEEN", "Array", "Curve", "GaussianCurve", "Mirror", "Mixture", "gaussian_tails"]
 
 Array = NDArray[np.float64]
 
@@ -102,13 +104,6 @@ def _first_below(tail_of: Callable[[Array], Array], tail: float) -> float:
             return high
         low, high = float(points[max(below[0] - 1, 0)]), float(points[below[0]])
     return high
-
-
-def masses_of_q(losses: Array, p: Array) -> Array:
-    """Q's masses e^{-L} p at rising losses, without overflow where P has almost nothing."""
-    if len(losses) == 0 or losses[0] > -600.0:
-        return np.asarray(p * np.exp(-losses))
-    return np.where(p > 0, np.exp(np.minimum(np.log(np.maximum(p, 1e-323)) - losses, 1.0)), 0.0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from hushgrad.accounting.pld.curve import ACCURACY, Array, Curve, gaussian_tails
+from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve, gaussian_tails
 
 __all__ = ["BoundedRange", "GaussianMixtureCurve", "LaplaceCurve"]
 

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from hushgrad.accounting.pld.blend import BlendedMasses
-from hushgrad.accounting.pld.curve import Array
-from hushgrad.accounting.pld.grid import Indices, Masses
+from hushgrad.accounting.pld.bounds.blend import BlendedMasses
+from hushgrad.accounting.pld.bounds.grid import Indices, Masses
+from hushgrad.accounting.pld.profiles.curve import Array
 
 __all__ = ["Composed", "Part", "Window", "compose", "log_moment", "range_of"]
 

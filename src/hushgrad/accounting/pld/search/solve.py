@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hushgrad.accounting.pld.blend import Blend
-from hushgrad.accounting.pld.compose import Composed, Part, Window, compose, range_of
-from hushgrad.accounting.pld.curve import ACCURACY, UNSEEN, Curve
-from hushgrad.accounting.pld.from_above import connect_the_dots
-from hushgrad.accounting.pld.from_below import lower as from_below
-from hushgrad.accounting.pld.grid import Masses, atoms_of
-from hushgrad.accounting.pld.merge import rounded
-from hushgrad.accounting.pld.saddle import Moments, Saddle, saddle_for_delta, saddle_for_epsilon, window
-from hushgrad.accounting.pld.step import step_for
+from hushgrad.accounting.pld.bounds.blend import Blend
+from hushgrad.accounting.pld.bounds.compose import Composed, Part, Window, compose, range_of
+from hushgrad.accounting.pld.bounds.from_above import connect_the_dots
+from hushgrad.accounting.pld.bounds.from_below import lower as from_below
+from hushgrad.accounting.pld.bounds.grid import Masses, atoms_of
+from hushgrad.accounting.pld.bounds.merge import rounded
+from hushgrad.accounting.pld.profiles.curve import ACCURACY, UNSEEN, Curve
+from hushgrad.accounting.pld.search.saddle import Moments, Saddle, saddle_for_delta, saddle_for_epsilon, window
+from hushgrad.accounting.pld.search.step import step_for
 
 __all__ = ["Answer", "delta_bound", "epsilon_bound"]
 

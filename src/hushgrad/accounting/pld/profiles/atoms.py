@@ -9,8 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from hushgrad.accounting.pld.curve import UNSEEN, Array, Curve, masses_of_q
-from hushgrad.accounting.pld.grid import discounted
+from hushgrad.accounting.pld.profiles.curve import UNSEEN, Array, Curve
+from hushgrad.accounting.pld.profiles.sums import discounted, masses_of_q
 
 __all__ = ["DEEPEST", "Atoms", "DiscreteGaussianCurve", "DiscreteLaplaceCurve", "Response"]
 
