@@ -16,7 +16,7 @@ import torch
 
 from hushgrad import Plan
 from hushgrad.audit import Auditor, AuditReport
-from hushgrad.train.release import Release
+from hushgrad.release.core import Release
 
 METHODS = ("clopper-pearson", "one run", "one run f-dp", "clopper-pearson gdp")
 

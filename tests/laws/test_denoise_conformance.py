@@ -10,12 +10,23 @@ import pytest
 import torch
 
 from hushgrad import denoise, testing
-from hushgrad.denoise import Chain, DebiasedSecondMoment, JamesStein, Kalman, Laplacian, LowPass, NoiseInfo, Probe, SoftThreshold
+from hushgrad.denoise import (
+    SVRG,
+    Chain,
+    DebiasedSecondMoment,
+    JamesStein,
+    Kalman,
+    Laplacian,
+    LowPass,
+    NoiseInfo,
+    Probe,
+    SoftThreshold,
+)
 from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import ArgumentError
 from hushgrad.testing.denoisers import DENOISERS, ZERO_STRENGTH, check_denoiser, check_disk
 
-PRECONDITIONERS = (DebiasedSecondMoment,)  # they set the gradient's scale on purpose
+PRECONDITIONERS = (DebiasedSecondMoment, SVRG)  # they set the gradient's scale on purpose, or add to a difference
 
 
 def preconditions(denoiser: Denoiser) -> bool:
@@ -195,7 +206,7 @@ def test_defective_denoisers_are_rejected(denoiser, message):
         (lambda: DebiasedSecondMoment(betas=(0.9, 1.0)), "betas"),
         (lambda: DebiasedSecondMoment(betas=(0.9,)), "two numbers"),
         (lambda: DebiasedSecondMoment(floor=0.0), "floor"),
-        (lambda: Chain([Kalman(), Kalman()]), "one Kalman"),
+        (lambda: Chain([Kalman(), Kalman()]), "keep one of them"),
         (lambda: Chain([Laplacian(1.0), JamesStein()]), "Put it first"),
         (lambda: Chain(Laplacian(1.0)), "Chain"),
         (lambda: Chain(["Laplacian"]), "Denoiser"),
@@ -231,3 +242,46 @@ def test_flags_tell_the_hall_what_it_must_provide():
 def test_numpy_numbers_are_written_as_numbers(denoiser):
     """A plan with a number out of an array must not fail when the finished run is saved."""
     assert type(denoiser).from_json(json.loads(json.dumps(denoiser.to_json()))) == denoiser
+
+
+class _Asks(Denoiser):
+    """Probes, and says nothing of a closure."""
+
+    def probes(self, params, state):
+        return [Probe(1.0, {name: torch.ones_like(p) for name, p in params.items()})]
+
+    def __call__(self, grads, info, state):
+        return {name: grad.clone() for name, grad in grads.items()}
+
+
+def test_who_probes_needs_a_closure_without_saying_so_alone_and_in_a_chain():
+    assert _Asks().needs_closure and Chain([_Asks()]).needs_closure and Chain([Laplacian(0.5), _Asks()]).needs_closure
+    assert SVRG().needs_closure and not Laplacian(1.0).needs_closure
+    asked = Chain([Laplacian(0.5), _Asks()]).probes({"w": torch.zeros(2)}, {})
+    assert len(asked) == 1 and asked[0].shift["w"].tolist() == [1.0, 1.0]
+    for members in ([_Asks(), Kalman()], [SVRG(), Kalman()], [Kalman(), SVRG()]):
+        with pytest.raises(ArgumentError, match="at most one that probes"):
+            Chain(members)
+
+
+PROBING = [SVRG(period=3), SVRG(period=5, snapshot_steps=2, ratio=0.3), Kalman(0.6), Kalman.one_probe(0.4), Kalman(0.5, 0.2)]
+
+
+@pytest.mark.parametrize("denoiser", PROBING, ids=repr)
+@pytest.mark.parametrize("chained", [False, True])
+def test_who_probes_gives_the_gradient_of_a_quadratic_where_there_is_no_noise(denoiser, chained):
+    """f(w) = w' H w / 2: differences and predictions are exact, so what comes out is the gradient at w_t, whatever the path."""
+    generator = torch.Generator().manual_seed(1)
+    root = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    H, w, state = root @ root.T, torch.randn(4, generator=generator, dtype=torch.float64), {}
+    denoiser = Chain([Laplacian(0.0), denoiser]) if chained else denoiser
+    for step in range(9):
+        asked = denoiser.probes({"w": w}, state)
+        at = [w if probe.shift is None else w + probe.shift["w"] for probe in asked]
+        query = sum(probe.coefficient * (H @ point) for probe, point in zip(asked, at, strict=True))
+        out = denoiser({"w": query}, NoiseInfo(std=0.0, step=step, max_grad_norm=1.0), state)["w"]
+        phase = step % denoiser.members[1].period if chained and isinstance(denoiser.members[1], SVRG) else None
+        phase = step % denoiser.period if isinstance(denoiser, SVRG) else phase
+        if phase is None or phase == 0 or phase >= (denoiser.members[1] if chained else denoiser).snapshot_steps:
+            assert torch.allclose(out, H @ w, rtol=1e-9, atol=1e-9)
+        w = w - 0.02 * out

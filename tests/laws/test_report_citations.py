@@ -19,8 +19,8 @@ from hushgrad.report.citations import USED_BY, papers_of
 from hushgrad.report.papers import PAPERS
 from hushgrad.sampling import Sampler
 from hushgrad.train import Plan
-from hushgrad.train.averaging import Average
-from hushgrad.train.projection import Projection
+from hushgrad.train.after.averaging import Average
+from hushgrad.train.after.projection import Projection
 
 ROOMS = [(noise, Mechanism), (denoise, Denoiser), (clipping, Clipper), (sampling, Sampler), (accounting, Accountant)]
 PUBLIC = sorted(

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.events import Once
 from hushgrad.noise import BLT, Banded, Independent, Source, Tree
-from hushgrad.train.distributed import World
+from hushgrad.release.placement.sharded import Shard
+from hushgrad.release.placement.world import World
 from hushgrad.train.shard_files import Piece, ShardFiles, cut_noise, join_noise
-from hushgrad.train.sharding import Shard
 
 SHAPES = st.tuples(st.integers(1, 9), st.integers(1, 4)) | st.tuples(st.integers(1, 9))
 WORLDS = st.integers(1, 5)

@@ -19,9 +19,9 @@ from hushgrad.denoise import Laplacian
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.noise import BLT
 from hushgrad.noise.source import Source
+from hushgrad.release.lazy import require_lazy_plan
+from hushgrad.release.placement.world import World
 from hushgrad.train import Ball, Plan, Tail, fit, make_private
-from hushgrad.train.distributed import World
-from hushgrad.train.lazy import require_lazy_plan
 from hushgrad.train.private import Private
 
 F = nn.functional

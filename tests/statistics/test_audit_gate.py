@@ -20,12 +20,12 @@ from hushgrad.errors import CaptureError
 from hushgrad.estimators import DPLogisticRegression, DPMean
 from hushgrad.estimators.randomness import Randomness
 from hushgrad.noise import BLT, Banded, Independent, Source, Tree
+from hushgrad.release.core import Release
+from hushgrad.release.keys import RunKey
 from hushgrad.sampling import Draws, Poisson, RoundRobin
 from hushgrad.testing import check_disk
 from hushgrad.testing.denoisers import apply_operator
 from hushgrad.testing.private import assert_private
-from hushgrad.train.keys import RunKey
-from hushgrad.train.release import Release
 
 COMMON = {"delta": 1e-5, "dataset_size": 400}
 

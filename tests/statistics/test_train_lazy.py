@@ -15,8 +15,8 @@ import torch
 from scipy import stats
 from torch import nn
 
+from hushgrad.release.lazy import LazyTable
 from hushgrad.train import Plan, make_private
-from hushgrad.train.lazy import LazyTable
 
 ALARM = 1e-9
 ROWS, WIDTH, SEEDS = 6, 40, 40

@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hushgrad.noise import BLT
+from hushgrad.release.core import Release
 from hushgrad.sampling import RoundRobin
 from hushgrad.train import Plan, make_private
-from hushgrad.train.release import Release
 
 ALARM = 1e-9
 

@@ -12,9 +12,9 @@ from several_processes import run
 from hushgrad.denoise import Chain, JamesStein, Kalman, Laplacian, LowPass
 from hushgrad.denoise.base import Denoiser, NoiseInfo
 from hushgrad.errors import ArgumentError
+from hushgrad.release.placement.sharded import Shard, Sharding
+from hushgrad.release.placement.world import World
 from hushgrad.train import Plan
-from hushgrad.train.distributed import World
-from hushgrad.train.sharding import Shard, Sharding
 
 PROGRAM = Path(__file__).with_name("train_fsdp_denoise_program.py")
 KINDS = [
@@ -79,7 +79,7 @@ def test_each_process_keeps_its_part_of_the_state(moved):
     "denoiser", [Laplacian(1.0, scope="global"), JamesStein(per="global"), Chain([LowPass(), Laplacian(1.0, scope="global")])]
 )
 def test_one_that_needs_all_tensors_at_once_is_refused_with_the_remedy(denoiser, monkeypatch):
-    monkeypatch.setattr("hushgrad.train.sharding.is_sharded", lambda tensor: True)
+    monkeypatch.setattr("hushgrad.release.placement.sharded.is_sharded", lambda tensor: True)
     plan = Plan.dpsgd(steps=3, noise_multiplier=1.0, delta=1e-5, batch_size=2, dataset_size=20, denoise=denoiser)
     with pytest.raises(ArgumentError, match=r"all of a sharded model.s tensors at once.*tensor"):
         Sharding.of({"w": torch.zeros(4, 2)}, World(), plan)

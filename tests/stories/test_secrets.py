@@ -15,7 +15,7 @@ import pytest
 
 import hushgrad.recipes.session as session
 from hushgrad.cli.main import COMMANDS, main
-from hushgrad.train.keys import RunKey
+from hushgrad.release.keys import RunKey
 
 KEY = bytes(range(100, 132))
 

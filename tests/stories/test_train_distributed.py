@@ -12,7 +12,7 @@ import textwrap
 import pytest
 import torch
 
-from hushgrad.train.distributed import World
+from hushgrad.release.placement.world import World
 
 TRAIN = textwrap.dedent(
     """

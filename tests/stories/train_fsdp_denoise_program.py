@@ -12,8 +12,8 @@ from several_processes import be_one_of_them
 from torch import nn
 
 from hushgrad.denoise import Chain, DebiasedSecondMoment, JamesStein, Kalman, Laplacian, LowPass, SoftThreshold
+from hushgrad.denoise.svrg import SVRG
 from hushgrad.train import Checkpoint, Plan, make_private
-from hushgrad.train.svrg import SVRG
 
 sys.path.insert(0, str(Path(__file__).parent))
 import train_fsdp_program

@@ -11,7 +11,7 @@ from several_processes import be_one_of_them
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import hushgrad.train.sharded_capture as sharded_capture
+import hushgrad.release.placement.sharded_sums as sharded_capture
 from hushgrad.noise import BLT, Banded, Tree
 from hushgrad.train import Checkpoint, Plan, make_private
 

@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from hushgrad import _check
 from hushgrad.clipping.base import ClippedSum, Clipper, Rule, rule_for
+from hushgrad.clipping.held import Held
 from hushgrad.clipping.reduce import Group, Part, Use, add_clipped, add_usual
 from hushgrad.clipping.rules.vmap import Vmap, VmapTree
 from hushgrad.clipping.site import Call, Site
@@ -36,6 +37,7 @@ class Capture:
         loss_reduction: "mean" if the loss is the mean of the examples' losses, "sum" if it is their sum. A mean over something
             else than examples (all tokens that are not ``ignore_index``) mixes the examples; use the sum, or a mean per example.
         unused: "raise" refuses a step in which a trainable parameter got no gradient; "zero" counts its gradient as zero.
+        held: where the parameters lie; whole, in this process, by default.
 
     **Formal guarantee.** Example i enters the result only through w_i G_i, provided the model keeps examples apart (see
     :func:`~hushgrad.clipping.isolation`). Whatever cannot be attributed to single examples raises
@@ -53,10 +55,13 @@ class Capture:
     Reference: Bu et al., "Differentially private optimization on large models at small cost" (ICML 2023), algorithm 1.
     """
 
-    def __init__(self, model: nn.Module, *, loss_reduction: str = "mean", unused: str = "raise") -> None:
+    def __init__(
+        self, model: nn.Module, *, loss_reduction: str = "mean", unused: str = "raise", held: Held | None = None
+    ) -> None:
         self.model = _check.instance(nn.Module, model=model)
         self.loss_reduction = _check.one_of(("mean", "sum"), loss_reduction=loss_reduction)
         self.unused = _check.one_of(("raise", "zero"), unused=unused)
+        self._held = held or Held()
         self._tape = Tape()
         self._handles: list[Any] = []
         self._sites: list[Site] = []
@@ -79,7 +84,7 @@ class Capture:
         self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
         if not self._params:
             _check.fail("model", type(self.model).__name__, "to have a parameter that requires gradients")
-        self._sites = list(_sites(self._tape, self.model))
+        self._sites = [self._held.site(self.model, site) for site in _sites(self._tape, self.model)]
         self._dtypes = {name: s.dtype for s in self._sites for name in s.full.values()}
         self._scattered = frozenset(name for s in self._sites if s.rule.scatters for name in s.full.values())
         self._tied = sum(len(s.names) for s in self._sites) > len(self._params)
@@ -222,11 +227,17 @@ class Capture:
 
     def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
         return {
-            name: (RowSum if name in self._by_rows else Sum)(p, self._dtypes[name], out.get(name))
+            name: (RowSum if name in self._by_rows else Sum)(self._held.local(name, p), self._dtypes[name], out.get(name))
             for name, p in self._params.items()
         }
 
     def _reduce(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
+        opened = self._held.opened(sums, self._sites)
+        parts = self._added(clipper, opened, scale)
+        self._held.closed(opened)
+        return parts
+
+    def _added(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
         usual = self._usual() if clipper.groups(list(sums)) is None else None
         if usual is not None:
             part = self._tape.quiet(partial(add_usual, usual.calls, self._factor(usual), clipper, sums, scale))

@@ -11,8 +11,10 @@ from hushgrad.denoise.lowpass import LowPass
 from hushgrad.denoise.second_moment import DebiasedSecondMoment
 from hushgrad.denoise.shrinkage import JamesStein, SoftThreshold
 from hushgrad.denoise.spectrum import beta, gamma
+from hushgrad.denoise.svrg import SVRG
 
 __all__ = [
+    "SVRG",
     "Chain",
     "DebiasedSecondMoment",
     "Denoiser",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.denoise.base import Denoiser, NoiseInfo, Probe, Seams
+from hushgrad.errors import ArgumentError
 
 __all__ = ["Chain"]
 
@@ -42,7 +43,7 @@ class Chain(Denoiser):
         for member in members:
             _check.instance(Denoiser, members=member)
         if sum(member.needs_closure for member in members) > 1:
-            _check.fail("members", members, "to hold at most one that probes", "A step has one query: keep one Kalman.")
+            _check.fail("members", members, "to hold at most one that probes", "A step has one query: keep one of them.")
         if any(member.needs_noise_std for member in members[1:]):
             remedy = "Put it first: the noise that the others leave is not the noise that it is told of."
             _check.fail("members", members, "to use the noise's standard deviation in the first place only", remedy)
@@ -68,14 +69,17 @@ class Chain(Denoiser):
         return any(member.needs_noise_std for member in self.members)
 
     def probes(self, params: dict[str, Tensor], state: dict[str, Any]) -> list[Probe]:
-        """The probes of the one member that probes, else the parameters themselves."""
+        """The probes of the one member that probes, else the parameters themselves. All are asked: some take notes there."""
+        asked = [Probe()]
         for place, member in enumerate(self.members):
-            if member.needs_closure:
-                own = _own(state, place)
-                asked = member.probes(params, own)
-                _keep(state, place, own)
-                return asked
-        return [Probe()]
+            own = _own(state, place)
+            points = member.probes(params, own)
+            _keep(state, place, own)
+            if points != [Probe()]:
+                if asked != [Probe()]:
+                    raise ArgumentError("Two members of a Chain ask for gradients elsewhere, but a step has one query. Keep one.")
+                asked = points
+        return asked
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
         """The gradients after the last member."""

@@ -13,7 +13,7 @@ from hushgrad.clipping.base import Clipper
 from hushgrad.events import Relation
 from hushgrad.federated.layout import Layout, Unusable
 from hushgrad.noise.source import Source
-from hushgrad.train.keys import RunKey
+from hushgrad.release.keys import RunKey
 from hushgrad.train.plan import Plan
 
 __all__ = ["Aggregator"]

@@ -30,8 +30,8 @@ from hushgrad.federated.mods import CLIP_NORM
 from hushgrad.federated.optimizers import ServerOptimizer
 from hushgrad.federated.reports import RawRound
 from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.release.keys import RunKey
 from hushgrad.train.books import Books, guarantee_of
-from hushgrad.train.keys import RunKey
 from hushgrad.train.plan import Plan
 
 __all__ = ["PrivateStrategy"]

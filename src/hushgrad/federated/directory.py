@@ -16,8 +16,8 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
+from hushgrad.release.keys import RunKey
 from hushgrad.train.atomic import replacing
-from hushgrad.train.keys import RunKey
 from hushgrad.train.plan import Plan
 from hushgrad.train.tree import read_tree, write_tree
 

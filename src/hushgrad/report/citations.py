@@ -36,6 +36,7 @@ USED_BY: dict[str, tuple[str, ...]] = {
     "Kalman": ("zhang2024disk",),
     "Laplacian": ("wang2020lssgd",),
     "LowPass": ("zhang2024doppler",),
+    "SVRG": ("johnson2013accelerating", "wang2017empirical"),
     "SoftThreshold": ("balle2018improving", "donoho1995denoising"),
     # clipping
     "Adaptive": ("andrew2021adaptive",),

@@ -186,6 +186,13 @@ PAPERS: dict[str, Paper] = {
         "ICML",
         "1311.0776",
     ),
+    "johnson2013accelerating": Paper(
+        _IN,
+        "Johnson, Rie and Zhang, Tong",
+        "Accelerating Stochastic Gradient Descent using Predictive Variance Reduction",
+        2013,
+        "NeurIPS",
+    ),
     "kairouz2021practical": Paper(
         _IN,
         "Kairouz, Peter and McMahan, H. Brendan and Song, Shuang and Thakkar, Om and Thakurta, Abhradeep and Xu, Zheng",
@@ -287,6 +294,14 @@ PAPERS: dict[str, Paper] = {
         2024,
         "AAAI",
         "2312.14334",
+    ),
+    "wang2017empirical": Paper(
+        _IN,
+        "Wang, Di and Ye, Minwei and Xu, Jinhui",
+        "Differentially Private Empirical Risk Minimization Revisited: Faster and More General",
+        2017,
+        "NeurIPS",
+        "1802.05251",
     ),
     "wang2020lssgd": Paper(
         _IN,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hushgrad.denoise import (
+    SVRG,
     Chain,
     DebiasedSecondMoment,
     Denoiser,
@@ -42,6 +43,9 @@ DENOISERS: tuple[Denoiser, ...] = (
     DebiasedSecondMoment(),
     Chain([Kalman(0.8), Laplacian(1.0)]),
     Chain([DebiasedSecondMoment(), LowPass()]),
+    SVRG(period=3),
+    SVRG(period=4, snapshot_steps=2, ratio=0.3),
+    Chain([SVRG(period=3), ExponentialAverage(0.5)]),
 )
 """One instance at least of each denoiser in the house: what the conformance tests run over."""
 
@@ -173,7 +177,8 @@ def _check_probes(denoiser: Denoiser) -> None:
         before = copy.deepcopy(params)
         asked, again = denoiser.probes(params, state), denoiser.probes(params, state)
         assert _same(params, before), f"{denoiser}.probes moves the parameters."
-        assert abs(sum(probe.coefficient for probe in asked) - 1) < 1e-9, f"{denoiser}'s probes do not sum to one gradient."
+        total = sum(probe.coefficient for probe in asked)  # 0: a difference, that is added to an earlier gradient
+        assert min(abs(total - 1), abs(total)) < 1e-9, f"{denoiser}'s probes sum neither to one gradient nor to a difference."
         assert denoiser.needs_closure or asked == [Probe()], f"{denoiser} probes, but says that it needs no closure."
         for first, second in zip(asked, again, strict=True):
             same = first.shift is second.shift is None or _same(first.shift or {}, second.shift or {})

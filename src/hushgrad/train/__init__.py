@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from hushgrad.train.averaging import EMA, Average, Polyak, Tail
+from hushgrad.denoise.svrg import SVRG
+from hushgrad.release.placement.world import ProcessLost
+from hushgrad.train.after.averaging import EMA, Average, Polyak, Tail
+from hushgrad.train.after.projection import Ball, Box, Projection
 from hushgrad.train.books import guarantee_of
 from hushgrad.train.checkpoint import Checkpoint
-from hushgrad.train.distributed import ProcessLost
 from hushgrad.train.fit import fit
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
-from hushgrad.train.projection import Ball, Box, Projection
-from hushgrad.train.svrg import SVRG
 
 __all__ = [
     "EMA",

@@ -22,9 +22,9 @@ from typing import Any, Protocol
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
+from hushgrad.release.keys import RunKey
+from hushgrad.release.placement.world import World
 from hushgrad.train.atomic import replacing
-from hushgrad.train.distributed import World
-from hushgrad.train.keys import RunKey
 from hushgrad.train.private import Private
 from hushgrad.train.shard_files import ShardFiles, cut_noise, cut_tree, join_noise, join_tree
 from hushgrad.train.tree import read_tree, rng_state, set_rng_state, write_tree

@@ -12,8 +12,8 @@ from torch import nn
 from hushgrad.clipping import Capture
 from hushgrad.clipping.isolated import _examples
 from hushgrad.errors import NotIsolated
-from hushgrad.train.distributed import World
-from hushgrad.train.together import CheckedTogether, isolated_pass
+from hushgrad.release.placement.together import CheckedTogether, isolated_pass
+from hushgrad.release.placement.world import World
 
 __all__ = ["IsolationGate"]
 

@@ -19,8 +19,8 @@ from hushgrad.guarantee import Guarantee
 from hushgrad.noise.base import Mechanism
 from hushgrad.noise.independent import Independent
 from hushgrad.sampling.base import Sampler
-from hushgrad.train.averaging import Average
-from hushgrad.train.projection import Projection
+from hushgrad.train.after.averaging import Average
+from hushgrad.train.after.projection import Projection
 
 if TYPE_CHECKING:
     from hushgrad.accounting.base import Accountant

@@ -16,21 +16,21 @@ from hushgrad.clipping import Clipper
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.release.core import Closure, Release, _require_contributions
+from hushgrad.release.issued import Issued
+from hushgrad.release.keys import RunKey
+from hushgrad.release.lazy import LazyTables, require_lazy_plan
+from hushgrad.release.placement.sharded import Sharding, is_sharded
+from hushgrad.release.placement.sharded_sums import capture_of
+from hushgrad.release.placement.together import split_evenly
+from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
-from hushgrad.train.averaging import Averaged
+from hushgrad.train.after.averaging import Averaged
 from hushgrad.train.books import Books, guarantee_of
-from hushgrad.train.distributed import World
 from hushgrad.train.guard import Guard
 from hushgrad.train.isolation import IsolationGate
-from hushgrad.train.issued import Issued
-from hushgrad.train.keys import RunKey
-from hushgrad.train.lazy import LazyTables, require_lazy_plan
 from hushgrad.train.plan import Plan
-from hushgrad.train.release import Closure, Release, _require_contributions
-from hushgrad.train.sharded_capture import capture_of
-from hushgrad.train.sharding import Sharding, is_sharded
-from hushgrad.train.together import split_evenly
 
 __all__ = ["Private", "make_private"]
 
@@ -63,7 +63,7 @@ def make_private(
         prior: ledger of earlier phases on the same data, for the same unit and relation; ``spent()`` and the budget include it.
         loss_reduction: whether the loss is the "mean" or the "sum" over the examples of a pass.
         check_isolation: test on the first batch that no example influences another (NotIsolated); False: you vouch for it.
-        lazy_tables: embedding rows get their noise when they are read (plain SGD only), see :mod:`hushgrad.train.lazy`.
+        lazy_tables: embedding rows get their noise when they are read (plain SGD only), see :mod:`hushgrad.release.lazy`.
 
         >>> model = nn.Linear(3, 1)
         >>> plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=2)

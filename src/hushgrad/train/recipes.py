@@ -13,9 +13,9 @@ from hushgrad.errors import ArgumentError
 from hushgrad.events import Relation
 from hushgrad.noise.base import Mechanism
 from hushgrad.sampling.base import Sampler
-from hushgrad.train.averaging import Average
+from hushgrad.train.after.averaging import Average
+from hushgrad.train.after.projection import Projection
 from hushgrad.train.plan import Plan
-from hushgrad.train.projection import Projection
 
 __all__ = ["dpftrl", "dpgd", "dpsgd"]
 

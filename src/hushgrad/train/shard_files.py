@@ -24,9 +24,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hushgrad.errors import ArgumentError
+from hushgrad.release.placement.sharded import Shard, Sharding, is_sharded
+from hushgrad.release.placement.world import World
 from hushgrad.train.atomic import replacing
-from hushgrad.train.distributed import World
-from hushgrad.train.sharding import Shard, Sharding, is_sharded
 from hushgrad.train.tree import _decode, _encode, rng_state
 
 __all__ = ["ShardFiles", "cut_noise", "cut_tree", "join_noise", "join_tree"]

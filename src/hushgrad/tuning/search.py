@@ -21,7 +21,7 @@ from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.session import train
 from hushgrad.recipes.spending import Spending, alone_in
 from hushgrad.recipes.summary import write_report
-from hushgrad.train.keys import RunKey
+from hushgrad.release.keys import RunKey
 from hushgrad.train.plan import Plan
 from hushgrad.tuning.cost import ACCOUNTANT, TuningCost, calibrated_noise, tuning_cost
 from hushgrad.tuning.draws import Draws

@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hushgrad import _check
 from hushgrad.noise.base import NoiseStream
-from hushgrad.train.distributed import World
-from hushgrad.train.plan import Plan
-from hushgrad.train.projection import Ball
+from hushgrad.release.placement.world import World
+
+if TYPE_CHECKING:
+    from hushgrad.train.plan import Plan
 
 __all__ = ["Shard", "Sharding", "is_sharded"]
 
@@ -92,7 +93,7 @@ class Sharding:
         if plan.denoise is not None and plan.denoise.needs_all_tensors:
             remedy = 'Denoise each tensor by itself (scope= or per= "tensor"), or run data parallel without fully_shard.'
             _check.fail("plan.denoise", plan.denoise, "not to need all of a sharded model's tensors at once", remedy)
-        if isinstance(plan.projection, Ball):
+        if plan.projection is not None and plan.projection.needs_all_tensors:
             remedy = "Use Box, or run data parallel without fully_shard."
             _check.fail("plan.projection", plan.projection, "not to need the norm of a sharded model", remedy)
         return cls(params, world)

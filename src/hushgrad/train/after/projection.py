@@ -19,6 +19,11 @@ __all__ = ["Ball", "Box", "Projection"]
 class Projection(Value, family="projection"):
     """A frozen, public convex set and the Euclidean projection onto it, over all trainable parameters together."""
 
+    @property
+    def needs_all_tensors(self) -> bool:
+        """Whether a coordinate of the projection depends on others, so that all of a model must be at hand."""
+        return True
+
     @abstractmethod
     def project_(self, params: Iterable[Tensor]) -> None:
         """Move the parameters, in place, to the nearest point of the set."""
@@ -66,6 +71,11 @@ class Box(Projection):
             _check.fail("high", high, f"to be greater than low={low}")
         object.__setattr__(self, "low", low)
         object.__setattr__(self, "high", high)
+
+    @property
+    def needs_all_tensors(self) -> bool:
+        """No: every coordinate is clamped by itself."""
+        return False
 
     @torch.no_grad()
     def project_(self, params: Iterable[Tensor]) -> None:

@@ -4,7 +4,7 @@
 
 Every step, each process clips its part of *one* global batch; the clipped sums are added up once; all processes then hold the
 same noisy gradient and their optimizers stay in step. There is no wrapper around the model. With ``fully_shard(model)`` each
-process holds a part of every parameter, see :mod:`hushgrad.train.sharding`.
+process holds a part of every parameter, see :mod:`hushgrad.release.placement.sharded`.
 
 **Why the guarantee is that of one process.** Records are dealt to processes after the batch is drawn, from one key, so the
 batch is the sampler's, whatever the number W of processes. Clipping is per record and a record is in one part, so the summed
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hushgrad.errors import CaptureError, HushgradError
-from hushgrad.train.keys import RunKey
+from hushgrad.release.keys import RunKey
 
 __all__ = ["ProcessLost", "World", "answered"]
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,10 @@ from hushgrad.errors import CaptureError
 from hushgrad.noise.independent import Independent
 from hushgrad.noise.row_draws import rows_of
 from hushgrad.noise.source import Source
-from hushgrad.train.distributed import World
-from hushgrad.train.plan import Plan
+from hushgrad.release.placement.world import World
+
+if TYPE_CHECKING:
+    from hushgrad.train.plan import Plan
 
 __all__ = ["LazyTable", "LazyTables", "require_lazy_plan"]
 

@@ -14,69 +14,58 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hushgrad.clipping import Capture, Clipper
+from hushgrad.clipping import Capture
 from hushgrad.clipping.base import Record, Rule
-from hushgrad.clipping.capture import _sites
-from hushgrad.clipping.reduce import Part
+from hushgrad.clipping.held import Held
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.sums import Form, Sum
 from hushgrad.clipping.tape import Tape
 from hushgrad.errors import CaptureError
-from hushgrad.train.distributed import answered
-from hushgrad.train.sharding import Sharding
+from hushgrad.release.placement.sharded import Sharding
+from hushgrad.release.placement.world import answered
 
-__all__ = ["ShardedCapture", "ShardedSums", "capture_of"]
+__all__ = ["HeldInShards", "ShardedSums", "capture_of"]
 
 BUCKET = 1 << 20  # numbers: 4 MiB of float32; a layer that is larger makes a bucket of its own
 
 
-class ShardedCapture(Capture):
-    """A :class:`~hushgrad.clipping.Capture` whose sums are this process's rows of the sums over all processes.
+class HeldInShards(Held):
+    """The capture's sums are this process's rows of the sums over all processes.
 
     All processes must make the same passes, also over no examples: every pass and every collect sends and receives.
     """
 
-    def __init__(self, model: nn.Module, sharding: Sharding, *, loss_reduction: str = "mean") -> None:
-        super().__init__(model, loss_reduction=loss_reduction)
+    def __init__(self, sharding: Sharding) -> None:
         self._sharding = sharding
 
-    def attach(self) -> None:
-        """Put hooks on every module that owns a trainable parameter."""
-        if self._handles:
-            return
-        named = dict(self.model.named_parameters())
-        self._params = {name: p for name, p in named.items() if p.requires_grad}
-        self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
-        self._sites = [
-            _ShardedSite(s.tape, s.path, s.module, _while_whole(s.rule, self.model, s.path), s.full)
-            for s in _sites(self._tape, self.model)
-        ]
-        self._dtypes = {name: s.dtype for s in self._sites for name in s.full.values()}
-        for site in self._sites:
-            self._handles += site.hooks()
+    def site(self, model: nn.Module, site: Site) -> Site:
+        """A site that finds shards or whole tensors, and measures while they are whole."""
+        return _ShardedSite(site.tape, site.path, site.module, _while_whole(site.rule, model, site.path), site.full)
 
-    def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
-        return {name: Sum(self._sharding.local(name), self._dtypes[name], out.get(name)) for name in self._params}
+    def local(self, name: str, p: Tensor) -> Tensor:
+        """This process's rows."""
+        return self._sharding.local(name)
 
-    def _reduce(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
-        sharded = ShardedSums(self._sharding, sums, [frozenset(site.full.values()) for site in self._sites])
-        parts = super()._reduce(clipper, sharded, scale)
-        sharded.flush()
-        return parts
+    def opened(self, sums: dict[str, Sum], sites: list[Site]) -> dict[str, Sum]:
+        """Sums of whole parameters, which are sent while further ones are filled."""
+        return ShardedSums(self._sharding, sums, [frozenset(site.full.values()) for site in sites])
+
+    def closed(self, opened: dict[str, Sum]) -> None:
+        """Send and receive the rest."""
+        assert isinstance(opened, ShardedSums)
+        opened.flush()
 
 
 def capture_of(model: nn.Module, sharding: Sharding | None, loss_reduction: str) -> Capture:
     """The capture for a model whose parameters are whole, or sharded."""
-    if sharding is None:
-        return Capture(model, loss_reduction=loss_reduction)
-    return ShardedCapture(model, sharding, loss_reduction=loss_reduction)
+    held = None if sharding is None else HeldInShards(sharding)
+    return Capture(model, loss_reduction=loss_reduction, held=held)
 
 
 class _ShardedSite(Site):

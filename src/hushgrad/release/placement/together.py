@@ -11,8 +11,8 @@ from torch import nn
 
 from hushgrad.clipping import isolation
 from hushgrad.errors import ArgumentError
+from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch, _plain, _slice, stamp
-from hushgrad.train.distributed import World
 
 __all__ = ["CheckedTogether", "isolated_pass", "split_evenly"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +15,12 @@ from hushgrad.denoise.base import NoiseInfo, Probe
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.events import Relation
 from hushgrad.noise.source import Source
-from hushgrad.train.distributed import World
-from hushgrad.train.keys import RunKey
-from hushgrad.train.plan import Plan
-from hushgrad.train.sharding import Sharding
+from hushgrad.release.keys import RunKey
+from hushgrad.release.placement.sharded import Sharding
+from hushgrad.release.placement.world import World
+
+if TYPE_CHECKING:
+    from hushgrad.train.plan import Plan
 
 __all__ = ["Release", "Released"]
 

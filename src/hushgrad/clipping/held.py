@@ -1,0 +1,32 @@
+"""What the capture asks of the place where parameters lie. There is one capture: where they lie is a value that it is given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from hushgrad.clipping.site import Site
+    from hushgrad.clipping.sums import Sum
+
+__all__ = ["Held"]
+
+
+class Held:
+    """Every parameter is whole, in this process. Placements over several processes answer otherwise."""
+
+    def site(self, model: nn.Module, site: Site) -> Site:
+        """``site`` with hooks that find its parameters when they are needed."""
+        return site
+
+    def local(self, name: str, p: Tensor) -> Tensor:
+        """What this process holds of parameter ``name``; its sum has the same shape."""
+        return p
+
+    def opened(self, sums: dict[str, Sum], sites: list[Site]) -> dict[str, Sum]:
+        """The sums of whole parameters, to be added to by the rules; what is added arrives in ``sums``."""
+        return sums
+
+    def closed(self, opened: dict[str, Sum]) -> None:
+        """All that belongs to this reduction has been added to what :meth:`opened` gave."""
