@@ -103,6 +103,15 @@ def test_states_of_runs(tmp_path):
     assert a.series.has_raw and a.result("test_loss") == 0.1 and a.is_live
     assert runs["below/deeper/b"].state == "starting"
     (tmp_path / "a" / "guarantee.json").write_text(json.dumps({"epsilon": {"float": "inf"}, "delta": 1e-5}))
+    assert shelf.get("a").state == "unreadable"  # a claim without a plan and a ledger is none
+    for name in ("plan.json", "ledger.json"):
+        (tmp_path / "a" / name).write_text("{}")
+    finished = shelf.get("a")
+    assert finished.check == "not verified"  # what the files say, until a card has been made of them
+    shelf.note(finished, "verified")
+    assert shelf.get("a").to_json()["check"] == "verified"
+    (tmp_path / "a" / "guarantee.json").write_text(json.dumps({"epsilon": {"float": "inf"}, "delta": 1e-6}))
+    assert shelf.get("a").check == "not verified"  # other files, another claim
     finished = shelf.get("a")
     assert finished.state == "finished" and finished.to_json()["epsilon"] == "inf" and not finished.is_live
     assert json.dumps(finished.to_json(), allow_nan=False)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hushgrad import _check
 from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from hushgrad.report import Card
 
 __all__ = ["run"]
 
@@ -14,30 +21,92 @@ def _parser() -> Parser:
     parser = Parser(
         "report",
         "The privacy card of a finished run: the guarantee in plain words and in full, curves, audit, citations.\n"
-        "Without options the card is printed as Markdown. The run's checkpoint and key are never read.",
+        "Without options the card is printed as Markdown. The run's checkpoint and key are never read.\n\n"
+        "  hushgrad report --new-key officer.key               a key to sign with, and officer.key.pub for others\n"
+        "  hushgrad report RUN --sign officer.key --save c.json\n"
+        "  hushgrad report --verify c.json model.safetensors --signer officer.key.pub",
         example="hushgrad report runs/mnist --html card.html --markdown card.md",
     )
-    parser.add_argument("run", metavar="RUN", help="the folder of a hushgrad train run")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="the folder of a hushgrad train run; with --verify: the model file")
     parser.add_argument("--html", metavar="PATH", help="write one self-contained page (needs hushgrad[report])")
     parser.add_argument("--markdown", metavar="PATH", help="write a section for a model card")
     parser.add_argument("--citations", metavar="PATH", help="write the BibTeX entries")
+    parser.add_argument("--save", metavar="PATH", help="write the card as JSON, the form that can be verified")
+    parser.add_argument("--sign", metavar="KEY", help="sign what --save writes, with this secret key")
+    parser.add_argument("--by", metavar="NAME", default="", help="who signs; part of what is signed")
+    parser.add_argument("--verify", metavar="CARD", help="check a saved card: signature, epsilon, and MODEL if it is given")
+    parser.add_argument("--signer", metavar="PUB", help="with --verify: the public key of whoever must have signed")
+    parser.add_argument("--new-key", metavar="KEY", help="make a key to sign with, and its public half KEY.pub")
     parser.add_argument("--raw", action="store_true", help="add un-noised metrics: a card as sensitive as the data")
     return parser
 
 
 def run(words: list[str]) -> int:
-    """Write the card; see ``hushgrad report --help``."""
+    """Write, sign or verify the card; see ``hushgrad report --help``."""
     options = _parser().parse(words)
+    _require_sense(options)
+    if options.new_key:
+        return _new_key(options)
+    if options.verify:
+        return _verify(options)
+    return _card(options)
+
+
+def _require_sense(options: argparse.Namespace) -> None:
+    jobs = [name for name, wanted in (("--new-key", options.new_key), ("--verify", options.verify)) if wanted]
+    written = [name for name in ("html", "markdown", "citations", "save", "sign") if vars(options)[name]]
+    if len(jobs) > 1 or (jobs and written) or (options.new_key and options.run):
+        raise UsageError(f"{jobs[0]} stands alone: it writes no card. Try hushgrad report --help.")
+    if options.signer and not options.verify:
+        raise UsageError("--signer goes with --verify CARD: it says who must have signed.")
+    if (options.sign and not options.save) or (options.by and not options.sign):
+        raise UsageError("--sign KEY goes with --save PATH (the file that is signed), and --by with --sign.")
+    if not jobs and options.run is None:
+        raise UsageError("Which run? Give the --out of hushgrad train, or --verify CARD, or --new-key KEY.")
+
+
+def _new_key(options: argparse.Namespace) -> int:
+    from hushgrad.report.signature import new_signing_key
+
+    fingerprint = new_signing_key(options.new_key)
+    if options.json:
+        print_json({"key": options.new_key, "public": f"{options.new_key}.pub", "fingerprint": fingerprint})
+    else:
+        print(f"Key {fingerprint}: keep {options.new_key} secret, and give {options.new_key}.pub to those who verify.")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from hushgrad.report.signature import verify
+
+    try:
+        found = verify(options.verify, model=options.run, signer=options.signer)
+    except ArgumentError as error:
+        if options.json:
+            print_json({"verified": False, "problem": str(error)})
+        else:
+            print(f"NOT VERIFIED. {error}")
+        return 1
+    if options.json:
+        facts = {"by": found.by, "signer": found.signer, "trusted": found.trusted, "model": found.model}
+        print_json({"verified": True, "guarantee": found.guarantee.to_json(), **facts})
+    else:
+        print(found)
+    return 0
+
+
+def _card(options: argparse.Namespace) -> int:
     if not (Path(options.run) / "plan.json").is_file():  # said before torch is imported
         remedy = "Give the --out of hushgrad train."
         _check.fail("run", options.run, "to be the folder of a run, with plan.json in it", remedy)
-    for path in filter(None, (options.html, options.markdown, options.citations)):
+    for path in filter(None, (options.html, options.markdown, options.citations, options.save)):
         if not Path(path).absolute().parent.is_dir():
             raise UsageError(f"Cannot write {path}: there is no such folder.")
     from hushgrad.report import privacy_card
 
     card = privacy_card(options.run, raw=options.raw)
     makers = {"html": card.to_html, "markdown": card.to_markdown, "citations": lambda: card.citations}
+    makers["save"] = lambda: _saved(card, options.sign, options.by)
     wanted = {kind: vars(options)[kind] for kind in makers if vars(options)[kind]}
     for kind, path in wanted.items():
         _write(path, makers[kind]())
@@ -49,6 +118,13 @@ def run(words: list[str]) -> int:
     else:
         print(card.to_markdown())
     return 0
+
+
+def _saved(card: Card, key: str | None, by: str) -> str:
+    """The card's JSON as it is verified, with a signature if there is a key."""
+    from hushgrad.report.signature import plain, sign
+
+    return json.dumps(plain(card.to_json()) if key is None else sign(card, key, by=by), indent=2) + "\n"
 
 
 def _write(path: str, content: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,8 @@ def write_report(
     content = {
         "outcome": outcome,
         "plan_digest": plan.digest,
+        "finished": datetime.now(timezone.utc).date().isoformat(),
+        "model_sha256": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
         "recipe": recipe.tables(),
         "versions": versions,
         "caveats": doubts,

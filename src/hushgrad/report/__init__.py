@@ -6,11 +6,13 @@
 | ``card`` | ``privacy_card``: the facts of a run, and their JSON |
 | ``words`` | the guarantee in plain words |
 | ``markdown``, ``page``, ``plots`` | the card as text, as one self-contained HTML page, its pictures |
+| ``signature`` | ``sign`` and ``verify``: who stands for a card, and for which model file |
 | ``citations``, ``papers`` | ``citation``: BibTeX for exactly what a plan used |
 """
 
 from hushgrad.report.card import Card, privacy_card
 from hushgrad.report.citations import citation
 from hushgrad.report.papers import Paper
+from hushgrad.report.signature import Verified, new_signing_key, sign, verify
 
-__all__ = ["Card", "Paper", "citation", "privacy_card"]
+__all__ = ["Card", "Paper", "Verified", "citation", "new_signing_key", "privacy_card", "sign", "verify"]

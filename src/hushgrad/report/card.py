@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ _LONGEST = 400  # points of a curve: more cannot be seen
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The facts of a run, ready for print. ``interval``, ``gap``, ``audit``, ``tuning`` and ``budget`` are None where unknown.
+    """The facts of a run, ready for print. ``interval``, ``gap``, ``audit``, ``tuning`` and ``budget`` are None where unknown;
+    ``provenance`` has what is known of the data, the date and the model file.
 
     ``curve`` holds (epsilon, delta) pairs, ``trade_off`` (false alarms, misses) pairs; both are valid bounds at every point.
     ``series`` are the metrics over the steps; those that begin with ``raw_`` are not covered by the guarantee.
@@ -52,6 +53,7 @@ class Card:
     caveats: tuple[str, ...]
     citations: str
     budget: dict[str, Any] | None = None
+    provenance: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -113,6 +115,7 @@ def privacy_card(run_folder: str | Path, *, raw: bool = False) -> Card:
         caveats=_caveats(folder, raw),
         citations=citation(plan, accountant=guarantee.accountant) + _cited_search(guarantee),
         budget=_budget(folder.reservation),
+        provenance=_provenance(folder),
     )
 
 
@@ -205,6 +208,25 @@ def _budget(found: dict[str, Any] | None) -> dict[str, Any] | None:
     """The run's place in a budget ledger; not where the ledger is, which is nobody's business."""
     keep = ("dataset", "reservation", "state", "spent_epsilon", "budget_epsilon", "budget_delta", "head")
     return None if found is None else {key: found[key] for key in keep if key in found}
+
+
+def _provenance(folder: Folder) -> dict[str, str]:
+    """On which data, how many records, when, and which model file. The number of records is coarsened unless the recipe states it."""
+    data, plan = folder.recipe.get("data", {}), folder.recipe.get("plan", {})
+    stated = plan.get("dataset_size")
+    facts = {
+        "data": data.get("name"),
+        "records": stated if stated is not None else _about(folder.plan),
+        "finished": folder.report.get("finished"),
+        "model_sha256": folder.report.get("model_sha256"),
+    }
+    return {name: str(value) for name, value in facts.items() if value is not None}
+
+
+def _about(plan: Plan) -> str | None:
+    """How many units the plan's rate is meant for, to two digits."""
+    rate = vars(plan.participation).get("rate")
+    return f"about {plan.batch_size / rate:.2g}" if rate else None
 
 
 def _results(folder: Folder) -> dict[str, float]:

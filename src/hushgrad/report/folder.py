@@ -12,7 +12,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.train.plan import Plan
 
-__all__ = ["Folder", "read_folder"]
+__all__ = ["Folder", "read_folder", "read_object"]
 
 _LARGEST = 256 << 20  # bytes of one file: a report reads what a run wrote, not whatever lies there
 
@@ -45,10 +45,10 @@ def read_folder(path: str | Path) -> Folder:
     if not (folder / "guarantee.json").is_file():
         remedy = "Finish it with hushgrad train --resume; a card states what a finished run promises."
         _check.fail("run", str(path), "to be a finished run", remedy)
-    plan = Plan.from_json(_object(folder / "plan.json"))
-    guarantee = Guarantee.from_json(_object(folder / "guarantee.json"))
-    ledger = Ledger.from_json(_object(folder / "ledger.json"))
-    report = _object(folder / "report.json") if (folder / "report.json").is_file() else {}
+    plan = Plan.from_json(read_object(folder / "plan.json"))
+    guarantee = Guarantee.from_json(read_object(folder / "guarantee.json"))
+    ledger = Ledger.from_json(read_object(folder / "ledger.json"))
+    report = read_object(folder / "report.json") if (folder / "report.json").is_file() else {}
     found = Folder(
         name=folder.resolve().name,
         plan=plan,
@@ -57,9 +57,9 @@ def read_folder(path: str | Path) -> Folder:
         report=report,
         recipe=_tables(folder / "recipe.json") if (folder / "recipe.json").is_file() else {},
         metrics=_lines(folder / "metrics.jsonl"),
-        audit=_object(folder / "audit.json") if (folder / "audit.json").is_file() else None,
-        tuning=_object(folder / "tuning.json") if (folder / "tuning.json").is_file() else None,
-        reservation=_object(folder / "reservation.json") if (folder / "reservation.json").is_file() else None,
+        audit=read_object(folder / "audit.json") if (folder / "audit.json").is_file() else None,
+        tuning=read_object(folder / "tuning.json") if (folder / "tuning.json").is_file() else None,
+        reservation=read_object(folder / "reservation.json") if (folder / "reservation.json").is_file() else None,
     )
     _require_consistent(found)
     return found
@@ -84,7 +84,12 @@ def _require_consistent(found: Folder) -> None:
         raise ArgumentError("Expected report.json to be about plan.json: the plan's hash differs. One of them was changed.")
 
 
-def _object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """The one JSON object in a file of somebody else's.
+
+    Raises:
+        ArgumentError: where the file is too large, cannot be read or holds something else.
+    """
     try:
         content = json.loads(_text(path))
     except (ValueError, RecursionError) as error:
@@ -95,7 +100,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _tables(path: Path) -> dict[str, Any]:
-    tables = _object(path)
+    tables = read_object(path)
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise ArgumentError(f"Expected {path.name} to hold tables; {name[:40]!r} is none.")

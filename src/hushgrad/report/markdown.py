@@ -42,12 +42,20 @@ def details(card: Card) -> list[tuple[str, str]]:
         ("tuning", tuning_words(card.tuning)),
         ("budget ledger", budget_words(card.budget)),
         ("audit", audit_words(card.audit)),
+        ("data", _data_words(card.provenance)),
+        ("finished", card.provenance.get("finished", "not recorded")),
+        ("model file (SHA-256)", card.provenance.get("model_sha256", "not recorded")),
         ("steps", f"{card.steps} of {card.plan.steps}"),
         *((name.replace("_", " "), f"{value:.4g}") for name, value in card.results.items()),
         ("versions", ", ".join(f"{name} {version}" for name, version in card.versions.items()) or "not recorded"),
         ("plan (SHA-256)", card.plan.digest),
     ]
     return rows
+
+
+def _data_words(provenance: dict[str, str]) -> str:
+    records = provenance.get("records")
+    return provenance.get("data", "not recorded") + (f", {records} records" if records else "")
 
 
 def interval_words(card: Card) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 from hushgrad.serve.files import LIMITS, RunFolder, Unreadable, folders
 from hushgrad.serve.series import Series, read_series
 
-__all__ = ["Run", "Shelf"]
+__all__ = ["CONTRADICTED", "NOT_VERIFIED", "VERIFIED", "Run", "Shelf"]
 
 _FRESH = 1.0  # seconds that a scan is good for
 _ALIVE = 120.0  # seconds without a new line after which a run is called silent
 _PER_PAGE = 200
+NOT_VERIFIED, VERIFIED, CONTRADICTED = "not verified", "verified", "contradicted"
 _FEW = 24  # points of a curve in the list of runs
 
 
@@ -29,7 +30,10 @@ class Run:
     | running | a step was written within two minutes |
     | starting | begun within two minutes, no step yet |
     | silent | no step for two minutes: interrupted, or the steps are long |
-    | unreadable | a file is damaged; ``problem`` says which |
+    | unreadable | a file is damaged or missing; ``problem`` says which |
+
+    ``check`` says whether the claim of a finished run was computed again from its ledger since its files last changed: "verified",
+    "contradicted", or "not verified" (the files say so, and nobody has looked; the card is what looks).
     """
 
     name: str
@@ -44,6 +48,7 @@ class Run:
     changed: float
     version: str
     problem: str = ""
+    check: str = NOT_VERIFIED
     results: dict[str, float] = field(default_factory=dict)
 
     def result(self, name: str) -> float | None:
@@ -72,6 +77,7 @@ class Run:
             "latest": {**{name: points[-1][1] for name, points in self.series.curves.items()}, **self.results},
             "raw_metrics_hidden": self.series.has_raw,
             "problem": self.problem,
+            "check": self.check if self.state == "finished" else None,
         }
         return {**content, "series": {k: list(v) for k, v in self.series.curves.items()}} if curves else content
 
@@ -83,6 +89,7 @@ class Shelf:
         self.root, self.raw = root, raw
         self._scanned, self._complete = -math.inf, True
         self._folders: dict[str, RunFolder] = {}
+        self._checked: dict[str, tuple[str, str]] = {}  # by name: the version that was looked at, and what was found
 
     def folders(self) -> dict[str, RunFolder]:
         """The run folders by name."""
@@ -103,6 +110,10 @@ class Shelf:
         folder = self.folders().get(name)
         return None if folder is None else self._run(folder)
 
+    def note(self, run: Run, check: str) -> None:
+        """What a card of this run, as it is now, was found to be."""
+        self._checked[run.name] = run.version, check
+
     def _run(self, folder: RunFolder, points: int = 240) -> Run:
         series = read_series(folder, raw=self.raw, points=points)
         facts, problem = _facts(folder)
@@ -116,8 +127,13 @@ class Shelf:
             changed=changed,
             version=version,
             problem=problem,
+            check=self._check(folder.name, version),
             **{**facts, "epsilon": facts["epsilon"] if facts["epsilon"] is not None else series.last("epsilon")},
         )
+
+    def _check(self, name: str, version: str) -> str:
+        seen, found = self._checked.get(name, ("", NOT_VERIFIED))
+        return found if seen == version else NOT_VERIFIED
 
 
 def _stats(folder: RunFolder) -> list[Any]:
@@ -146,6 +162,10 @@ def _facts(folder: RunFolder) -> tuple[dict[str, Any], str]:
             claim = folder.object("guarantee.json")
             facts |= {"epsilon": _real(claim.get("epsilon")), "delta": _real(claim.get("delta")) or facts["delta"]}
             facts["results"] = _results(folder)
+            if facts["epsilon"] is None:
+                return facts, "guarantee.json states no epsilon."
+            for name in ("plan.json", "ledger.json"):  # a claim about nothing is none
+                folder.object(name)
     except Unreadable as error:
         return facts, str(error)
     return facts, ""

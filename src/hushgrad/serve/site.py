@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from hushgrad.serve.files import RunFolder
-from hushgrad.serve.lane import Lane
+from hushgrad.serve.lane import Lane, Refused
 from hushgrad.serve.problems import NotThere
-from hushgrad.serve.runs import Run, Shelf
+from hushgrad.serve.runs import CONTRADICTED, VERIFIED, Run, Shelf
 from hushgrad.serve.settings import Settings
 
 __all__ = ["Site", "site", "while_wanted"]
@@ -60,7 +60,13 @@ class Site:
         if run.state != "finished":
             raise NotThere(f"The run {name[:80]} has no card yet: a card states what a finished run promises.")
         arguments = {"root": str(folder.root), "parts": list(folder.parts), "raw": self.settings.raw}
-        return await self.reader.ask("card", version=run.version, **arguments)
+        try:
+            found = await self.reader.ask("card", version=run.version, **arguments)
+        except Refused:
+            self.shelf.note(run, CONTRADICTED)
+            raise
+        self.shelf.note(run, VERIFIED)
+        return found
 
     async def ledger(self) -> dict[str, Any]:
         """The budgets as they are, or were a moment ago."""

@@ -1,0 +1,236 @@
+"""Signatures on privacy cards: who stands for a card, and for which model file.
+
+A signed card is the card's JSON with one more entry, ``signature``: an Ed25519 signature (RFC 8032) over everything else in it,
+written in one fixed way (sorted keys, no spaces, ASCII). The card holds the SHA-256 of the model file, so the signature ties claim
+and model together.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.guarantee import Guarantee
+from hushgrad.report.folder import read_object
+
+if TYPE_CHECKING:
+    from hushgrad.report.card import Card
+
+__all__ = ["Verified", "file_sha256", "new_signing_key", "plain", "sign", "verify"]
+
+_RAW = serialization.Encoding.Raw, serialization.PublicFormat.Raw
+_PEM = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What a card was found to be. ``signer`` is the fingerprint of the key that signed it, empty for a card without a signature.
+
+    ``trusted`` says that the signer is the one that was asked for, ``model`` that a model file was compared and is the card's.
+    """
+
+    guarantee: Guarantee
+    by: str
+    signer: str
+    trusted: bool
+    model: bool
+
+    def __str__(self) -> str:
+        if not self.signer:
+            found = "The card's parts agree with each other, but it is not signed: anybody can have written it."
+        else:
+            trust = "that is the key you gave" if self.trusted else "whose key that is, you must know: give --signer"
+            found = f"The card is as {self.by or 'somebody'} signed it with the key {self.signer} ({trust})."
+        model = "The model file is the one it is about." if self.model else "No model file was compared."
+        return f"{self.guarantee}\n{found} {model}"
+
+
+def new_signing_key(path: str | Path) -> str:
+    """Make a key to sign cards with: a secret file at ``path`` (mode 0600), the public half beside it as ``path.pub``.
+
+    Args:
+        path: where; a file that is there already is never overwritten.
+
+    Returns:
+        The fingerprint by which others know the key.
+    """
+    key, path = Ed25519PrivateKey.generate(), Path(path)
+    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    public = path.with_name(path.name + ".pub")
+    for place in (path, public):
+        if place.exists():
+            _check.fail("key", str(place), "to be a new file", "A key that is there is never overwritten.")
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secret)
+    public.write_bytes(key.public_key().public_bytes(*_PEM))
+    return _fingerprint(key.public_key())
+
+
+def sign(card: Card, key: str | Path, *, by: str = "") -> dict[str, Any]:
+    """The card as a JSON object with a signature.
+
+    **Formal guarantee.** :func:`verify` accepts the result, and no other content, as signed by this key, unless the secret half is known
+    to somebody else (Ed25519 is unforgeable under chosen messages).
+
+    Args:
+        card: from :func:`~hushgrad.report.privacy_card`.
+        key: the secret file that :func:`new_signing_key` made.
+        by: the name of whoever signs; it is part of what is signed.
+
+        >>> import tempfile
+        >>> place = tempfile.mkdtemp()
+        >>> len(new_signing_key(place + "/officer.key"))
+        16
+    """
+    secret = _secret_key(Path(key))
+    public = secret.public_key()
+    content = {**plain(card.to_json()), "signed_by": by, "signer": base64.b64encode(public.public_bytes(*_RAW)).decode()}
+    return {**content, "signature": base64.b64encode(secret.sign(_canonical(content))).decode()}
+
+
+def verify(card: str | Path, *, model: str | Path | None = None, signer: str | Path | None = None) -> Verified:
+    """Check a card file: its signature, its epsilon, its plan, and the model file that it is about.
+
+    Epsilon is computed again from the event in the card, so that not even a signature can make a number smaller than it is.
+
+    Args:
+        card: the JSON file that ``hushgrad report --save`` wrote.
+        model: the model file; its SHA-256 must be the card's.
+        signer: the public file (``.pub``) of whoever must have signed.
+
+    Raises:
+        ArgumentError: with what is wrong, in one sentence.
+    """
+    content = read_object(Path(card))
+    if content.get("privacy_card") != 1:
+        _check.fail("card", str(card), "to be a privacy card", "Write one with hushgrad report RUN --save FILE.")
+    public = _signed(content)
+    wanted = None if signer is None else _public_key(Path(signer))
+    if wanted is not None and (public is None or _fingerprint(public) != _fingerprint(wanted)):
+        by = "by nobody" if public is None else f"by another key ({_fingerprint(public)})"
+        raise ArgumentError(f"Expected the card to be signed with the key of {signer}; it is signed {by}.")
+    guarantee = _recomputed(content)
+    if model is not None:
+        _require_model(content, Path(model))
+    return Verified(
+        guarantee=guarantee,
+        by=str(content.get("signed_by", "")) if public else "",
+        signer="" if public is None else _fingerprint(public),
+        trusted=wanted is not None,
+        model=model is not None,
+    )
+
+
+def file_sha256(path: str | Path) -> str:
+    """The SHA-256 of a file, in hexadecimal.
+
+    Args:
+        path: of any size; it is read in pieces.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+# What a card says ------------------------------------------------------------------------------------------------------
+
+
+def _signed(content: dict[str, Any]) -> Ed25519PublicKey | None:
+    """The key that signed it; None for a card that claims no signature."""
+    if "signature" not in content:
+        if {"signer", "signed_by"} & content.keys():
+            raise ArgumentError("Expected the card to have its signature: it names a signer, but the signature was taken out.")
+        return None
+    body = {name: value for name, value in content.items() if name != "signature"}
+    try:
+        public = Ed25519PublicKey.from_public_bytes(base64.b64decode(str(content.get("signer")), validate=True))
+        public.verify(base64.b64decode(str(content["signature"]), validate=True), _canonical(body))
+    except (InvalidSignature, ValueError):
+        raise ArgumentError("Expected the card to be as it was signed: its signature does not fit its content.") from None
+    return public
+
+
+def _recomputed(content: dict[str, Any]) -> Guarantee:
+    """The guarantee in a card, if the plan and the event in it bear it out."""
+    from hushgrad.accounting import epsilon
+    from hushgrad.train.plan import Plan
+
+    guarantee, plan = Guarantee.from_json(content.get("guarantee")), Plan.from_json(content.get("plan"))
+    if content.get("claim") != str(guarantee) or content.get("plan_digest") != plan.digest:
+        raise ArgumentError("Expected the card's parts to belong together: its claim or its plan was changed.")
+    if (guarantee.delta, guarantee.relation, guarantee.unit) != (plan.delta, plan.relation, plan.unit):
+        raise ArgumentError("Expected the card's guarantee to have its plan's delta, relation and unit. One of them was changed.")
+    spent = epsilon(guarantee.event, delta=guarantee.delta, accountant=guarantee.accountant, relation=guarantee.relation)
+    if guarantee.epsilon < spent * (1 - 1e-6):  # the accountant of another version may differ in the last digits
+        raise ArgumentError(f"Expected the card's epsilon={guarantee.epsilon:.6g} to be at least {spent:.6g}, its event's cost.")
+    return guarantee
+
+
+def _require_model(content: dict[str, Any], path: Path) -> None:
+    known = content.get("provenance", {}).get("model_sha256") if isinstance(content.get("provenance"), dict) else None
+    if not known:
+        raise ArgumentError("Expected the card to name its model file: this one holds no hash of it.")
+    if not path.is_file():
+        _check.fail("model", str(path), "to be a file")
+    if file_sha256(path) != known:
+        raise ArgumentError(f"Expected {path.name} to be the model that the card is about: its SHA-256 is another one.")
+
+
+# Bytes -----------------------------------------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """As a JSON reader would see it: lists for tuples, and a word for infinity, which JSON lacks."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    """One way to write it: floats as their shortest decimal, which every JSON reader turns back into the same number."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def _fingerprint(key: Ed25519PublicKey) -> str:
+    return hashlib.sha256(key.public_bytes(*_RAW)).hexdigest()[:16]
+
+
+def _secret_key(path: Path) -> Ed25519PrivateKey:
+    key = _loaded(path, lambda content: serialization.load_pem_private_key(content, None), "hushgrad report --new-key makes one.")
+    if not isinstance(key, Ed25519PrivateKey):
+        _check.fail("key", str(path), "to be an Ed25519 key", "hushgrad report --new-key makes one.")
+    return key
+
+
+def _public_key(path: Path) -> Ed25519PublicKey:
+    key = _loaded(path, serialization.load_pem_public_key, "Give the .pub file beside the signer's key.")
+    if not isinstance(key, Ed25519PublicKey):
+        _check.fail("signer", str(path), "to be the public half of an Ed25519 key", "Give the .pub file beside the signer's key.")
+    return key
+
+
+def _loaded(path: Path, load: Any, remedy: str) -> Any:
+    try:
+        return load(path.read_bytes())
+    except OSError as error:
+        raise ArgumentError(f"Expected a readable key file {str(path)!r}: {error.strerror}. {remedy}") from None
+    except (ValueError, TypeError):  # not PEM, or one with a password; what is in it is not shown
+        raise ArgumentError(f"Expected {str(path)!r} to hold a key in PEM form, without a password. {remedy}") from None

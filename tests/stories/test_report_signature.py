@@ -1,0 +1,145 @@
+"""A signed card: whatever is changed in it, exchanged or cut, is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hushgrad.cli.main import main
+from hushgrad.errors import ArgumentError
+from hushgrad.recipes import Recipe, train
+from hushgrad.report import new_signing_key, privacy_card, sign, verify
+
+TABLES = {
+    "model": {"name": "logistic"},
+    "data": {"name": "digits"},
+    "plan": {"noise_multiplier": 2.0, "delta": 1e-4, "batch_size": 128, "steps": 6},
+    "run": {"threads": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "digits"
+    train(Recipe.from_tables(TABLES), out, progress=False)
+    return out
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "officer.key"
+    new_signing_key(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def signed(run: Path, key: Path) -> dict[str, Any]:
+    return sign(privacy_card(run), key, by="P. Officer")
+
+
+def written(content: Any, folder: Path) -> Path:
+    path = folder / "card.json"
+    path.write_text(json.dumps(content, indent=1))
+    return path
+
+
+def leaves(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    found = False
+    for name, value in items:
+        found = True
+        yield from leaves(value, (*path, name))
+    if not found:
+        yield path
+
+
+def changed(content: dict[str, Any], path: tuple[Any, ...], drop: bool) -> dict[str, Any]:
+    other = copy.deepcopy(content)
+    place = other
+    for name in path[:-1]:
+        place = place[name]
+    if drop:
+        del place[path[-1]]
+    else:
+        old = place[path[-1]]
+        place[path[-1]] = old + 1 if isinstance(old, (int, float)) and not isinstance(old, bool) else f"{old}x"
+    return other
+
+
+def test_a_signed_card_is_verified_with_its_model(run, key, signed, tmp_path):
+    found = verify(written(signed, tmp_path), model=run / "model.safetensors", signer=f"{key}.pub")
+    assert found.trusted and found.model and found.by == "P. Officer" and found.guarantee == privacy_card(run).guarantee
+    assert "P. Officer" in str(found)
+    assert signed["provenance"]["data"] == "digits" and signed["provenance"]["records"].startswith("about")
+
+
+def test_every_change_of_a_signed_card_is_refused(signed, tmp_path):
+    paths = list(leaves(signed))
+    picked = random.Random(5).sample(paths, 60)
+    for path in [*picked, ("guarantee", "epsilon"), ("provenance", "model_sha256"), ("signed_by",), ("signer",), ("signature",)]:
+        for drop in (False, True):
+            with pytest.raises(ArgumentError):
+                verify(written(changed(signed, path, drop), tmp_path))
+
+
+def test_an_unsigned_card_must_still_add_up(run, tmp_path):
+    path = tmp_path / "card.json"
+    assert main(["report", str(run), "--save", str(path)]) == 0
+    content = json.loads(path.read_text())
+    assert verify(path).signer == "" and "anybody can have written it" in str(verify(path))
+    content["guarantee"]["epsilon"] /= 2
+    with pytest.raises(ArgumentError, match="its claim or its plan was changed"):
+        verify(written(content, tmp_path))
+    from hushgrad.guarantee import Guarantee
+
+    content["claim"] = str(Guarantee.from_json(content["guarantee"]))
+    with pytest.raises(ArgumentError, match="its event's cost"):
+        verify(written(content, tmp_path))
+
+
+def test_another_model_another_signer_and_no_signature_are_told_apart(run, key, signed, tmp_path):
+    path, other = written(signed, tmp_path), tmp_path / "model.safetensors"
+    content = bytearray((run / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    other.write_bytes(content)
+    with pytest.raises(ArgumentError, match="its SHA-256 is another one"):
+        verify(path, model=other)
+    new_signing_key(tmp_path / "stranger.key")
+    with pytest.raises(ArgumentError, match="by another key"):
+        verify(path, signer=tmp_path / "stranger.key.pub")
+    bare = {name: value for name, value in signed.items() if name not in ("signature", "signer", "signed_by")}
+    with pytest.raises(ArgumentError, match="by nobody"):
+        verify(written(bare, tmp_path), signer=f"{key}.pub")
+    resigned = sign(privacy_card(run), tmp_path / "stranger.key", by="P. Officer")  # the name can be copied, the key not
+    with pytest.raises(ArgumentError, match="by another key"):
+        verify(written(resigned, tmp_path), signer=f"{key}.pub")
+
+
+def test_keys_are_secret_and_never_overwritten(key, tmp_path, capsys):
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    with pytest.raises(ArgumentError, match="never overwritten"):
+        new_signing_key(key)
+    (tmp_path / "torn.key").write_text(key.read_text()[:60])
+    for broken in ("torn.key", "missing.key"):
+        assert main(["report", str(tmp_path), "--verify", "x", "--signer", str(tmp_path / broken)]) == 1
+        assert "NOT VERIFIED" in capsys.readouterr().out
+
+
+def test_the_command_from_key_to_verdict(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, "run")
+    assert main(["report", "--new-key", "me.key"]) == 0
+    assert main(["report", "run", "--sign", "me.key", "--by", "me", "--save", "card.json"]) == 0
+    assert main(["report", "--verify", "card.json", "run/model.safetensors", "--signer", "me.key.pub", "--json"]) == 0
+    assert '"trusted": true' in capsys.readouterr().out
+    assert main(["report", "--verify", "card.json", "me.key"]) == 1
+    assert main(["report", "run", "--sign", "me.key"]) == 2 and "--save" in capsys.readouterr().err
+    assert main(["report"]) == 2 and "Which run?" in capsys.readouterr().err
