@@ -7,7 +7,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench chaos fuzz soak sbom vulnerabilities docs clean
+.PHONY: help demo test test-all check format bench zoo chaos fuzz soak sbom vulnerabilities docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -42,6 +42,15 @@ format: $(VENV)/.ready  ## format the code and mend what the linter can mend
 
 bench: $(VENV)/.ready  ## run the benchmarks beside the peers (minutes)
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+# Packages that only the zoo needs live in a folder of their own, so that the tests' environment stays what it is.
+build/zoo/.ready: $(VENV)/.ready zoo/requirements.txt
+	@echo "Installing the zoo's packages into build/zoo ..."
+	@$(BIN)/uv pip install -q -p $(BIN)/python --no-deps --target build/zoo -r zoo/requirements.txt && touch $@
+
+# ONLY=mixtral tries one model and leaves the page alone.
+zoo: build/zoo/.ready  ## compare models that nobody here wrote with single-example passes (minutes); writes docs/compatibility.md
+	PYTHONPATH=build/zoo OMP_NUM_THREADS=1 $(BIN)/python -m zoo --processes 2 $(if $(ONLY),--only $(ONLY),--docs docs/compatibility.md)
 
 # SEED=7 draws the same faults again; SECONDS bounds the time. The tables of docs/reliability.md are written by these.
 FAULTS = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python faults/$@.py --docs docs/reliability.md

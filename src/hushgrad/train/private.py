@@ -47,6 +47,7 @@ def make_private(
     loss_reduction: str = "mean",
     check_isolation: bool = True,
     lazy_tables: bool = False,
+    unused: str = "raise",
 ) -> Private:
     """Attach ``plan`` to a model and its optimizer: from now on ``optimizer.step()`` sees privatised gradients only.
 
@@ -64,6 +65,8 @@ def make_private(
         loss_reduction: whether the loss is the "mean" or the "sum" over the examples of a pass.
         check_isolation: test on the first batch that no example influences another (NotIsolated); False: you vouch for it.
         lazy_tables: embedding rows get their noise when they are read (plain SGD only), see :mod:`hushgrad.release.lazy`.
+        unused: "zero" counts the gradient of a parameter that a pass does not reach as 0 (its noise is added all the same);
+            "raise" refuses the step, so that a layer left out by mistake is noticed.
 
         >>> model = nn.Linear(3, 1)
         >>> plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=2)
@@ -84,6 +87,7 @@ def make_private(
         loss_reduction=loss_reduction,
         check_isolation=check_isolation,
         lazy_tables=lazy_tables,
+        unused=unused,
     )
 
 
@@ -102,6 +106,7 @@ class Private:
         loss_reduction: str = "mean",
         check_isolation: bool = True,
         lazy_tables: bool = False,
+        unused: str = "raise",
     ) -> None:
         self.plan, self.model, self.optimizer = _check.instance(Plan, plan=plan), model, optimizer
         self._guard = Guard(model, optimizer)
@@ -110,7 +115,7 @@ class Private:
         self._key = self._world.share_key(key)
         self._books = Books(plan, self._key.run_name(plan.digest), prior=prior, max_epsilon=max_epsilon)
         self.sharding = Sharding.of(self._params, self._world, plan)
-        self._capture = capture_of(model, self.sharding, loss_reduction)
+        self._capture = capture_of(model, self.sharding, loss_reduction, unused)
         self._release = Release(plan, self._capture, self._params, self._key, self._world, self.sharding)
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
         self._issued: Issued | None = None

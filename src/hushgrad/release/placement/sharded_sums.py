@@ -62,10 +62,10 @@ class HeldInShards(Held):
         opened.flush()
 
 
-def capture_of(model: nn.Module, sharding: Sharding | None, loss_reduction: str) -> Capture:
+def capture_of(model: nn.Module, sharding: Sharding | None, loss_reduction: str, unused: str = "raise") -> Capture:
     """The capture for a model whose parameters are whole, or sharded."""
     held = None if sharding is None else HeldInShards(sharding)
-    return Capture(model, loss_reduction=loss_reduction, held=held)
+    return Capture(model, loss_reduction=loss_reduction, unused=unused, held=held)
 
 
 class _ShardedSite(Site):
