@@ -10,9 +10,11 @@ __all__ = [
     "ArgumentError",
     "BudgetExceeded",
     "CaptureError",
+    "Contradiction",
     "HushgradError",
     "NoTheorem",
     "NotIsolated",
+    "NumericalLimit",
     "StorageError",
     "WorkerLost",
 ]
@@ -28,6 +30,14 @@ class ArgumentError(HushgradError, ValueError):
 
 class NoTheorem(HushgradError, NotImplementedError):
     """No published analysis covers this combination, so no epsilon is given for it."""
+
+
+class NumericalLimit(HushgradError, ArithmeticError):
+    """Doubles do not reach this far: a method gives up here, and a coarser one that does reach is asked instead."""
+
+
+class Contradiction(HushgradError, RuntimeError):
+    """Two certified bounds exclude each other, so one of them is wrong. Nothing may be claimed; please report the question."""
 
 
 class NotIsolated(HushgradError, RuntimeError):

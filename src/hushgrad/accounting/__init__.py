@@ -10,7 +10,7 @@
 | ``base`` | the recursion over compositions; ``Accountant``, ``Loss`` |
 | ``basic``, ``advanced``, ``optimal``, ``zcdp``, ``gdp``, ``rdp``, ``pld/`` | one accountant each |
 | ``gaussian``, ``renyi``, ``renyi_sampled``, ``dominance``, ``conversion`` | the analyses that they share |
-| ``api``, ``tradeoff``, ``group``, ``calibration``, ``filters`` | the questions |
+| ``api``, ``tradeoff``, ``group``, ``calibration`` (by ``bracketing``), ``filters`` | the questions |
 | ``contour`` | an estimate, labelled as such |
 | ``classical`` | printed theorems with their conditions |
 """
@@ -23,11 +23,13 @@ from hushgrad.accounting.api import accountant_of, delta, delta_curve, epsilon, 
 from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.basic import Basic
 from hushgrad.accounting.calibration import (
+    Calibration,
     calibrate,
     calibrate_batch_size,
     calibrate_noise,
     calibrate_rate,
     calibrate_steps,
+    certified_calibration,
 )
 from hushgrad.accounting.contour import Estimate, estimate
 from hushgrad.accounting.filters import Filter, Odometer
@@ -49,6 +51,7 @@ __all__ = [
     "Advanced",
     "Attack",
     "Basic",
+    "Calibration",
     "Estimate",
     "Filter",
     "Loss",
@@ -62,6 +65,7 @@ __all__ = [
     "calibrate_noise",
     "calibrate_rate",
     "calibrate_steps",
+    "certified_calibration",
     "classical",
     "delta",
     "delta_curve",

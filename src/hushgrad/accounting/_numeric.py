@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["least_over_orders", "log_add", "smallest_true", "up"]
+from hushgrad.errors import NumericalLimit
+
+__all__ = ["least_over_orders", "log_add", "reached", "smallest_true", "up"]
 
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 _MARGIN = 1e-12  # a few thousand roundings of float64: closed forms are rounded up by it
@@ -14,6 +16,12 @@ _MARGIN = 1e-12  # a few thousand roundings of float64: closed forms are rounded
 def up(x: float) -> float:
     """``x`` rounded up by more than the rounding errors of a closed form, so that it is never below the truth."""
     return x + _MARGIN * abs(x)
+
+
+def reached(what: str, *numbers: float) -> None:
+    """Raise ``NumericalLimit`` where one of ``numbers`` left the range of doubles: ``what`` cannot be computed here."""
+    if not all(math.isfinite(x) for x in numbers):
+        raise NumericalLimit(f"Doubles do not reach {what}.")
 
 
 def log_add(a: float, b: float) -> float:

@@ -1,7 +1,7 @@
 r"""Calibration: which noise, number of steps, rate or batch meets a budget.
 
-A root search in two parts: a cheap one on an estimate (or on the accountant itself where there is none), then a correction on
-the accountant's certified epsilon. What is returned was evaluated: its certified epsilon is at most the target.
+A search on the accountant's certified epsilon alone (``bracketing``). It ends with a certificate: a value whose epsilon is at most
+the target, and a neighbour within the tolerance whose epsilon is larger; or with an error. Guesses only save evaluations.
 """
 
 from __future__ import annotations
@@ -13,29 +13,36 @@ from dataclasses import dataclass, field
 from hushgrad import _check
 from hushgrad.accounting.api import accountant_of
 from hushgrad.accounting.base import Accountant
-from hushgrad.accounting.contour import estimate
-from hushgrad.accounting.rdp import RDP
-from hushgrad.errors import ArgumentError, NoTheorem
+from hushgrad.accounting.bracketing import Bracket, crossing, largest_integer
+from hushgrad.accounting.gaussian import gaussian_mu
+from hushgrad.errors import ArgumentError
 from hushgrad.events import Event, Gaussian, Relation
 
-__all__ = ["calibrate", "calibrate_batch_size", "calibrate_noise", "calibrate_rate", "calibrate_steps"]
+__all__ = [
+    "Calibration",
+    "calibrate",
+    "calibrate_batch_size",
+    "calibrate_noise",
+    "calibrate_rate",
+    "calibrate_steps",
+    "certified_calibration",
+]
 
 _WIDEST = (1e-6, 1e9)
 
 
-@dataclass
-class _Question:
-    """ln of epsilon(x) / target as a function of ln x, for one way of computing epsilon."""
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """The certificate of a calibration: ``value`` meets the target and ``neighbour``, a tolerance away, does not.
 
-    epsilon_at: Callable[[float], float]
-    target: float
-    seen: dict[float, float] = field(default_factory=dict)
+    ``neighbour`` is None where every value in the bracket meets the target.
+    """
 
-    def __call__(self, x: float) -> float:
-        if x not in self.seen:
-            value = self.epsilon_at(x)
-            self.seen[x] = math.inf if math.isnan(value) else math.log(max(value, 1e-300) / self.target)
-        return self.seen[x]
+    value: float
+    epsilon: float
+    neighbour: float | None
+    neighbour_epsilon: float
+    evaluations: int
 
 
 def calibrate(
@@ -47,12 +54,14 @@ def calibrate(
     relation: Relation | str = Relation.ADD_REMOVE,
     bracket: tuple[float, float] | None = None,
     tolerance: float = 2e-5,
+    start: float | None = None,
 ) -> float:
     r"""The x at which ``make_event(x)`` just meets (epsilon, delta): the smallest noise, or the largest rate.
 
-    **Formal guarantee.** The certified epsilon of ``make_event(x)`` at the returned x is at most ``epsilon``. The search goes
-    in either direction: epsilon(x) may fall (noise) or rise (rate, steps), but must be monotone between the ends of
-    ``bracket`` (default: any positive x). x is within a relative ``tolerance`` of the accountant's own boundary.
+    **Formal guarantee.** The certified epsilon of ``make_event(x)`` at the returned x is at most ``epsilon``, and at x (1 -
+    ``tolerance``), or x / (1 - ``tolerance``) where epsilon rises with x, it is larger: both were evaluated
+    (:func:`certified_calibration` returns them). epsilon(x) may fall (noise) or rise (rate) but must be monotone between the
+    ends of ``bracket`` (default: any positive x). ``start`` is a guess; a bad one costs time only.
 
         >>> from hushgrad.events import Gaussian
         >>> round(calibrate(lambda s: Gaussian(s), epsilon=1.0, delta=1e-5, accountant="gdp"), 3)
@@ -60,118 +69,98 @@ def calibrate(
 
     Raises:
         ArgumentError: where no x in the bracket meets the target (then more budget or less work is needed).
+        NumericalLimit: where no such pair was found.
+    """
+    return certified_calibration(
+        make_event,
+        epsilon=epsilon,
+        delta=delta,
+        accountant=accountant,
+        relation=relation,
+        bracket=bracket,
+        tolerance=tolerance,
+        start=start,
+    ).value
+
+
+def certified_calibration(
+    make_event: Callable[[float], Event],
+    *,
+    epsilon: float,
+    delta: float,
+    accountant: str | Accountant = "pld",
+    relation: Relation | str = Relation.ADD_REMOVE,
+    bracket: tuple[float, float] | None = None,
+    tolerance: float = 2e-5,
+    start: float | None = None,
+) -> Calibration:
+    """As :func:`calibrate`, with its certificate.
+
+    >>> from hushgrad.events import Gaussian
+    >>> found = certified_calibration(lambda s: Gaussian(s), epsilon=1.0, delta=1e-5, accountant="gdp")
+    >>> found.epsilon <= 1.0 < found.neighbour_epsilon and found.neighbour / found.value > 1 - 3e-5
+    True
     """
     target, delta = _check.positive(epsilon=epsilon), _check.delta(delta=delta)
+    tolerance = _check.between(1e-9, 0.5, tolerance=tolerance)
     chosen, relation = accountant_of(accountant), Relation.of(relation)
-    certified = _Question(lambda x: chosen.loss(make_event(x), relation).epsilon(delta), target)
-    cheap = certified
-    if chosen.name == "pld":
-        cheap = _Question(lambda x: _rough(make_event(x), delta, relation), target)
-    try:
-        low, high = _bracket(cheap, bracket)
-        start, slope = _root(cheap, low, high, 1e-7 if cheap is not certified else tolerance / 4.0)
-    except NoTheorem:
-        low, high = _bracket(certified, bracket)
-        start, slope = _root(certified, low, high, tolerance / 4.0)
-    # A rough answer may lie on the other side of its bracket from the certified one: only the caller's own ends bind.
-    return _certify(certified, start, slope, tolerance, _WIDEST if bracket is None else (low, high))
+    low, high = _WIDEST if bracket is None else sorted(_check.positive(bracket=end) for end in bracket)
+    guess = start if start is not None else 1.0 if bracket is None else math.sqrt(low * high)
+    question = _Question(lambda x: chosen.loss(make_event(x), relation).epsilon(delta), target, low, high)
+    found, neighbour = question.crossing(min(max(guess, low), high), tolerance)
+    if math.isnan(found) or (neighbour is None and bracket is None):
+        where = f"bracket={bracket} to contain a value that meets epsilon={target}"
+        wide = f"epsilon={target} to be reachable between x={low:g} and x={high:g}"
+        raise ArgumentError(f"Expected {wide if bracket is None else where}. Allow more epsilon, do less, or look elsewhere.")
+    return Calibration(
+        value=found,
+        epsilon=question.epsilon(found),
+        neighbour=neighbour,
+        neighbour_epsilon=0.0 if neighbour is None else question.epsilon(neighbour),
+        evaluations=len(question.seen),
+    )
 
 
-def _rough(event: Event, delta: float, relation: Relation) -> float:
-    """The estimate, or where it refuses (extreme values on the way to a root) what Rényi divergences give."""
-    try:
-        return estimate(event, delta=delta, relation=relation).epsilon
-    except NoTheorem:
-        return RDP().loss(event, relation).epsilon(delta)
+@dataclass
+class _Question:
+    """Epsilon as a function of x, remembered; and the search for the x at which it is ``target``."""
 
+    ask: Callable[[float], float]
+    target: float
+    low: float
+    high: float
+    seen: dict[float, float] = field(default_factory=dict)
 
-def _bracket(question: _Question, bracket: tuple[float, float] | None) -> tuple[float, float]:
-    """Two x between which the target is crossed."""
-    if bracket is not None:
-        low, high = (_check.positive(bracket=end) for end in bracket)
-        if question(low) > 0.0 and question(high) > 0.0:
-            raise ArgumentError(f"Expected bracket={bracket} to contain a value that meets epsilon={question.target}.")
-        return low, high
-    wanted_lower = question(1.0) > 0.0
-    for factor in _ways(question, wanted_lower=wanted_lower):
-        here, there = 1.0, factor
-        while _WIDEST[0] <= there <= _WIDEST[1]:
-            if (question(there) > 0.0) != wanted_lower:
-                return min(here, there), max(here, there)
-            here, there = there, there * factor
-    raise ArgumentError(f"Expected epsilon={question.target} to be reachable between x=1 and x={here:g}. Give a bracket.")
+    def epsilon(self, x: float) -> float:
+        """The certified epsilon at ``x``; what is not a number is infinite."""
+        if x not in self.seen:
+            value = self.ask(x)
+            self.seen[x] = math.inf if math.isnan(value) else value
+        return self.seen[x]
 
+    def crossing(self, guess: float, tolerance: float) -> tuple[float, float | None]:
+        """The last x that meets the target, and its neighbour; in u = ln x, or -ln x where epsilon rises with x."""
+        sign = 1.0 if self._falls(guess) else -1.0
+        ends = sorted((sign * math.log(self.low), sign * math.log(self.high)))
+        first = sign * math.log(guess)
+        exact = {first: guess, sign * math.log(self.low): self.low, sign * math.log(self.high): self.high}  # exp(ln x) is not x
 
-def _ways(question: _Question, *, wanted_lower: bool) -> tuple[float, ...]:
-    """From 1 only in the direction of the target: events far on the other side may be extreme, and cost time for nothing.
+        def g(u: float) -> float:
+            x = exact.setdefault(u, min(max(math.exp(sign * u), self.low), self.high))
+            return math.log(max(self.epsilon(x), 1e-300) / self.target)
 
-    Where epsilon is 0 or infinite on both sides there is no direction: then as for noise, which is what is mostly looked for.
-    """
-    if question(2.0) == question(1.0):
-        return (2.0, 0.5) if wanted_lower else (0.5, 2.0)
-    return (2.0,) if (question(2.0) < question(1.0)) == wanted_lower else (0.5,)
+        found, neighbour = crossing(Bracket(g), first, (ends[0], ends[1]), -math.log1p(-tolerance))
+        if math.isnan(found):
+            return math.nan, None
+        return exact[found], None if neighbour is None else exact[neighbour]
 
-
-def _root(question: _Question, low: float, high: float, tolerance: float) -> tuple[float, float]:
-    """(x, d ln epsilon / d ln x) at the crossing, by the Illinois variant of false position in ln x.
-
-    If both ends of a given bracket meet the target, the end with the larger epsilon is the answer.
-    """
-    a, b, at_a, at_b = math.log(low), math.log(high), question(low), question(high)
-    slope = _slope(a, b, at_a, at_b)
-    if at_a <= 0.0 and at_b <= 0.0:
-        return (low if at_a >= at_b else high), slope
-    for step in range(200):
-        if abs(b - a) < tolerance:
-            break
-        finite = math.isfinite(at_a) and math.isfinite(at_b) and at_a != at_b and step % 8 != 7
-        c = b - at_b * (b - a) / (at_b - at_a) if finite else 0.5 * (a + b)
-        value = question(math.exp(c))
-        slope = _slope(b, c, at_b, value) or slope
-        if abs(value) < tolerance * max(abs(slope), 1e-3):
-            return math.exp(c), slope
-        if (value > 0.0) != (at_b > 0.0):
-            a, at_a = b, at_b
-        else:
-            at_a /= 2.0
-        b, at_b = c, value
-    return math.exp(0.5 * (a + b)), slope
-
-
-def _slope(a: float, b: float, at_a: float, at_b: float) -> float:
-    return (at_b - at_a) / (b - a) if a != b and math.isfinite(at_a) and math.isfinite(at_b) else 0.0
-
-
-def _certify(question: _Question, start: float, slope: float, tolerance: float, ends: tuple[float, float]) -> float:
-    """From an approximate root to an x whose certified epsilon meets the target, within ``tolerance`` of one that does not."""
-    safe = -1.0 if slope > 0.0 else 1.0  # the direction in which epsilon falls
-    steepness = min(max(abs(slope), 0.05), 100.0)  # at a jump (epsilon ends at 0) the slope says nothing about distances
-    low, high = min(ends), max(ends)
-    x, best, failed = min(max(start, low), high), math.nan, math.nan
-    for _ in range(60):
-        value = question(x)
-        if value <= 0.0:
-            best = x
-            gap = -value / steepness
-            if gap <= tolerance or x == (low if safe < 0.0 else high) or _close(best, failed, tolerance):
-                return x
-            x = x * math.exp(-safe * gap * 0.9) if math.isnan(failed) else math.sqrt(best * failed)
-        else:
-            failed = x
-            push = (value if math.isfinite(value) else 1.0) / steepness
-            x = x * math.exp(safe * (push * 1.02 + tolerance / 4.0)) if math.isnan(best) else math.sqrt(best * failed)
-        if not math.isnan(best) and _close(best, failed, tolerance):
-            return best
-        x = min(max(x, low), high)
-        if x == failed:
-            break
-    if math.isnan(best):
-        raise ArgumentError(f"Expected epsilon={question.target} to be reachable between x={low:g} and x={high:g}.")
-    return best
-
-
-def _close(a: float, b: float, tolerance: float) -> bool:
-    return abs(math.log(a / b)) <= tolerance if a > 0.0 and b > 0.0 else False
+    def _falls(self, x: float) -> bool:
+        """Whether epsilon falls with x, as for noise; assumed where nothing tells (0 or infinity everywhere)."""
+        other = 1.3 * x if 1.3 * x <= self.high else x / 1.3
+        small, large = min(x, other), max(x, other)
+        if self.epsilon(small) == self.epsilon(large) and (self.low, self.high) != _WIDEST:
+            small, large = self.low, self.high
+        return self.epsilon(small) >= self.epsilon(large)
 
 
 def calibrate_noise(
@@ -195,7 +184,14 @@ def calibrate_noise(
         delta=delta,
         accountant=accountant,
         relation=relation,
+        start=_likely_noise(epsilon, delta, steps, rate) * Relation.of(relation).contributions,
     )
+
+
+def _likely_noise(epsilon: float, delta: float, steps: int, rate: float) -> float:
+    """The noise by the central limit theorem: rate sqrt(steps (e^{1/sigma^2} - 1)) is the distance of one Gaussian (a guess)."""
+    mu = gaussian_mu(_check.positive(epsilon=epsilon), _check.delta(delta=delta))
+    return min(max(1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps)), 1e-3), 1e8)
 
 
 def calibrate_steps(
@@ -265,50 +261,17 @@ def _largest(
     accountant: str | Accountant,
     relation: Relation | str,
 ) -> int:
-    """The largest n in 1..most whose certified epsilon meets the target, 0 if none does; epsilon rises with n."""
+    """The largest n in 1..most whose certified epsilon meets the target, 0 if none does; epsilon rises with n.
+
+    The first guess is where n times the square of the epsilon of 100 steps (or all) would be: losses add up like variances.
+    """
     target, delta = _check.positive(epsilon=epsilon), _check.delta(delta=delta)
     most = _check.positive_int(most=most)
     chosen, relation = accountant_of(accountant), Relation.of(relation)
 
-    def fits(n: int) -> bool:
-        return n == 0 or chosen.loss(make_event(n), relation).epsilon(delta) <= target
+    def g(n: int) -> float:
+        value = chosen.loss(make_event(n), relation).epsilon(delta)
+        return math.inf if math.isnan(value) else math.log(max(value, 1e-300) / target)
 
-    def probably_fits(n: int) -> bool:
-        return n == 0 or _rough(make_event(n), delta, relation) <= target
-
-    start = 1
-    if chosen.name == "pld":
-        try:
-            start = max(1, _bisect(probably_fits, 0, most))
-        except NoTheorem:
-            start = 1
-    return _gallop(fits, start, most)
-
-
-def _gallop(fits: Callable[[int], bool], start: int, most: int) -> int:
-    """The largest n that fits, looked for around ``start`` with growing steps and then by bisection."""
-    reach = max(1, start // 10_000)
-    if fits(start):
-        low, high = start, min(most, start + reach)
-        while high < most and fits(high):
-            low, reach = high, 2 * reach
-            high = min(most, high + reach)
-        return high if high == most and fits(most) else _bisect(fits, low, high)
-    low, high = max(0, start - reach), start
-    while not fits(low):
-        high, reach = low, 2 * reach
-        low = max(0, low - reach)
-    return _bisect(fits, low, high)
-
-
-def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest n in [low, high] that fits, given that ``low`` does; probes grow geometrically from small to large."""
-    if fits(high):
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2 if high < 4 * max(low, 1) else max(low + 1, math.isqrt(max(low, 1) * high))
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    few = min(100, most)
+    return largest_integer(g, math.floor(few * math.exp(min(max(-2 * g(few), -600.0), 30.0))), most)

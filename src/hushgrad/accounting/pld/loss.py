@@ -12,7 +12,7 @@ from hushgrad.accounting.pld.bounds.merge import MERGED, rounded
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve
 from hushgrad.accounting.pld.search.solve import Answer, delta_bound, delta_bounds, epsilon_bound
 from hushgrad.accounting.rdp import RDP
-from hushgrad.errors import NoTheorem
+from hushgrad.errors import Contradiction, NoTheorem
 from hushgrad.events import BallsInBins, Compose, Event, Relation, Sampled
 
 __all__ = ["Pair", "PrivacyLoss", "merged"]
@@ -98,7 +98,7 @@ class PrivacyLoss:
                 break
             asked = asked / max(1.5 * missed, 2.0)  # the first grid was chosen by a rule of thumb
             lower = max(lower, self._lower(delta, asked * width, found), key=lambda answer: answer.epsilon)
-        return min(lower.epsilon, upper), upper
+        return _consistent("epsilon", lower.epsilon, upper)
 
     def _can_meet(self) -> bool:
         """Whether finer grids bring the two bounds together: all upper curves are attained, and no steps are merged."""
@@ -129,7 +129,7 @@ class PrivacyLoss:
         high = high if net is None else min(high, net.delta(epsilon))
         for k in range(self._count(upper=False) if lower else 0):
             low = max(low, delta_bound(self._direction(k, WIDTH, upper=False), epsilon, upper=False))
-        return min(low, high), high
+        return _consistent("delta", low, high)
 
     def _safe(self, found: list[Answer], delta: float) -> float:
         """The upper bound. A Rényi bound may be smaller, and then it is taken: where the numerics are at their limits, and where curves
@@ -175,6 +175,13 @@ class PrivacyLoss:
         sides = ((pair.above if upper else pair.below, n) for pair, n in self.parts)
         parts = [(curves[min(k, len(curves) - 1)], n) for curves, n in sides if curves]
         return _simplified(rounded(parts, width, upper=upper))
+
+
+def _consistent(name: str, lower: float, upper: float) -> tuple[float, float]:
+    """Both bounds, where they allow a truth between them (up to the last digits of a reading)."""
+    if lower > upper * (1 + 1e-11):
+        raise Contradiction(f"The certified bounds of {name} exclude each other: {lower!r} from below, {upper!r} from above.")
+    return min(lower, upper), upper
 
 
 def _unamplified(event: Event) -> Event:

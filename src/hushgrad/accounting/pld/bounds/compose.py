@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
+from hushgrad.accounting._numeric import reached
 from hushgrad.accounting.pld.bounds.blend import BlendedMasses
 from hushgrad.accounting.pld.bounds.grid import Indices, Masses
 from hushgrad.accounting.pld.profiles.curve import Array
@@ -151,6 +152,7 @@ def log_moment(parts: Sequence[Part], s: float) -> float:
         top = float(np.max(np.where(masses.p > 0, exponent, -math.inf)))
         with np.errstate(over="ignore", invalid="ignore"):
             weights = np.where(masses.p > 0, masses.p * np.exp(np.minimum(exponent - top, 0.0)), 0.0)
+        reached("the moments of the loss", top)
         total += times * (top + math.log(float(np.sum(weights))))
     return total
 
@@ -158,6 +160,7 @@ def log_moment(parts: Sequence[Part], s: float) -> float:
 def compose(parts: Sequence[Part], window: Window) -> Composed:
     """Compose the parts on a window; all must share one grid step."""
     step, t = parts[0][0].step, window.tilt
+    reached("the window", window.low, window.high, t, 1 / step)
     n = fft.next_fast_len(max(16, math.ceil((window.high - window.low) / step) + 1), real=True)
     spectrum = _Spectrum(n)
     base = log_mass = spread = 0.0
@@ -181,10 +184,12 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
     shrinks = -window.far * (high - low)  # ln of what one more window is worth; sums of powers of it
     folded = log_moment(parts, t + window.far) + shrinks - math.log(-math.expm1(shrinks)) if shrinks < 0 else math.inf
     infinite = -math.expm1(sum(times * math.log1p(-min(m.infinite, 1 - 1e-16)) for m, times in parts))
+    c = np.roll(spectrum.inverse(), -(start % n))
+    reached("this composition", float(np.sum(c)), log_mass, spectrum.noise())
     return Composed(
         low=low,
         step=step,
-        c=np.roll(spectrum.inverse(), -(start % n)),
+        c=c,
         log_mass=log_mass,
         tilt=t,
         noise=spectrum.noise(),
@@ -220,6 +225,7 @@ def _tilted(masses: Masses, t: float) -> tuple[Array, float, int, float]:
     exponent = t * (losses - heavy)
     p = masses.p * np.exp(np.minimum(exponent, 700.0))
     total = float(np.sum(p))
+    reached("the tilted masses", total, 1 / max(total, 1e-320))
     p /= total
     mean = float(np.sum(p * losses))
     centre = round((mean - masses.shift) / masses.step)

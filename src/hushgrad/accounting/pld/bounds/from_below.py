@@ -14,8 +14,9 @@ it is moved by r, and the hull moves its neighbours at a distance of D the other
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from hushgrad.accounting.pld.bounds.grid import (
     GUARD,
@@ -27,7 +28,6 @@ from hushgrad.accounting.pld.bounds.grid import (
     anchored,
     balance,
     both_sides,
-    distinct,
     kinks,
     rebuild,
 )
@@ -36,6 +36,7 @@ from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve
 __all__ = ["floor", "lower", "touch"]
 
 _TINY = 1e-280
+_PASSES = 200  # of a hull; one that is not finished is no convex one, and the proof below finds that
 _WIDEST = 600.0  # of a loss: a hull needs x = e^epsilon itself, and differences of it
 
 
@@ -57,14 +58,17 @@ def touch(curve: Curve, step: float, tail: float, tilt: float) -> Masses | None:
         return None
     total, total_q = 1 - curve.infinite, 1 - curve.impossible
     corners = _hull(values, losses, split, total, total_q)
-    losses, values, split = losses[corners], values[corners], int(np.searchsorted(corners, split))
-    if split < 2 or split + 2 > len(corners):
+    middle = int(np.searchsorted(corners, split))
+    if middle < 2 or middle + 2 > len(corners):
         return None
-    others = np.maximum(kinks(values, losses, split), 0.0)  # the hull is convex; what is clipped is rounding
-    made = rebuild(others, losses, split, 0.0, 0.0)
+    others = np.maximum(kinks(values[corners], losses[corners], middle), 0.0)  # the hull is convex; what is clipped is rounding
+    # the proof: at every grid point, corner or not, the profile that was made is below the wanted values after this scaling
+    spread = np.zeros_like(losses)
+    spread[corners] = others
+    made = rebuild(spread, losses, split, 0.0, 0.0)
     positive = made > 0
     ratio = min(1.0, float(np.min(values[positive] / made[positive], initial=1.0))) * (1 - ACCURACY)
-    p = balance(others * ratio, losses, split, total - GUARD, total_q + GUARD)
+    p = balance(others * ratio, losses[corners], middle, total - GUARD, total_q + GUARD)
     if p is None or ratio < 0.999:
         return None
     return Masses(step, grid.shift, index[corners], p, curve.infinite * (1 - 4 * ACCURACY))
@@ -114,22 +118,27 @@ def _ended(curve: Curve, losses: Array, values: Array, split: int) -> Array | No
 
 
 def _hull(values: Array, losses: Array, split: int, total: float, total_q: float) -> Indices:
-    """The positions of the corners of the lower convex hull: its slopes are the isotonic regression of the values' slopes.
+    """The positions of the corners of the lower convex hull of put before the split and call after it.
 
-    The slopes of put and of call differ by ``total_q``. Where they are small, near the two ends, each side is regressed on its own:
-    a sum of both would lose their digits.
+    A point above the chord of its two neighbours is no corner, and all such points may go at once: whichever of them go, each lies
+    above a chord of the whole set. Slopes are compared in units of mass at the common point, as in ``kinks``: as slopes in e^loss
+    they would leave the range of doubles.
     """
-    x, change = np.exp(losses), np.diff(values)
-    change[split - 1] -= total - total_q * x[split - 1]
-    width = x[:-1] * np.expm1(np.diff(losses))
-    slopes = change / width
-    both = np.append(slopes[: split - 1] - total_q, slopes[split - 1 :])
-    blocks = isotonic_regression(both, weights=width).blocks
-    middle = int(np.searchsorted(blocks, split - 1, side="right"))
-    low, high = int(blocks[middle - 1]), int(blocks[middle])
-    below = isotonic_regression(slopes[:low], weights=width[:low]).blocks[:-1] if low else []
-    above = high + isotonic_regression(slopes[high:], weights=width[high:]).blocks if high < len(slopes) else [high]
-    return distinct(below, [low], above)
+    kept = np.arange(len(values))
+    for _ in range(_PASSES):
+        at, level = losses[kept], values[kept]
+        middle = int(np.searchsorted(kept, split))
+        gaps, change = np.diff(at), np.diff(level)
+        before, after = change / -np.expm1(-gaps), change / np.expm1(gaps)
+        if 0 < middle < len(kept):  # over the split the two sides are compared in the terms of the point in question
+            last, first = total - total_q * math.exp(at[middle - 1]), total - total_q * math.exp(at[middle])
+            before[middle - 1] = (change[middle - 1] - last) / -math.expm1(-gaps[middle - 1])
+            after[middle - 1] = (change[middle - 1] - first) / math.expm1(gaps[middle - 1])
+        above = after[1:] < before[:-1]
+        if not above.any():
+            break
+        kept = kept[np.concatenate([[True], ~above, [True]])]
+    return kept
 
 
 def floor(curve: Curve, step: float, tail: float, tilt: float) -> Masses:

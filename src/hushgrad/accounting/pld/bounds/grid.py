@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve
 from hushgrad.accounting.pld.profiles.sums import discounted, masses_of_q
+from hushgrad.errors import NumericalLimit
 
 __all__ = [
     "GUARD",
@@ -43,6 +44,7 @@ Indices = NDArray[np.int64]
 GUARD = 2.0**-47  # covers the rounding of sums of up to 2**24 positive terms by pairwise summation
 HAIR = 2.0**-41  # of a loss: more than the rounding of a grid point
 _FEW = 2**14  # atoms
+_ENDLESS = 2**26  # grid points over the losses of one step: before they are thinned out they are only counted
 _MOST = 2**16  # points on one side, about
 _PLACES = np.linspace(0.0, 1.0, 33)
 LESS, MORE = 1 - 2 * ACCURACY, 1 + 2 * ACCURACY
@@ -84,6 +86,8 @@ def anchored(curve: Curve, step: float, tail: float, tilt: float, *, hair: float
     one its point is a ``hair`` further outside, relatively, so that rounding cannot put it on the wrong side.
     """
     low, high = curve.reach(tail)
+    if not (high - low) / step < _ENDLESS:
+        raise NumericalLimit("The losses of a step reach too far for this grid.")
     shift = _crowd(curve, step) if curve.smooth else _anchored_shift(curve, step, tilt, hair)
     first = math.floor((min(low, 0.0) - shift) / step) - 3
     stop = math.ceil((max(high, 0.0) - shift) / step) + 4
@@ -232,6 +236,8 @@ def balance(p: Array, losses: Array, split: int, total: float, total_q: float, t
     need = total - float(np.sum(p))
     need_q = total_q - float(np.sum(p * np.exp(-losses)))
     one, two = math.exp(-losses[split - 1]), math.exp(-losses[split])
+    if one == two:
+        raise NumericalLimit("Doubles do not tell the losses next to zero apart.")
     p[split - 1] = (need_q - need * two) / (one - two)
     p[split] = need - p[split - 1]  # exact sums matter more than exact masses: they are raised to the number of steps
     return np.maximum(p, 0.0) if min(p[split - 1], p[split]) >= -tolerance else None

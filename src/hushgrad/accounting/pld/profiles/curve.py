@@ -28,7 +28,7 @@ from scipy.special import erfcx, ndtr
 
 from hushgrad.accounting.pld.profiles.sums import masses_of_q
 
-__all__ = ["ACCURACY", "UNSEEN", "Array", "Curve", "GaussianCurve", "Mirror", "Mixture", "gaussian_tails"]
+__all__ = ["ACCURACY", "UNSEEN", "Array", "Curve", "GaussianCurve", "Mirror", "Mixture", "gaussian_step", "gaussian_tails"]
 
 Array = NDArray[np.float64]
 
@@ -220,14 +220,14 @@ def gaussian_tails(epsilon: Array, mu: float) -> tuple[Array, Array]:
         above = np.where(b > 0, np.exp(np.minimum(epsilon, 0.0)) * ndtr(b), above)
     if mu >= _SMALL_MU:
         return np.maximum(ndtr(a) - above, 0.0), above
-    return _close_gaussians(a, density, mu), above
+    return gaussian_step(-a, mu, np.zeros_like(a)), above
 
 
-def _close_gaussians(a: Array, density: Array, mu: float) -> Array:
-    r"""Call = phi(a) \int_0^mu (1 - y R(y)) ds at y = s - a: no cancellation however small mu is."""
-    total = np.zeros_like(a)
+def gaussian_step(y: Array, mu: float, shift: Array) -> Array:
+    r"""e^shift phi(y) [R(y) - R(y + mu)] = e^shift phi(y) \int_0^mu (1 - s R(s)) ds over s from y to y + mu: no cancellation."""
+    total = np.zeros_like(y)
     for node, weight in zip(_NODES, _WEIGHTS, strict=True):
-        at = node * mu - a
+        at = node * mu + y
         total += weight * (1.0 - at * (math.sqrt(math.pi / 2) * erfcx(at / _ROOT2)))
-    call: Array = density * np.maximum(total, 0.0) * (mu / math.sqrt(2 * math.pi))
-    return call
+    step: Array = np.exp(shift - 0.5 * y * y) * np.maximum(total, 0.0) * (mu / math.sqrt(2 * math.pi))
+    return step

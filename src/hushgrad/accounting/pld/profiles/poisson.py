@@ -10,14 +10,13 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
+from scipy.special import erfcx, log_ndtr
 
-from hushgrad.accounting.pld.profiles.curve import Array, Curve
+from hushgrad.accounting.pld.profiles.curve import Array, Curve, gaussian_step
 from hushgrad.accounting.pld.profiles.sums import masses_of_q
 
 __all__ = ["PoissonRemove", "PoissonReplace", "Symmetrised"]
 
-_LARGE = 600.0  # of an epsilon: beyond it e^epsilon leaves the range of doubles
 _FAR = 1e4  # an epsilon at which every curve has reached its limit; stands for infinity where infinity would make NaN
 
 
@@ -74,7 +73,13 @@ class PoissonReplace(Curve):
 
     No other replacement is worse, in any dimension and at any epsilon (proved in docs/explanation/pld.md).
 
-    The loss increases with the output z; {L > eps} = {z > z*} where u = e^{mu z*} solves a quadratic equation.
+    The loss increases with the output z; {L > eps} = {z > z*}, and with x = e^eps, c = e^{-mu^2/2} the difference of the densities,
+    p - x p', over phi is g(z) = q c (e^{mu z} - x e^{-mu z}) - (1-q)(x-1), which vanishes at z*. So g(z* + t) = g(z* + t) - g(z*) has
+    positive terms only, and with Mills' ratio R(y) = \int_0^inf e^{-y t - t^2/2} dt
+
+        call = q phi(z* - mu) [R(z* - mu) - R(z*)] + q x phi(z* + mu) [R(z*) - R(z* + mu)] :
+
+    no digits are lost however small mu is, and e^eps occurs in exponents only.
     """
 
     mu: float
@@ -84,14 +89,10 @@ class PoissonReplace(Curve):
         """See :class:`Curve`."""
         q, mu = self.rate, self.mu
         z = self._threshold(epsilon)
-        x = np.exp(np.minimum(epsilon, _LARGE))
-        null, plus, minus = ndtr(-z), ndtr(mu - z), ndtr(-mu - z)
-        call = q * (plus - x * minus) - (1 - q) * np.expm1(np.minimum(epsilon, _LARGE)) * null
-        above = x * ((1 - q) * null + q * minus)
-        if np.any(epsilon > _LARGE):
-            far = (1 - q) * np.exp(epsilon + log_ndtr(-z)) + q * np.exp(epsilon + log_ndtr(-mu - z))
-            call, above = np.where(epsilon > _LARGE, q * plus - far, call), np.where(epsilon > _LARGE, far, above)
-        return np.maximum(call, 0.0), above
+        # e^eps phi(z + mu) = e^{eps - mu z - mu^2/2} phi(z)
+        call = q * _mills_step(z, mu, np.zeros_like(z)) + q * _mills_step(z + mu, mu, epsilon - mu * z - 0.5 * mu * mu)
+        above = (1 - q) * np.exp(epsilon + log_ndtr(-z)) + q * np.exp(epsilon + log_ndtr(-mu - z))
+        return call, above
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
         """The pair is its own mirror image."""
@@ -100,15 +101,26 @@ class PoissonReplace(Curve):
         return scale * call, scale * (call + above)
 
     def _threshold(self, epsilon: Array) -> Array:
-        # q c u^2 - (1-q)(e^eps - 1) u - e^eps q c = 0 with c = e^{-mu^2/2}: u = half + sqrt(half^2 + root^2), over q c
-        log_c = math.log(self.rate) - 0.5 * self.mu**2
-        half = (1 - self.rate) * np.expm1(np.minimum(epsilon, _LARGE)) / 2
-        log_root = log_c + np.minimum(epsilon, _LARGE) / 2
-        with np.errstate(divide="ignore", over="ignore"):
-            ratio = half * np.exp(np.minimum(-log_root, _LARGE))
-            log_u = np.where(ratio > 1e9, np.log(2 * half), log_root + np.arcsinh(ratio))
-        threshold: Array = (log_u + np.maximum(epsilon - _LARGE, 0.0) - log_c) / self.mu
-        return threshold
+        """Z* = (eps/2 + arsinh y) / mu with y = (1-q)/(q c) sinh(eps/2): u = e^{mu z*} solves q c (u^2 - x) = (1-q)(x-1) u."""
+        half = epsilon / 2
+        with np.errstate(divide="ignore"):
+            log_sinh = np.where(half < 1.0, np.log(np.sinh(np.minimum(half, 1.0))), half + np.log(-np.expm1(-2 * half) / 2))
+        log_y = math.log((1 - self.rate) / self.rate) + 0.5 * self.mu**2 + log_sinh
+        arsinh = np.where(log_y > 20.0, log_y + math.log(2.0), np.arcsinh(np.exp(np.minimum(log_y, 20.0))))
+        return np.asarray((half + arsinh) / self.mu)
+
+
+def _mills_step(z: Array, mu: float, shift: Array) -> Array:
+    """e^shift phi(z - mu) [R(z - mu) - R(z)] for z >= 0; with phi R = Phi where R itself would overflow."""
+    if mu < 0.1:  # the integral of -R' over (z - mu, z)
+        return gaussian_step(z - mu, mu, shift)
+    density = np.exp(shift - 0.5 * (z - mu) ** 2) / math.sqrt(2 * math.pi)
+    near = density * (_mills(np.maximum(z - mu, 0.0)) - _mills(z))
+    return np.where(z > mu, near, np.exp(shift + log_ndtr(mu - z)) - density * _mills(z))
+
+
+def _mills(y: Array) -> Array:
+    return np.asarray(math.sqrt(math.pi / 2) * erfcx(y / math.sqrt(2.0)))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import erfcx
 
+from hushgrad.accounting._numeric import reached
 from hushgrad.accounting.pld.bounds.compose import Window
 from hushgrad.accounting.pld.profiles.curve import Array, Curve
 
@@ -172,8 +173,7 @@ def _window(moments: Moments, at: Saddle, t: float, share: float) -> Window:
     high = max(high, at.epsilon + 2 * at.spread)
     far, folded = _least((above + rest - (t + exponents) * at.epsilon) / exponents)
     down, raised = _least((below + rest + exponents * high) / (t + exponents))
-    if not (math.isfinite(high) and math.isfinite(folded) and math.isfinite(min(raised, rest / t))):
-        raise FloatingPointError("the moments of the loss overflow")
+    reached("the moments of the loss", high, folded, min(raised, rest / t))
     width = max(folded, min(raised, rest / t), high - at.epsilon + 3 * at.spread)
     return Window(t, high - width, high, *(float(exponents[k]) for k in (down, up, far)))
 

@@ -17,6 +17,7 @@ from hushgrad.accounting.pld.bounds.merge import rounded
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, UNSEEN, Curve
 from hushgrad.accounting.pld.search.saddle import Moments, Saddle, saddle_for_delta, saddle_for_epsilon, window
 from hushgrad.accounting.pld.search.step import step_for
+from hushgrad.errors import Contradiction, NumericalLimit
 
 __all__ = ["Answer", "delta_bound", "epsilon_bound"]
 
@@ -57,7 +58,7 @@ def epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, know
     try:
         with np.errstate(all="ignore"):
             answer = _composed_epsilon(parts, delta, width, upper=upper, known=known, infinite=infinite)
-    except (FloatingPointError, OverflowError, ValueError):
+    except NumericalLimit:
         answer = Answer(_simple(parts, delta, upper=upper), doubtful=True)
     if not upper and answer.epsilon == 0:  # nothing was proved: rounding, or a grid that is too coarse for one of the parts
         answer = Answer(_simple(parts, delta, upper=False), doubtful=True)
@@ -80,7 +81,7 @@ def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, 
             improvable = len(composed.c) < CELLS / 4 and rounding < width
             return Answer(found, doubtful=found > 1.02 * at.epsilon, improvable=improvable)
         budget, error = budget.stricter(), error / 4
-    raise FloatingPointError("the answer was not inside any window")
+    raise NumericalLimit("The answer was not inside any window.")
 
 
 def _shortened(parts: Parts, delta: float, width: float, found: float, *, upper: bool) -> float:
@@ -95,7 +96,7 @@ def _shortened(parts: Parts, delta: float, width: float, found: float, *, upper:
         try:
             at = _saddle_at(budget.moments, delta * (1 - share))
             other = _read(compose(*budget.discretised(at, width * at.epsilon, upper=upper)), delta, at, upper=upper)
-        except (FloatingPointError, OverflowError, ValueError):
+        except NumericalLimit:
             continue
         if other is not None:
             best = min(best, other) if upper else max(best, other)
@@ -110,8 +111,6 @@ def _saddle_at(moments: Moments, delta: float) -> Saddle:
 
 def _read(composed: Composed, delta: float, at: Saddle, *, upper: bool) -> float | None:
     """Epsilon from a composition, or None if this composition does not hold it."""
-    if not (np.all(np.isfinite(composed.c)) and math.isfinite(composed.log_mass) and math.isfinite(composed.noise)):
-        raise FloatingPointError("the composition overflows")
     for start in (at.epsilon - 2 * at.spread, -math.inf):
         found = composed.epsilon(delta, upper=upper, start=start)
         if found is not None:
@@ -167,12 +166,13 @@ def _delta_bound(parts: Parts, epsilon: float, width: float, known: float, *, up
                 bounds.append(composed.delta(epsilon, upper=upper))
                 if upper and bounds[-1] <= known:
                     break
-    except (FloatingPointError, OverflowError, ValueError):
+    except NumericalLimit:
         pass  # what was found before is valid
     if upper and 0 < known < min(bounds) and epsilon_bound(parts, known, 1e-2, upper=True).epsilon <= epsilon:
         bounds.append(known)  # the question the other way round, which is sharper where rare large losses matter
-    # a lower bound above one would be an error of this module: then nothing is claimed
-    return min(bounds) if upper else max((bound for bound in bounds if bound <= 1), default=0.0)
+    if not upper and max(bounds) > 1 + 1e-9:
+        raise Contradiction(f"A certified lower bound of delta is {max(bounds)!r} at epsilon={epsilon!r}.")
+    return min(bounds) if upper else min(1.0, max(bounds))
 
 
 def delta_bounds(parts: Parts, epsilons: Sequence[float], *, width: float = 1e-3) -> list[float]:
@@ -201,7 +201,7 @@ def _sharpest(parts: Parts, epsilon: float, width: float) -> Composed | None:
         with np.errstate(all="ignore"):
             for composed in _composed_deltas(parts, epsilon, width, 1.0, upper=True):
                 last = composed
-    except (FloatingPointError, OverflowError, ValueError):
+    except NumericalLimit:
         pass  # what was found before is valid
     return last
 
@@ -224,8 +224,6 @@ def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, 
     for attempt in range(_ATTEMPTS + 2):
         error = width / at.slope / 4 ** max(0, attempt - 1)
         composed = compose(*budget.refined(at, error).discretised(at, error, upper=upper))
-        if not (np.all(np.isfinite(composed.c)) and math.isfinite(composed.log_mass) and math.isfinite(composed.noise)):
-            raise FloatingPointError("the composition overflows")
         yield composed
         bound, before = composed.delta(epsilon, upper=upper), best
         best = min(best, bound) if upper else max(best, bound)
@@ -258,7 +256,7 @@ def _is_single(parts: Parts) -> bool:
 
 
 def _invert(curve: Curve, delta: float, *, upper: bool) -> float:
-    """The epsilon of one curve in closed form: bisection that ends on the safe side."""
+    """The epsilon of one curve in closed form: bisection that ends on the safe side, by more than the rounding of epsilon itself."""
     target = delta / (1 + ACCURACY) if upper else delta / (1 - ACCURACY)
     if curve.delta(0.0) <= target:
         return 0.0
@@ -270,7 +268,7 @@ def _invert(curve: Curve, delta: float, *, upper: bool) -> float:
     for _ in range(60):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if curve.delta(middle) > target else (low, middle)
-    return high if upper else low
+    return high * (1 + 2.0**-50) if upper else low * (1 - 2.0**-50)
 
 
 class _Budget:

@@ -1,0 +1,168 @@
+"""The ends of the range of doubles: curves keep their digits, a contradiction is an error, and no defect becomes a looser number."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import mpmath as mp
+import numpy as np
+import pytest
+
+from hushgrad.accounting import calibrate, calibrate_steps, epsilon, epsilon_interval
+from hushgrad.accounting.bracketing import Bracket, crossing, largest_integer
+from hushgrad.accounting.calibration import certified_calibration
+from hushgrad.accounting.pld import loss as losses
+from hushgrad.accounting.pld.bounds.from_below import touch
+from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve, Mirror
+from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace
+from hushgrad.accounting.pld.search import solve
+from hushgrad.errors import ArgumentError, Contradiction, NumericalLimit
+from hushgrad.events import Gaussian, PureDP
+
+EXTREMES = [
+    (rate, mu, tail)
+    for rate in (1e-8, 1e-3, 0.5, 0.99)
+    for mu in (1e-14, 1e-7, 0.03, 2.0, 100.0)
+    for tail in (1e-3, 1e-60, 1e-280)
+]
+
+
+def _replaced(rate: float, mu: float, eps: float) -> mp.mpf:
+    """Delta of the replace-one pair with 120 digits, from the two normal distributions themselves."""
+    with mp.workdps(120):
+        q, m, x = mp.mpf(rate), mp.mpf(mu), mp.exp(mp.mpf(eps))
+        c, half = q * mp.exp(-(m**2) / 2), (1 - q) * (x - 1)
+        z = mp.log((half + mp.sqrt(half**2 + 4 * c**2 * x)) / (2 * c)) / m
+
+        def tail(y: mp.mpf) -> mp.mpf:
+            return mp.erfc(y / mp.sqrt(2)) / 2
+
+        return q * (tail(z - m) - x * tail(z + m)) - half * tail(z)
+
+
+@pytest.mark.parametrize(("rate", "mu", "tail"), EXTREMES)
+def test_replace_one_keeps_its_digits(rate: float, mu: float, tail: float) -> None:
+    curve = PoissonReplace(mu, rate)
+    for eps in (curve.reach(tail)[1], 0.3 * curve.reach(tail)[1]):
+        truth = _replaced(rate, mu, eps)
+        if truth > 1e-295:
+            assert abs(float(curve.right(np.array([eps]))[0][0] / truth) - 1) < ACCURACY
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize(("rate", "mu", "tail"), [case for case in EXTREMES if 0.01 < case[1] < 50])
+def test_the_lower_profile_is_below_the_curve_down_to_the_smallest_masses(
+    rate: float, mu: float, tail: float, mirrored: bool
+) -> None:
+    curve: Curve = PoissonRemove(GaussianCurve(mu), rate)
+    curve = Mirror(curve) if mirrored else curve
+    low, high = curve.reach(tail)
+    made = touch(curve, max(high / 300, (high - low) / 20_000), tail, 1.0)
+    if made is None:
+        return
+    at = np.linspace(0.0, made.losses[-1], 700)[:-1]
+    profile = np.array([float(np.sum(made.p[made.losses > e] * -np.expm1(e - made.losses[made.losses > e]))) for e in at])
+    assert np.all(profile <= curve.right(at)[0] * (1 + 1e-12))
+
+
+def test_bounds_of_tiny_deltas_do_not_cross() -> None:
+    rng = random.Random(5)
+    event = Gaussian(2.7248227472050552).sampled(rate=0.2511650548209414) + Gaussian(0.15246069658734224).sampled(
+        rate=0.11589181168353625
+    )
+    low, high = epsilon_interval(event, delta=2.674656905677141e-229)
+    assert 230.4 < low <= high < 230.6
+    for _ in range(6):
+        parts = [Gaussian(10 ** rng.uniform(-1, 0.6)).sampled(rate=10 ** rng.uniform(-4, -0.1)) for _ in range(2)]
+        low, high = epsilon_interval(
+            parts[0] + parts[1], delta=10 ** rng.uniform(-290, -100), relation=rng.choice(["add_remove", "replace_one"])
+        )
+        assert low <= high  # a crossing raises
+
+
+def test_a_contradiction_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = losses.epsilon_bound
+
+    def wrong(*arguments: object, upper: bool, **options: object) -> solve.Answer:
+        answer = real(*arguments, upper=upper, **options)  # type: ignore[arg-type]
+        return answer if upper else solve.Answer(answer.epsilon * 1.001)
+
+    monkeypatch.setattr(losses, "epsilon_bound", wrong)
+    with pytest.raises(Contradiction, match="exclude each other"):
+        epsilon_interval(Gaussian(1.1).sampled(rate=0.01) * 100, delta=1e-5)
+
+
+@pytest.mark.parametrize("defect", [ValueError, OverflowError, FloatingPointError, ZeroDivisionError])
+def test_a_defect_inside_a_bound_is_seen(defect: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise defect("operands could not be broadcast together")
+
+    monkeypatch.setattr(solve, "compose", broken)
+    for ask in (epsilon, epsilon_interval):
+        with pytest.raises(defect):
+            ask(Gaussian(1.1).sampled(rate=0.01) * 100, delta=1e-5)
+
+
+def test_a_limit_of_doubles_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(*arguments: object, **options: object) -> None:
+        raise NumericalLimit("Doubles do not reach this.")
+
+    event = Gaussian(1.1).sampled(rate=0.01) * 100
+    truth = epsilon(event, delta=1e-5)
+    monkeypatch.setattr(solve, "compose", limited)
+    assert truth <= epsilon(event, delta=1e-5) < math.inf
+
+
+# Calibration ------------------------------------------------------------------------------------------------------------
+
+
+def test_calibrations_end_with_their_certificate() -> None:
+    rng = random.Random(11)
+    questions = [(2.5, 7e-9, 0.0018, 430), (1.8, 3e-4, 0.02, 60)]  # where an estimate once led the search astray
+    for _ in range(8):
+        questions.append(
+            (
+                10 ** rng.uniform(-1.5, 1.3),
+                10 ** rng.uniform(-12, -3),
+                min(1.0, 10 ** rng.uniform(-4, 0.2)),
+                int(10 ** rng.uniform(0, 4)),
+            )
+        )
+    for target, delta, rate, steps in questions:
+        found = certified_calibration(lambda s, q=rate, n=steps: Gaussian(s).sampled(rate=q) * n, epsilon=target, delta=delta)  # type: ignore[misc]
+        assert found.neighbour == pytest.approx(found.value * (1 - 2e-5), rel=1e-12)
+        asked = [epsilon(Gaussian(s).sampled(rate=rate) * steps, delta=delta) for s in (found.value, found.neighbour)]
+        assert asked == [found.epsilon, found.neighbour_epsilon] and asked[0] <= target < asked[1]
+        assert found.evaluations <= 60
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_search_on_a_jumping_bound_ends_on_both_sides_of_the_target(seed: int) -> None:
+    rng = random.Random(seed)
+    jumps = [(rng.uniform(-8, 8), rng.uniform(0, 3)) for _ in range(5)]
+    infinite = rng.uniform(-9, -7)
+
+    def g(u: float) -> float:
+        return math.inf if u < infinite else -rng_slope * u + sum(size for place, size in jumps if u < place) - 2.0
+
+    rng_slope = rng.choice([1e-3, 0.3, 2.0, 40.0])
+    ask = Bracket(g)
+    found, neighbour = crossing(ask, rng.uniform(-5, 5), (-14.0, 3000.0), 2e-5)
+    assert neighbour is not None and neighbour == pytest.approx(found - 2e-5, abs=1e-12)
+    assert g(found) <= 0 < g(neighbour)
+
+
+def test_integers_end_with_their_neighbour() -> None:
+    for seed in range(50):
+        rng = random.Random(seed)
+        last, most = rng.randrange(0, 10**6), 10**6
+        assert largest_integer(lambda n, last=last: math.log((n + 0.5) / (last + 1)), rng.randrange(1, 10**6), most) == last  # type: ignore[misc]
+    step = Gaussian(1.0).sampled(rate=0.01)
+    steps = calibrate_steps(step, epsilon=2.0, delta=1e-5)
+    assert epsilon(step * steps, delta=1e-5) <= 2.0 < epsilon(step * (steps + 1), delta=1e-5)
+
+
+def test_what_cannot_be_reached_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="reachable"):
+        calibrate(lambda s: PureDP(1.0) + Gaussian(s), epsilon=0.5, delta=1e-9)
