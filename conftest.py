@@ -1,0 +1,107 @@
+"""Nothing fails by chance: every test, fixture and module draws from entropy that its own name fixes.
+
+``HUSHGRAD_TEST_ENTROPY=fresh pytest ...`` draws anew instead (hypothesis too) and prints the word that draws the same again.
+A process that a test starts draws from the system, as a user's does: what is said about it must hold for every draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import random
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import settings
+
+_WORD = os.environ.get("HUSHGRAD_TEST_ENTROPY", "")
+if _WORD == "fresh":
+    _WORD = os.environ["HUSHGRAD_TEST_ENTROPY"] = secrets.token_hex(8)  # the workers of one run inherit it
+settings.register_profile("house", derandomize=not _WORD, deadline=None, print_blob=True)
+settings.load_profile("house")
+
+_SYSTEM = os.urandom
+
+
+class _Stream:
+    """Bytes that a name fixes, in place of ``os.urandom`` and of everything in ``secrets``."""
+
+    def __init__(self, name: str) -> None:
+        self._seed = hashlib.sha256(f"{_WORD}\0{name}".encode()).digest()
+        self._calls, self._process = itertools.count(), os.getpid()
+
+    def __call__(self, size: int, /) -> bytes:
+        if os.getpid() != self._process:  # a child made by fork must not repeat its parent's keys
+            return _SYSTEM(size)
+        return hashlib.shake_256(self._seed + next(self._calls).to_bytes(8, "big")).digest(size)
+
+    def start(self) -> None:
+        self.install()
+        word = int.from_bytes(self._seed[:4], "big")
+        random.seed(word)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(word)
+        if "torch" in sys.modules:
+            sys.modules["torch"].manual_seed(word)
+
+    def install(self) -> None:
+        os.urandom = random._urandom = self  # type: ignore[assignment, attr-defined]
+
+
+_stream = _Stream("")
+
+
+def _begin(name: str) -> None:
+    global _stream
+    _stream = _Stream(name)
+    _stream.start()
+
+
+@contextmanager
+def _apart(name: str) -> Iterator[None]:
+    """What several tests share is drawn under its own name, whichever of them comes first."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    outer, states = _stream, (random.getstate(), numpy and numpy.random.get_state(), torch and torch.random.get_rng_state())
+    _begin(name)
+    try:
+        yield
+    finally:
+        globals()["_stream"] = outer
+        outer.install()
+        random.setstate(states[0])
+        if states[1]:
+            numpy.random.set_state(states[1])
+        if states[2] is not None:
+            torch.random.set_rng_state(states[2])
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The word that repeats a run with fresh entropy."""
+    if _WORD:
+        terminalreporter.write_line(f"HUSHGRAD_TEST_ENTROPY={_WORD} draws the same again.")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """A module draws under its own name."""
+    with _apart(collector.nodeid):
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """So does a test."""
+    _begin(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef, request):
+    """And what several tests share."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with _apart(f"{fixturedef.baseid}::{fixturedef.argname}[{getattr(request, 'param_index', 0)}]"):
+        return (yield)
