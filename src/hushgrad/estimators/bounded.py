@@ -10,9 +10,13 @@ import numpy as np
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 
-__all__ = ["bounded_rows", "bounded_values", "with_intercept"]
+__all__ = ["RowTooLong", "bounded_rows", "bounded_values", "with_intercept"]
 
 _ROUNDING = 1e-9  # rows that a user normalised to the bound may exceed it by rounding
+
+
+class RowTooLong(ArgumentError):
+    """What the user promised about the data does not hold."""
 
 
 def bounded_rows(X: np.ndarray, data_norm: float | None, *, out_of_bounds: str) -> np.ndarray:
@@ -27,7 +31,7 @@ def bounded_rows(X: np.ndarray, data_norm: float | None, *, out_of_bounds: str) 
     norms = np.sqrt(np.einsum("ij,ij->i", X, X))
     longer = int((norms > bound * (1 + _ROUNDING)).sum())
     if longer and out_of_bounds == "raise":
-        raise ArgumentError(
+        raise RowTooLong(
             f"Expected data_norm={bound:g} to bound the L2 norm of every row, but {longer} rows are longer. "
             'Scale the rows, give a larger data_norm, or set out_of_bounds="clip".'
         )

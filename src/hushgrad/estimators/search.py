@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
+from sklearn.dummy import DummyClassifier
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils import _safe_indexing, indexable
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, check_X_y
 
 from hushgrad import _check
 from hushgrad.accounting import calibrate
 from hushgrad.accounting.trials import number_at
+from hushgrad.errors import HushgradError
+from hushgrad.estimators.bounded import RowTooLong
 from hushgrad.estimators.classifiers import LABELS_FROM_DATA
 from hushgrad.estimators.methods import Budget
 from hushgrad.estimators.randomness import Randomness, randomness
@@ -21,6 +25,9 @@ from hushgrad.events import Event, PureDP, Relation, RepeatAndSelect
 
 __all__ = ["DPGridSearch"]
 
+_Part = tuple[Any, np.ndarray]  # rows and labels
+
+_LOST = (HushgradError, ValueError, ArithmeticError, np.linalg.LinAlgError)  # what a candidate that cannot be trained raises
 _NEEDED = {"epsilon", "delta", "relation", "classes", "random_state"}  # what the search sets in a candidate
 
 
@@ -39,6 +46,14 @@ class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
     selection is (2 + η) epsilon_0-DP, and (epsilon, delta)-DP for the smaller epsilon that the Rényi analysis gives (Papernot and Steinke
     2022, corollary 4 and theorem 2). epsilon_0 is chosen so that the total is the ``epsilon`` asked for. The winner was chosen by its
     score, so its own ``guarantee_`` is that of the selection, too.
+
+    **K is a secret** of the theorem, as are the scores, the losers and how often each candidate was drawn: together with the winner they
+    would cost more (delta 0.12 at a claimed (3, 1e-6)-DP for the default K). None of them is kept in an attribute, a warning or a log.
+    *Time* is not hidden: whoever can measure how long ``fit`` took learns K roughly, and no theorem here covers that.
+
+    A candidate that cannot be trained (an l2 that leaves nothing of epsilon, a minimum out of reach) is a lost trial: it loses against
+    every other one. If all trials of a search are lost, ``best_params_`` is None and the model predicts ``classes_[0]``; if no candidate
+    could be trained on any data, its own error is raised.
 
         >>> from sklearn.datasets import make_classification
         >>> from hushgrad.estimators import DPLogisticRegression
@@ -91,23 +106,55 @@ class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
         self._check_estimator()
         self.base_epsilon_ = base_epsilon(budget, mean=self.mean_trials, shape=self.shape)
         X, y = indexable(X, np.asarray(y))
+        check_X_y(X, y, dtype=None)
         scoring = random.uniform(len(y)) < _check.between(0, 1, scoring_share=self.scoring_share)
         train, held = ((_safe_indexing(X, part), y[part]) for part in (~scoring, scoring))
-        public = {} if self.estimator.classes is not None else {"classes": np.unique(y)}
-        candidates = list(ParameterGrid(self.param_grid))
-        self.trials_ = trials(random, mean=self.mean_trials, shape=self.shape)
-        best = -np.inf
-        for _ in range(self.trials_):
-            params = candidates[int(random.uniform(1)[0] * len(candidates))]
-            model = self._trial(params, public, train, random)
-            score = self._noisy_score(model, *held, budget, random)
-            if score > best:
-                best, self.best_estimator_, self.best_params_ = score, model, params
+        self.classes_ = np.unique(y if self.estimator.classes is None else list(self.estimator.classes))
+        self.best_params_, self.best_estimator_ = self._selected(train, held, np.shape(X)[1], budget, random)
         event = RepeatAndSelect(of=PureDP(self.base_epsilon_), mean=self.mean_trials, shape=self.shape)
-        self.classes_ = self.best_estimator_.classes_
-        self.guarantee_ = budget.guarantee(event, "rdp", (*random.notes, LABELS_FROM_DATA) if public else random.notes)
+        self.guarantee_ = budget.guarantee(
+            event, "rdp", random.notes if self.estimator.classes is not None else (*random.notes, LABELS_FROM_DATA)
+        )
         self.best_estimator_.guarantee_ = self.guarantee_  # its own would be that of a model that was not chosen among others
         return self
+
+    def _selected(
+        self, train: _Part, held: _Part, features: int, budget: Budget, random: Randomness
+    ) -> tuple[dict[str, Any] | None, Any]:
+        """The winner of K trials. K, the scores and the losers end here: a warning or a name would tell more than the theorem allows."""
+        candidates = list(ParameterGrid(self.param_grid))
+        best, winner = -np.inf, (None, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one for each trial would count them
+            for _ in range(trials(random, mean=self.mean_trials, shape=self.shape)):
+                params = candidates[int(random.uniform(1)[0] * len(candidates))]
+                try:
+                    model = self._trial(params, train, None if not random.notes else int(random.bits(1)[0] >> np.uint64(32)))
+                    score = self._noisy_score(model, *held, budget, random)
+                except RowTooLong:  # the user's promise about the data is broken, as in a fit without a search
+                    raise
+                except _LOST:
+                    continue
+                if score > best:
+                    best, winner = score, (params, model)
+        return winner if winner[0] is not None else (None, self._nothing(candidates, features))
+
+    def _nothing(self, candidates: list[dict[str, Any]], features: int):
+        """What is released when every trial was lost: a model that knows nothing, unless public facts alone rule all candidates out."""
+        rows, labels = np.zeros((2 * len(self.classes_), features)), np.tile(self.classes_, 2)
+        for params in candidates:
+            try:
+                self._trial(params, (rows, labels), 0)
+                break
+            except _LOST as problem:
+                impossible = problem
+        else:
+            raise impossible
+        warnings.warn(
+            "Every trial of this search was lost: the model predicts one class. Drop candidates that cannot be trained.",
+            stacklevel=3,
+        )
+        return DummyClassifier(strategy="constant", constant=self.classes_[0]).fit(rows, labels)
 
     def _check_estimator(self) -> None:
         remedy = "Use one of hushgrad.estimators: candidates are trained privately and scored by counting correct predictions."
@@ -116,14 +163,13 @@ class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
         missing = sorted(_NEEDED - self.estimator.get_params().keys())
         if missing:
             _check.fail("estimator", self.estimator, f"to have the parameters {', '.join(missing)}", remedy)
+        for name in sorted({name for params in ParameterGrid(self.param_grid) for name in params}):
+            if name not in self.estimator.get_params() or name in _NEEDED:
+                _check.fail("param_grid", name, "to be a parameter of the estimator that the search does not set itself")
 
-    def _trial(self, params: dict[str, Any], public: dict[str, Any], train: tuple[Any, np.ndarray], random: Randomness):
-        seed = None if not random.notes else int(random.bits(1)[0] >> np.uint64(32))
+    def _trial(self, params: dict[str, Any], train: _Part, seed: int | None):
         fixed = {"epsilon": self.base_epsilon_, "delta": 0.0, "relation": self.relation, "random_state": seed}
-        for name in params:
-            if name in fixed:
-                _check.fail("param_grid", name, "not to set what the search sets itself")
-        return clone(self.estimator).set_params(**(public | params), **fixed).fit(*train)
+        return clone(self.estimator).set_params(**({"classes": self.classes_} | params), **fixed).fit(*train)
 
     def _noisy_score(self, model, X, y, budget: Budget, random: Randomness) -> float:
         correct = float((model.predict(X) == y).sum()) if len(y) else 0.0

@@ -1,0 +1,162 @@
+"""What a fitted estimator holds is what a theorem lets out: every attribute, repr, warning, log and pickle of it."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.base import BaseEstimator, ClassifierMixin
+
+from hushgrad import estimators
+from hushgrad.errors import ArgumentError
+from hushgrad.estimators import (
+    DPGridSearch,
+    DPLinearRegression,
+    DPLinearSVC,
+    DPLogisticRegression,
+    DPMean,
+    DPMedian,
+    DPRidge,
+)
+
+PUBLIC = "a function of the arguments and of the shape of X"
+LABELS = "given, or taken from the data and noted in the guarantee"
+LINEAR = {
+    "coef_": "the theorem of the method",
+    "intercept_": "the theorem of the method",
+    "classes_": LABELS,
+    "l2_": PUBLIC,
+    "noise_scale_": PUBLIC,
+    "n_iter_": PUBLIC,
+    "guarantee_": PUBLIC,
+    "n_features_in_": PUBLIC,
+}
+REGRESSION = {name: LINEAR[name] for name in ("coef_", "intercept_", "n_iter_", "guarantee_", "n_features_in_")}
+RELEASED = {
+    DPLogisticRegression: LINEAR,
+    DPLinearSVC: LINEAR,
+    DPRidge: REGRESSION,
+    DPLinearRegression: REGRESSION,
+    DPMean: {"mean_": "Gaussian mechanism", "guarantee_": PUBLIC, "n_features_in_": PUBLIC},
+    DPMedian: {"median_": "exponential mechanism", "guarantee_": PUBLIC, "n_features_in_": PUBLIC},
+    DPGridSearch: {
+        "best_estimator_": "Papernot and Steinke 2022, theorem 2 and corollary 4, K hidden",
+        "best_params_": "the same release",
+        "base_epsilon_": PUBLIC,
+        "classes_": LABELS,
+        "guarantee_": PUBLIC,
+    },
+}
+ARGUMENTS = {
+    DPRidge: {"target_bounds": (-1, 1)},
+    DPLinearRegression: {"target_bounds": (-1, 1)},
+    DPMedian: {"bounds": (-1, 1)},
+}
+
+
+def made(kind):
+    if kind is DPGridSearch:
+        return DPGridSearch(DPLogisticRegression(data_norm=1.0), {"l2": [1.0, 100.0]}, epsilon=3.0, delta=1e-6, mean_trials=3.0)
+    own = ARGUMENTS.get(kind, {})
+    return kind(epsilon=1.0, **own) if kind is DPMedian else kind(epsilon=1.0, data_norm=1.0, **own)
+
+
+def rows(n=200):
+    X = np.random.default_rng(0).normal(size=(n, 3))
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    return X, (X[:, 0] > 0).astype(int)
+
+
+def test_every_estimator_has_its_list():
+    kinds = {getattr(estimators, name) for name in estimators.__all__ if isinstance(getattr(estimators, name), type)}
+    assert {kind for kind in kinds if issubclass(kind, BaseEstimator)} == set(RELEASED)
+
+
+@pytest.mark.parametrize("kind", RELEASED, ids=lambda kind: kind.__name__)
+def test_a_fitted_estimator_holds_what_is_released_and_nothing_else(kind):
+    model = made(kind).fit(*rows())
+    fitted = vars(model).keys() - model.get_params(deep=False).keys()
+    assert fitted == RELEASED[kind].keys()
+    if kind is DPGridSearch:
+        best = model.best_estimator_
+        assert vars(best).keys() - best.get_params().keys() <= RELEASED[type(best)].keys()
+
+
+class Once(ClassifierMixin, BaseEstimator):
+    """The first one that is fitted is right about everything, all others are wrong, so the first of K trials wins."""
+
+    fits = 0
+
+    def __init__(self, epsilon=1.0, delta=0.0, relation="add_remove", classes=None, random_state=None, l2=1.0):
+        self.epsilon, self.delta, self.relation = epsilon, delta, relation
+        self.classes, self.random_state, self.l2 = classes, random_state, l2
+
+    def fit(self, X, y):
+        if self.l2 < 0:
+            raise ArgumentError("Expected l2 to be positive.")
+        warnings.warn("a trial is trained", stacklevel=1)
+        self.classes_, self.right_ = np.array([0, 1]), type(self).fits == 0
+        type(self).fits += 1
+        return self
+
+    def predict(self, X):
+        return np.full(len(X), int(self.right_))
+
+
+def searched(monkeypatch, caplog, capfd, trials):
+    monkeypatch.setattr(Once, "fits", 0)
+    monkeypatch.setattr("hushgrad.estimators.search.trials", lambda random, **_: trials)
+    caplog.clear()
+    search = DPGridSearch(Once(), {"l2": [1.0]}, epsilon=3.0, delta=1e-6, random_state=0)
+    with warnings.catch_warnings(record=True) as told, caplog.at_level(logging.DEBUG):
+        warnings.simplefilter("always")
+        search.fit(np.zeros((600, 1)), np.ones(600, int) - (np.arange(600) < 2))
+    assert Once.fits == trials
+    return (
+        pickle.dumps(search),
+        repr(search),
+        [str(one.message) for one in told],
+        caplog.text,
+        capfd.readouterr(),
+        search.best_params_,
+    )
+
+
+def test_two_searches_that_differ_in_the_number_of_trials_only_cannot_be_told_apart(monkeypatch, caplog, capfd):
+    first, *others = (searched(monkeypatch, caplog, capfd, trials) for trials in (1, 2, 7))
+    assert all(other == first for other in others)
+    assert first[2] == []
+
+
+def test_a_candidate_that_cannot_be_trained_is_a_lost_trial():
+    X, y = rows()
+    base = DPLogisticRegression(data_norm=1.0)
+    grid = {"l2": [1e-300, 10.0]}
+    with pytest.raises(ArgumentError):
+        DPLogisticRegression(0.5, delta=0.0, data_norm=1.0, l2=1e-300).fit(X, y)
+    won = set()
+    for seed in range(20):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            search = DPGridSearch(base, grid, epsilon=1.0, mean_trials=2.0, random_state=seed).fit(X, y)
+        assert search.predict(X).shape == (200,) and 0 <= search.score(X, y) <= 1 and search.guarantee_.epsilon == 1.0
+        assert (search.best_params_ is None) == bool(told)
+        won.add(None if search.best_params_ is None else search.best_params_["l2"])
+    assert won == {None, 10.0}
+
+
+def test_a_search_that_nobody_could_win_says_why():
+    X, y = rows()
+    with pytest.raises(ArgumentError, match="curvature's price"):
+        DPGridSearch(DPLogisticRegression(data_norm=1.0), {"l2": [1e-300, 1e-301]}, random_state=0).fit(X, y)
+    with pytest.raises(ArgumentError, match="to be a parameter of the estimator"):
+        DPGridSearch(DPLogisticRegression(data_norm=1.0), {"epsilon": [1.0]}, random_state=0).fit(X, y)
+    with pytest.raises(ArgumentError, match="to be a parameter of the estimator"):
+        DPGridSearch(DPLogisticRegression(data_norm=1.0), {"gamma": [1.0]}, random_state=0).fit(X, y)
+    with pytest.raises(ValueError, match="NaN"):
+        DPGridSearch(DPLogisticRegression(data_norm=1.0), {"l2": [1.0]}, random_state=0).fit(np.full((9, 2), np.nan), y[:9])
+    with pytest.raises(ArgumentError, match="rows are longer"):
+        DPGridSearch(DPLogisticRegression(data_norm=0.5), {"l2": [1.0]}, random_state=0).fit(X, y)
