@@ -24,7 +24,7 @@ from hushgrad.federated.check_ins import CheckIns, as_ids
 from hushgrad.federated.cohorts import Separated, cohorts_of
 from hushgrad.federated.contract import messenger_of, require_plan, server_optimizer_of
 from hushgrad.federated.directory import ServerDirectory
-from hushgrad.federated.grids import NarrowGrid
+from hushgrad.federated.grids import UNREADABLE, CarefulGrid, NarrowGrid
 from hushgrad.federated.layout import Layout, Unusable
 from hushgrad.federated.mods import CLIP_NORM
 from hushgrad.federated.optimizers import ServerOptimizer
@@ -116,7 +116,7 @@ class PrivateStrategy(Strategy):
         if left <= 0:
             return Result(arrays=arrays)
         evaluate = None if evaluate_fn is None else lambda round, released: evaluate_fn(done + round, released)
-        result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, evaluate)
+        result = super().start(CarefulGrid(grid), arrays, left, timeout, train_config, evaluate_config, evaluate)
         result.train_metrics_clientapp = _later(result.train_metrics_clientapp, done)
         result.evaluate_metrics_clientapp = _later(result.evaluate_metrics_clientapp, done)
         result.evaluate_metrics_serverapp = _later(result.evaluate_metrics_serverapp, done)
@@ -248,12 +248,14 @@ class PrivateStrategy(Strategy):
         # Sorted, so that the sum does not depend on who was faster.
         for reply in sorted(replies, key=lambda message: message.metadata.src_node_id):
             node = reply.metadata.src_node_id
-            if reply.has_error():
-                continue
+            if reply.has_error() and reply.error.code != UNREADABLE:
+                continue  # a drop-out
             try:
                 if node not in waiting:
                     raise Unusable("not in this round's cohort, or answered already")
                 waiting.discard(node)
+                if reply.has_error():
+                    raise Unusable(reply.error.reason)
                 clipped += self._aggregator.add(reply.content)
                 accepted += 1
             except Unusable as reason:

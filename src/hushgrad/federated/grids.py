@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable
 from itertools import count
 
+import httpx
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -13,20 +16,22 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from hushgrad import _check
 
-__all__ = ["LocalGrid", "NarrowGrid"]
+__all__ = ["UNREADABLE", "CarefulGrid", "LocalGrid", "NarrowGrid"]
 
 _FAILED = 1  # what a client's exception is reported as; any code makes an error reply
+UNREADABLE = 68_001  # the code of an error reply in place of one that could not be unpacked; none of Flower's own
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 3.0  # seconds between two looks for replies
 
 
-class NarrowGrid(Grid):
-    """A grid on which only the chosen nodes exist: a strategy that configures its round on it can ask nobody else."""
+class _OtherGrid(Grid):
+    """Another grid, seen through this one."""
 
-    def __init__(self, grid: Grid, nodes: Iterable[int]) -> None:
-        self._grid, self._nodes = grid, list(nodes)
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
 
     def get_node_ids(self) -> Iterable[int]:
-        """The chosen ones."""
-        return list(self._nodes)
+        """The grid's own."""
+        return self._grid.get_node_ids()
 
     def set_run(self, run: Run) -> None:
         """The grid's own."""
@@ -54,6 +59,54 @@ class NarrowGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """The grid's own."""
         return self._grid.send_and_receive(messages, timeout=timeout)
+
+
+class NarrowGrid(_OtherGrid):
+    """A grid on which only the chosen nodes exist: a strategy that configures its round on it can ask nobody else."""
+
+    def __init__(self, grid: Grid, nodes: Iterable[int]) -> None:
+        super().__init__(grid)
+        self._nodes = list(nodes)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The chosen ones."""
+        return list(self._nodes)
+
+
+class CarefulGrid(_OtherGrid):
+    """A grid whose replies are pulled one by one, so that what one client sends ends nobody's round.
+
+    Flower unpacks a reply's objects in the server's process, and all that were asked for together are lost with the first that cannot be
+    unpacked. Here that reply becomes an error reply of its node, which counts as zero. What the network raises is raised: it is not a
+    client's fault.
+    """
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """As Flower's own grids do it: push, then pull until all have answered or ``timeout`` seconds have passed."""
+        sent = list(messages)
+        waiting = {number: message for number, message in zip(self.push_messages(sent), sent, strict=False) if number}
+        until, pause, replies = time.monotonic() + (math.inf if timeout is None else timeout), _FIRST_PAUSE, list[Message]()
+        while waiting:
+            for number in list(waiting):
+                if found := self._pulled(number, waiting[number]):
+                    del waiting[number]
+                    replies += found
+            if not waiting or time.monotonic() >= until:
+                break
+            time.sleep(min(pause, max(0.0, until - time.monotonic())))
+            pause = min(1.5 * pause, _LONGEST_PAUSE)
+        return replies
+
+    def _pulled(self, number: str, message: Message) -> list[Message]:
+        """The reply to ``message``, if there is one by now."""
+        try:
+            return list(self._grid.pull_messages([number]))
+        except (OSError, httpx.HTTPError):
+            raise
+        except Exception as error:  # noqa: BLE001  (unpacking a stranger's bytes may raise anything)
+            return [
+                Message(Error(code=UNREADABLE, reason=f"its reply cannot be unpacked ({type(error).__name__})"), reply_to=message)
+            ]
 
 
 class LocalGrid(Grid):

@@ -9,12 +9,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from hushgrad import _check
+from hushgrad.federated.wire import Unusable, read_array
 
 __all__ = ["Layout", "Unusable"]
-
-
-class Unusable(Exception):
-    """A client's reply cannot be read as an update of the model; the message says why, without the client's numbers."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +70,12 @@ class Layout:
             raise Unusable("expected the arrays that were sent, got other names")
         with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are found by the norm
             for (name, where), shape in zip(self.slices().items(), self.shapes, strict=True):
+                # Fields of the record may contradict the bytes; only the bytes are read.
                 np.subtract(_numbers(records[0][name], name, shape).reshape(-1), current[where], out=out[where])
 
 
 def _numbers(array: Array, name: str, shape: tuple[int, ...]) -> np.ndarray:
     try:
-        numbers = array.numpy()
-    except (ValueError, TypeError, EOFError, OSError, SyntaxError) as error:  # what reading a broken npy buffer can raise
-        raise Unusable(f"array {name!r} cannot be read ({type(error).__name__})") from None
-    if numbers.shape != shape:
-        raise Unusable(f"array {name!r} has another shape than was sent")
-    if numbers.dtype.kind not in "fiu":
-        raise Unusable(f"array {name!r} does not hold real numbers")
-    return numbers
+        return read_array(array, shape)
+    except Unusable as reason:
+        raise Unusable(f"array {name!r} {reason}") from None
