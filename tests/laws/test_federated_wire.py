@@ -20,8 +20,8 @@ from hushgrad.federated import DPFTRL, LocalGrid, MinSeparation, ServerSGD
 from hushgrad.federated.aggregate import Aggregator
 from hushgrad.federated.layout import Layout
 from hushgrad.federated.wire import Unusable, read_array
+from hushgrad.release.keys import RunKey
 from hushgrad.train import Plan
-from hushgrad.train.keys import RunKey
 
 SHAPE, CLIP = (2, 3), 0.5
 PLAN = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, max_grad_norm=CLIP, batch_size=4, dataset_size=20, steps=4, unit="user")

@@ -243,3 +243,68 @@ def test_a_server_survives_garbage_and_ends_with_ctrl_c(tmp_path):
         server.send_signal(signal.SIGINT)
         out, err = server.communicate(timeout=30)
     assert (server.returncode, out, err) == (0, "", "Ended.\n")
+
+
+@pytest.mark.parametrize("kind", ["half a head", "half a second head", "refused and waiting", "nothing"])
+def test_who_sends_no_whole_request_keeps_nobody_out(tmp_path, kind):
+    """Many connections that wait; a visitor with the token is answered at once, again and again."""
+    words = [sys.executable, "-m", "hushgrad.cli.main", "serve", str(tmp_path), "--port", "0", "--json", "--token"]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines: list[socket.socket] = []
+    try:
+        text = ""
+        while not text.endswith("}\n"):
+            text += server.stdout.readline()
+        address, _, token = json.loads(text)["address"].partition("/?token=")
+        port = int(address.rsplit(":", 1)[1])
+        half, whole = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        sent = {"half a head": half, "half a second head": whole + half, "refused and waiting": whole, "nothing": b""}[kind]
+        asked = f"GET /api/health HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+        for _ in range(3):
+            for _ in range(70):
+                lines.append(socket.create_connection(("127.0.0.1", port), timeout=30))
+                lines[-1].sendall(sent)
+            for _ in range(5):
+                assert b'"ok":true' in spoken(port, asked.encode(), patience=60)
+    finally:
+        for line in lines:
+            line.close()
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=30)
+
+
+def test_half_a_request_has_a_deadline():
+    import asyncio
+
+    from hushgrad.serve.connections import waiting_room
+
+    async def story(deadline):
+        import uvicorn
+
+        async def app(scope, receive, send):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"yes"})
+
+        options = {"http": waiting_room(deadline=deadline, waiting=4, share=2), "ws": "none", "lifespan": "off"}
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", **options))
+        serving = asyncio.ensure_future(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        first, second, third = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for _, writer in (second, third):
+            writer.write(b"GET / HTTP/1.1\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(first[0].read(), 60) == b""  # the oldest beyond the share, long before the deadline
+        third[1].write(b"Host: a\r\n\r\n")
+        assert b"yes" in await asyncio.wait_for(third[0].readuntil(b"yes\r\n"), 60)  # who goes on is answered
+        if deadline < 60:
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(second[0].read(), 60) == b""
+        for _, writer in (first, second, third):
+            writer.close()
+        server.should_exit = True
+        await asyncio.wait_for(serving, 60)
+
+    for deadline in (0.5, 3600.0):
+        asyncio.run(story(deadline))

@@ -59,6 +59,8 @@ def _why(settings: Settings, error: OSError) -> str:
 def _run(app: FastAPI, listener: socket.socket, ready: Callable[[], Any]) -> None:
     import uvicorn
 
+    from hushgrad.serve.connections import waiting_room
+
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -66,7 +68,7 @@ def _run(app: FastAPI, listener: socket.socket, ready: Callable[[], Any]) -> Non
             ready()
             sys.stdout.flush()
 
-    options: dict[str, Any] = {"http": "h11", "ws": "none", "h11_max_incomplete_event_size": 16 << 10}
+    options: dict[str, Any] = {"http": waiting_room(), "ws": "none", "h11_max_incomplete_event_size": 16 << 10}
     options |= {"access_log": False, "server_header": False, "date_header": False}  # a log would show the token
     options |= {"limit_concurrency": 64, "timeout_keep_alive": 5, "timeout_graceful_shutdown": 2}
     Server(uvicorn.Config(app, log_level="critical", **options)).run(sockets=[listener])

@@ -108,7 +108,8 @@ def _completed(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
 
 async def _send(send: Any, status: int, sentence: str, more: dict[str, str]) -> None:
     body = (sentence + "\n").encode()
-    headers = {"content-type": "text/plain; charset=utf-8", "content-length": str(len(body)), **more}
+    # Whoever is refused keeps no connection: those are few.
+    headers = {"content-type": "text/plain; charset=utf-8", "content-length": str(len(body)), "connection": "close", **more}
     pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})
