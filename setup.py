@@ -1,7 +1,7 @@
-"""The optional C kernels of clipping, noise and denoising; everything else is in pyproject.toml.
+"""The optional C kernels of clipping, noise, denoising and accounting; everything else is in pyproject.toml.
 
 A kernel is a plain shared library without any Python API, loaded by ctypes, so one build serves every Python version. A machine
-without a compiler installs all the same: numpy draws the same bits, and torch clips and denoises to rounding the same.
+without a compiler installs all the same: numpy draws the same bits, and numpy or torch clip, denoise and account to rounding the same.
 """
 
 from setuptools import Extension, setup
@@ -35,6 +35,13 @@ setup(
             ["src/hushgrad/clipping/_clip.c"],
             depends=[f"src/hushgrad/clipping/{name}_of.h" for name in ("_lanes", "_rows", "_conv")],
             extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math"],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
+            "hushgrad.accounting.pld.bounds._convex",
+            ["src/hushgrad/accounting/pld/bounds/_convex.c"],
+            extra_compile_args=FLAGS,
             py_limited_api=True,
             optional=True,
         ),

@@ -178,13 +178,19 @@ class MinSep(Participation):
 
 @dataclass(frozen=True, kw_only=True)
 class BallsInBins(Participation):
-    """Each record is thrown once into one of ``bins`` batches, uniformly; all ``epochs`` passes use the same bins."""
+    """Each record is thrown into one of ``bins`` batches, uniformly: once for all ``epochs`` passes, or anew (``fresh``) for each."""
 
     bins: int
     epochs: int = 1
+    fresh: bool = False
 
     def __post_init__(self) -> None:
-        _set(self, bins=_check.positive_int(bins=self.bins), epochs=_check.positive_int(epochs=self.epochs))
+        _set(
+            self,
+            bins=_check.positive_int(bins=self.bins),
+            epochs=_check.positive_int(epochs=self.epochs),
+            fresh=_check.instance(bool, fresh=self.fresh),
+        )
 
 
 @dataclass(frozen=True)
@@ -476,7 +482,10 @@ def _show(value: Value) -> str:
     if isinstance(value, Sampled):
         inner = str(value.of)
         return f"{value.how} {'(' + inner + ')' if isinstance(value.of, (Compose, Repeat)) else inner}"
-    fields = [_show_field(getattr(value, name)) for name in value.__dataclass_fields__]  # type: ignore[attr-defined]
+    named = {name: getattr(value, name) for name in value.__dataclass_fields__}  # type: ignore[attr-defined]
+    fields = [
+        name if x is True else _show_field(x) for name, x in named.items() if x is not False
+    ]  # a flag shows its name or nothing
     return f"{type(value).__name__}({', '.join(fields)})"
 
 

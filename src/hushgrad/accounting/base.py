@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
+    BallsInBins,
     Compose,
     CyclicPoisson,
     Event,
@@ -166,6 +167,7 @@ def _unsampled(event: Sampled) -> Event | None:
       McSherry 2009, theorem 4; it holds for adaptively chosen steps, since the other steps do not depend on the record).
     * ``MinSep``: a record meets at most ``times`` steps, for the same reason.
     * ``CyclicPoisson``: a record belongs to one group, so a whole cycle costs one Poisson-sampled step.
+    * ``BallsInBins`` with fresh bins: passes that are drawn independently, composed.
     """
     how = event.how
     if isinstance(how, (Everyone, Once)) or (isinstance(how, Poisson) and how.rate == 1.0):
@@ -174,6 +176,8 @@ def _unsampled(event: Sampled) -> Event | None:
         return event.of * how.times
     if isinstance(how, CyclicPoisson):
         return Sampled(Poisson(how.rate), event.of)
+    if isinstance(how, BallsInBins) and how.fresh:
+        return Sampled(BallsInBins(bins=how.bins), event.of) * how.epochs
     return None
 
 

@@ -142,13 +142,23 @@ def _(how: MinSep, present: np.ndarray) -> str | None:
 
 @_problem.register
 def _(how: BallsInBins, present: np.ndarray) -> str | None:
-    bins = [np.unique(np.flatnonzero(record) % how.bins) for record in present.T]
-    if max(map(len, bins)) > 1:
-        return "although a record has one bin"
-    possible = min(how.bins, len(present))
-    first = present[:possible].T  # record by record: the one bin that it has, if that has come by
-    even = binomial_tail(int(first.sum()), len(first), possible / how.bins) > FALSE_ALARM / 2
-    return None if even and meeting_tail(first) > FALSE_ALARM / 2 else "although the bins are uniform"
+    if how.fresh:
+        epochs = [present[start : start + how.bins] for start in range(0, len(present), how.bins)]
+        if max(int(epoch.sum(axis=0).max()) for epoch in epochs) > 1:
+            return "although a record has one bin in each epoch"
+    else:
+        bins = [np.unique(np.flatnonzero(record) % how.bins) for record in present.T]
+        if max(map(len, bins)) > 1:
+            return "although a record has one bin"
+        epochs = [present[: how.bins]]
+    level = FALSE_ALARM / (2 * len(epochs))
+    return None if all(_even(epoch.T, how.bins, level) for epoch in epochs) else "although the bins are uniform"
+
+
+def _even(first: np.ndarray, bins: int, level: float) -> bool:
+    """Whether the bins that came by in one epoch, record by record, may be uniform and independent."""
+    chance = min(bins, first.shape[1]) / bins
+    return binomial_tail(int(first.sum()), len(first), chance) > level and meeting_tail(first) > level
 
 
 @_problem.register

@@ -99,7 +99,13 @@ def _(how: Poisson | TruncatedPoisson | FixedSize, scorer: Scorer, rows: np.ndar
 @_score.register
 def _(how: BallsInBins, scorer: Scorer, rows: np.ndarray, present: np.ndarray) -> np.ndarray:
     steps = np.arange(scorer.steps)[:, None]
-    return scorer.mixed(rows, (steps % how.bins == np.arange(how.bins)[None, :]).astype(np.float64))
+    patterns = (steps % how.bins == np.arange(how.bins)[None, :]).astype(np.float64)
+    if not how.fresh:
+        return scorer.mixed(rows, patterns)
+    epochs = range(
+        -(-scorer.steps // how.bins)
+    )  # drawn independently, so their log-likelihood ratios add up (for independent noise)
+    return np.asarray(sum(scorer.mixed(rows, patterns * (steps // how.bins == epoch)) for epoch in epochs))
 
 
 @_score.register

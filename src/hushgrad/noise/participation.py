@@ -30,6 +30,7 @@ def pattern_of(participation: Participation, steps: int) -> Pattern:
     | ``Everyone`` | 1 | steps | |
     | ``CyclicPoisson(period)`` | period | one per cycle | yes: a record's group comes every ``period`` steps |
     | ``BallsInBins(bins, epochs)`` | bins | epochs | yes |
+    | ``BallsInBins(bins, epochs, fresh=True)`` | 1 | epochs | no: the last bin of a pass may be followed by the first of the next |
 
     Poisson and fixed-size batches keep no such promise: a record may be drawn in any two consecutive steps.
     """
@@ -46,6 +47,8 @@ def pattern_of(participation: Participation, steps: int) -> Pattern:
         if steps > gap * times:
             remedy = "Plan no more steps, or more epochs: later steps would meet records again."
             _check.fail("steps", steps, f"to be at most bins x epochs = {gap * times}", remedy)
+        if participation.fresh:
+            return Pattern(1, min(times, -(-steps // gap)))
     else:
         raise NoTheorem(
             f"No theorem bounds how often a record takes part under {participation}, so correlated noise has no sensitivity. "

@@ -35,6 +35,7 @@ SAMPLERS: tuple[Sampler, ...] = (
     RoundRobin(batch_size=8, dataset_size=30, epochs=3),
     RoundRobin(batch_size=8, dataset_size=30, epochs=3, shuffle=False),
     BallsInBins(bins=4, epochs=3),
+    BallsInBins(bins=4, epochs=3, fresh=True),
     FullBatch(steps=5),
 )
 """One small instance at least of each sampler in the house: what the conformance tests run over."""
@@ -198,8 +199,12 @@ def _balls(promise: events.BallsInBins, table: np.ndarray) -> None:
     assert steps == promise.bins * promise.epochs, "the run has bins x epochs steps"
     epochs = table.reshape(runs, promise.epochs, promise.bins, n)
     assert (epochs.sum(axis=2) == 1).all(), "a record takes part exactly once per epoch"
-    assert (epochs == epochs[:, :1]).all(), "a record keeps its bin in all epochs"
     chance = 1 / promise.bins
+    if promise.fresh:
+        for first, second in zip(range(promise.epochs - 1), range(1, promise.epochs), strict=True):
+            _score_pairs(f"epochs {first} and {second}", epochs[:, first], epochs[:, second], chance**2)
+    else:
+        assert (epochs == epochs[:, :1]).all(), "a record keeps its bin in all epochs"
     for number in (0, promise.bins - 1):
         _binomial_sizes(f"bin {number}", epochs[:, 0, number].sum(axis=1), n, chance)
     _score_pairs("neighbouring records", table[:, :, :-1], table[:, :, 1:], chance**2)

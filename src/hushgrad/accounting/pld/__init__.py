@@ -8,7 +8,7 @@ Three layers, arrows down only (import-linter): ``search`` -> ``bounds`` -> ``pr
 | ``bounds/``: ``grid``, ``from_above``, ``from_below`` | discretisation that dominates, or is dominated |
 | ``bounds/``: ``compose`` | the tilted FFT and its error bounds |
 | ``bounds/``: ``blend``, ``merge`` | near-equal steps rounded to one, on the safe side |
-| ``bounds/``: ``balls`` | the profile of a whole run over balls in bins |
+| ``bounds/``: ``convex``, ``allocation``, ``exchange`` | sums in the convex order; the profile of a whole run over balls in bins |
 | ``search/``: ``saddle``, ``step``, ``solve`` | the choice of tilt, window and step for a question |
 | ``loss``, ``leaves``, ``accountant`` | the loss object, the analysis of each event, ``PLD`` |
 """

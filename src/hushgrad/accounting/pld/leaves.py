@@ -9,7 +9,8 @@ from scipy.special import bdtrc
 
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
 from hushgrad.accounting.pld.accountant import PLD
-from hushgrad.accounting.pld.bounds.balls import BallsInBinsCurve, balls_in_bins
+from hushgrad.accounting.pld.bounds.allocation import AllocatedAbove, AllocatedBelow, reaches
+from hushgrad.accounting.pld.bounds.exchange import AllocatedReplace
 from hushgrad.accounting.pld.loss import Pair, PrivacyLoss
 from hushgrad.accounting.pld.profiles.atoms import DEEPEST, DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
 from hushgrad.accounting.pld.profiles.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
@@ -257,20 +258,34 @@ def _alone(mu: float, rate: float, relation: Relation) -> tuple[Curve, ...]:
 
 
 def _balls(of: Event, how: BallsInBins, relation: Relation) -> Loss:
-    """The mixture over bins for Gaussian noise; otherwise each record meets one step of each epoch, whichever it is.
+    """Allocation for noise on sums; otherwise each record meets one step of each epoch, whichever it is.
 
-    From below: an observer of a single bin sees the record with probability 1/bins, in all epochs.
+    Gaussian noise of several epochs over the same bins is one epoch at the distance sqrt(epochs)/sigma. From below without more: an
+    observer of a single bin sees the record with probability 1/bins, in all epochs.
     """
     if how.bins == 1:
         return PLD().loss(of * how.epochs, relation)
     if not isinstance(of, Gaussian) or of.noise_multiplier == 0:
-        return _unattained(PLD().loss(of * how.epochs, relation))
+        if not isinstance(of, _NOISE) or how.epochs > 1 or relation is Relation.REPLACE_ONE:
+            return _unattained(PLD().loss(of * how.epochs, relation))
+        base = PLD().leaf(of, relation)
+        return _allocated(base.parts[0][0].above[0], how.bins) if isinstance(base, PrivacyLoss) else base
     mu = math.sqrt(how.epochs) / of.noise_multiplier
-    below = _alone(mu, 1 / how.bins, relation)
-    if relation is Relation.REPLACE_ONE:
-        return _once(GaussianCurve(2 * mu), below=below)
-    curve = balls_in_bins(how.bins, mu * (1 + 1e-15))
-    return _once(*(_mirrored(curve) if isinstance(curve, BallsInBinsCurve) else (curve,)), below=below)
+    if relation is not Relation.REPLACE_ONE:
+        return _allocated(GaussianCurve(mu * (1 + 1e-15)), how.bins)
+    far = reaches(GaussianCurve(2 * mu))
+    return _once(
+        AllocatedReplace(mu * (1 + 1e-15), how.bins) if far else GaussianCurve(2 * mu), below=_alone(mu, 1 / how.bins, relation)
+    )
+
+
+def _allocated(base: Curve, bins: int) -> Loss:
+    """One pass over ``bins`` bins, each of which shows a record by ``base``."""
+    alone = _mirrored(PoissonRemove(base, 1 / bins))
+    if not reaches(base):
+        return _once(base, below=alone)
+    below = _mirrored(AllocatedBelow(base.mu * (1 - 1e-15), bins)) if isinstance(base, GaussianCurve) else alone
+    return _once(*_mirrored(AllocatedAbove(base, bins)), below=below)
 
 
 def _unattained(loss: Loss) -> Loss:

@@ -44,9 +44,13 @@ class Atoms(Curve):
     def atoms(self) -> tuple[Array, Array]:
         """``(losses, masses under P)``, losses increasing and finite; together with ``infinite`` the masses sum to one."""
 
+    def losses(self) -> tuple[Array, Array]:
+        """All atoms; the same, unless there are so many that no grid should be laid through them."""
+        return self.atoms()
+
     @cached_property
     def _table(self) -> _Table:
-        losses, p = self.atoms()
+        losses, p = self.losses()
         up = losses > 0
         above, below = losses[up], losses[~up]
         tail = discounted(p[up], above)
