@@ -37,14 +37,21 @@ def plans(n: int) -> dict[str, tuple[Plan, float]]:
 
 
 def audited(plan: Plan, factor: float, canaries: int, seed: int) -> tuple[AuditReport, float]:
-    noise = Release._noise
-    Release._noise = lambda self, step: {k: factor * z for k, z in noise(self, step).items()}  # type: ignore[method-assign]
+    add = Release._add
+
+    def scaled(self: Release, step: int, buffers: dict[str, torch.Tensor]) -> None:
+        noise = {name: torch.zeros_like(total) for name, total in buffers.items()}
+        add(self, step, noise)
+        for name, total in buffers.items():
+            total.add_(noise[name], alpha=factor)
+
+    Release._add = scaled  # type: ignore[method-assign]
     try:
         began = time.process_time()
         report = Auditor(plan, canaries=canaries, steps=100, seed=seed).run()
         return report, time.process_time() - began
     finally:
-        Release._noise = noise  # type: ignore[method-assign]
+        Release._add = add  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -67,16 +67,19 @@ def test_correlated_noise_is_white_after_the_strategy():
 
 @pytest.mark.parametrize("defect", ["half", "unscaled", "seeded twice"])
 def test_wrong_noise_is_rejected(monkeypatch, defect):
-    honest, first = Release._rows, {}
+    honest, first = Release._add, {}
     change = {"half": lambda z: 0.5 * z, "unscaled": lambda z: 8 * z, "seeded twice": lambda z: z.clone()}[defect]
 
-    def mutated(self, step, likes, *, add=False):
-        drawn = first if defect == "seeded twice" and first else honest(self, step, likes)
-        first.update(drawn)
-        noise = {n: change(z) for n, z in drawn.items() if n in likes}
-        return {n: likes[n].add_(z) for n, z in noise.items()} if add else noise
+    def mutated(self, step, buffers):
+        drawn = first
+        if defect != "seeded twice" or not first:
+            drawn = {name: torch.zeros_like(total) for name, total in buffers.items()}
+            honest(self, step, drawn)
+            first.update(drawn)
+        for name, total in buffers.items():
+            total.add_(change(drawn[name]))
 
-    monkeypatch.setattr(Release, "_rows", mutated)
+    monkeypatch.setattr(Release, "_add", mutated)
     rows = _released(_dpsgd())
     if defect == "seeded twice":
         assert np.allclose(rows[0], rows[1])

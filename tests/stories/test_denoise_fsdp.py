@@ -12,7 +12,7 @@ from several_processes import run
 from hushgrad.denoise import Chain, JamesStein, Kalman, Laplacian, LowPass
 from hushgrad.denoise.base import Denoiser, NoiseInfo
 from hushgrad.errors import ArgumentError
-from hushgrad.release.placement.sharded import Shard, Sharding
+from hushgrad.release.placement.sharded import Shard, Sharded
 from hushgrad.release.placement.world import World
 from hushgrad.train import Plan
 
@@ -82,7 +82,7 @@ def test_one_that_needs_all_tensors_at_once_is_refused_with_the_remedy(denoiser,
     monkeypatch.setattr("hushgrad.release.placement.sharded.is_sharded", lambda tensor: True)
     plan = Plan.dpsgd(steps=3, noise_multiplier=1.0, delta=1e-5, batch_size=2, dataset_size=20, denoise=denoiser)
     with pytest.raises(ArgumentError, match=r"all of a sharded model.s tensors at once.*tensor"):
-        Sharding.of({"w": torch.zeros(4, 2)}, World(), plan)
+        Sharded.checked({"w": torch.zeros(4, 2)}, World(), plan)
 
 
 class _Halves:
@@ -124,29 +124,29 @@ def test_state_of_whole_tensors_is_refused():
         _Remembers().on_shards({"a": torch.ones(2, 2)}, INFO, {}, _Halves(0, {"a": torch.ones(2, 2)}))
 
 
-class _FirstOfTwo(Sharding):
+class _FirstOfTwo(Sharded):
     """Process 0 of 2, for one parameter of 5 rows, without any process group."""
 
     def __init__(self) -> None:
-        self.shards = {"w": Shard.of((5, 2), 0, 2)}
+        self.shards, self.params = {"w": Shard.of((5, 2), 0, 2)}, {"w": torch.zeros(5, 2)}
 
-    def local(self, name: str) -> torch.Tensor:
+    def local(self, name: str, p: torch.Tensor) -> torch.Tensor:
         return torch.zeros(3, 2)
 
-    def gradient(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+    def wrap(self, rows: torch.Tensor, shape: object) -> torch.Tensor:
         return rows
 
 
 @pytest.mark.parametrize("state", [{"mean/w": torch.zeros(3, 2)}, {"mean.w": torch.zeros(6)}, {"mean.v": torch.zeros(3, 2)}])
 def test_state_that_cannot_be_cut_like_a_parameter_is_refused(state):
-    assert _FirstOfTwo().wrapped({"seen": 3, "0/mean.w": torch.zeros(3, 2)})["seen"] == 3
+    assert _FirstOfTwo().saved({"seen": 3, "0/mean.w": torch.zeros(3, 2)})["seen"] == 3
     with pytest.raises(ArgumentError, match="shape of a parameter"):
-        _FirstOfTwo().wrapped(state)
+        _FirstOfTwo().saved(state)
 
 
 def test_whole_state_is_cut():
     whole = torch.arange(10.0).view(5, 2)
-    local = _FirstOfTwo().unwrapped({"mean.w": whole, "seen": 1})
+    local = _FirstOfTwo().loaded({"mean.w": whole, "seen": 1})
     assert torch.equal(local["mean.w"], whole[:3]) and local["seen"] == 1
     local["mean.w"].zero_()
     assert whole[0, 1] == 1  # memory of its own

@@ -1,8 +1,22 @@
-"""The release of one step: from captured passes to a privatised gradient. The only place where the noise is added."""
+"""The release of one step: from a clipped sum to a privatised gradient. The only place where noise meets a sum.
+
+One step, in the order in which it happens:
+
+    begin        the row of the step is about to be drawn; a step that is refused after this point draws the same row again
+    early        noise of sums that are cheapest added to it (tables, shards)
+    collect      the capture clips and adds up; or the sums of a server's clients
+    noise        the rest of the row is added to the other sums
+    add up       over the processes (stage 6 of the path; before it every process has its own part of sum and noise)
+    denoise      post-processing
+    adapt        the clip norm of the next step
+    released     from here on the row of the step is spent
+
+Where the tensors lie is the placement's business; nothing here asks what kind of placement it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,20 +25,17 @@ from torch import Tensor
 from hushgrad.clipping import Capture, ClippedSum
 from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.clipping.base import Clipper
-from hushgrad.denoise.base import NoiseInfo, Probe
-from hushgrad.errors import ArgumentError, CaptureError
+from hushgrad.denoise.base import NoiseInfo
+from hushgrad.errors import CaptureError
 from hushgrad.events import Relation
 from hushgrad.noise.source import Source
 from hushgrad.release.keys import RunKey
-from hushgrad.release.placement.sharded import Sharding
-from hushgrad.release.placement.world import World
+from hushgrad.release.placement.whole import Whole
 
 if TYPE_CHECKING:
     from hushgrad.train.plan import Plan
 
-__all__ = ["Release", "Released"]
-
-Closure = Callable[[], Any]
+__all__ = ["Release", "Released", "require_contributions"]
 
 
 class Released(NamedTuple):
@@ -39,23 +50,15 @@ class Released(NamedTuple):
 
 
 class Release:
-    """Turns what the capture saw into (sum_i w_i g_i + noise_multiplier C row(t)) / batch_size, denoised.
+    """(sum_i w_i g_i + noise_multiplier C row(t)) / batch_size, denoised: one run's noise, clip norm and denoiser.
 
     Each sum is written once and its noise added to it in one pass. Where a sum has few rows in a large table (embeddings) the
     noise is written first and the rows are added to it, so that no table of zeros is made.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        capture: Capture,
-        params: dict[str, Tensor],
-        key: RunKey,
-        world: World,
-        sharding: Sharding | None = None,
-    ) -> None:
-        self._plan, self._capture, self._params, self._world, self._sharding = plan, capture, params, world, sharding
-        self._index = {name: i for i, name in enumerate(params)}  # of the parameter's noise
+    def __init__(self, plan: Plan, placement: Whole, key: RunKey) -> None:
+        self._plan, self.placement = plan, placement
+        self.lazy: frozenset[str] = frozenset()  # tables whose noise is added where they are read, not here
         self._filter_state: dict[str, Any] = {}
         self.use_clip(plan.clip)
         self.use_key(key)
@@ -72,127 +75,132 @@ class Release:
         if isinstance(clip, Adaptive):
             multiplier = clip.gradient_noise(multiplier)  # the rest of the budget goes to the count
         self.clip = clip
-        self._max_grad_norm = clip.sensitivity(Relation.ADD_REMOVE)
-        self._scale = multiplier * self._max_grad_norm / self._plan.batch_size
+        self.clip_norm = clip.sensitivity(Relation.ADD_REMOVE)
+        self._scale = multiplier * self.clip_norm / self._plan.batch_size
 
     @property
     def filter_state(self) -> dict[str, Any]:
-        """What the denoiser keeps; sharded like the parameters."""
-        return dict(self._filter_state) if self._sharding is None else self._sharding.wrapped(self._filter_state)
+        """What the denoiser keeps, as it is saved."""
+        return self.placement.saved(self._filter_state)
 
     @filter_state.setter
     def filter_state(self, state: dict[str, Any]) -> None:
-        self._filter_state = dict(state) if self._sharding is None else self._sharding.unwrapped(state)
+        self._filter_state = self.placement.loaded(state)
 
-    def run(self, closure: Closure | None, announce: Callable[[], None]) -> Any:
-        """Let ``closure`` do this step's passes, once for each point that the denoiser asks for; return its first result.
+    @property
+    def live_filter_state(self) -> dict[str, Any]:
+        """The same as the denoiser holds it here, to be asked for its probes."""
+        return self._filter_state
 
-        The parameters are moved to each point and restored bit for bit. ``announce`` tells the capture what a pass is over.
-        """
-        if closure is None and self._plan.denoise is None:
-            return None
-        probes = self._probes()
-        if closure is None:
-            if probes != [Probe()]:
-                raise ArgumentError(
-                    f"{type(self._plan.denoise).__name__} asks for gradients at {len(probes)} points. Put zero_grad, forward and "
-                    "backward into a function and call optimizer.step(closure)."
-                )
-            return None
-        self._capture.discard()  # a closure does all of the step's passes; what was run before it is not part of them
-        if probes == [Probe()]:
-            announce()
-            with torch.enable_grad():
-                return closure()
-        first, *_ = [self._run_probe(probe, closure, announce) for probe in probes]
-        return first
+    # One step --------------------------------------------------------------------------------------------------------
 
-    def privatise(self, step: int, learning_rate: float | None, contributions: int | None) -> Released:
-        """The gradient of ``step``, free to be released, and the clipped sum's norms and weights.
+    def privatise(self, capture: Capture, step: int, learning_rate: float | None, contributions: int | None) -> Released:
+        """The gradient of ``step`` from what the capture saw, and the clipped sum's norms and weights.
 
         ``contributions`` is how many examples or units the issued batch has; None for a batch from elsewhere.
         """
-        begun = self._begun(step, contributions)
-        clipped = self._capture.collect(self.clip, out=begun, scale=1.0 / self._plan.batch_size)
-        _require_contributions(step, clipped.raw_norms.shape[0], contributions)
-        buffers = self._noised(step, clipped.raw_sums, begun)
-        if self._sharding is None and self._world.size > 1:  # sharded sums were added up as they were formed
-            self._world.add_up(buffers.values())
-        used = self._scale, self._max_grad_norm  # of this step, before an adaptive clip norm moves on
-        grads = self._denoised(buffers, step, learning_rate, *used)
-        self._adapt(step, clipped)  # last: a step that fails before it is charged must not have moved anything
-        self._ahead = False
-        if self._sharding is not None:
-            grads = {name: self._sharding.gradient(name, rows) for name, rows in grads.items()}
-        else:
-            grads = {name: _in_type_of(self._params[name], g) for name, g in grads.items()}
-        lazy = {name: clipped.raw_sums[name] for name in self._capture.by_rows}
-        return Released(grads, ClippedSum(lazy, *clipped[1:]), used[0])
+        early = self.placement.early(capture.scattered)
+        begun: dict[str, Tensor] = {}
+        if early:
+            require_contributions(step, capture.check(), contributions)  # a step is refused before its noise is drawn
+            self.begin(step)
+            begun = self._fresh(step, early)
+        clipped = capture.collect(self.clip, out=begun, scale=1.0 / self._plan.batch_size)
+        require_contributions(step, clipped.raw_norms.shape[0], contributions)
+        if not early:
+            self.begin(step)
+        std = self._scale  # of this step, before an adaptive clip norm moves on
+        grads = self.release(step, clipped.raw_sums, clipped.raw_norms, learning_rate, begun=begun)
+        lazy = {name: clipped.raw_sums[name] for name in self.lazy}
+        return Released(grads, ClippedSum(lazy, *clipped[1:]), std)
 
-    def _begun(self, step: int, contributions: int | None) -> dict[str, Tensor] | None:
-        """The noise that the sums are added to: of tables and of shards. Most models have neither, and draw after they collect."""
-        if self._sharding is None and not self._capture.scattered:
-            return None
-        _require_contributions(step, self._capture.check(), contributions)  # a step is refused before its noise is drawn
-        self._begin(step)
-        return self._noise(step) if self._sharding is not None else self._rows(step, self._tables())
-
-    def _tables(self) -> dict[str, Tensor]:
-        return {name: self._params[name].detach() for name in self._params if name in self._capture.scattered}
-
-    def _begin(self, step: int) -> None:
-        """From here to the end of ``privatise`` a row of the step is drawn but not released."""
+    def begin(self, step: int) -> None:
+        """Step ``step`` begins: its row is about to be drawn, and is not released yet. The place for a journal's first line."""
         self.settle(step)
         self._ahead = True
 
-    def _noise(self, step: int) -> dict[str, Tensor]:
-        if self._sharding is not None:
-            return self._sharding.noise(self.stream, step, self._scale)
-        return self._rows(step, {name: p.detach() for name, p in self._params.items() if name not in self._capture.by_rows})
+    def release(
+        self, step: int, sums: dict[str, Tensor], norms: Tensor, learning_rate: float | None, *, begun: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The gradient of a step that has begun. ``sums`` are divided by the batch size; ``begun`` has those with their noise."""
+        buffers = self._noised(step, sums, begun)
+        self.placement.add_up(buffers)
+        grads = buffers if self._plan.denoise is None else self._denoised(buffers, step, learning_rate)
+        grads = {name: self.placement.gradient(name, g) for name, g in grads.items()}
+        self._adapt(step, norms)  # last: a step that fails before it is charged must not have moved anything
+        self._ahead = False  # released: its row is spent. The place for a journal's second line
+        return grads
 
-    def _rows(self, step: int, likes: dict[str, Tensor], *, add: bool = False) -> dict[str, Tensor]:
-        """Row ``step`` of the noise for some parameters: fresh, or added to ``likes`` in place; of W processes, one part in each."""
-        if not likes:
-            return {}
-        if self._world.size > 1:
-            return self._parts(step, likes if add else {name: _zeros(like) for name, like in likes.items()})
-        tensors, indices = list(likes.values()), [self._index[name] for name in likes]
-        rows = self.stream.rows(step, tensors, indices=indices, out=tensors if add else None, scale=self._scale)
-        return dict(zip(likes, rows, strict=True))
-
-    def _parts(self, step: int, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``sums`` with this process's part of row ``step`` added; the other processes' parts come with their sums."""
-        held = {name: self._world.part(total.numel()) for name, total in sums.items()}
-        held = {name: part for name, part in held.items() if part[1]}
-        out = [sums[name].view(-1).narrow(0, *part) for name, part in held.items()]  # a view, or an error: never a copy
-        indices, offsets = [self._index[name] for name in held], [offset for offset, _ in held.values()]
-        self.stream.rows(step, out, indices=indices, offsets=offsets, out=out, scale=self._scale)
-        return sums
-
-    def _noised(self, step: int, sums: dict[str, Tensor], begun: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    def _noised(self, step: int, sums: dict[str, Tensor], begun: dict[str, Tensor]) -> dict[str, Tensor]:
         """The sums, each with its noise: those in ``begun`` have it already, if they are what the capture was given.
 
         Lazy tables are left out: the noise is added where they are read.
         """
-        if begun is None:
-            self._begin(step)
-            begun = {}
-        if sums.keys() != self._params.keys() or any(sums[name] is not buffer for name, buffer in begun.items()):
+        if sums.keys() != self.placement.params.keys() or any(sums[name] is not buffer for name, buffer in begun.items()):
             raise CaptureError(
                 "The clipped sum was not added to the noise. This is a defect of the capture; nothing was released."
             )
-        done = begun.keys() | self._capture.by_rows
-        return begun | self._rows(step, {name: total for name, total in sums.items() if name not in done}, add=True)
+        if not begun and not self.lazy:
+            self._add(step, sums)
+            return sums
+        self._add(step, {name: total for name, total in sums.items() if name not in begun and name not in self.lazy})
+        return {name: begun[name] if name in begun else total for name, total in sums.items() if name not in self.lazy}
 
-    def _adapt(self, step: int, clipped: ClippedSum) -> None:
+    def _add(self, step: int, buffers: dict[str, Tensor]) -> None:
+        """Add this process's part of row ``step`` to sums, in place."""
+        place = self.placement
+        indices, out, offsets = [], [], []
+        for name, buffer in buffers.items():
+            part, offset = place.own(name, buffer)
+            if part.numel():
+                indices.append(place.index[name])
+                out.append(part)
+                offsets.append(offset)
+        if out:
+            self.stream.rows(step, out, indices=indices, offsets=offsets, out=out, scale=self._scale)
+
+    def _fresh(self, step: int, names: Iterable[str]) -> dict[str, Tensor]:
+        """This process's part of row ``step`` in new tensors: the row itself where all of it is drawn here, else added to zeros."""
+        likes = {name: self._like(name) for name in names}
+        if not self.placement.draws_all:
+            buffers = {name: torch.zeros(p.shape, dtype=p.dtype, device=p.device) for name, p in likes.items()}
+            self._add(step, buffers)
+            return buffers
+        held = {name: like for name, like in likes.items() if like.numel()}
+        indices = [self.placement.index[name] for name in held]
+        offsets = [self.placement.own(name, like)[1] for name, like in held.items()]
+        rows = self.stream.rows(step, list(held.values()), indices=indices, offsets=offsets, scale=self._scale)
+        drawn = dict(zip(held, rows, strict=True))
+        # In the parameters' order, whatever is held here: denoisers gather tensor by tensor, in all processes at once.
+        return {name: drawn[name] if name in drawn else torch.zeros_like(like) for name, like in likes.items()}
+
+    def _like(self, name: str) -> Tensor:
+        """A tensor of a sum's shape, device and type: sums and noise are float32 for parameters of lower precision."""
+        p = self.placement.here(name)
+        wide = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
+        return p if p.dtype is wide else torch.empty(p.shape, dtype=wide, device=p.device)
+
+    def _denoised(self, grads: dict[str, Tensor], step: int, learning_rate: float | None) -> dict[str, Tensor]:
+        plan = self._plan
+        assert plan.denoise is not None
+        std = self._scale * plan.noise.row_std(step, steps=plan.steps)
+        info = NoiseInfo(std=std, step=step, max_grad_norm=self.clip_norm, learning_rate=learning_rate)
+        with torch.no_grad():
+            return self.placement.denoised(plan.denoise, grads, info, self._filter_state)
+
+    def _adapt(self, step: int, norms: Tensor) -> None:
         """Release how many norms lie below the clip norm, with its own noise, and move the clip norm accordingly."""
         clip = self.clip
         if not isinstance(clip, Adaptive):
             return
-        count = torch.tensor([clip.raw_count(clipped.raw_norms)], dtype=torch.float64)
-        self._world.add_up([count])
-        noise = self.source.z(step, len(self._params), count, scale=clip.count_noise or 0.0)  # an index that no tensor has
+        count = torch.tensor([clip.raw_count(norms)], dtype=torch.float64)
+        self.placement.world.add_up([count])
+        noise = self.source.z(
+            step, len(self.placement.params), count, scale=clip.count_noise or 0.0
+        )  # an index that no tensor has
         self.use_clip(clip.moved(float(count + noise)))
+
+    # Restarts --------------------------------------------------------------------------------------------------------
 
     def settle(self, step: int) -> None:
         """After a refused step: bring the stream back to row ``step``. Nothing was released, so its row may be drawn again."""
@@ -203,69 +211,15 @@ class Release:
     def replay(self, steps: int) -> None:
         """Draw the first ``steps`` rows once more and drop them: what a stream keeps follows from its key."""
         for step in range(steps):
-            self._noise(step)
-
-    def _denoised(
-        self, grads: dict[str, Tensor], step: int, learning_rate: float | None, scale: float, max_grad_norm: float
-    ) -> dict[str, Tensor]:
-        plan = self._plan
-        if plan.denoise is None:
-            return grads
-        info = NoiseInfo(
-            std=scale * plan.noise.row_std(step, steps=plan.steps),
-            step=step,
-            max_grad_norm=max_grad_norm,
-            learning_rate=learning_rate,
-        )
-        with torch.no_grad():
-            if self._sharding is None:
-                return plan.denoise(grads, info, self._filter_state)
-            return plan.denoise.on_shards(grads, info, self._filter_state, self._sharding)
-
-    def _probes(self) -> list[Probe]:
-        if self._plan.denoise is None:
-            return [Probe()]
-        with torch.no_grad():
-            return self._plan.denoise.probes({name: self._here(name) for name in self._params}, self._filter_state)
-
-    def _here(self, name: str) -> Tensor:
-        """What this process holds of a parameter, sharing its memory."""
-        return self._params[name].detach() if self._sharding is None else self._sharding.local(name)
-
-    def _run_probe(self, probe: Probe, closure: Closure, announce: Callable[[], None]) -> Any:
-        kept: dict[str, Tensor] = {}
-        try:
-            with torch.no_grad():
-                for name, shift in (probe.shift or {}).items():
-                    kept[name] = self._here(name).clone()
-                    self._here(name).add_(shift)
-                self._reshard()
-            with self._capture.probe(probe.coefficient), torch.enable_grad():
-                announce()
-                return closure()
-        finally:
-            with torch.no_grad():
-                for name, value in kept.items():  # copied back: w + s - s is not w in floating point
-                    self._here(name).copy_(value)
-                self._reshard()
-
-    def _reshard(self) -> None:
-        """Have the next pass gather the parameters as they are now."""
-        if self._sharding is not None:
-            self._sharding.settle(self._capture.model)
+            self._fresh(step, [name for name in self.placement.params if name not in self.lazy])
 
 
-def _zeros(like: Tensor) -> Tensor:
-    """Contiguous, whatever ``like`` is."""
-    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+def require_contributions(step: int, captured: int, contributions: int | None) -> None:
+    """Refuse a step whose passes were over other examples than its batch has.
 
-
-def _in_type_of(p: Tensor, g: Tensor) -> Tensor:
-    """Sums and noise are float32 for parameters of lower precision."""
-    return g if g.dtype is p.dtype else g.to(p.dtype)
-
-
-def _require_contributions(step: int, captured: int, contributions: int | None) -> None:
+    Raises:
+        CaptureError: if the numbers differ.
+    """
     if contributions is not None and captured != contributions:
         raise CaptureError(
             f"The batch of step {step} has {contributions} contributions, but {captured} were captured. Run each "

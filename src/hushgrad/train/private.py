@@ -12,17 +12,17 @@ from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
 from hushgrad import _check, sampling
-from hushgrad.clipping import Clipper
+from hushgrad.clipping import Capture, Clipper
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
-from hushgrad.release.core import Closure, Release, _require_contributions
+from hushgrad.release.core import Release, require_contributions
 from hushgrad.release.issued import Issued
 from hushgrad.release.keys import RunKey
 from hushgrad.release.lazy import LazyTables, require_lazy_plan
-from hushgrad.release.placement.sharded import Sharding, is_sharded
-from hushgrad.release.placement.sharded_sums import capture_of
-from hushgrad.release.placement.together import split_evenly
+from hushgrad.release.passes import Closure, run_passes
+from hushgrad.release.placement import placement_of
+from hushgrad.release.placement.sharded import Sharded, is_sharded
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
@@ -114,9 +114,9 @@ class Private:
         self._world = World.here()
         self._key = self._world.share_key(key)
         self._books = Books(plan, self._key.run_name(plan.digest), prior=prior, max_epsilon=max_epsilon)
-        self.sharding = Sharding.of(self._params, self._world, plan)
-        self._capture = capture_of(model, self.sharding, loss_reduction, unused)
-        self._release = Release(plan, self._capture, self._params, self._key, self._world, self.sharding)
+        self.placement = placement_of(self._params, self._world, plan)
+        self._capture = Capture(model, loss_reduction=loss_reduction, unused=unused, held=self.placement)
+        self._release = Release(plan, self.placement, self._key)
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
         self._issued: Issued | None = None
         self._raw_norms: Tensor = torch.empty(0)
@@ -137,11 +137,12 @@ class Private:
         self._guard.renew()
         # Before the capture's own hooks, which then see the check's passes from their beginning and leave them out.
         if check_isolation:
-            self._handles.append(self._gate.attach(self._world, sharded=self.sharding is not None))
+            self._handles.append(self._gate.attach(self._world, sharded=self.placement.in_parts))
         self._capture.attach()
         if lazy_tables:
-            require_lazy_plan(self.plan, self._world, sharded=self.sharding is not None)
+            require_lazy_plan(self.plan, self._world, sharded=self.placement.in_parts)
             self._lazy.attach(self._capture, self._params, self.optimizer, lambda: self._release.source)
+            self._release.lazy = self._capture.by_rows
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
 
@@ -182,7 +183,7 @@ class Private:
         """
         self._splitting = True
         try:
-            yield from batch.split(size) if self.sharding is None else split_evenly(batch, size, self._world)
+            yield from self.placement.split(batch, size)
         finally:
             self._splitting = False
 
@@ -274,7 +275,7 @@ class Private:
                 )
             self._issued = Issued(batch.examples, batch.units)
             self._capture.discard()
-        elif self.sharding is not None and not self._splitting:
+        elif self.placement.in_parts and not self._splitting:
             raise ArgumentError(
                 "Expected private.split(batch, size) instead of batch.split(size): with fully_shard all processes must run "
                 "equally many micro-batches."
@@ -299,7 +300,7 @@ class Private:
             with self._world.together():
                 self._gate.require_passed()
                 self._books.require_room(issued=self._issued is not None)
-                self._raw_loss = self._release.run(closure, self._announce_whole)
+                self._raw_loss = run_passes(self.plan.denoise, self._release, self._capture, closure, self._announce_whole)
                 self._check_passes()
             self._release_gradient()
         finally:
@@ -309,20 +310,19 @@ class Private:
 
     def _check_passes(self) -> None:
         """Everything that a step may be refused for, before its noise is drawn and anything is sent."""
-        if self.sharding is not None:
-            self.sharding.settle(self.model)
+        self.placement.moved(self.model)  # an evaluation may have left it otherwise
         self._gate.require_entered()
         self._guard.check()
         self._lazy.check()
         if self._world.size > 1:  # alone, the release asks this itself
             contributions = None if self._issued is None else self._issued.contributions
-            _require_contributions(self.steps, self._capture.check(), contributions)
+            require_contributions(self.steps, self._capture.check(), contributions)
 
     def _release_gradient(self) -> None:
         issued, step = self._issued, self.steps
         rate = self.optimizer.param_groups[0].get("lr")
         contributions = None if issued is None else issued.contributions
-        grads, clipped, std = self._release.privatise(step, None if rate is None else float(rate), contributions)
+        grads, clipped, std = self._release.privatise(self._capture, step, None if rate is None else float(rate), contributions)
         self._raw_norms, self._rejected = clipped.raw_norms, self._rejected + clipped.rejected
         # Charged before it is released: if the optimizer fails from here on, this noise is spent and is never used again.
         self._books.charge(issued=issued is not None)
@@ -367,12 +367,17 @@ class Private:
 
     def ranges(self) -> list[tuple[int, int]]:
         """(offset, count) of the part of each trainable parameter whose noise is drawn in this process."""
-        return [self._world.part(p.numel()) for p in self._params.values()] if self.sharding is None else self.sharding.ranges()
+        return self.placement.ranges()
 
     @property
     def spread(self) -> bool:
         """Several processes hold the run's state: each has a part of the noise and, with ``fully_shard``, of the parameters."""
-        return self.sharding is not None or self._world.size > 1
+        return self.placement.in_parts or self._world.size > 1
+
+    @property
+    def sharding(self) -> Sharded | None:
+        """The placement, if it is one in which each process holds a part of every parameter."""
+        return self.placement if isinstance(self.placement, Sharded) else None
 
     def noise_state(self) -> dict[str, Any]:
         """The buffers of correlated noise (counts only, for independent noise): as secret as the key."""

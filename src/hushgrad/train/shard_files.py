@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hushgrad.errors import ArgumentError
-from hushgrad.release.placement.sharded import Shard, Sharding, is_sharded
+from hushgrad.release.placement.sharded import Shard, Sharded, is_sharded
 from hushgrad.release.placement.world import World
 from hushgrad.train.atomic import replacing
 from hushgrad.train.tree import _decode, _encode, rng_state
@@ -77,7 +77,7 @@ def cut_noise(noise: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
 Read = Callable[[str, int, int], Tensor]
 
 
-def join_tree(tree: Any, read: Read, sharding: Sharding | None) -> Any:
+def join_tree(tree: Any, read: Read, sharding: Sharded | None) -> Any:
     """``tree`` with this process's part of each marked tensor (sharded again), or with whole tensors for a whole model."""
     if isinstance(tree, dict) and _MARK in tree:
         whole = Shard.of(tuple(tree["shape"]), 0, 1)

@@ -1,1 +1,32 @@
-"""Where the tensors of a run lie: in one process, replicated in several, or sharded over them."""
+"""Where the tensors of a run lie: in one process, replicated in several, or sharded over them.
+
+A placement is a value that the core asks; :func:`placement_of` finds the one of a model, and is the only place that tells them
+apart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from hushgrad.release.placement.replicated import Replicated
+from hushgrad.release.placement.sharded import Sharded, is_sharded
+from hushgrad.release.placement.whole import Whole
+from hushgrad.release.placement.world import World
+
+if TYPE_CHECKING:
+    from hushgrad.train.plan import Plan
+
+__all__ = ["Replicated", "Sharded", "Whole", "placement_of"]
+
+
+def placement_of(params: dict[str, Tensor], world: World, plan: Plan) -> Whole:
+    """The placement of these parameters: all or none must be sharded, by rows, over all processes.
+
+    Raises:
+        ArgumentError: for another cut, and for a plan that needs whole tensors of a sharded model.
+    """
+    if any(is_sharded(p) for p in params.values()):
+        return Sharded.checked(params, world, plan)
+    return Replicated(params, world) if world.size > 1 else Whole(params, world)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad import _check
-from hushgrad.noise.base import NoiseStream
-from hushgrad.release.placement.world import World
+from hushgrad.clipping.site import Site
+from hushgrad.clipping.sums import Sum
+from hushgrad.denoise.base import Denoiser, NoiseInfo
+from hushgrad.release.placement.sharded_sums import ShardedSite, ShardedSums
+from hushgrad.release.placement.together import split_evenly
+from hushgrad.release.placement.whole import Whole
+from hushgrad.release.placement.world import World, part_of
+from hushgrad.sampling.batch import Batch
 
 if TYPE_CHECKING:
     from hushgrad.train.plan import Plan
 
-__all__ = ["Shard", "Sharding", "is_sharded"]
+__all__ = ["Shard", "Sharded", "is_sharded"]
 
 _REMEDY = "Use fully_shard(module) with its defaults, on one mesh of all processes, and on the root module as well."
 
@@ -49,9 +56,8 @@ class Shard:
     @classmethod
     def of(cls, shape: tuple[int, ...], rank: int, size: int) -> Shard:
         """The shard of process ``rank`` among ``size``."""
-        chunk = -(-shape[0] // size)
-        first = min(rank * chunk, shape[0])
-        return cls(tuple(shape), chunk, first, min(chunk, shape[0] - first))
+        chunk, first, rows = part_of(shape[0], rank, size)
+        return cls(tuple(shape), chunk, first, rows)
 
     @property
     def row_size(self) -> int:
@@ -69,11 +75,16 @@ class Shard:
         return self.rows * self.row_size
 
 
-class Sharding:
-    """The shards of a model's trainable parameters in this process. Made by :meth:`of`."""
+class Sharded(Whole):
+    """Each process holds its rows of every trainable parameter, and of its sum, its noise and its state.
+
+    All processes must make the same passes, also over no examples: every pass and every collect sends and receives.
+    """
+
+    in_parts = True
 
     def __init__(self, params: dict[str, Any], world: World) -> None:
-        self._params, self.world = params, world
+        super().__init__(params, world)
         some = next(iter(params.values()))
         self.mesh = some.device_mesh
         self.placements = some.placements
@@ -82,12 +93,9 @@ class Sharding:
             self._require_rows(name, p)
 
     @classmethod
-    def of(cls, params: dict[str, Tensor], world: World, plan: Plan) -> Sharding | None:
-        """The sharding of these parameters; None if they are whole. All or none must be sharded, by rows, over all processes."""
-        sharded = {name for name, p in params.items() if is_sharded(p)}
-        if not sharded:
-            return None
-        whole = sorted(params.keys() - sharded)
+    def checked(cls, params: dict[str, Tensor], world: World, plan: Plan) -> Sharded:
+        """The placement, if all parameters are sharded and the plan needs no whole ones."""
+        whole = sorted(name for name, p in params.items() if not is_sharded(p))
         if whole:
             _check.fail("model", whole[:5], "to be sharded like its other parameters", _REMEDY)
         if plan.denoise is not None and plan.denoise.needs_all_tensors:
@@ -107,55 +115,28 @@ class Sharding:
         if tuple(p.to_local().shape) != (shard.rows, *shard.shape[1:]):
             _check.fail(name, tuple(p.to_local().shape), f"to hold {shard.rows} of the rows of {shard.shape}", _REMEDY)
 
-    def local(self, name: str) -> Tensor:
-        """This process's rows of a parameter, as a plain tensor that shares its memory."""
-        return self._params[name].detach().to_local()  # type: ignore[no-any-return]
+    # Parameters and sums -----------------------------------------------------------------------------------------------
 
-    def offset(self, name: str) -> int:
-        """Where they begin in the flattened parameter."""
-        return self.shards[name].offset
+    def local(self, name: str, p: Tensor) -> Tensor:
+        """This process's rows of the parameter, as a plain tensor that shares its memory, whether or not it is whole just now."""
+        return self.params[name].detach().to_local()  # type: ignore[attr-defined, no-any-return]
 
-    def ranges(self) -> list[tuple[int, int]]:
-        """(offset, count) of each parameter's part here, in the parameters' order."""
-        return [(shard.offset, shard.count) for shard in self.shards.values()]
+    def site(self, model: nn.Module, site: Site) -> Site:
+        """A site that finds shards or whole tensors, and measures while they are whole."""
+        return ShardedSite.of(model, site)
 
-    def noise(self, stream: NoiseStream, step: int, scale: float) -> dict[str, Tensor]:
-        """This process's rows of noise row ``step``; a process that holds nothing of a parameter draws nothing."""
-        held = [(index, name) for index, (name, shard) in enumerate(self.shards.items()) if shard.count]
-        likes, offsets = [self.local(name) for _, name in held], [self.offset(name) for _, name in held]
-        rows = stream.rows(step, likes, indices=[index for index, _ in held], offsets=offsets, scale=scale)
-        drawn = {name: row for (_, name), row in zip(held, rows, strict=True)}
-        return {name: drawn[name] if name in drawn else torch.zeros_like(self.local(name)) for name in self.shards}
+    def opened(self, sums: dict[str, Sum], sites: list[Site]) -> dict[str, Sum]:
+        """Sums of whole parameters, which are sent while further ones are filled."""
+        return ShardedSums(self.shards, self.world, sums, [frozenset(site.full.values()) for site in sites])
 
-    def gradient(self, name: str, rows: Tensor) -> Tensor:
-        """``rows`` as a gradient of the parameter, sharded alike."""
-        return self.wrap(rows, self._params[name].shape)
+    def closed(self, opened: dict[str, Sum]) -> None:
+        """Send and receive the rest."""
+        assert isinstance(opened, ShardedSums)
+        opened.flush()
 
-    def join(self, name: str, part: Tensor) -> Tensor:
-        """The whole tensor of which ``part`` is this process's rows; all processes take part."""
-        return self.gradient(name, part).full_tensor()  # type: ignore[attr-defined, no-any-return]
-
-    def cut(self, name: str, whole: Tensor) -> Tensor:
-        """This process's rows of a whole tensor, in memory of their own."""
-        shard = self.shards[name]
-        return whole[shard.first : shard.first + shard.rows].clone()
-
-    def wrapped(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A denoiser's state, its tensors sharded like the parameters that they belong to (see ``Denoiser.__call__``)."""
-        return {key: self._wrapped(key, value) if isinstance(value, Tensor) else value for key, value in state.items()}
-
-    def unwrapped(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The same with this process's rows; a tensor that is whole is cut."""
-        return {
-            key: value.to_local() if is_sharded(value) else self.cut(_owner(key), value) if isinstance(value, Tensor) else value
-            for key, value in state.items()
-        }
-
-    def _wrapped(self, key: str, value: Tensor) -> Tensor:
-        name = _owner(key)
-        if name not in self.shards or value.shape != self.local(name).shape:
-            _check.fail(key, tuple(value.shape), 'to have the shape of a parameter and to be named "what.parameter"')
-        return self.gradient(name, value)
+    def gradient(self, name: str, g: Tensor) -> Tensor:
+        """``g``, this process's rows, as a gradient that is sharded like the parameter."""
+        return self.wrap(super().gradient(name, g), self.params[name].shape)
 
     def wrap(self, rows: Tensor, shape: Any) -> Tensor:
         """A tensor of the whole ``shape`` of which ``rows`` are this process's; nothing is sent."""
@@ -165,14 +146,61 @@ class Sharding:
         stride = torch.empty(whole, device="meta").stride()
         return DTensor.from_local(rows, self.mesh, self.placements, run_check=False, shape=whole, stride=stride)
 
-    @staticmethod
-    def settle(model: nn.Module) -> None:
+    def moved(self, model: nn.Module) -> None:
         """Bring every unit back to its shards; after an evaluation FSDP leaves the root's parameters whole."""
         from torch.distributed.fsdp import FSDPModule
 
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+    # Noise -----------------------------------------------------------------------------------------------------------
+
+    def own(self, name: str, buffer: Tensor) -> tuple[Tensor, int]:
+        """All rows that are here."""
+        return buffer, self.shards[name].offset
+
+    def early(self, scattered: frozenset[str]) -> list[str]:
+        """All: what other processes send is added to the noise as it arrives."""
+        return list(self.params)
+
+    # Denoisers -------------------------------------------------------------------------------------------------------
+
+    def denoised(self, denoiser: Denoiser, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
+        """On the rows if they are enough, else tensor by tensor."""
+        return denoiser.on_shards(grads, info, state, self)
+
+    def join(self, name: str, part: Tensor) -> Tensor:
+        """The whole tensor of which ``part`` is this process's rows; all processes take part."""
+        return self.wrap(part, self.params[name].shape).full_tensor()  # type: ignore[attr-defined, no-any-return]
+
+    def cut(self, name: str, whole: Tensor) -> Tensor:
+        """This process's rows of a whole tensor, in memory of their own."""
+        shard = self.shards[name]
+        return whole[shard.first : shard.first + shard.rows].clone()
+
+    def saved(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A denoiser's state, its tensors sharded like the parameters that they belong to (see ``Denoiser.__call__``)."""
+        return {key: self._saved(key, value) if isinstance(value, Tensor) else value for key, value in state.items()}
+
+    def loaded(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The same with this process's rows; a tensor that is whole is cut."""
+        return {
+            key: value.to_local() if is_sharded(value) else self.cut(_owner(key), value) if isinstance(value, Tensor) else value
+            for key, value in state.items()
+        }
+
+    def _saved(self, key: str, value: Tensor) -> Tensor:
+        name = _owner(key)
+        if name not in self.shards or value.shape != self.here(name).shape:
+            _check.fail(key, tuple(value.shape), 'to have the shape of a parameter and to be named "what.parameter"')
+        return self.wrap(value, self.params[name].shape)
+
+    # Passes ----------------------------------------------------------------------------------------------------------
+
+    def split(self, batch: Batch, size: int) -> Iterator[Batch]:
+        """As many micro-batches as the process that needs most: the last may be empty."""
+        return split_evenly(batch, size, self.world)
 
 
 def _owner(key: str) -> str:

@@ -14,61 +14,29 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hushgrad.clipping import Capture
 from hushgrad.clipping.base import Record, Rule
-from hushgrad.clipping.held import Held
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.sums import Form, Sum
 from hushgrad.clipping.tape import Tape
 from hushgrad.errors import CaptureError
-from hushgrad.release.placement.sharded import Sharding
-from hushgrad.release.placement.world import answered
+from hushgrad.release.placement.world import World, answered
 
-__all__ = ["HeldInShards", "ShardedSums", "capture_of"]
+if TYPE_CHECKING:
+    from hushgrad.release.placement.sharded import Shard
+
+__all__ = ["ShardedSite", "ShardedSums"]
 
 BUCKET = 1 << 20  # numbers: 4 MiB of float32; a layer that is larger makes a bucket of its own
 
 
-class HeldInShards(Held):
-    """The capture's sums are this process's rows of the sums over all processes.
-
-    All processes must make the same passes, also over no examples: every pass and every collect sends and receives.
-    """
-
-    def __init__(self, sharding: Sharding) -> None:
-        self._sharding = sharding
-
-    def site(self, model: nn.Module, site: Site) -> Site:
-        """A site that finds shards or whole tensors, and measures while they are whole."""
-        return _ShardedSite(site.tape, site.path, site.module, _while_whole(site.rule, model, site.path), site.full)
-
-    def local(self, name: str, p: Tensor) -> Tensor:
-        """This process's rows."""
-        return self._sharding.local(name)
-
-    def opened(self, sums: dict[str, Sum], sites: list[Site]) -> dict[str, Sum]:
-        """Sums of whole parameters, which are sent while further ones are filled."""
-        return ShardedSums(self._sharding, sums, [frozenset(site.full.values()) for site in sites])
-
-    def closed(self, opened: dict[str, Sum]) -> None:
-        """Send and receive the rest."""
-        assert isinstance(opened, ShardedSums)
-        opened.flush()
-
-
-def capture_of(model: nn.Module, sharding: Sharding | None, loss_reduction: str, unused: str = "raise") -> Capture:
-    """The capture for a model whose parameters are whole, or sharded."""
-    held = None if sharding is None else HeldInShards(sharding)
-    return Capture(model, loss_reduction=loss_reduction, unused=unused, held=held)
-
-
-class _ShardedSite(Site):
+class ShardedSite(Site):
     """A site that looks its parameters up whenever they are needed: FSDP exchanges shards for whole tensors and back."""
 
     __slots__ = ("_owners",)
@@ -76,6 +44,11 @@ class _ShardedSite(Site):
     def __init__(self, tape: Tape, path: str, module: nn.Module, rule: Rule, full: dict[str, str]) -> None:
         self._owners = [_owner(module, name) for name in full]
         super().__init__(tape, path, module, rule, dict(zip(full, self.params, strict=True)), full)
+
+    @classmethod
+    def of(cls, model: nn.Module, site: Site) -> ShardedSite:
+        """The same site, for a model whose parameters are sharded; its rule measures while they are whole."""
+        return cls(site.tape, site.path, site.module, _while_whole(site.rule, model, site.path), site.full)
 
     @property
     def params(self) -> list[nn.Parameter]:  # type: ignore[override]
@@ -123,9 +96,9 @@ class ShardedSums(dict[str, Sum]):
     ``together``: the sets of names that one layer opens at the same time; a bucket is never sent in between.
     """
 
-    def __init__(self, sharding: Sharding, rows: dict[str, Sum], together: list[frozenset[str]]) -> None:
+    def __init__(self, shards: Mapping[str, Shard], world: World, rows: dict[str, Sum], together: list[frozenset[str]]) -> None:
         super().__init__(rows)
-        self._sharding = sharding
+        self._shards, self._world = shards, world
         self._mates = {name: frozenset().union(*(names for names in together if name in names)) for name in rows}
         self._open: dict[str, Sum] = {}
         self._size = 0
@@ -139,7 +112,7 @@ class ShardedSums(dict[str, Sum]):
             if self._size >= BUCKET:
                 self._send()
         if name not in self._open:
-            shard, rows = self._sharding.shards[name], super().__getitem__(name)
+            shard, rows = self._shards[name], super().__getitem__(name)
             self._open[name] = Sum(Form(torch.Size(shard.shape), rows.buffer.device), rows.buffer.dtype)
             self._size += math.prod(shard.shape)
             self._order = zlib.crc32(name.encode(), self._order)
@@ -153,7 +126,7 @@ class ShardedSums(dict[str, Sum]):
         """
         self._send()
         self._receive()
-        if not self._sharding.world.same(self._order):
+        if not self._world.same(self._order):
             raise CaptureError(
                 "The processes ran different layers, or in another order, so their sums cannot be added up. With fully_shard "
                 "every process must make the same passes in every step, also over an empty part of the batch."
@@ -163,8 +136,8 @@ class ShardedSums(dict[str, Sum]):
         self._receive()
         if not self._open:
             return
-        size = self._sharding.world.size
-        counts = {name: self._sharding.shards[name].chunk * self._sharding.shards[name].row_size for name in self._open}
+        size = self._world.size
+        counts = {name: self._shards[name].chunk * self._shards[name].row_size for name in self._open}
         packed = self._packed(counts, size)
         arriving = packed.new_empty(packed.shape[1])
         with answered("the clipped sums were added up"):

@@ -27,7 +27,7 @@ from torch import Tensor
 from hushgrad.errors import CaptureError, HushgradError
 from hushgrad.release.keys import RunKey
 
-__all__ = ["ProcessLost", "World", "answered"]
+__all__ = ["ProcessLost", "World", "answered", "part_of"]
 
 
 class ProcessLost(HushgradError, RuntimeError):
@@ -44,6 +44,17 @@ def answered(what: str) -> Iterator[None]:
             f"Another process ended or did not answer in time while {what}. Nothing of this step was released. Start all "
             "processes again; with a Checkpoint the run goes on from its last save."
         ) from error
+
+
+def part_of(count: int, rank: int, size: int) -> tuple[int, int, int]:
+    """(chunk, first, held): of ``count`` things, process r of W holds those from r ceil(count/W) on, ceil(count/W) at most.
+
+    >>> [part_of(5, rank, 4) for rank in range(4)]
+    [(2, 0, 2), (2, 2, 2), (2, 4, 1), (2, 5, 0)]
+    """
+    chunk = -(-count // size)
+    first = min(rank * chunk, count)
+    return chunk, first, min(chunk, count - first)
 
 
 @dataclass(frozen=True)
@@ -66,9 +77,8 @@ class World:
         >>> [World(rank, 4).part(5) for rank in range(4)]
         [(0, 2), (2, 2), (4, 1), (5, 0)]
         """
-        chunk = -(-count // self.size)
-        first = min(self.rank * chunk, count)
-        return first, min(chunk, count - first)
+        _, first, held = part_of(count, self.rank, self.size)
+        return first, held
 
     def share_key(self, key: RunKey) -> RunKey:
         """Process 0's key, in all processes: noise and batches must be functions of the same bits everywhere."""

@@ -1,0 +1,70 @@
+"""The passes of one step: where the denoiser asks for gradients, the parameters are moved there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hushgrad.clipping import Capture
+from hushgrad.denoise.base import Denoiser, Probe
+from hushgrad.errors import ArgumentError
+from hushgrad.release.core import Release
+
+__all__ = ["Closure", "run_passes"]
+
+Closure = Callable[[], Any]
+_HERE = [Probe()]
+
+
+def run_passes(
+    denoiser: Denoiser | None, release: Release, capture: Capture, closure: Closure | None, announce: Callable[[], None]
+) -> Any:
+    """Let ``closure`` do this step's passes, once for each point that the denoiser asks for; return its first result.
+
+    The parameters are moved to each point and restored bit for bit. ``announce`` tells the capture what a pass is over.
+    """
+    if closure is None and denoiser is None:
+        return None
+    probes = _HERE if denoiser is None else _asked(denoiser, release)
+    if closure is None:
+        if probes != _HERE:
+            raise ArgumentError(
+                f"{type(denoiser).__name__} asks for gradients at {len(probes)} points. Put zero_grad, forward and "
+                "backward into a function and call optimizer.step(closure)."
+            )
+        return None
+    capture.discard()  # a closure does all of the step's passes; what was run before it is not part of them
+    if probes == _HERE:
+        announce()
+        with torch.enable_grad():
+            return closure()
+    first, *_ = [_at(probe, release, capture, closure, announce) for probe in probes]
+    return first
+
+
+def _asked(denoiser: Denoiser, release: Release) -> list[Probe]:
+    place = release.placement
+    with torch.no_grad():
+        return denoiser.probes({name: place.here(name) for name in place.params}, release.live_filter_state)
+
+
+def _at(probe: Probe, release: Release, capture: Capture, closure: Closure, announce: Callable[[], None]) -> Any:
+    place = release.placement
+    kept: dict[str, Tensor] = {}
+    try:
+        with torch.no_grad():
+            for name, shift in (probe.shift or {}).items():
+                kept[name] = place.here(name).clone()
+                place.here(name).add_(shift)
+            place.moved(capture.model)
+        with capture.probe(probe.coefficient), torch.enable_grad():
+            announce()
+            return closure()
+    finally:
+        with torch.no_grad():
+            for name, value in kept.items():  # copied back: w + s - s is not w in floating point
+                place.here(name).copy_(value)
+            place.moved(capture.model)

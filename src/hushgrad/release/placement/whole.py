@@ -1,0 +1,90 @@
+"""Whole: every parameter lies in this process. Also what a placement is asked by the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from hushgrad.clipping.held import Held
+from hushgrad.denoise.base import Denoiser, NoiseInfo
+from hushgrad.release.placement.world import World
+from hushgrad.sampling.batch import Batch
+
+__all__ = ["Whole"]
+
+
+class Whole(Held):
+    """Where the parameters of a run, their sums, their noise and their state lie; this one: whole, in one process.
+
+    The core asks and never tells cases apart. The other placements differ in their answers only; all of them are bound by the
+    same law: after :meth:`add_up` every coordinate of every sum has the contributions of all processes and its noise once.
+    """
+
+    in_parts = False  # whether a process holds a part of each parameter only
+
+    def __init__(self, params: dict[str, Tensor], world: World) -> None:
+        self.params, self.world = params, world
+        self.index = {name: i for i, name in enumerate(params)}  # of the parameter's noise
+
+    # Parameters ------------------------------------------------------------------------------------------------------
+
+    def local(self, name: str, p: Tensor) -> Tensor:
+        """What this process holds of a parameter, sharing its memory."""
+        return p.detach()
+
+    def here(self, name: str) -> Tensor:
+        """The same, of the run's parameter of this name."""
+        return self.local(name, self.params[name])
+
+    def gradient(self, name: str, g: Tensor) -> Tensor:
+        """``g`` as the gradient of the parameter. Sums and noise are float32 for parameters of lower precision."""
+        dtype = self.params[name].dtype
+        return g if g.dtype is dtype else g.to(dtype)
+
+    def moved(self, model: nn.Module) -> None:
+        """The parameters were changed between two passes: the next one must use them as they are now."""
+
+    # Noise -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def draws_all(self) -> bool:
+        """Whether this process draws the noise of everything that it holds."""
+        return True
+
+    def own(self, name: str, buffer: Tensor) -> tuple[Tensor, int]:
+        """The part of a sum whose noise is drawn here, and where it begins in the whole flattened parameter."""
+        return buffer, 0
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """(offset, count) of each parameter's part whose noise is drawn here, in the parameters' order."""
+        parts = [self.own(name, self.here(name)) for name in self.params]
+        return [(offset, part.numel()) for part, offset in parts]
+
+    def early(self, scattered: frozenset[str]) -> list[str]:
+        """Sums that are cheapest added to their noise: of tables of which few rows are touched. The others get it afterwards."""
+        return [name for name in self.params if name in scattered] if scattered else []
+
+    def add_up(self, buffers: dict[str, Tensor]) -> None:
+        """Give every process the sums, noise included, over all processes, of what it holds."""
+
+    # Denoisers -------------------------------------------------------------------------------------------------------
+
+    def denoised(self, denoiser: Denoiser, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
+        """The denoiser's answer for what this process holds."""
+        return denoiser(grads, info, state)
+
+    def saved(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A denoiser's state as it is saved."""
+        return dict(state)
+
+    def loaded(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A saved state as the denoiser keeps it here."""
+        return dict(state)
+
+    # Passes ----------------------------------------------------------------------------------------------------------
+
+    def split(self, batch: Batch, size: int) -> Iterator[Batch]:
+        """Micro-batches of at most ``size`` examples."""
+        return batch.split(size)

@@ -1,0 +1,68 @@
+"""The laws of a step hold wherever the parameters lie: whole, replicated in several processes, or sharded over them."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from several_processes import run
+
+PROGRAM = Path(__file__).parents[1] / "stories" / "placements_program.py"
+CASES = runpy.run_path(str(PROGRAM))["CASES"]
+PLACES = {"sharded, alone": (True, 1), "replicated": (False, 2), "sharded": (True, 2)}
+ONE_PROCESS_ONLY = {"lazy"}
+REFUSED = {"around": "CaptureError"}
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return runpy.run_path(str(PROGRAM))["main"]({"sharded": False})
+
+
+@pytest.fixture(scope="module", params=PLACES.values(), ids=list(PLACES))
+def placed(request, tmp_path_factory):
+    """What each process of this placement found, and nothing is run twice."""
+    sharded, world = request.param
+    return run(PROGRAM, tmp_path_factory.mktemp("placed"), world, {"sharded": sharded})
+
+
+def _distance(a: list[float], b: list[float]) -> float:
+    assert len(a) == len(b) > 0
+    return float((torch.tensor(a, dtype=torch.float64) - torch.tensor(b, dtype=torch.float64)).abs().max())
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.contributes and name not in REFUSED])
+def test_one_record_contributes_one_clip_norm(whole, placed, name):
+    for found in (whole, *placed):
+        assert found[name]["contributes"] == pytest.approx(CASES[name].contributes, abs=1e-4), found[name]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED.keys() | ONE_PROCESS_ONLY])
+def test_a_step_is_the_same_wherever_the_parameters_lie(whole, placed, name):
+    expected, close = whole[name], 2e-2 if CASES[name].dtype is torch.bfloat16 else 1e-6
+    assert "refused" not in expected, expected
+    norms = []
+    for found in placed:
+        assert "refused" not in found[name], found[name]
+        assert _distance(found[name]["weights"], expected["weights"]) < close
+        assert found[name]["clip"] == pytest.approx(expected["clip"], rel=1e-6)
+        assert "average" not in expected or _distance(found[name]["average"], expected["average"]) < close
+        norms += found[name]["norms"]
+    if not CASES[name].users:  # a user's examples are all in one process, but users are dealt as they come
+        assert sorted(norms) == pytest.approx(expected["norms"], rel=1e-4 if close < 1e-3 else 0.1)
+    assert all(found[name]["weights"] == placed[0][name]["weights"] for found in placed)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_clipped_is_refused_everywhere(whole, placed, name):
+    for found in (whole, *placed):
+        assert found[name]["refused"].startswith(REFUSED[name])
+
+
+@pytest.mark.parametrize("name", sorted(ONE_PROCESS_ONLY))
+def test_what_needs_one_process_says_so(whole, placed, name):
+    assert "refused" not in whole[name]
+    for found in placed:
+        assert "to be 1, without fully_shard" in found[name]["refused"]
