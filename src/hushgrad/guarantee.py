@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad._value import Value
 from hushgrad.events import Compose, Event, Relation
 
@@ -54,7 +55,7 @@ class Guarantee(_Statement):
         if math.isinf(self.epsilon):
             claim = f"No privacy guarantee (epsilon is infinite) per {self.unit}"
         else:
-            claim = f"({_round_up(self.epsilon)}, {_round_up(self.delta, 6)})-DP per {self.unit}"
+            claim = f"({at_most(self.epsilon)}, {at_most(self.delta, 6)})-DP per {self.unit}"
         notes = "".join(f" {note.rstrip('.')}." for note in self.notes)
         return f"{claim} ({self.relation}; {self.accountant} accountant) for {self.event}.{notes}"
 
@@ -87,18 +88,6 @@ def _group_delta(epsilon: float, delta: float, k: int) -> float:
     # expm1(k e)/expm1(e) = e^{(k-1) e} (1 - e^{-k e})/(1 - e^{-e}), which does not overflow before the minimum is taken
     log_ratio = (k - 1) * epsilon + math.log(-math.expm1(-k * epsilon)) - math.log(-math.expm1(-epsilon))
     return math.exp(min(0.0, math.log(delta) + log_ratio))
-
-
-def _round_up(epsilon: float, digits: int = 4) -> str:
-    """A few significant digits, never rounded down: a printed guarantee must not promise more than holds."""
-    if epsilon == 0:
-        return "0"
-    if epsilon < 1e-290:
-        return "1e-290"
-    places = digits - 1 - math.floor(math.log10(epsilon))
-    scale = 10.0**places
-    rounded = math.ceil(epsilon * scale - 1e-9) / scale
-    return f"{rounded:.{digits}g}" if rounded < 10**digits else f"{math.ceil(epsilon)}"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import math
 from typing import Protocol
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad.accounting._numeric import smallest_true
 from hushgrad.accounting.api import loss_of
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
@@ -96,7 +97,7 @@ class Filter:
         after = self._after(event)
         if not self._rule.used(after) <= 1.0:
             raise BudgetExceeded(
-                f"Expected event={event} to fit into the budget epsilon={self.epsilon:g}, delta={self.delta:g}: "
+                f"Expected event={event} to fit into the budget epsilon={at_most(self.epsilon, 6)}, delta={at_most(self.delta, 6)}: "
                 f"{self.used:.1%} of it is used. The step was not taken."
             )
         self._spent = after
@@ -199,7 +200,7 @@ class _Rdp:
         a = self._order
         self._bound = epsilon - math.log1p(-1.0 / a) + (math.log(delta) + math.log(a)) / (a - 1.0)
         if self._bound <= 0.0:
-            _check.fail("order", a, f"to leave room for epsilon={epsilon:g}", "Use a larger order.")
+            _check.fail("order", a, f"to leave room for epsilon={at_most(epsilon, 6)}", "Use a larger order.")
 
     def cost(self, loss: Loss) -> tuple[float, ...]:
         assert isinstance(loss, RDPLoss)

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 if TYPE_CHECKING:
     from hushgrad.audit.report import AuditReport
 
+from hushgrad._printed import at_least, at_most
+
 __all__ = ["draw"]
 
 
@@ -35,8 +37,9 @@ def draw(report: AuditReport, path: str | Path) -> None:
     right.set(xlabel="false-alarm rate", ylabel="miss rate", xlim=(0, 1), ylim=(0, 1))
     right.legend(fontsize=8)
     figure.suptitle(
-        f"Audit of {report.claimed.event}: claimed epsilon {report.claimed.epsilon:.3g} at delta {report.claimed.delta:g}, "
-        f"at least {report.lower_bound:.3g} at {100 * report.confidence:g}% confidence; {report.verdict}",
+        f"Audit of {report.claimed.event}: claimed epsilon {at_most(report.claimed.epsilon, 3)} at delta "
+        f"{at_most(report.claimed.delta, 6)}, "
+        f"at least {at_least(report.lower_bound, 3)} at {100 * report.confidence:g}% confidence; {report.verdict}",
         fontsize=9,
     )
     figure.savefig(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
+from hushgrad._printed import at_least, at_most
 from hushgrad.audit.bounds import ErrorRates
 from hushgrad.audit.checks import Check, _Finding
 from hushgrad.errors import ArgumentError
@@ -95,8 +96,11 @@ class AuditReport(_Finding):
         return names[_check.one_of(tuple(names), method=method)]
 
     def __str__(self) -> str:
-        claim = f"({self.claimed.epsilon:.3g}, {self.claimed.delta:g})-DP of {self.steps} steps ({self.claimed.event})"
-        found = f"{self.canaries} canaries bound epsilon from below by {self.lower_bound:.2f} at {100 * self.confidence:g}% confidence"
+        claim = f"({at_most(self.claimed.epsilon, 3)}, {at_most(self.claimed.delta, 6)})-DP of {self.steps} steps ({self.claimed.event})"
+        found = (
+            f"{self.canaries} canaries bound epsilon from below by {at_least(self.lower_bound)} at "
+            f"{100 * self.confidence:g}% confidence"
+        )
         notes = "".join(f" Note: {note}." for note in self.notes)
         if self.refuted:
             details = "".join(f" {check.name}: {check.seen}." for check in self.checks if not check.passed)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
+from hushgrad._printed import at_least, at_most
 from hushgrad.budget import folder as folders
 from hushgrad.budget.books import Books
 from hushgrad.budget.pricing import advice, exceeds, fits, price
@@ -357,8 +358,9 @@ def _refusal(books: Books, dataset: str, event: Event) -> str:
     spent, wanted = price(known, charges), price(known, (*charges, event))
     open_runs = sum(r.is_open for r in books.of(dataset))
     return (
-        f"Run refused: with it {dataset!r} would have spent epsilon {wanted:.4g} of {known.epsilon:g} at delta {known.delta:g}. "
-        f"Spent and reserved so far: {spent:.4g} ({open_runs} runs open), left: {max(0.0, known.epsilon - spent):.4g}."
+        f"Run refused: with it {dataset!r} would have spent epsilon {at_most(wanted)} of "
+        f"{at_most(known.epsilon, 6)} at delta {at_most(known.delta, 6)}. "
+        f"Spent and reserved so far: {at_most(spent)} ({open_runs} runs open), left: {at_least(max(0.0, known.epsilon - spent))}."
         f"{advice(known, charges, event)}"
     )
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad._value import Value
 from hushgrad.events import Event, Relation
 
@@ -62,7 +63,7 @@ class Dataset(_Account):
             object.__setattr__(self, field, value)
 
     def __str__(self) -> str:
-        budget = f"epsilon {self.epsilon:g}, delta {self.delta:g} per {self.unit}"
+        budget = f"epsilon {at_most(self.epsilon, 6)}, delta {at_most(self.delta, 6)} per {self.unit}"
         return f"{self.name}: {budget} ({self.relation}), composed by {self.composition}"
 
 
@@ -133,7 +134,10 @@ class Status(_Account):
         return tuple(r for r in self.reservations if r.overrun)
 
     def __str__(self) -> str:
-        spent = "an infinite epsilon" if math.isinf(self.epsilon) else f"epsilon {self.epsilon:.4g}"
+        spent = "an infinite epsilon" if math.isinf(self.epsilon) else f"epsilon {at_most(self.epsilon)}"
         runs = f"{len(self.reservations)} runs, {len(self.open)} open"
         warning = " EXCEEDED." if self.exceeded else ""
-        return f"{self.dataset.name}: {spent} of {self.dataset.epsilon:g} at delta {self.dataset.delta:g}; {runs}.{warning}"
+        return (
+            f"{self.dataset.name}: {spent} of {at_most(self.dataset.epsilon, 6)} at delta "
+            f"{at_most(self.dataset.delta, 6)}; {runs}.{warning}"
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from hushgrad.cli._parser import Parser, UsageError
 if TYPE_CHECKING:
     from hushgrad.events import Event
 
-__all__ = ["accountant_names", "add_question", "event_from", "rounded_up"]
+__all__ = ["accountant_names", "add_question", "event_from"]
 
 
 def add_question(parser: Parser) -> None:
@@ -62,11 +61,3 @@ def accountant_names(words: str) -> list[str]:
     if words == "all":
         return sorted(ACCOUNTANTS)
     return [str(_check.one_of(tuple(ACCOUNTANTS), accountant=word.strip())) for word in words.split(",")]
-
-
-def rounded_up(x: float, digits: int = 6) -> str:
-    """A number to some significant digits, never rounded down: what is printed may be claimed."""
-    if x == 0.0 or not math.isfinite(x):
-        return f"{x:g}"
-    unit = 10.0 ** (math.floor(math.log10(abs(x))) - digits + 1)
-    return f"{math.ceil(x / unit - 1e-7) * unit:.{digits}g}"

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hushgrad._printed import at_least, at_most
 from hushgrad.cli._parser import Parser, UsageError, print_json, table
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ def _save_plot(report: AuditReport, options: argparse.Namespace) -> None:
 
 def _print(report: AuditReport) -> None:
     rows = [("lower bound on epsilon", "", "assumes")]
-    rows += [(bound.method, f"{bound.epsilon:.3f}", bound.assumption) for bound in report.lower_bounds]
-    rows += [("claimed (upper bound)", f"{report.claimed.epsilon:.3f}", f"{report.claimed.event}, {report.claimed.relation}")]
+    rows += [(bound.method, at_least(bound.epsilon), bound.assumption) for bound in report.lower_bounds]
+    rows += [("claimed (upper bound)", at_most(report.claimed.epsilon), f"{report.claimed.event}, {report.claimed.relation}")]
     print(table(rows))
     print()
     print(table([("ok" if check.passed else "FAILED", check.name, check.seen) for check in report.checks]))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from hushgrad._printed import at_least, at_most
 from hushgrad.cli._parser import Parser, UsageError, print_json, table
-from hushgrad.cli._question import accountant_names, add_question, rounded_up
+from hushgrad.cli._question import accountant_names, add_question
 
 __all__ = ["run"]
 
@@ -39,7 +40,9 @@ def run(words: list[str]) -> int:
 
 
 def _print(answers: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    print(f"{options.unknown} for epsilon = {options.epsilon:g}, delta = {options.delta:g}, {options.relation}")
+    print(
+        f"{options.unknown} for epsilon = {at_most(options.epsilon, 6)}, delta = {at_most(options.delta, 6)}, {options.relation}"
+    )
     rows = [("accountant", options.unknown, "")]
     for answer in answers:
         rows.append((answer["accountant"], _shown(answer.get("value"), options.unknown), answer.get("refused", "")))
@@ -52,7 +55,7 @@ def _shown(value: float | int | None, unknown: str) -> str:
         return "-"
     if isinstance(value, int):
         return str(value)
-    return rounded_up(value, 9) if unknown == "noise" else f"-{rounded_up(-value, 9)}".replace("--", "")
+    return at_most(value, 9) if unknown == "noise" else at_least(value, 9)
 
 
 def _ask(name: str, options: argparse.Namespace) -> dict[str, Any]:

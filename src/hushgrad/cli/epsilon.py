@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from hushgrad._printed import at_least, at_most
 from hushgrad.cli._parser import Parser, UsageError, print_json, table
-from hushgrad.cli._question import accountant_names, add_question, event_from, rounded_up
+from hushgrad.cli._question import accountant_names, add_question, event_from
 
 if TYPE_CHECKING:
     from hushgrad.events import Event
@@ -72,14 +73,14 @@ def _as_json(event: Event, answers: list[dict[str, Any]], options: argparse.Name
 
 
 def _print(event: Event, answers: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    print(f"{event}, delta = {options.delta:g}, {options.relation}")
+    print(f"{event}, delta = {at_most(options.delta, 6)}, {options.relation}")
     rows = [("accountant", "epsilon", "")]
     for answer in answers:
         if "refused" in answer:
             rows.append((answer["accountant"], "-", answer["refused"]))
             continue
-        note = f"at least {answer['lower']:.6g}" if "lower" in answer else ""
-        rows.append((answer["accountant"], rounded_up(answer["epsilon"]), note))
+        note = f"at least {at_least(answer['lower'], 6)}" if "lower" in answer else ""
+        rows.append((answer["accountant"], at_most(answer["epsilon"], 6), note))
     print(table(rows))
     for answer in answers:
         if "attack" in answer:

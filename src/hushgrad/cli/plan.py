@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad.cli._parser import Parser, UsageError, print_json
 
 if TYPE_CHECKING:
@@ -105,7 +106,10 @@ def _show(console: Console, found: Comparison, options: argparse.Namespace) -> N
     from rich.table import Table
 
     question = found.question
-    title = f"epsilon {question.epsilon:g}, delta {question.delta:g}, {question.dataset_size} records, batches of {question.size}"
+    title = (
+        f"epsilon {at_most(question.epsilon, 6)}, delta {at_most(question.delta, 6)}, "
+        f"{question.dataset_size} records, batches of {question.size}"
+    )
     table = Table(title=title, title_justify="left")
     table.add_column("")
     table.add_column("plan", no_wrap=True)

@@ -7,6 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hushgrad._printed import at_most
 from hushgrad.cli._parser import Parser, UsageError, print_json
 
 if TYPE_CHECKING:
@@ -127,8 +128,11 @@ def _answer(options: argparse.Namespace) -> int:
         print_json({**facts, "stopping": str(stopping)})
         return 0
     print(f"{stopping}.")
-    print(f"Trials of epsilon {options.epsilon:g} each make a search of epsilon {cost.epsilon:.4g} at delta {options.delta:g}.")
-    print(f"A search of epsilon {options.epsilon:g} needs {needed / noise:.3g} times the noise in each trial.")
+    print(
+        f"Trials of epsilon {at_most(options.epsilon, 6)} each make a search of epsilon "
+        f"{at_most(cost.epsilon)} at delta {at_most(options.delta, 6)}."
+    )
+    print(f"A search of epsilon {at_most(options.epsilon, 6)} needs {needed / noise:.3g} times the noise in each trial.")
     print("Computed for Gaussian trials; give a recipe for its own figures.")
     return 0
 
@@ -140,7 +144,9 @@ def _say_price(options: argparse.Namespace, search: Priced) -> int:
         return 0
     print(f"{facts['candidates']} candidates over {', '.join(facts['over'])}; {facts['stopping']}.")
     print(f"Score: {facts['score']}.")
-    print(f"Naive epsilon {facts['naive_epsilon']:.4g}, true epsilon {facts['epsilon']:.4g} at delta {facts['delta']:g}.")
+    print(
+        f"Naive epsilon {at_most(facts['naive_epsilon'])}, true epsilon {at_most(facts['epsilon'])} at delta {at_most(facts['delta'], 6)}."
+    )
     print(f"Noise multiplier {facts['noise_multiplier']:.4g} in each trial", end="")
     without = facts["noise_multiplier_without_tuning"]
     print(f" ({without:.4g} would do for one run that is not chosen)." if without is not None else ".")
@@ -152,7 +158,7 @@ def _say_outcome(options: argparse.Namespace, tuned: Tuned) -> int:
         print_json(tuned.to_json())
         return 0
     print(tuned.guarantee)
-    print(f"The winner alone would claim epsilon {tuned.naive_epsilon:.4g}; that would be wrong.")
+    print(f"The winner alone would claim epsilon {at_most(tuned.naive_epsilon)}; that would be wrong.")
     if tuned.candidate is None:
         print("The secret number of trials was 0: nothing is released. The search is paid for all the same.")
         return 0

@@ -46,6 +46,7 @@ from typing import NamedTuple
 from scipy.optimize import brentq
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad.accounting.gaussian import gaussian_delta, gaussian_mu
 from hushgrad.errors import ArgumentError
 from hushgrad.estimators.losses import LinearLoss
@@ -110,7 +111,7 @@ def objective_noise(epsilon: float, delta: float, *, terms: tuple[Term, ...]) ->
     price = max(term.price for term in terms)
     if epsilon <= price:
         raise ArgumentError(
-            f"Expected epsilon={epsilon:g} to exceed the curvature's price {price:g}. Use a larger l2, which lowers that price."
+            f"Expected epsilon={at_most(epsilon, 6)} to exceed the curvature's price {price:g}. Use a larger l2, which lowers that price."
         )
     largest, total = max(term.norm for term in terms), sum(term.copies for term in terms)
     low = largest / gaussian_mu(epsilon, delta) * (1 - 1e-9)  # one vertex, no price

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from hushgrad import denoise, noise
+from hushgrad._printed import at_most
 from hushgrad.events import Participation
 from hushgrad.experiments.base import Claim, Context, Findings, Table
 from hushgrad.experiments.picture import MARKS, panel
@@ -87,7 +88,7 @@ def run(context: Context) -> Findings:
             ),
         ),
         draw=lambda figure: _draw(figure, size, results),
-        caption=f"Test accuracy in per cent of a linear model on public features of {name} over epsilon (delta = {DELTA:g}, "
+        caption=f"Test accuracy in per cent of a linear model on public features of {name} over epsilon (delta = {at_most(DELTA, 6)}, "
         f"{steps} steps), mean with two standard errors: (a) one order of the data, no amplification; (b) random batches, without "
         "and with denoising, and BLT of (a). Points are set side by side where they would cover each other.",
         data={"accuracy": {f"{m}, {e:g}": v for (m, e), v in results.items()}, "validation": tried},
@@ -183,7 +184,7 @@ def _chosen_rates(context: Context, data: Data, plans: _Plans) -> tuple[dict[tup
             rate: accuracy(_trained(rest, plans, method, epsilon, rate, context.seed), validation) for rate in plans.size.rates
         }
         chosen[method, epsilon] = max(found, key=found.__getitem__)
-        tried |= {f"{method}, {epsilon:g}, rate {rate:g}": value for rate, value in found.items()}
+        tried |= {f"{method}, {at_most(epsilon, 6)}, rate {rate:g}": value for rate, value in found.items()}
     return chosen, tried
 
 
@@ -211,7 +212,7 @@ def _claims(size: _Size, results: Results) -> tuple[Claim, ...]:
     claims = [
         _at_least(
             "001",
-            f"correlated noise outperforms independent noise, both without amplification: {method} at eps = {epsilon:g} (points)",
+            f"correlated noise outperforms independent noise, both without amplification: {method} at eps = {at_most(epsilon, 6)} (points)",
             _gain(results, method, PLAIN, epsilon),
             0.0,
         )
@@ -239,7 +240,7 @@ def _denoising_claims(size: _Size, results: Results) -> tuple[Claim, ...]:
     return tuple(
         _at_least(
             "003" if "Laplacian" in method else "000",
-            f"denoising improves on DP-SGD: {method.split(', ')[-1]} (eps = {epsilon:g}, each at its own step size, points)",
+            f"denoising improves on DP-SGD: {method.split(', ')[-1]} (eps = {at_most(epsilon, 6)}, each at its own step size, points)",
             _gain(results, method, "DP-SGD, amplified", epsilon),
             0.0,
         )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from hushgrad import noise
+from hushgrad._printed import at_most
 from hushgrad.experiments.base import Claim, Context, Findings, Table
 from hushgrad.experiments.characters import Recent, bits, speeches, windows
 from hushgrad.experiments.picture import MARKS, panel
@@ -97,7 +98,7 @@ def run(context: Context) -> Findings:
         ),
         draw=lambda figure: _draw(figure, size, results, predicted),
         caption="(a) Bits per character (lower is better) of a log-bilinear model of the last four characters, on speakers who were "
-        f"not in the training data, over epsilon per speaker (delta = {DELTA:g}, {steps} steps), mean with two standard errors. "
+        f"not in the training data, over epsilon per speaker (delta = {at_most(DELTA, 6)}, {steps} steps), mean with two standard errors. "
         f"Every speaker takes part {size.epochs} times, in a fixed order; grey: with Poisson sampling, where that is possible. (b) What "
         "theory says: root mean square error of the sums of gradients at equal privacy, relative to independent noise.",
         data={"bits": {f"{m}, {e:g}": v for (m, e), v in results.items()}, "untrained": start, "predicted": predicted},
@@ -184,7 +185,7 @@ def _claims(size: _Size, results: Results, start: float) -> tuple[Claim, ...]:
         claims.append(
             Claim(
                 source="001",
-                says=f"DP-FTRL beats DP-SGD without amplification, eps = {epsilon:g} per speaker (bits per character)",
+                says=f"DP-FTRL beats DP-SGD without amplification, eps = {at_most(epsilon, 6)} per speaker (bits per character)",
                 expected=worse[0],
                 relation="at most",
                 found=better,

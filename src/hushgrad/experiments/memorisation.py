@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from hushgrad._printed import at_most
 from hushgrad.audit import exposure
 from hushgrad.experiments.base import Claim, Context, Findings, Table
 from hushgrad.experiments.characters import ALPHABET, bits, encoded, text, windows
@@ -177,7 +178,8 @@ def _difference(more: list[float], less: list[float]) -> tuple[float, float]:
 def _eliminated(epsilon: float, found: list[float]) -> Claim:
     mean, error = mean_and_error(found)
     return _measured(
-        f"differential privacy eliminates memorisation: exposure of secrets planted once, eps = {epsilon:g} (bits; at most one above "
+        f"differential privacy eliminates memorisation: exposure of secrets planted once, eps = "
+        f"{at_most(epsilon, 6)} (bits; at most one above "
         f"chance, {CHANCE:.2f})",
         # The exposure of an unknown secret is exponential, so its standard deviation is its mean.
         (mean, max(error, CHANCE / math.sqrt(len(found)))),
@@ -190,7 +192,7 @@ def _eliminated(epsilon: float, found: list[float]) -> Claim:
 def _repeated(epsilon: float, copies: int, private: tuple[float, float], known: tuple[float, float]) -> Claim:
     ratio = private[0] / known[0]
     return _measured(
-        f"the same, planted {copies} times: exposure at eps = {epsilon:g} over that without privacy",
+        f"the same, planted {copies} times: exposure at eps = {at_most(epsilon, 6)} over that without privacy",
         (ratio, ratio * math.hypot(private[1] / private[0], known[1] / known[0])),
         0.75,
         relation="at most",
@@ -200,7 +202,7 @@ def _repeated(epsilon: float, copies: int, private: tuple[float, float], known: 
 
 
 def _name(epsilon: float) -> str:
-    return "no privacy" if epsilon == NO_PRIVACY else f"eps = {epsilon:g}"
+    return "no privacy" if epsilon == NO_PRIVACY else f"eps = {at_most(epsilon, 6)}"
 
 
 def _table(size: _Size, found: dict[tuple[float, int], list[float]], quality: dict[float, list[float]]) -> Table:
@@ -212,7 +214,7 @@ def _table(size: _Size, found: dict[tuple[float, int], list[float]], quality: di
         title=f"Exposure in bits, mean ± standard error over {size.seeds} seeds and "
         f"{', '.join(f'{count} secrets planted {r} x' for r, count in size.secrets.items())} in each; at most "
         f"{math.log2(size.references + 1):.1f}, {CHANCE:.2f} by chance. {size.epochs} epochs, batch {size.batch}, Adam at 0.005 for all, "
-        f"one-layer transformer of width {size.width}, delta = {DELTA:g}",
+        f"one-layer transformer of width {size.width}, delta = {at_most(DELTA, 6)}",
         columns=("run", *(f"planted {r} x" for r in size.repeats), "bits per character (other text)"),
         rows=tuple((_name(e), *(cell(found[e, r]) for r in size.repeats), cell(quality[e])) for e in size.epsilons),
     )

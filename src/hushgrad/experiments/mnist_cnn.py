@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hushgrad import denoise, noise
+from hushgrad._printed import at_most
 from hushgrad.experiments.base import Claim, Context, Findings, Table
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.training import accuracy, bars, held_out, mean_and_error, percent, real_data, trained
@@ -96,7 +97,7 @@ def _judged(context: Context, data: Data, size: _Size, measured: _Measured) -> F
         caption=f"Test accuracy in per cent of a small convolutional net on {'digits' if context.quick else 'MNIST'} after one pass, "
         f"delta = 1e-5, mean of {size.seeds} seeds with two standard errors: (a) over epsilon, each method at the step size that was "
         "best on validation data (points set side by side where they would cover each other); (b) over the step size at "
-        f"epsilon = {size.epsilons[0]:g}.",
+        f"epsilon = {at_most(size.epsilons[0], 6)}.",
         data={"over_epsilon": {str(k): v for k, v in results.items()}, "over_rate": {str(k): v for k, v in unstable.items()}},
     )
 
@@ -249,7 +250,7 @@ def _tables(size: _Size, results: Results, unstable: Results, tried: list[tuple[
             rows=tuple((m, *(percent(results[m, e]) for e in size.epsilons)) for m in METHODS),
         ),
         Table(
-            title=f"The same over the step size at eps = {size.epsilons[0]:g} ({size.large_seeds} seeds)",
+            title=f"The same over the step size at eps = {at_most(size.epsilons[0], 6)} ({size.large_seeds} seeds)",
             columns=("method", *(f"rate {r:g}" for r in size.large_rates)),
             rows=tuple((m, *(percent(unstable[m, r]) for r in size.large_rates)) for m in ("DP-SGD", "DP-LSSGD")),
         ),
@@ -268,7 +269,7 @@ def _draw(figure: Any, size: _Size, results: Results, unstable: Results) -> None
         beside = [e * 1.03 ** (place - 2.5) for e in size.epsilons]  # else equal results would hide each other
         bars(first, beside, [results[method, e] for e in size.epsilons], label=method, **MARKS[how.mark])
     first.legend(frameon=False, fontsize=8, loc="lower right")
-    title = f"(b) over the step size, epsilon = {size.epsilons[0]:g}"
+    title = f"(b) over the step size, epsilon = {at_most(size.epsilons[0], 6)}"
     second = panel(figure, spec[1], title=title, x="learning rate", y="test accuracy (%)", log="")
     for method in ("DP-SGD", "DP-LSSGD"):
         runs = [unstable[method, r] for r in size.large_rates]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from hushgrad._printed import at_most
 from hushgrad.experiments.base import Claim, Context, Findings, Table
 from hushgrad.experiments.full_batch import Descent, descended
 from hushgrad.experiments.paper_recipe import (
@@ -96,7 +97,8 @@ def _judged(context: Context, data: Data, size: _Size, measured: _Measured) -> F
         "standard errors: (a) over epsilon, the paper's recipe under a valid guarantee (per-example clipping, tight noise), "
         "full-batch gradient descent on centred pixels (smoothed over the image) and on public features"
         + ("" if context.quick else "; crosses are the printed values, whose runs clip the batch instead of each example")
-        + f"; (b) the paper's recipe over the step size a/t at epsilon = {size.epsilons[0]:g} and {size.epsilons[1]:g}.",
+        + f"; (b) the paper's recipe over the step size a/t at epsilon = {at_most(size.epsilons[0], 6)} and "
+        f"{at_most(size.epsilons[1], 6)}.",
         data={"paper_recipe": {str(k): v for k, v in paper.items()}, "best": {str(k): v for k, v in best.items()}},
     )
 
@@ -280,7 +282,10 @@ def _best_claims(context: Context, size: _Size, paper: Results, best: Results) -
         mean, error = mean_and_error(values)
         rerun = mean_and_error(paper["example", epsilon, 3.0, 1.0])[0]
         if context.quick:
-            says, target = f"eps = {epsilon:g}: full-batch descent on {kind} beats the paper's recipe (at sigma = 3)", rerun
+            says, target = (
+                f"eps = {at_most(epsilon, 6)}: full-batch descent on {kind} beats the paper's recipe (at sigma = 3)",
+                rerun,
+            )
         else:
             says = (
                 f"eps = {epsilon}: the best recipe on {kind}, against {table2(epsilon, 3.0)} % in table 2 (not private) "

@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from flwr.supercore import log
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad.clipping.base import Clipper
 from hushgrad.errors import ArgumentError
 from hushgrad.federated.aggregate import Aggregator
@@ -198,7 +199,7 @@ class PrivateStrategy(Strategy):
         self._arrays, self._unsaved = open_round.layout.record(weights.numpy()), True
         spent = self.spent()
         self._save(spent)
-        log(INFO, "aggregate_train: round %d released, epsilon so far %.4g", self.rounds, spent.epsilon)
+        log(INFO, "aggregate_train: round %d released, epsilon so far %s", self.rounds, at_most(spent.epsilon))
         released = MetricRecord({"epsilon": spent.epsilon, "delta": spent.delta, "clip-norm": self._aggregator.clip_norm})
         return self._arrays, released
 

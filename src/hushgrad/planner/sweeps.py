@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad.accounting import calibrate, epsilon
 from hushgrad.errors import ArgumentError
 from hushgrad.planner.question import Question
@@ -80,8 +81,8 @@ class EpochCost:
 
     def __str__(self) -> str:
         return (
-            f"One more epoch ({self.longer_steps - self.steps} steps) raises epsilon from {self.epsilon:.4g} to "
-            f"{self.longer_epsilon:.4g} at the same noise, or needs noise multiplier {self.longer_noise_multiplier:.4g} "
+            f"One more epoch ({self.longer_steps - self.steps} steps) raises epsilon from {at_most(self.epsilon)} to "
+            f"{at_most(self.longer_epsilon)} at the same noise, or needs noise multiplier {self.longer_noise_multiplier:.4g} "
             f"instead of {self.noise_multiplier:.4g} at the same epsilon."
         )
 

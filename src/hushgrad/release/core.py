@@ -144,7 +144,7 @@ class Release:
             self._add(step, sums)
             return sums
         self._add(step, {name: total for name, total in sums.items() if name not in begun and name not in self.lazy})
-        return {name: begun[name] if name in begun else total for name, total in sums.items() if name not in self.lazy}
+        return {name: begun.get(name, total) for name, total in sums.items() if name not in self.lazy}
 
     def _add(self, step: int, buffers: dict[str, Tensor]) -> None:
         """Add this process's part of row ``step`` to sums, in place."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.train.plan import Plan
@@ -77,7 +78,7 @@ def _require_consistent(found: Folder) -> None:
     spent = epsilon(claim.event, delta=claim.delta, accountant=claim.accountant, relation=claim.relation)
     if claim.epsilon < spent * (1 - 1e-6):  # the accountant of another version may differ in the last digits
         raise ArgumentError(
-            f"Expected epsilon={claim.epsilon:.6g} in guarantee.json to be at least {spent:.6g}, the ledger's cost."
+            f"Expected epsilon={at_most(claim.epsilon, 6)} in guarantee.json to be at least {at_most(spent, 6)}, the ledger's cost."
         )
     digest = found.report.get("plan_digest", found.plan.digest)
     if digest != found.plan.digest:

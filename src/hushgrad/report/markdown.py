@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hushgrad.report.card import Card
+
+from hushgrad._printed import at_least, at_most
 
 __all__ = ["audit_words", "budget_words", "details", "interval_words", "to_markdown", "tuning_words"]
 
@@ -28,7 +28,7 @@ def details(card: Card) -> list[tuple[str, str]]:
     """The card's facts as (name, words)."""
     claim = card.guarantee
     rows = [
-        ("epsilon, delta", f"{_up(claim.epsilon)}, {claim.delta:g}"),
+        ("epsilon, delta", f"{_up(claim.epsilon)}, {at_most(claim.delta, 6)}"),
         ("certified interval", interval_words(card)),
         ("unit", claim.unit),
         ("neighbours", str(claim.relation)),
@@ -63,15 +63,7 @@ def interval_words(card: Card) -> str:
     if card.interval is None:
         return "no two-sided analysis"
     lower, upper = card.interval
-    return f"the tight epsilon of this event lies between {_outwards(lower, math.floor)} and {_outwards(upper, math.ceil)}"
-
-
-def _outwards(x: float, rounding: Callable[[float], int]) -> str:
-    """To six digits, and never to the side on which the words would be wrong."""
-    if x == 0.0 or not math.isfinite(x):
-        return f"{x:g}"
-    digits = 5 - math.floor(math.log10(abs(x)))
-    return f"{rounding(x * 10.0**digits) / 10.0**digits:.6g}"
+    return f"the tight epsilon of this event lies between {at_least(lower, 6)} and {at_most(upper, 6)}"
 
 
 def audit_words(audit: dict[str, Any] | None) -> str:
@@ -79,7 +71,7 @@ def audit_words(audit: dict[str, Any] | None) -> str:
     if audit is None:
         return "not audited"
     where = f" over {audit['steps']} steps with {audit['canaries']} canaries" if {"steps", "canaries"} <= set(audit) else ""
-    return f"epsilon is at least {audit['lower_bound']:.3g}{where}; the claim is {audit.get('verdict', 'not judged')}"
+    return f"epsilon is at least {at_least(audit['lower_bound'], 3)}{where}; the claim is {audit.get('verdict', 'not judged')}"
 
 
 def tuning_words(tuning: dict[str, Any] | None) -> str:
@@ -96,7 +88,7 @@ def _search_words(tuning: dict[str, Any]) -> str:
     """Both epsilons, side by side: the winner's alone, and that of how it was found."""
     words = (
         f"naive epsilon {_up(float(tuning['naive_epsilon']))} (the winner alone, not a claim); "
-        f"true epsilon {_up(float(tuning['epsilon']))} at delta {tuning['delta']:g} (the search included)"
+        f"true epsilon {_up(float(tuning['epsilon']))} at delta {at_most(tuning['delta'], 6)} (the search included)"
     )
     chosen = tuning.get("chosen")
     details = {
@@ -116,14 +108,12 @@ def budget_words(budget: dict[str, Any] | None) -> str:
     words = f"{budget.get('state', 'reserved')} as {budget.get('reservation', 'unknown')} on {budget.get('dataset', 'unknown')!r}"
     if not {"spent_epsilon", "budget_epsilon", "budget_delta", "head"} <= set(budget):
         return words
-    spent = f"{_up(float(budget['spent_epsilon']))} of {budget['budget_epsilon']:g} at delta {budget['budget_delta']:g}"
+    spent = f"{_up(float(budget['spent_epsilon']))} of {at_most(budget['budget_epsilon'], 6)} at delta {at_most(budget['budget_delta'], 6)}"
     return f"{words}; epsilon spent on it then: {spent}; head of the ledger: {budget['head']}"
 
 
 def _up(epsilon: float) -> str:
-    from hushgrad.guarantee import _round_up
-
-    return "infinite" if epsilon == float("inf") else _round_up(epsilon)
+    return "infinite" if epsilon == float("inf") else at_most(epsilon)
 
 
 def _number(value: float | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hushgrad._printed import at_least, at_most
 from hushgrad.errors import ArgumentError
 from hushgrad.report.markdown import details
 from hushgrad.report.plots import figures, svg
@@ -71,8 +72,8 @@ pre { background: var(--panel); padding: .9rem 1rem; border-radius: 8px; overflo
 {% endfor %}</div></section>{% endif %}
 {% if card.audit and card.audit.lower_bounds %}<section aria-labelledby="audit"><h2 id="audit">Audit: lower bounds beside the claim</h2>
 <dl>{% for bound in card.audit.lower_bounds %}<dt>{{ bound.method }}</dt><dd>
-epsilon at least {{ "%.3g"|format(bound.epsilon) }}{% if bound.assumption %}, if {{ bound.assumption }}{% endif %}</dd>
-{% endfor %}<dt>claimed</dt><dd>epsilon at most {{ "%.4g"|format(card.guarantee.epsilon) }}</dd></dl></section>{% endif %}
+epsilon at least {{ bound.epsilon|at_least(3) }}{% if bound.assumption %}, if {{ bound.assumption }}{% endif %}</dd>
+{% endfor %}<dt>claimed</dt><dd>epsilon at most {{ card.guarantee.epsilon|at_most }}</dd></dl></section>{% endif %}
 <section aria-labelledby="not"><h2 id="not">What the guarantee does not say</h2>
 <ul>{% for caveat in card.caveats %}<li>{{ caveat }}</li>
 {% endfor %}</ul></section>
@@ -91,11 +92,13 @@ def to_html(card: Card) -> str:
         from markupsafe import Markup
     except ImportError:
         raise ArgumentError("Expected jinja2 for the HTML page of a card. Install hushgrad[report].") from None
-    template = Environment(autoescape=True, trim_blocks=False).from_string(_TEMPLATE)
+    environment = Environment(autoescape=True, trim_blocks=False)
+    environment.filters |= {"at_least": at_least, "at_most": at_most}
+    template = environment.from_string(_TEMPLATE)
     plots = [(title, words, Markup(svg(draw))) for title, words, draw in figures(card)]  # drawn here, from numbers only
     rows = details(card)
-    headline = [("epsilon", rows[0][1].split(",")[0]), ("delta", f"{card.guarantee.delta:g}")]
+    headline = [("epsilon", rows[0][1].split(",")[0]), ("delta", at_most(card.guarantee.delta, 6))]
     headline += [("protects one", card.guarantee.unit), ("neighbours", str(card.guarantee.relation))]
     if card.audit is not None:
-        headline.append(("audit: epsilon at least", f"{card.audit['lower_bound']:.3g}"))
+        headline.append(("audit: epsilon at least", at_least(card.audit["lower_bound"], 3)))
     return template.render(card=card, details=rows, headline=headline, plots=plots)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hushgrad._printed import at_least, at_most
 from hushgrad.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -47,7 +48,10 @@ def figures(card: Card) -> list[tuple[str, str, Draw]]:
 
 
 def _curve_words(card: Card) -> str:
-    return f"Delta falls as epsilon grows; the claim is the point epsilon {card.guarantee.epsilon:.4g}, delta {card.guarantee.delta:g}."
+    return (
+        f"Delta falls as epsilon grows; the claim is the point epsilon {at_most(card.guarantee.epsilon)}, "
+        f"delta {at_most(card.guarantee.delta, 6)}."
+    )
 
 
 def svg(draw: Draw) -> str:
@@ -90,7 +94,7 @@ def _curve(card: Card, axes: Any) -> None:
     axes.plot([card.guarantee.epsilon], [card.guarantee.delta], "o", color=_MARK, markersize=5, label="claim")
     if card.audit is not None:
         bound = card.audit["lower_bound"]
-        axes.axvline(bound, color=_SECOND, linestyle="--", linewidth=1.2, label=f"audit: at least {bound:.2g}")
+        axes.axvline(bound, color=_SECOND, linestyle="--", linewidth=1.2, label=f"audit: at least {at_least(bound, 3)}")
     axes.set(xlabel="epsilon", ylabel="delta", yscale="log", xlim=(0, None), ylim=(card.guarantee.delta / 100, 1.5))
     axes.legend(loc="upper right")
 

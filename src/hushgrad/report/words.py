@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+from hushgrad._printed import at_most
 from hushgrad.events import Participation, Relation, RepeatAndSelect
 from hushgrad.guarantee import Guarantee
 from hushgrad.train.plan import Plan
@@ -40,7 +41,7 @@ def in_plain_words(guarantee: Guarantee) -> tuple[str, ...]:
     delta = guarantee.delta
     return (
         f"Compare two trainings, {of_relation(guarantee.relation)} any one {unit}. Whatever is observed about the trained model is at "
-        f"most {_factor(guarantee.epsilon)} times as likely in one as in the other, up to a probability of {delta:g}. This holds "
+        f"most {_factor(guarantee.epsilon)} times as likely in one as in the other, up to a probability of {at_most(delta, 6)}. This holds "
         "against everybody, whatever else they know.",
         str(best).replace("record", unit),
         f"It does not say that facts about one {unit} stay unknown: what many have in common can be learned, and is meant to be.",
@@ -51,7 +52,7 @@ def _factor(epsilon: float) -> str:
     """e^epsilon, rounded up: the sentence must not promise more than holds."""
     if epsilon > 20:
         return f"e^{math.ceil(epsilon)}"
-    return f"{math.ceil(math.exp(epsilon) * 100) / 100:g}"
+    return at_most(math.exp(epsilon) * (1 + 2**-50), 3)
 
 
 def sampling_assumed(participation: Participation) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Chart", "bar", "number", "smoothed"]
+from hushgrad._printed import at_least, at_most
+
+__all__ = ["Chart", "bar", "lower", "number", "smoothed", "upper"]
 
 _WIDTH, _HEIGHT = 360.0, 220.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 22.0, 10.0, 42.0
@@ -37,6 +39,26 @@ def number(x: float | str | None, digits: int = 3) -> str:
         power = f"10{str(int(exponent)).translate(_SUPERSCRIPT)}"
         return power if mantissa == "1" else f"{mantissa}·{power}"
     return f"{x:.{digits}g}"
+
+
+def upper(x: float | str | None, digits: int = 3) -> str:
+    """:func:`number` of an epsilon or a delta, rounded up.
+
+    >>> upper(2.99964, 4), upper(1e-6), upper("inf"), upper(None)
+    ('3', '10⁻⁶', '∞', '–')
+    """
+    return _outwards(x, digits, at_most)
+
+
+def lower(x: float | str | None, digits: int = 3) -> str:
+    """:func:`number` of what is left of a budget, rounded down."""
+    return _outwards(x, digits, at_least)
+
+
+def _outwards(x: float | str | None, digits: int, printed: Callable[[float, int], str]) -> str:
+    if x is None or isinstance(x, str) or not math.isfinite(x):
+        return number(x)
+    return printed(x, digits) if abs(x) >= 1e6 else number(float(printed(x, digits)), digits)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from hushgrad.errors import HushgradError
 from hushgrad.serve import fields
-from hushgrad.serve.charts import Chart, number, smoothed
+from hushgrad.serve.charts import Chart, number, smoothed, upper
 from hushgrad.serve.problems import NotThere, status_of
 from hushgrad.serve.runs import Run
 from hushgrad.serve.series import SHOWN
@@ -122,7 +122,7 @@ async def _figures(request: Request, question: dict[str, Any], show: str) -> dic
     for name, label in _FIGURES.items():
         points = [(x, y) for x, y in found[name] if isinstance(y, (int, float)) and y > 0]
         if len(points) > 1:
-            words = f"Epsilon of {chosen['name']} over the {label}, from {number(points[0][1])} to {number(points[-1][1])}."
+            words = f"Epsilon of {chosen['name']} over the {label}, from {upper(points[0][1])} to {upper(points[-1][1])}."
             log = name != "steps"
             charts.append(
                 Chart(

@@ -22,7 +22,15 @@ def _environment() -> Environment:
     found = Environment(
         loader=PackageLoader("hushgrad.serve"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    found.filters |= {"number": charts.number, "percent": _percent, "ago": ago, "bytes": size, "typed": _typed}
+    found.filters |= {
+        "number": charts.number,
+        "upper": charts.upper,
+        "lower": charts.lower,
+        "percent": _percent,
+        "ago": ago,
+        "bytes": size,
+        "typed": _typed,
+    }
     # Drawn from numbers, and their words are escaped where they are drawn.
     found.globals |= {"bar": lambda *a, **k: Markup(charts.bar(*a, **k)), "picture": lambda chart: Markup(chart.svg())}
     found.globals |= {"version": __version__, "share": _share}

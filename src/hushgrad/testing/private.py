@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hushgrad import _check
+from hushgrad._printed import at_least, at_most
 from hushgrad.accounting import epsilon as accounted
 from hushgrad.accounting import epsilon_interval
 from hushgrad.audit import Auditor, bounds
@@ -73,7 +74,9 @@ def _assert_accounted(plan: Plan, epsilon: float, delta: float) -> None:
         least, _ = epsilon_interval(event, delta=delta, relation=plan.relation)
     except NoTheorem:
         least = accounted(event, delta=delta, relation=plan.relation)
-    assert least <= epsilon, f"({epsilon:g}, {delta:g})-DP is refuted: the plan's own event, {event}, costs {least:.4g} at least."
+    assert least <= epsilon, (
+        f"({at_most(epsilon, 6)}, {at_most(delta, 6)})-DP is refuted: the plan's own event, {event}, costs {at_least(least)} at least."
+    )
 
 
 def _assert_audited(plan: Plan, epsilon: float, delta: float, *, canaries: int, steps: int, confidence: float, seed: int) -> None:
@@ -83,7 +86,8 @@ def _assert_audited(plan: Plan, epsilon: float, delta: float, *, canaries: int, 
     fitted = bounds.epsilon_gaussian(rates, delta=delta) if report.bound_is_exact else 0.0
     least = max(bounds.epsilon_clopper_pearson(rates, delta=delta), fitted)
     assert least <= epsilon, (
-        f"({epsilon:g}, {delta:g})-DP is refuted at {100 * confidence:g}% confidence: epsilon >= {least:.4g}. {report}"
+        f"({at_most(epsilon, 6)}, {at_most(delta, 6)})-DP is refuted at {100 * confidence:g}% confidence: "
+        f"epsilon >= {at_least(least)}. {report}"
     )
 
 
@@ -110,7 +114,7 @@ def _assert_told_apart(
     assert gap <= 0, (
         f"({stated[0]:g}, {stated[1]:g})-DP is refuted at {100 * confidence:g}% confidence: "
         f"an attack has {rates.false_alarms:.3f} false alarms and {rates.misses:.3f} misses in {2 * (runs - half)} runs, "
-        f"which needs epsilon >= {least:.4g}."
+        f"which needs epsilon >= {at_least(least)}."
     )
 
 

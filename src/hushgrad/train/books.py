@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad.errors import ArgumentError, BudgetExceeded
 from hushgrad.events import Compose, Event, Participation, Unanalysed
 from hushgrad.guarantee import Guarantee, Ledger
@@ -54,7 +55,9 @@ class Books:
         if self.taken >= self.plan.steps:
             raise BudgetExceeded(f"All {self.plan.steps} steps of the plan are taken. Make a longer plan to train on.")
         if self.taken >= self._limit:
-            raise BudgetExceeded(f"Step {self.taken + 1} would exceed max_epsilon={self.max_epsilon:g}; it was not taken.")
+            raise BudgetExceeded(
+                f"Step {self.taken + 1} would exceed max_epsilon={at_most(self.max_epsilon or 0.0, 6)}; it was not taken."
+            )
         if self.max_epsilon is not None and not issued and self.declared is None:
             raise BudgetExceeded(
                 "A step on a batch that the run's loader did not issue costs an unknown epsilon; it was not taken."

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from hushgrad._printed import at_most
+
 __all__ = ["JsonLines", "OnStep", "ProgressBar", "TensorBoard"]
 
 OnStep = Callable[[dict[str, Any]], Any]
@@ -138,4 +140,4 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             ("signal_to_noise", "signal/noise {:.2f}"),
         )
         parts = [form.format(self._smooth[name]) for name, form in forms if name in self._smooth]
-        return "  ".join([f"epsilon <= {metrics['epsilon']:.2f}", *parts])
+        return "  ".join([f"epsilon <= {at_most(metrics['epsilon'])}", *parts])

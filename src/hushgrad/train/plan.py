@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad._value import Value
 from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.clipping.base import Clipper
@@ -181,7 +182,7 @@ class Plan(_Description):
             ("batches", f"{self.participation}; the sum is divided by {self.batch_size:g}, always"),
             ("clipping", f"{self.clip!r}"),
             ("noise", f"{noise}, {_brief(self.noise)}"),
-            ("neighbours", f"{self.relation} {self.unit}, delta = {self.delta:g}"),
+            ("neighbours", f"{self.relation} {self.unit}, delta = {at_most(self.delta, 6)}"),
         ]
         options = (("denoising", self.denoise), ("averaging", self.average), ("projection", self.projection))
         rows += [(name, _brief(value)) for name, value in options if value is not None]

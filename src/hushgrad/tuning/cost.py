@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad._value import Value
 from hushgrad.events import Event, Relation, RepeatAndSelect
 
@@ -78,8 +79,8 @@ class TuningCost(_Tuning):
 
     def __str__(self) -> str:
         return (
-            f"naive epsilon {self.naive:.4g} (one run, as if it had not been chosen), true epsilon {self.epsilon:.4g} "
-            f"at delta {self.delta:g}: {self.stopping}"
+            f"naive epsilon {at_most(self.naive)} (one run, as if it had not been chosen), true epsilon {at_most(self.epsilon)} "
+            f"at delta {at_most(self.delta, 6)}: {self.stopping}"
         )
 
 

@@ -1,0 +1,52 @@
+"""How epsilons, deltas and bounds are printed: a printed guarantee must not promise more than holds.
+
+The one printer of the house. An upper bound (epsilon, delta, what was spent) is rounded up, a lower bound (an audit's, what is
+left of a budget) down, an interval outwards. Rounding is exact, in decimal: with p the printed number, float(p) >= x for
+:func:`at_most` and float(p) <= x for :func:`at_least`, whatever x is. A number that has no more digits than are printed is
+printed as it is, so 1e-05 stays 1e-05.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+
+__all__ = ["at_least", "at_most", "interval"]
+
+
+def at_most(x: float, digits: int = 4) -> str:
+    """An upper bound in ``digits`` significant digits, rounded up.
+
+    >>> at_most(2.99964), at_most(4.3772), at_most(1e-5), at_most(0.1), at_most(123456.7), at_most(math.inf)
+    ('3', '4.378', '1e-05', '0.1', '123457', 'inf')
+    """
+    return _rounded(x, digits, ROUND_CEILING)
+
+
+def at_least(x: float, digits: int = 4) -> str:
+    """A lower bound in ``digits`` significant digits, rounded down.
+
+    >>> at_least(2.99964), at_least(4.3772), at_least(1e-5), at_least(123456.7)
+    ('2.999', '4.377', '1e-05', '123456')
+    """
+    return _rounded(x, digits, ROUND_FLOOR)
+
+
+def interval(lower: float, upper: float, digits: int = 4) -> str:
+    """Both ends, rounded outwards.
+
+    >>> interval(2.99964, 3.00001)
+    '[2.999, 3.001]'
+    """
+    return f"[{at_least(lower, digits)}, {at_most(upper, digits)}]"
+
+
+def _rounded(x: float, digits: int, how: str) -> str:
+    x = float(x)
+    if not math.isfinite(x) or x == 0:
+        return f"{x:g}"
+    exact = Decimal(repr(x))  # the shortest decimal that is this float: 0.1 is not a little more than a tenth
+    if abs(x) >= 10.0**digits:  # a whole number in full is easier to read than an exponent
+        return str(int(exact.to_integral_value(how)))
+    rounded = Context(prec=digits, rounding=how).plus(exact)
+    return f"{float(rounded):.{digits}g}" if float(rounded) else f"{rounded:g}"
