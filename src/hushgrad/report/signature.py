@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.report.folder import read_object
@@ -176,7 +177,9 @@ def _recomputed(content: dict[str, Any]) -> Guarantee:
         raise ArgumentError("Expected the card's guarantee to have its plan's delta, relation and unit. One of them was changed.")
     spent = epsilon(guarantee.event, delta=guarantee.delta, accountant=guarantee.accountant, relation=guarantee.relation)
     if guarantee.epsilon < spent * (1 - 1e-6):  # the accountant of another version may differ in the last digits
-        raise ArgumentError(f"Expected the card's epsilon={guarantee.epsilon:.6g} to be at least {spent:.6g}, its event's cost.")
+        raise ArgumentError(
+            f"Expected the card's epsilon={at_most(guarantee.epsilon, 6)} to be at least {at_most(spent, 6)}, its event's cost."
+        )
     return guarantee
 
 
