@@ -7,7 +7,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench zoo chaos fuzz soak sbom vulnerabilities docs clean
+.PHONY: help demo test test-all check format bench zoo chaos fuzz soak sbom licences wheel vulnerabilities docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -68,6 +68,16 @@ soak: $(VENV)/.ready  ## 10,000 steps, a million events: does anything grow? (mi
 sbom: $(VENV)/.ready  ## list every installed package as CycloneDX into build/sbom.json
 	@mkdir -p build && $(BIN)/uv tool run -q --from cyclonedx-bom cyclonedx-py environment $(BIN)/python --output-reproducible -o build/sbom.json
 	@echo "Bill of materials: build/sbom.json"
+
+licences: $(VENV)/.ready  ## write the licences of everything that an extra pulls in into docs/licences.md
+	$(BIN)/python docs/licences.py --write
+
+# The last commit, built in two folders of different names: the same bits, or it fails.
+wheel: $(VENV)/.ready  ## build the wheel twice, compare the bits, leave it in dist/
+	@rm -rf build/wheel && mkdir -p build/wheel/a build/wheel/another dist
+	@for place in a another; do git archive HEAD | tar -x -C build/wheel/$$place && \
+	  SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build -q --wheel -o build/wheel/$$place-out build/wheel/$$place || exit 1; done
+	@cmp build/wheel/a-out/*.whl build/wheel/another-out/*.whl && cp build/wheel/a-out/*.whl dist/ && sha256sum dist/*.whl
 
 vulnerabilities: $(VENV)/.ready  ## compare the pinned versions with the public advisories (needs the network)
 	$(BIN)/uv tool run -q pip-audit --strict --no-deps --disable-pip -r constraints.txt

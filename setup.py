@@ -7,7 +7,9 @@ without a compiler installs all the same: numpy draws the same bits, and numpy o
 from setuptools import Extension, setup
 
 # Each operation is rounded by itself, as in numpy: no contraction to fused multiply-add, no fast-math, whatever CFLAGS say.
-FLAGS = ["-O3", "-std=gnu11", "-fno-fast-math", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+# No debug information: it would hold the path of the build, and two builds would differ.
+COMMON = ["-O3", "-g0", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS = [*COMMON, "-fno-fast-math", "-ffp-contract=off"]
 
 setup(
     ext_modules=[
@@ -26,7 +28,7 @@ setup(
             "hushgrad.denoise._scan",
             ["src/hushgrad/denoise/_scan.c"],
             depends=["src/hushgrad/denoise/_scan_of.h"],
-            extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math"],
+            extra_compile_args=COMMON,
             py_limited_api=True,
             optional=True,
         ),
@@ -34,7 +36,7 @@ setup(
             "hushgrad.clipping._clip",
             ["src/hushgrad/clipping/_clip.c"],
             depends=[f"src/hushgrad/clipping/{name}_of.h" for name in ("_lanes", "_rows", "_conv")],
-            extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math"],
+            extra_compile_args=COMMON,
             py_limited_api=True,
             optional=True,
         ),

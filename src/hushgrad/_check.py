@@ -13,6 +13,7 @@ Each check returns the value in its canonical type, so that a constructor can wr
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection
 from numbers import Integral, Real
@@ -34,6 +35,14 @@ def fail(name: str, value: object, constraint: str, remedy: str = "") -> NoRetur
     if len(shown) > 80:
         shown = shown[:77] + "..."
     raise ArgumentError(f"Expected {name}={shown} {constraint}.{' ' + remedy if remedy else ''}")
+
+
+def parsed(text: str | bytes) -> Any:
+    """What JSON text says. Text that is none, or nested deeper than Python reads, is refused like any other argument."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(f"Expected JSON text, got something else: {error}.") from None
 
 
 def _only(argument: dict[str, Any]) -> tuple[str, Any]:

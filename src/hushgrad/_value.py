@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 import math
 from typing import Any, ClassVar, TypeVar
 
@@ -51,10 +50,7 @@ class Value:
     def from_json(cls: type[V], data: object) -> V:
         """The value described by ``data``: a JSON object, or the text of one. Anything unknown is refused."""
         if isinstance(data, (str, bytes)):
-            try:
-                data = json.loads(data)
-            except (ValueError, RecursionError) as error:
-                raise ArgumentError(f"Expected JSON text, got something else: {error}.") from None
+            data = _check.parsed(data)
         value = _decode(data, depth=0)
         if not isinstance(value, cls):
             _check.fail("data", data, f"to describe a {cls.__name__}")

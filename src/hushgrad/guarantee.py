@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -187,10 +186,7 @@ class Ledger:
     def from_json(cls, data: object) -> Ledger:
         """The ledger described by a JSON object or text; anything that is not understood is refused."""
         if isinstance(data, (str, bytes)):
-            try:
-                data = json.loads(data)
-            except (ValueError, RecursionError) as error:
-                _check.fail("data", data, f"to be JSON ({error})")
+            data = _check.parsed(data)
         if not isinstance(data, dict) or data.get("ledger") != 1 or not isinstance(data.get("entries"), list):
             _check.fail("data", data, 'to be a ledger: {"ledger": 1, "entries": [...]}')
         ledger = cls()

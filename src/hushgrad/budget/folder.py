@@ -60,14 +60,14 @@ def finding(folder: Path, reserved: Event) -> Finding:
         return _finished(folder, reserved)
     try:
         return _unfinished(folder, reserved)
-    except (OSError, ValueError, KeyError, TypeError, HushgradError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, HushgradError) as error:
         return Finding(reserved, f"the folder tells too little ({type(error).__name__}): the whole reservation is charged")
 
 
 def _finished(folder: Path, reserved: Event) -> Finding:
     try:
         event = Ledger.from_json(_read(folder / "ledger.json")).event()
-    except (OSError, ValueError, HushgradError):
+    except (OSError, ValueError, RecursionError, HushgradError):
         return Finding(reserved, "finished, but its ledger cannot be read: the whole reservation is charged")
     return Finding(event, "finished: charged for the steps in its ledger")
 
@@ -100,11 +100,11 @@ def _saved_books(path: Path) -> dict[str, Any]:
         size = int.from_bytes(file.read(8), "little")
         if not 0 < size <= _LARGEST:
             raise ValueError("not a safetensors header")
-        header = json.loads(file.read(size))
+        header = _check.parsed(file.read(size))
         metadata = header.pop("__metadata__")
         if _digest(metadata["hushgrad"], header, file, 8 + size) != metadata["digest"]:
             raise ValueError("damaged")
-    books: dict[str, Any] = _plain(json.loads(metadata["hushgrad"]))["private"]["books"]
+    books: dict[str, Any] = _plain(_check.parsed(metadata["hushgrad"]))["private"]["books"]
     return books
 
 
@@ -185,4 +185,4 @@ def holding(folder: Path) -> Iterator[bool]:
 def _read(path: Path) -> Any:
     if path.stat().st_size > _LARGEST:
         raise ValueError(f"{path.name} is too large")
-    return json.loads(path.read_text(encoding="utf-8"))
+    return _check.parsed(path.read_text(encoding="utf-8"))

@@ -45,7 +45,7 @@ class Verification(_Account):
 class Ledger:
     """A persistent ledger of privacy budgets: reserve before a run, commit after it.
 
-    ``place`` is a path (SQLite, by the standard library) or a ``postgresql://`` URL (``hushgrad[ledger]``). The ledger must
+    ``place`` is a path (SQLite, by the standard library) or a ``postgresql://`` URL (``hushgrad[ledger-postgresql]``). The ledger must
     exist: :meth:`create` makes one, so that a misspelt path is not a fresh budget.
 
     **Formal guarantee.** As long as every release about a data set goes through one ledger, and no run does more than it

@@ -1,4 +1,4 @@
-"""Rows in PostgreSQL, for teams that share a ledger; through SQLAlchemy (``pip install hushgrad[ledger]``).
+"""Rows in PostgreSQL, for teams that share a ledger; through SQLAlchemy (``pip install hushgrad[ledger-postgresql]``).
 
 A writer locks the table in EXCLUSIVE mode as the first statement of a serialisable transaction: readers go on, a second
 writer waits, and the snapshot of who got the lock is taken after it, so it contains all rows that were committed before.
@@ -35,7 +35,7 @@ class PostgresqlStore(Store):
             import sqlalchemy
             from sqlalchemy.pool import NullPool
         except ImportError:
-            raise ArgumentError("Expected sqlalchemy for a ledger in PostgreSQL. Install hushgrad[ledger].") from None
+            raise ArgumentError("Expected sqlalchemy for a ledger in PostgreSQL. Install hushgrad[ledger-postgresql].") from None
         self._sql: Any = sqlalchemy
         try:
             options = {"lock_timeout": f"{int(WAIT * 1000)}"}
@@ -45,7 +45,9 @@ class PostgresqlStore(Store):
                 poolclass=NullPool,  # one connection per operation: safe in threads and after a fork
                 connect_args={"options": " ".join(f"-c {name}={value}" for name, value in options.items())},
             )
-        except (sqlalchemy.exc.ArgumentError, ImportError) as error:
+        except ImportError as error:  # of the driver that the URL names
+            raise ArgumentError(f"Expected a driver for PostgreSQL ({error}). Install hushgrad[ledger-postgresql].") from None
+        except sqlalchemy.exc.ArgumentError as error:
             # Not the URL itself: it may hold a password.
             raise ArgumentError(f"Expected ledger to be a URL such as postgresql+psycopg://user@host/name: {error}.") from None
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hushgrad import _check
 from hushgrad.cli._parser import Parser, UsageError, print_json, suggestion, table
 
 if TYPE_CHECKING:
@@ -117,6 +118,13 @@ def _dataset_option(parser: Parser) -> None:
 
 def _verify_options(parser: Parser) -> None:
     parser.add_argument("--head", metavar="HASH", help="a head that was noted before: finds a cut-off or rewritten chain")
+    parser.add_argument("--noted", metavar="FILE", help="the same with the last head that hushgrad ledger head --watch noted")
+
+
+def _head_options(parser: Parser) -> None:
+    parser.add_argument("--watch", metavar="FILE", help="append the head to FILE whenever it moves, until Ctrl-C")
+    parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS", help="between two looks")
+    parser.add_argument("--once", action="store_true", help="with --watch: one look, for a timer of your own")
 
 
 # What each action does --------------------------------------------------------------------------------------------------
@@ -209,8 +217,38 @@ def _state(reservation: Reservation) -> str:
     return f"{reservation.state}, OVERRUN" if reservation.overrun else reservation.state
 
 
+def _head(options: argparse.Namespace) -> int:
+    """Print the head, or keep it elsewhere; a chain that has lost what was noted ends the watch as a failed verification."""
+    from hushgrad.budget.watch import watched
+
+    ledger = _opened(options)
+    if options.watch is None:
+        _say(options, {"ledger": options.ledger, "head": ledger.head}, ledger.head)
+        return 0
+    told, ok = None, True
+    try:
+        for verdict in watched(ledger, options.watch, every=options.every):
+            ok = verdict.ok
+            if not ok or verdict.head != told:
+                _say(options, verdict.to_json(), str(verdict))
+                sys.stdout.flush()
+            told = verdict.head
+            if options.once:
+                break
+    except KeyboardInterrupt:
+        print("Ended.", file=sys.stderr)
+    return 0 if ok else _UNVERIFIED
+
+
 def _verify(options: argparse.Namespace) -> int:
-    verdict = _opened(options).verify(head=options.head)
+    from hushgrad.budget.watch import noted_heads
+
+    if options.head is not None and options.noted is not None:
+        raise UsageError("--head and --noted say the same thing: give one of them.")
+    head = options.head if options.noted is None else next(reversed(noted_heads(options.noted)), "")
+    if head == "":
+        raise UsageError(f"{options.noted} holds no noted head.")
+    verdict = _opened(options).verify(head=head)
     _say(options, verdict.to_json(), str(verdict))
     return 0 if verdict.ok else _UNVERIFIED
 
@@ -249,7 +287,7 @@ def _event(options: argparse.Namespace) -> Event:
 
 def _json(word: str) -> Any:
     try:
-        return json.loads(Path(word[1:]).read_text(encoding="utf-8") if word.startswith("@") else word)
+        return _check.parsed(Path(word[1:]).read_text(encoding="utf-8") if word.startswith("@") else word)
     except (OSError, ValueError) as error:
         raise UsageError(f"--event must be JSON, or @FILE with JSON in it: {error}.") from None
 
@@ -309,6 +347,14 @@ _ACTIONS: dict[str, _Action] = {
         "budget.db --head HASH",
         _verify_options,
         _verify,
+    ),
+    "head": (
+        "The hash of the last row; --watch keeps it elsewhere.\n"
+        "A ledger that was put back to an earlier copy of itself is found by a noted head only, so let FILE be out of reach of "
+        "whoever can write the ledger.",
+        "budget.db --watch /elsewhere/heads.txt",
+        _head_options,
+        _head,
     ),
     "export": ("All rows, one JSON object per line.", "budget.db > ledger.jsonl", _no_options, _export),
 }

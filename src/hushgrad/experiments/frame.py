@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hushgrad import __version__
+from hushgrad import __version__, _check
 from hushgrad.experiments.base import MISPRINT, REFUTED, UNDECIDED, Context, Experiment, Findings, Table
 from hushgrad.experiments.picture import save
 from hushgrad.experiments.registry import EXPERIMENTS, SOURCES
@@ -108,7 +108,7 @@ def write_pages(outcome: Outcome, docs: Path) -> None:
 def summary(folder: Path) -> str:
     """The overview page: every claim of every experiment whose numbers are in ``folder``, errors of the sources apart."""
     files = [folder / f"{experiment.name}.json" for experiment in EXPERIMENTS]
-    results = [json.loads(file.read_text()) for file in files if file.exists()]
+    results = [_check.parsed(file.read_text()) for file in files if file.exists()]
     claims = [(result["experiment"], claim) for result in results for claim in result["claims"]]
     counts = {verdict: sum(c["verdict"] == verdict for _, c in claims) for verdict in {c["verdict"] for _, c in claims}}
     parts = [

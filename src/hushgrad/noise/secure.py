@@ -21,6 +21,7 @@ Not promised: that g itself, a sum of clipped gradients in floating point, has t
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -34,6 +35,8 @@ __all__ = ["GRID_BITS", "SecureNoise", "effective_noise_multiplier", "grid"]
 GRID_BITS = 26
 _GROUP_BYTES = 4 * 4 * PAIRS  # 64 bits of radius and 64 bits of angle for each pair
 _EXTRA_BYTES = 64  # 256 further bits for each, in doubt
+_MP = mpmath.MPContext()  # arithmetic of our own: the global precision belongs to whoever else uses mpmath, in other threads too
+_MP.prec = 400
 _LIMIT = 2.0**51  # whole numbers of grid steps that double precision adds exactly
 
 
@@ -92,12 +95,11 @@ class SecureNoise:
         blocks = _EXTRA_BYTES // 16
         extra = self._further.words(step, index, pair * blocks, _EXTRA_BYTES).tobytes()
         a, b, t, s = (int(w) for w in words[group, :, i])
-        with mpmath.workprec(400):
-            ratio_z = ratio * _exact_pair((a << 32) | b, (t << 32) | s, extra)[component]
-            n = mpmath.nint(ratio_z)
-            if abs(abs(ratio_z - n) - 0.5) < mpmath.mpf(2) ** -200:
-                raise ArithmeticError("320 random bits do not decide a rounding: the key stream is broken")
-            return float(n)
+        ratio_z = ratio * _exact_pair((a << 32) | b, (t << 32) | s, extra)[component]
+        n = _MP.nint(ratio_z)
+        if abs(abs(ratio_z - n) - 0.5) < _MP.mpf(2) ** -200:
+            raise ArithmeticError("320 random bits do not decide a rounding: the key stream is broken")
+        return float(n)
 
 
 def _doubles(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -119,11 +121,11 @@ def _doubles(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return z, error[:, None, :]
 
 
-def _exact_pair(radius: int, angle: int, extra: bytes) -> tuple[mpmath.mpf, mpmath.mpf]:
-    """The pair whose first 64 + 64 bits are ``radius`` and ``angle``, with the rest from ``extra``, in current precision."""
-    more = [int.from_bytes(extra[k : k + 32], "big") + mpmath.mpf(0.5) for k in (0, 32)]
-    v = (mpmath.mpf(radius & ((1 << 63) - 1)) + more[0] / 2**256) / 2**64
-    r = mpmath.sqrt(-2 * (mpmath.log1p(-v) if radius >> 63 else mpmath.log(v)))
-    theta = mpmath.pi / 4 * ((mpmath.mpf(angle & ((1 << 62) - 1)) + more[1] / 2**256) / 2**61 - 1)
-    cosine, sine = mpmath.cos(theta) * (-1 if angle >> 63 else 1), mpmath.sin(theta)
+def _exact_pair(radius: int, angle: int, extra: bytes) -> tuple[Any, Any]:
+    """The pair whose first 64 + 64 bits are ``radius`` and ``angle``, with the rest from ``extra``, to 400 bits."""
+    more = [int.from_bytes(extra[k : k + 32], "big") + _MP.mpf(0.5) for k in (0, 32)]
+    v = (_MP.mpf(radius & ((1 << 63) - 1)) + more[0] / 2**256) / 2**64
+    r = _MP.sqrt(-2 * (_MP.log1p(-v) if radius >> 63 else _MP.log(v)))
+    theta = _MP.pi / 4 * ((_MP.mpf(angle & ((1 << 62) - 1)) + more[1] / 2**256) / 2**61 - 1)
+    cosine, sine = _MP.cos(theta) * (-1 if angle >> 63 else 1), _MP.sin(theta)
     return (r * sine, r * cosine) if angle >> 62 & 1 else (r * cosine, r * sine)

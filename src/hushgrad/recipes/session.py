@@ -230,7 +230,7 @@ def _forget_after(path: Path, step: int) -> None:
 
 def _step(line: str) -> float:
     try:
-        return float(json.loads(line)["step"])
+        return float(_check.parsed(line)["step"])
     except (ValueError, KeyError, TypeError):  # the last line of a killed run may be cut short
         return float("inf")
 
@@ -239,7 +239,7 @@ def _read(path: Path) -> Any:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return _check.parsed(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ArgumentError(f"Expected {str(path)!r} to be as it was written; it was damaged ({error}).") from None
 

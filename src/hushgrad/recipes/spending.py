@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from hushgrad.budget.folder import RESERVATION, SETTLED, holding, reservation_of
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event
 from hushgrad.recipes.recipe import Recipe
+from hushgrad.train.atomic import replacing
 from hushgrad.train.plan import Plan
 
 __all__ = ["Spending", "alone_in"]
@@ -79,9 +79,5 @@ class Spending:
     def _note(self, reservation: Reservation, **more: Any) -> None:
         """Write ``reservation.json``, all of it or nothing: it is what ties the folder to the ledger."""
         about = {"reservation": reservation.id, "dataset": reservation.dataset, "state": reservation.state, "ledger": self._place}
-        temporary = self._out / f".{RESERVATION}"
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump({**about, **more}, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._out / RESERVATION)
+        with replacing(self._out / RESERVATION, mode=0o644) as new:
+            new.write_text(json.dumps({**about, **more}, indent=2), encoding="utf-8")

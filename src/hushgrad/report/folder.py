@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,8 +91,8 @@ def read_object(path: Path) -> dict[str, Any]:
         ArgumentError: where the file is too large, cannot be read or holds something else.
     """
     try:
-        content = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
+        content = _check.parsed(_text(path))
+    except ValueError as error:
         raise ArgumentError(f"Expected {path.name} to be JSON: {error}.") from None
     if not isinstance(content, dict):
         raise ArgumentError(f"Expected {path.name} to hold one JSON object.")
@@ -124,8 +123,8 @@ def _lines(path: Path) -> tuple[dict[str, Any], ...]:
     found = []
     for line in _text(path).splitlines():
         try:
-            item = json.loads(line)
-        except (ValueError, RecursionError):
+            item = _check.parsed(line)
+        except ValueError:
             continue
         if isinstance(item, dict):
             found.append(item)

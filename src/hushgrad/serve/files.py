@@ -5,7 +5,6 @@ Names in a request never become paths. A scan lists what is there, and a request
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hushgrad import _check
 from hushgrad.errors import HushgradError
 
 __all__ = ["LIMITS", "RunFolder", "Unreadable", "folders"]
@@ -79,8 +79,8 @@ class RunFolder:
     def object(self, name: str, *, limit: int | None = None) -> dict[str, Any]:
         """The file's one JSON object."""
         try:
-            content = json.loads(self.text(name, limit=limit))
-        except (ValueError, RecursionError):
+            content = _check.parsed(self.text(name, limit=limit))
+        except ValueError:
             raise Unreadable(f"{name} is not JSON.") from None
         if not isinstance(content, dict):
             raise Unreadable(f"{name} does not hold one JSON object.")

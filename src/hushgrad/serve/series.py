@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 
+from hushgrad import _check
 from hushgrad.serve.files import RunFolder, Unreadable
 
 __all__ = ["SHOWN", "Series", "read_series"]
@@ -71,8 +71,8 @@ def _thinned(lines: list[str], points: int) -> list[str]:
 
 def _parsed(line: str) -> dict[str, object]:
     try:
-        metrics = json.loads(line)
-    except (ValueError, RecursionError):
+        metrics = _check.parsed(line)
+    except ValueError:
         return {}
     return metrics if isinstance(metrics, dict) else {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +12,15 @@ from safetensors import SafetensorError
 
 from hushgrad.errors import StorageError
 
-__all__ = ["replacing"]
+__all__ = ["replacing", "sweep"]
 
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
     """A new empty file beside ``path`` to be filled; it is flushed to the disk and renamed to ``path`` when the block ends.
 
-    The file system renames at once or not at all. If anything fails, ``path`` is as it was and the new file is gone.
+    The file system renames at once or not at all. If anything fails, ``path`` is as it was and the new file is gone. What a killed
+    process left half written beside ``path``, perhaps a key, is swept when its successor writes the same file.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -33,6 +35,7 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        sweep(path)
         _create(temporary, mode)
         yield temporary
         _flush(temporary)
@@ -47,6 +50,26 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def sweep(path: Path) -> None:
+    """Remove what killed processes of this machine left half written of ``path``."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        owner = leftover.name.rpartition(".")[2]
+        if owner.isdecimal() and not _alive(int(owner)):
+            leftover.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    if os.name != "posix":  # elsewhere to ask is to interrupt
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # somebody else's
+        return True
+    return process != os.getpid()
 
 
 def _create(path: Path, mode: int) -> None:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.release.placement.sharded import Shard, Sharded, is_sharded
 from hushgrad.release.placement.world import World
@@ -198,7 +199,7 @@ def _opened(path: Path) -> Any:
 
 
 def _header(file: Any) -> dict[str, Any]:
-    return json.loads((file.metadata() or {})[_HEADER])  # type: ignore[no-any-return]
+    return _check.parsed((file.metadata() or {})[_HEADER])  # type: ignore[no-any-return]
 
 
 def _digest(path: Path) -> bytes:

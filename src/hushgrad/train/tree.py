@@ -52,7 +52,7 @@ def read_tree(path: Path) -> Any:
             f"Expected path={str(path)!r} to be as it was written; it was damaged. Use a copy, or start a new run."
         )
     try:
-        return _decode(json.loads(metadata[_HEADER]), tensors)
+        return _decode(_check.parsed(metadata[_HEADER]), tensors)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArgumentError(f"Expected path={str(path)!r} to hold a tree of values ({type(error).__name__}).") from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
 import shutil
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from hushgrad.recipes.session import train
 from hushgrad.recipes.spending import Spending, alone_in
 from hushgrad.recipes.summary import write_report
 from hushgrad.release.keys import RunKey
+from hushgrad.train.atomic import replacing
 from hushgrad.train.plan import Plan
 from hushgrad.tuning.cost import ACCOUNTANT, TuningCost, calibrated_noise, tuning_cost
 from hushgrad.tuning.draws import Draws
@@ -185,7 +185,7 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
     """The score of one trial, which is trained first unless it was; remembered in its folder."""
     known = folder / "score.json"
     if known.exists():
-        return float(json.loads(known.read_text())["score"])
+        return float(_check.parsed(known.read_text())["score"])
     settings = search.settings
     candidates = settings.candidates
     recipe = with_candidate(search.recipe, candidates[draws.candidate(trial, len(candidates))])
@@ -198,7 +198,7 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
     if not (folder / "guarantee.json").exists():
         train(recipe, folder, resume=(folder / "recipe.json").exists(), progress=progress, key=key, data=data)
     if records is None:
-        outcome = json.loads((folder / "report.json").read_text())["outcome"]
+        outcome = _check.parsed((folder / "report.json").read_text())["outcome"]
         score = outcome["test_accuracy"] if settings.metric == "accuracy" else -outcome["test_loss"]
     else:
         model = recipe.make_model(data)
@@ -220,7 +220,7 @@ def _opened(recipe: Recipe | None, settings: Settings | None, out: Path, resume:
     if resume:
         if not known.exists():
             _check.fail("--out", str(out), "to hold an interrupted search", "Leave --resume out to start a new one.")
-        recipe = Recipe.from_tables(json.loads(known.read_text()))
+        recipe = Recipe.from_tables(_check.parsed(known.read_text()))
         return recipe, settings_of(recipe)
     if recipe is None:
         raise ArgumentError("Expected a recipe with a [tune] table, or --over.")
@@ -251,14 +251,9 @@ def _key(folder: Path, recipe: Recipe) -> bytes:
     if not path.exists():
         seed = recipe.run.seed
         key = secrets.token_bytes(32) if seed is None else RunKey.make(seed=seed).secret
-        temporary = folder / ".key.json"
-        temporary.unlink(missing_ok=True)
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump({"key": key.hex()}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    return bytes.fromhex(json.loads(path.read_text())["key"])
+        with replacing(path) as new:
+            new.write_text(json.dumps({"key": key.hex()}))
+    return bytes.fromhex(_check.parsed(path.read_text())["key"])
 
 
 def _released(search: Priced, best: _Result | None, folder: Path, out: Path) -> Tuned:
@@ -288,9 +283,9 @@ def _copied(search: Priced, tuned: Tuned, best: _Result, winner: Path) -> Tuned:
     for name in _COPIED:
         shutil.copyfile(winner / name, out / name)
     _copy_metrics(winner / "metrics.jsonl", out / "metrics.jsonl")
-    recipe = Recipe.from_tables(json.loads((winner / "recipe.json").read_text()))
+    recipe = Recipe.from_tables(_check.parsed((winner / "recipe.json").read_text()))
     plan = Plan.from_json((winner / "plan.json").read_text())
-    outcome = json.loads((winner / "report.json").read_text())["outcome"]
+    outcome = _check.parsed((winner / "report.json").read_text())["outcome"]
     outcome |= {"out": str(out), "guarantee": guarantee.to_json(), "claim": str(guarantee)}
     ledger = Ledger()
     ledger.record(guarantee.event, times=int(outcome["steps"]), stream="search")  # one charge for everything, however many trials
@@ -306,7 +301,7 @@ def _copied(search: Priced, tuned: Tuned, best: _Result, winner: Path) -> Tuned:
 def _copy_metrics(source: Path, target: Path) -> None:
     """The winner's metrics, without the epsilon of its steps: that is the naive one, and would contradict the claim."""
     if source.exists():
-        lines = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+        lines = [_check.parsed(line) for line in source.read_text(encoding="utf-8").splitlines()]
         kept = [{name: value for name, value in line.items() if name != "epsilon"} for line in lines]
         target.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 

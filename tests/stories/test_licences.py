@@ -1,0 +1,32 @@
+"""Copyleft comes with the extra that says so; the table in the documentation lists what is declared; a wheel holds no path of its build."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("packaging", reason="reading requirements needs packaging")
+ROOT = Path(__file__).parents[2]
+LICENCES = runpy.run_path(str(ROOT / "docs" / "licences.py"), run_name="licences")
+
+
+def test_copyleft_is_not_pulled_in_unasked():
+    found = {extra: LICENCES["closure"](wanted) for extra, wanted in LICENCES["extras"]().items()}
+    for extra in ("", "report", "sklearn", "serve", "ledger"):
+        assert not [name for name, text in found[extra].items() if LICENCES["_COPYLEFT"].search(text)], extra
+    assert {extra for extra, names in found.items() if "psycopg" in names} <= {"ledger-postgresql"}
+
+
+def test_the_table_lists_every_package_that_is_declared():
+    page = (ROOT / "docs" / "licences.md").read_text()
+    for extra, wanted in LICENCES["extras"]().items():
+        for one in wanted:
+            assert one.marker is not None or f"| {one.name.lower()} |" in page, (extra, one.name, "make licences")
+
+
+def test_kernels_hold_no_path_of_their_build():
+    text = (ROOT / "setup.py").read_text()
+    assert text.count("extra_compile_args=") == text.count("extra_compile_args=FLAGS") + text.count("extra_compile_args=COMMON")
+    assert '"-g0"' in text
