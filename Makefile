@@ -7,13 +7,13 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench zoo chaos fuzz soak sbom licences wheel vulnerabilities docs clean
+.PHONY: help demo test test-all check format bench zoo chaos fuzz soak worst sbom licences wheel vulnerabilities docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
 
 # venv, then uv inside it (3 x faster than pip), plain pip where uv cannot resolve.
-$(VENV)/.ready: pyproject.toml constraints.txt $(wildcard setup.py src/hushgrad/noise/*.[ch] src/hushgrad/denoise/*.[ch] src/hushgrad/accounting/pld/bounds/*.c)
+$(VENV)/.ready: pyproject.toml constraints.txt $(wildcard setup.py src/hushgrad/noise/*.[ch] src/hushgrad/denoise/*.[ch] src/hushgrad/clipping/*.[ch] src/hushgrad/accounting/pld/bounds/*.c)
 	python3 -m venv $(VENV)
 	@echo "Installing hushgrad and its tools into $(VENV) ..."
 	@$(BIN)/python -m pip install -q uv \
@@ -64,6 +64,9 @@ fuzz: $(VENV)/.ready  ## feed nonsense to everything that reads a file or a comm
 
 soak: $(VENV)/.ready  ## 10,000 steps, a million events: does anything grow? (minutes)
 	$(FAULTS)
+
+worst: $(VENV)/.ready  ## search every path to a clipped sum for the record that moves it most; TRIES=100000 SEED=7 (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python faults/worst.py $(if $(TRIES),--tries $(TRIES)) $(if $(SEED),--seed $(SEED))
 
 sbom: $(VENV)/.ready  ## list every installed package as CycloneDX into build/sbom.json
 	@mkdir -p build && $(BIN)/uv tool run -q --from cyclonedx-bom cyclonedx-py environment $(BIN)/python --output-reproducible -o build/sbom.json

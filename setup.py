@@ -35,7 +35,7 @@ setup(
         Extension(
             "hushgrad.clipping._clip",
             ["src/hushgrad/clipping/_clip.c"],
-            depends=[f"src/hushgrad/clipping/{name}_of.h" for name in ("_lanes", "_rows", "_conv")],
+            depends=[f"src/hushgrad/clipping/{name}_of.h" for name in ("_lanes", "_rows", "_conv", "_wide")],
             extra_compile_args=COMMON,
             py_limited_api=True,
             optional=True,

@@ -66,8 +66,8 @@ class _Broken(Flat):
         }
         return wrong[self.defect]() if self.defect in wrong else good
 
-    def clip(self, rows, factor):
-        norms, weights, finite = super().clip(rows, factor)
+    def clip(self, rows, factor, dtype=torch.float64):
+        norms, weights, finite = super().clip(rows, factor, dtype)
         wrong = {
             "clips by another rule": (norms, (weights * 2).clamp(max=1), finite),
             "squares for norms": (norms.square(), weights, finite),

@@ -43,11 +43,43 @@ def _random(*shape: int, seed: int) -> torch.Tensor:
 @example(B=3, d=5000, p=1, seed=0)  # longer than what is summed in single precision
 def test_outer_products(B: int, d: int, p: int, seed: int) -> None:
     x, g = _random(B, d, seed=seed), _random(B, p, seed=seed + 1)
-    made = _fused.outer_sq_norms(x, g)
+    made = _fused.outer_sq_norms(x, g, 1e30)
     assert made is not None
     sq_g, sq_x = g.double().square().sum(1), x.double().square().sum(1)
-    torch.testing.assert_close(made[0].double(), sq_x * sq_g, rtol=1e-6, atol=0)
-    torch.testing.assert_close(made[1].double(), sq_g, rtol=1e-6, atol=0)
+    torch.testing.assert_close(made[0], sq_x * sq_g, rtol=3e-7, atol=0)
+    torch.testing.assert_close(made[1], sq_g, rtol=3e-7, atol=0)
+    largest = float(torch.cat([sq_x, sq_g, torch.zeros(1)]).max())
+    assert not made[2]
+    assert _fused.outer_sq_norms(x, g, largest * 0.999)[2] == (B > 0)
+    assert not _fused.outer_sq_norms(x, g, largest * 1.001)[2]
+
+
+def test_norms_neither_underflow_nor_overflow() -> None:
+    """In single precision the square of 1e-30 is 0 and that of 1e30 is infinite."""
+    for size in (1e-45, 1e-38, 1e-30, 1e30, 3e38):
+        x = torch.full((2, 37), size)
+        expected = x.double().square().sum(1)
+        torch.testing.assert_close(_fused.sq_norms(x), expected, rtol=3e-7, atol=0)
+        made = _fused.outer_sq_norms(x, 1 / x if size < 1e38 and size > 1e-38 else x, 1e90)
+        assert made is not None and bool(made[0].isfinite().all()) and bool((made[0] > 0).all())
+
+
+@settings(deadline=None)
+@given(B=st.integers(0, 5), T=st.integers(1, 90), d=st.integers(1, 300), seed=st.integers(0, 9), columns=st.booleans())
+@example(B=2, T=40, d=700, seed=0, columns=True)  # deeper than a panel
+def test_gram_matrices(B: int, T: int, d: int, seed: int, columns: bool) -> None:
+    x = _random(B, d, T, seed=seed).transpose(1, 2) if columns else _random(B, T, d, seed=seed)
+    made, expected = _fused.gram(x), torch.bmm(x.double(), x.double().transpose(1, 2))
+    assert made is not None
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-13 * d)
+    assert torch.equal(made, made.transpose(1, 2))
+
+
+@settings(deadline=None)
+@given(B=st.integers(0, 30), n=st.integers(1, 700), seed=st.integers(0, 9))
+def test_squared_norms_of_rows(B: int, n: int, seed: int) -> None:
+    x = _random(B, n, seed=seed)
+    torch.testing.assert_close(_fused.sq_norms(x), x.double().square().sum(1), rtol=3e-7, atol=0)
 
 
 @settings(deadline=None)
@@ -67,33 +99,43 @@ def test_weighted_sums_of_outer_products(B: int, d: int, p: int, seed: int) -> N
 @settings(deadline=None)
 @given(B=st.integers(1, 40), parts=st.integers(1, 9), factor=st.floats(0.1, 1e4), seed=st.integers(0, 9))
 def test_totals_and_their_roots(B: int, parts: int, factor: float, seed: int) -> None:
-    rows = [_random(B, seed=seed + k).square() for k in range(parts)]
+    rows = [_random(B, seed=seed + k).square().double() for k in range(parts)]
     made = _fused.total(rows, factor)
     assert made is not None
-    expected = torch.stack(rows).double().sum(0) * factor
-    torch.testing.assert_close(made[0].double(), expected, rtol=1e-6, atol=0)
-    torch.testing.assert_close(made[1].double(), expected.sqrt(), rtol=1e-6, atol=0)
+    expected = torch.stack(rows).sum(0) * factor
+    torch.testing.assert_close(made[0], expected, rtol=3e-7, atol=0)
+    torch.testing.assert_close(made[1], expected.sqrt(), rtol=1e-14, atol=0)
     assert made[2]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_one_bad_norm_is_noticed_wherever_it_stands(bad: float) -> None:
     for i in range(33):
-        row = torch.ones(33)
+        row = torch.ones(33, dtype=torch.float64)
         row[i] = bad
-        made = _fused.total([torch.ones(33), row], 1.0)
+        made = _fused.total([torch.ones(33, dtype=torch.float64), row], 1.0)
         assert made is not None
         assert not made[2]
 
 
 def test_weights_of_a_ball() -> None:
-    sq_norms = torch.tensor([0.0, 1e-30, 0.25, 1.0, 4.0, 1e30, float("inf"), float("nan"), -1.0])
-    made = _fused.clip([sq_norms], 1.0, 1.0)
+    sq_norms = torch.tensor([0.0, 1e-30, 0.25, 1.0, 4.0, 1e30, float("inf"), float("nan"), -1.0]).double()
+    made = _fused.clip([sq_norms], 1.0, 1.0, torch.float64)
     assert made is not None
     norms, weights, finite = made
     assert not finite
     assert torch.equal(norms[:-2], sq_norms[:-2].sqrt())
-    torch.testing.assert_close(weights, torch.tensor([1, 1, 1, 1, 0.5, 1e-15, 0, 0, 0]), rtol=1e-6, atol=0)
+    expected = torch.tensor([1, 1, 1, 1, 0.5, 1e-15, 0, 0, 0], dtype=torch.float64)
+    torch.testing.assert_close(weights, expected, rtol=1e-6, atol=0)
+
+
+def test_a_weight_that_single_precision_would_round_up_is_zero() -> None:
+    """1e-45 is 1.4e-45 there: four tenths too much."""
+    for made in (
+        _fused.clip([torch.tensor([1e90], dtype=torch.float64)], 1.0, 1.0, torch.float32),
+        super(Flat, Flat(1.0)).clip([torch.tensor([1e90], dtype=torch.float64)], 1.0),
+    ):
+        assert made is not None and made[1].tolist() == [0.0] and made[2]
 
 
 @settings(deadline=None)
@@ -101,7 +143,7 @@ def test_weights_of_a_ball() -> None:
     B=st.integers(0, 40), parts=st.integers(1, 9), factor=st.floats(0.1, 1e4), bound=st.floats(1e-3, 1e3), seed=st.integers(0, 9)
 )
 def test_a_ball_in_one_call(B: int, parts: int, factor: float, bound: float, seed: int) -> None:
-    rows = [_random(B, seed=seed + k).square() for k in range(parts)]
+    rows = [_random(B, seed=seed + k).square().double() for k in range(parts)]
     expected = super(Flat, Flat(bound)).clip(rows, factor)
     made = Flat(bound).clip(rows, factor)
     torch.testing.assert_close(made.norms, expected.norms, rtol=1e-6, atol=0)
@@ -116,7 +158,7 @@ def test_a_ball_with_weights_of_its_own_keeps_them() -> None:
         def weights(self, sq_norms: torch.Tensor) -> torch.Tensor:
             return super().weights(sq_norms) / 2
 
-    assert torch.equal(Halved(1.0).clip([torch.tensor([0.25, 4.0])], 1.0).weights, torch.tensor([0.5, 0.25]))
+    assert torch.equal(Halved(1.0).clip([torch.tensor([0.25, 4.0]).double()], 1.0).weights, torch.tensor([0.5, 0.25]).double())
 
 
 def _convolution(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, list[int], Geometry]:
@@ -142,7 +184,7 @@ def test_kernels_of_convolutions(case: tuple[torch.Tensor, torch.Tensor, list[in
     expected = per_example_kernel(padded.double(), g.double(), geometry)
     scale = float(expected.abs().max()) + 1e-30
     torch.testing.assert_close(made[0].double(), expected, rtol=0, atol=2e-6 * scale)
-    torch.testing.assert_close(made[1], made[0].flatten(1).square().sum(1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(made[1], made[0].double().flatten(1).square().sum(1), rtol=3e-7, atol=0)
     wrong = per_example_kernel(padded.double(), g.double().roll(1, -1), geometry)  # the output shifted by one position
     if g.shape[-1] > 1 and float((wrong - expected).abs().max()) > 1e-3 * scale:
         assert not torch.allclose(made[0].double(), wrong, rtol=0, atol=2e-6 * scale)
@@ -168,8 +210,9 @@ def test_what_it_cannot_do_is_left_to_torch() -> None:
     x, g, geometry = _random(2, 3, 5, 5, seed=0), _random(2, 4, 3, 3, seed=1), Geometry((3, 3), (1, 1), (1, 1), 1)
     assert _fused.kernel_gradients(x.double(), g.double(), [0] * 4, geometry) is None
     assert _fused.kernel_gradients(x.to(memory_format=torch.channels_last), g, [0] * 4, geometry) is None
-    assert _fused.outer_sq_norms(x[:, 0].transpose(1, 2)[:, 0], g[:, 0, 0]) is None
-    assert _fused.clip([torch.ones(3, dtype=torch.float64)], 1.0, 1.0) is None
+    assert _fused.outer_sq_norms(x[:, 0].transpose(1, 2)[:, 0], g[:, 0, 0], 1.0) is None
+    assert _fused.clip([torch.ones(3)], 1.0, 1.0, torch.float32) is None
+    assert _fused.gram(x[0].double()) is None and _fused.sq_norms(x[0, 0].double()) is None
 
 
 def _model() -> nn.Module:

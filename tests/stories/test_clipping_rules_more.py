@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hushgrad.clipping import Capture, Flat, Shared, rules
 from hushgrad.clipping.base import rule_for
+from hushgrad.clipping.mass import Mass
 from hushgrad.clipping.rules import attention, conv_transpose, embedding_bag, instance_norm, outer, rms_norm, rnn
 from hushgrad.errors import CaptureError
 from hushgrad.testing.rules import check_rule, one_by_one, sum_of_sines
@@ -464,9 +465,10 @@ def _wrong_gru(gates, hidden, state):
         (rnn, "step_of", lambda module: _wrong_gru, lambda: nn.GRU(3, 4, batch_first=True), torch.randn(4, 5, 3)),
         (attention, "_mask", lambda *args: None, Encoder, (torch.randn(4, 5, 4), torch.arange(24).view(4, 6) % 5 == 1)),
         (attention, "sqrt", lambda x: 1.0, Encoder, torch.randn(4, 5, 4)),
-        (outer, "gram_sq_norm", lambda x, g: x.square().sum((1, 2)) * g.square().sum((1, 2)), Encoder, torch.randn(4, 5, 4)),
+        (outer, "gram_sq_norm", lambda x, g: (x.square().sum((1, 2)) * g.square().sum((1, 2)), Mass(x[:, 0, 0], 1)), Encoder,
+         torch.randn(4, 5, 4)),
         (conv_transpose, "_padded", lambda r: F.pad(r.g, (0, 2)), lambda: nn.ConvTranspose1d(2, 3, 3, padding=1), torch.randn(4, 2, 6)),
-        (embedding_bag, "rows_sq_norm", lambda r, t: r.values.square().sum(1).view(4, -1).sum(1), bag,
+        (embedding_bag, "measured", lambda _, r, t: r.values.square().sum(1).view(4, -1).sum(1), bag,
          torch.randint(3, (4, 6))),
         (instance_norm.F, "instance_norm", lambda x, eps: x.clone(), lambda: nn.InstanceNorm1d(3, affine=True), torch.randn(4, 3, 6)),
         (rms_norm.torch, "rms_norm", lambda x, *_: x, lambda: nn.RMSNorm(3), torch.randn(4, 6, 3)),

@@ -44,6 +44,7 @@ int hushgrad_lanes(void) {
 #define HIGH 12 /* rows of a tile of two vectors: with them and a factor for each row, less than the registers there are */
 #include "_lanes_of.h"
 #include "_rows_of.h"
+#include "_wide_of.h"
 #include "_conv_of.h"
 #undef LANES
 #undef HIGH
@@ -55,6 +56,7 @@ int hushgrad_lanes(void) {
 #define HIGH 6
 #include "_lanes_of.h"
 #include "_rows_of.h"
+#include "_wide_of.h"
 #include "_conv_of.h"
 #undef LANES
 #undef HIGH
@@ -65,4 +67,5 @@ int hushgrad_lanes(void) {
 #define HIGH 6
 #include "_lanes_of.h"
 #include "_rows_of.h"
+#include "_wide_of.h"
 #include "_conv_of.h"

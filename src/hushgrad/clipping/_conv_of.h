@@ -40,7 +40,7 @@ INLINE void NAME(unfold)(const geometry *c, const float *padded, float *patches)
 
 /* G and its squared norm for `examples` examples; room: channels padded_h padded_w + out_h out_w row floats. */
 void NAME(hushgrad_kernel_gradients)(const geometry *c, const float *x, const float *g, size_t examples, float *room, float *G,
-                                    float *sq_norms) {
+                                    double *sq_norms) {
     const size_t in = c->channels * c->height * c->width, out = c->out_channels * c->out_h * c->out_w;
     float *patches = room, *padded = room + c->out_h * c->out_w * c->row;
     memset(patches, 0, c->out_h * c->out_w * c->row * sizeof(float)); /* what lies between taps and row stays 0 */
@@ -52,6 +52,6 @@ void NAME(hushgrad_kernel_gradients)(const geometry *c, const float *x, const fl
                                  .depth = c->out_h * c->out_w, .down = c->out_h * c->out_w, .along = 1, .b_row = c->row,
                                  .out_row = c->taps};
         NAME(multiply)(&m);
-        sq_norms[i] = (float)NAME(sq_norm)(G, c->out_channels * c->taps);
+        sq_norms[i] = NAME(sq_norm)(G, c->out_channels * c->taps);
     }
 }

@@ -4,29 +4,37 @@ typedef float NAME(lanes) __attribute__((vector_size(4 * LANES), aligned(4), may
 #define VECTOR NAME(lanes)
 #define AT(p) (*(VECTOR *)(p))
 #define READ(p) (*(const VECTOR *)(p))
-#define BLOCK 2048 /* floats whose squares are summed in single precision, on 4 LANES accumulators */
+typedef double NAME(doubles) __attribute__((vector_size(4 * LANES), aligned(8), may_alias)); /* half as many, in as many bits */
+#define DOUBLES NAME(doubles)
+#define HALF (LANES / 2)
+typedef float NAME(narrow) __attribute__((vector_size(4 * HALF), aligned(4), may_alias));
+#define WIDENED(p) __builtin_convertvector(*(const NAME(narrow) *)(p), DOUBLES)
 
-INLINE float NAME(sum_of)(VECTOR v) {
-    float x[LANES];
-    AT(x) = v;
-    for (int half = LANES / 2; half; half /= 2)
-        for (int k = 0; k < half; k++) x[k] += x[k + half];
-    return x[0];
+#define BLOCK (16 * LANES) /* floats whose squares are added in single precision, four on each of 4 LANES sums: good to 3e-7 */
+
+/* In double: squares of floats neither overflow nor underflow there. */
+static __attribute__((noinline)) double NAME(exact_sq_norm)(const float *x, size_t n) {
+    double total = 0;
+    for (size_t i = 0; i < n; i++) total += (double)x[i] * x[i];
+    return total;
 }
 
+/* Blocks in single precision, which is twice as fast, and again in double where squares may have overflowed or underflowed. */
 INLINE double NAME(sq_norm)(const float *x, size_t n) {
     double total = 0;
     size_t i = 0;
-    while (n - i >= LANES) {
-        const size_t end = n - i > BLOCK ? i + BLOCK : n;
-        VECTOR part[4] = {{0}}; /* four at a time: each alone would wait for itself */
-        for (; end - i >= 4 * LANES; i += 4 * LANES)
-            for (int k = 0; k < 4; k++) part[k] += READ(x + i + k * LANES) * READ(x + i + k * LANES);
-        for (; end - i >= LANES; i += LANES) part[0] += READ(x + i) * READ(x + i);
-        total += NAME(sum_of)((part[0] + part[1]) + (part[2] + part[3]));
+    for (; n - i >= BLOCK; i += BLOCK) {
+        VECTOR part[4];
+        for (int k = 0; k < 4; k++) part[k] = READ(x + i + k * LANES) * READ(x + i + k * LANES);
+        for (int j = 4; j < 16; j += 4)
+            for (int k = 0; k < 4; k++) part[k] += READ(x + i + (j + k) * LANES) * READ(x + i + (j + k) * LANES);
+        const VECTOR two[2] = {part[0] + part[1], part[2] + part[3]};
+        const DOUBLES sums = WIDENED(&two[0]) + WIDENED((const float *)&two[0] + HALF) + WIDENED(&two[1]) + WIDENED((const float *)&two[1] + HALF);
+        double block = 0;
+        for (int k = 0; k < HALF; k++) block += sums[k];
+        total += block > 1e-25 && block < 1e35 ? block : NAME(exact_sq_norm)(x + i, BLOCK);
     }
-    for (; i < n; i++) total += (double)x[i] * x[i];
-    return total;
+    return total + NAME(exact_sq_norm)(x + i, n - i);
 }
 
 /* A matrix product: out[i, j] = sum_t a[i, t] b[t, j], added to what is there if `add`. Rows of b and out are contiguous; a[i, t] is

@@ -3,43 +3,48 @@
 #define AT_A_TIME 64 /* examples of a weighted sum: few enough for a column of their inputs to stay in the first-level cache */
 #define FEW 32       /* outputs of a layer; for more, a library's matrix product is as fast */
 
-/* The squared norms of g_i x_i^T and of g_i, for x (rows, d) and g (rows, p). */
-void NAME(hushgrad_outer_sq_norms)(const float *restrict x, size_t d, const float *restrict g, size_t p, size_t rows,
-                                   float *restrict of_weight, float *restrict of_bias) {
+/* The squared norms of g_i x_i^T and of g_i, for x (rows, d) and g (rows, p); whether some squared norm of x or g exceeds `wild`. */
+int NAME(hushgrad_outer_sq_norms)(const float *restrict x, size_t d, const float *restrict g, size_t p, size_t rows, double wild,
+                                  double *restrict of_weight, double *restrict of_bias) {
+    int found = 0;
     for (size_t i = 0; i < rows; i++) {
-        const double sq_g = NAME(sq_norm)(g + i * p, p);
-        of_bias[i] = (float)sq_g;
-        of_weight[i] = (float)(sq_g * NAME(sq_norm)(x + i * d, d));
+        const double sq_g = NAME(sq_norm)(g + i * p, p), sq_x = NAME(sq_norm)(x + i * d, d);
+        of_bias[i] = sq_g;
+        of_weight[i] = sq_g * sq_x;
+        found |= sq_g > wild || sq_x > wild;
     }
+    return found;
 }
 
 /* factor sum_k parts[k][i], as squared norms of examples. */
-INLINE float NAME(square_of)(const float *const *parts, size_t count, size_t i, double factor) {
+INLINE double NAME(square_of)(const double *const *parts, size_t count, size_t i, double factor) {
     double sum = 0;
     for (size_t k = 0; k < count; k++) sum += parts[k][i];
-    return (float)(sum * factor);
+    return sum * factor;
 }
 
 /* These squares and their roots; whether all are finite. */
-int NAME(hushgrad_total)(const float *const *restrict parts, size_t count, size_t rows, double factor, float *restrict total,
-                         float *restrict norms) {
+int NAME(hushgrad_total)(const double *const *restrict parts, size_t count, size_t rows, double factor, double *restrict total,
+                         double *restrict norms) {
     int finite = 1;
     for (size_t i = 0; i < rows; i++) {
         total[i] = NAME(square_of)(parts, count, i, factor);
-        norms[i] = sqrtf(total[i]);
+        norms[i] = sqrt(total[i]);
         finite &= isfinite(total[i]) != 0;
     }
     return finite;
 }
 
-/* Their roots and min(1, bound / root); whether all are finite. Where one is not, its weight is 0. */
-int NAME(hushgrad_clip)(const float *const *restrict parts, size_t count, size_t rows, double factor, float bound,
-                        float *restrict norms, float *restrict weights) {
+/* Their roots and min(1, bound / root), 0 below `least`, in single or double precision; whether all are finite. Where one is not, its
+ * weight is 0. */
+int NAME(hushgrad_clip)(const double *const *restrict parts, size_t count, size_t rows, double factor, double bound, double least,
+                        int single, void *restrict norms, void *restrict weights) {
     int finite = 1;
     for (size_t i = 0; i < rows; i++) {
-        const float norm = sqrtf(NAME(square_of)(parts, count, i, factor)), weight = bound / norm;
-        norms[i] = norm;
-        weights[i] = weight >= 1 ? 1 : weight >= 0 ? weight : 0; /* NaN fails both comparisons */
+        const double norm = sqrt(NAME(square_of)(parts, count, i, factor)), quotient = bound / norm;
+        const double weight = quotient >= 1 ? 1 : quotient >= least ? quotient : 0; /* NaN fails both comparisons */
+        if (single) ((float *)norms)[i] = (float)norm, ((float *)weights)[i] = (float)weight;
+        else ((double *)norms)[i] = norm, ((double *)weights)[i] = weight;
         finite &= isfinite(norm) != 0;
     }
     return finite;

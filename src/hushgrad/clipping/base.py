@@ -27,10 +27,13 @@ from torch import Tensor, nn
 
 from hushgrad._value import Value
 from hushgrad.clipping import _fused
+from hushgrad.clipping.mass import Mass, sq_norm
 from hushgrad.clipping.sums import Pieces, Sum
 from hushgrad.events import Relation
 
-__all__ = ["Clipped", "ClippedSum", "Clipper", "Factors", "Record", "Rule", "rule", "rule_for"]
+__all__ = ["Clipped", "ClippedSum", "Clipper", "Factors", "Record", "Rule", "rule", "rule_for", "usable"]
+
+_LEAST = 2.0**-126  # the least weight that single precision holds with all its bits
 
 
 class ClippedSum(NamedTuple):
@@ -61,17 +64,17 @@ class Clipper(Value, family="clipper"):
     def weights(self, sq_norms: Tensor) -> Tensor:
         """The factor for each example's gradient, from its squared norm: (B,), or (B, groups) if there are groups.
 
-        NaN and infinite squared norms get weight 0.
+        Squared norms come in double precision, so that none is lost. NaN and infinite ones get weight 0.
         """
 
-    def clip(self, rows: Sequence[Tensor], factor: float) -> Clipped:
-        """The weights for squared norms that are ``factor`` times the sum of ``rows``, where all parameters are clipped together."""
+    def clip(self, rows: Sequence[Tensor], factor: float, dtype: torch.dtype = torch.float64) -> Clipped:
+        """Norms and weights in ``dtype`` for squared norms of ``factor`` times the sum of ``rows``, all parameters clipped together."""
         measured = _fused.total(rows, factor)
         if measured is None:
             total = added(rows).mul_(factor)
             measured = total, total.sqrt(), math.isfinite(float(total.sum()))
         total, norms, finite = measured
-        return Clipped(norms, self.weights(total), finite)
+        return Clipped(norms.to(dtype), usable(self.weights(total)).to(dtype), finite)
 
     @abstractmethod
     def sensitivity(self, relation: Relation) -> float:
@@ -95,10 +98,11 @@ class Record:
     ``names`` are the module's *trainable* parameters under their local names ("weight"); a rule must not spend work on others.
     ``kept`` is the rule's own: per-example gradients by local name that ``sq_norms`` has made and ``add_weighted`` will use
     (the inputs and gradients are then no longer needed and may be released with :meth:`release`). ``pieces`` is the same in
-    several blocks, for those that are large.
+    several blocks, for those that are large. ``masses`` has the masses of gradients that ``add_weighted`` adds part by part;
+    of the others they are the norms.
     """
 
-    __slots__ = ("args", "grads", "kept", "kwargs", "memory", "module", "names", "pieces")
+    __slots__ = ("args", "grads", "kept", "kwargs", "masses", "memory", "module", "names", "pieces")
 
     def __init__(
         self,
@@ -113,6 +117,7 @@ class Record:
         self.memory = memory  # what the rule noted before the call
         self.kept: dict[str, Tensor] = {}
         self.pieces: dict[str, Pieces] = {}
+        self.masses: dict[str, Mass] = {}
 
     @property
     def x(self) -> Tensor:
@@ -138,7 +143,7 @@ class Record:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.args, self.kwargs, self.grads, self.kept, self.pieces = (), {}, (), {}, {}
+        self.args, self.kwargs, self.grads, self.kept, self.pieces, self.masses = (), {}, (), {}, {}, {}
 
     def release(self) -> None:
         """Forget inputs and gradients; what is ``kept`` stays."""
@@ -168,7 +173,10 @@ class Rule(ABC):
         """The per-example gradients G_i of every name in ``record.names``: (B, *parameter shape) each."""
 
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
-        """Their squared norms, (B,) each. May put what is worth keeping into ``record.kept``."""
+        """Their squared norms in double precision, (B,) each. May put what is worth keeping into ``record.kept``.
+
+        Where ``add_weighted`` will add a gradient part by part, ``record.masses`` must have its mass.
+        """
         record.kept = self.per_example(record)
         return {name: sq_norm(G) for name, G in record.kept.items()}
 
@@ -232,13 +240,9 @@ def added(rows: Sequence[Tensor]) -> Tensor:
     return rows[0] + rows[1] if len(rows) == 2 else torch.stack(tuple(rows)).sum(0)
 
 
-def sq_norm(G: Tensor) -> Tensor:
-    """The squared norm of each example's part: (B, ...) -> (B,)."""
-    if G.numel() == 0:  # vector_norm cannot flatten a batch of no examples
-        return G.new_zeros(G.shape[0])
-    if G.dim() == 1:
-        return G.square()
-    return torch.linalg.vector_norm(G, dim=tuple(range(1, G.dim()))).square_()  # type: ignore[no-any-return]
+def usable(weights: Tensor) -> Tensor:
+    """0 instead of weights so small that single precision would round them up by half; what they would add is lost, not too much."""
+    return torch.where(weights < _LEAST, 0.0, weights)
 
 
 # The registry --------------------------------------------------------------------------------------------------------

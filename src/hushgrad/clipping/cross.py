@@ -9,23 +9,24 @@ time, added up and measured, so that memory is bounded by the chunk.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.base import Factors, added, sq_norm
+from hushgrad.clipping.base import Factors, Rule, added
+from hushgrad.clipping.mass import Mass, outer_mass, sq_norm
 from hushgrad.clipping.rules.gram import gram_sq_norm
 
 if TYPE_CHECKING:
     from hushgrad.clipping.reduce import Group, Use
 
-__all__ = ["inner", "joint_sq_norms"]
+__all__ = ["inner", "joint_norms"]
 
 # Per-example gradients that are alive at the same time, in floats (64 MB in single precision).
 _CHUNK = 1 << 24
-# In units of rounding: the part of its terms below which a sum is not believed (see rules/gram.py).
-_LOST = 1e4
+# Floats that are widened at a time.
+_WIDENED = 1 << 18
 # With more parts than this, adding gradients up is cheaper than all pairs of inner products.
 _PAIRS_AT_MOST = 4
 
@@ -33,23 +34,30 @@ Form = Tensor | Factors  # (B, *shape), or outer products
 Shared = dict[str, list[tuple["Use", str]]]
 
 
-def joint_sq_norms(group: Group, shared: Shared) -> dict[str, Tensor]:
-    """The squared norm, for each unit, of the sum of all parts of each shared parameter."""
-    rows, rest = {}, {}
+def joint_norms(group: Group, shared: Shared) -> tuple[dict[str, Tensor], dict[str, Mass]]:
+    """The squared norm, for each unit, of the sum of all parts of each shared parameter; and its mass, the sum of the parts' masses."""
+    rows: dict[str, Tensor] = {}
+    masses: dict[str, Mass] = {}
+    rest: Shared = {}
     for name, uses in shared.items():
-        norms = _by_pairs(uses) if len(uses) <= _PAIRS_AT_MOST else _by_positions(uses)
-        if norms is None:
+        made = _by_pairs(uses) if len(uses) <= _PAIRS_AT_MOST else _by_positions(uses)
+        if made is None:
             rest[name] = uses
         else:
-            rows[name] = norms
-    return {**rows, **(_by_sums(group, rest) if rest else {})}
+            rows[name], masses[name] = made
+    if rest:
+        _by_sums(group, rest, rows, masses)
+    return rows, masses
 
 
 # Pairs -------------------------------------------------------------------------------------------------------------
 
 
-def _by_pairs(uses: list[tuple[Use, str]]) -> Tensor | None:
-    """Squares and inner products, or None if some part has no cheap form."""
+def _by_pairs(uses: list[tuple[Use, str]]) -> tuple[Tensor, Mass] | None:
+    """Squares and inner products, or None if some part has no cheap form.
+
+    In double precision. Where parts cancel, rounding leaves 1e-13 of the mass squared; where that is much, the unit is heavy.
+    """
     if any(use.units is not None for use, _ in uses):
         return None
     forms = [_form(use, local) for use, local in uses]
@@ -61,12 +69,21 @@ def _by_pairs(uses: list[tuple[Use, str]]) -> Tensor | None:
             if product is None:
                 return None
             total.add_(product, alpha=2 * use.factor * uses[other][0].factor)
-    # Where parts cancel, rounding may leave anything of the difference: then they are made and added up.
-    together = added([square.sqrt() for square in squares]).square_()
-    return None if bool((total < _LOST * torch.finfo(total.dtype).eps * together).any()) else total
+    masses = [_mass(use, local) for use, local in uses]
+    parts = sum(mass.parts for mass in masses)
+    return total.clamp_(min=0), Mass(
+        added([mass.rows * abs(use.factor) for mass, (use, _) in zip(masses, uses, strict=True)]), parts
+    )
 
 
-def _by_positions(uses: list[tuple[Use, str]]) -> Tensor | None:
+def _mass(use: Use, local: str) -> Mass:
+    """Of a call that was measured."""
+    record = use.call.record
+    assert record is not None
+    return record.masses.get(local) or Mass(use.call.measure()[local].sqrt(), 1)
+
+
+def _by_positions(uses: list[tuple[Use, str]]) -> tuple[Tensor, Mass] | None:
     """All parts as one sum of outer products, or None if some part is no such sum."""
     if any(use.units is not None for use, _ in uses):
         return None
@@ -78,11 +95,12 @@ def _by_positions(uses: list[tuple[Use, str]]) -> Tensor | None:
         lefts.append(form.left * use.factor)
         rights.append(form.right)
     left, right = torch.cat(lefts, 1), torch.cat(rights, 1)
-    (_, T, m), n = left.shape, right.shape[2]
-    by_gram = T * (m + n) < m * n
-    step = max(1, _CHUNK // (T * T if by_gram else m * n))
-    parts = zip(left.split(step), right.split(step), strict=True)
-    return torch.cat([gram_sq_norm(b, a) if by_gram else sq_norm(torch.bmm(a.transpose(1, 2), b)) for a, b in parts])
+    (B, T, m), n = left.shape, right.shape[2]
+    if T * (m + n) < m * n:
+        return gram_sq_norm(right, left)
+    parts = zip(left.split(step := max(1, _CHUNK // (m * n))), right.split(step), strict=True)
+    norms = torch.cat([sq_norm(torch.bmm(a.transpose(1, 2), b)) for a, b in parts])
+    return norms, outer_mass(*(sq_norm(side.flatten(0, 1)).view(B, T) for side in (right, left)))
 
 
 def _form(use: Use, local: str) -> Form | None:
@@ -113,58 +131,87 @@ def inner(a: Form, b: Form) -> Tensor:
     if isinstance(a, Factors) and isinstance(b, Factors):
         if a.left.dim() == 2:
             a, b = b, a
-        rights = torch.bmm(a.right, b.right.transpose(1, 2))  # (B, T_a, T_b)
-        return rights.mul_(_lefts(a.left, b.left)).sum((1, 2))
+        rights = torch.bmm(a.right.double(), b.right.double().transpose(1, 2))  # (B, T_a, T_b)
+        return rights.mul_(_lefts(a.left, b.left)).sum(2).sum(1)
     if isinstance(a, Factors):
         a, b = b, a
     assert isinstance(a, Tensor)
     if isinstance(b, Tensor):
-        return (a * b).flatten(1).sum(1)
+        step = max(1, _WIDENED // max(1, a[0].numel())) if len(a) else 1
+        return torch.cat([(x.double() * y).flatten(1).sum(1) for x, y in zip(a.split(step), b.split(step), strict=True)])
     table = a.reshape(len(a), -1, b.right.shape[2])  # (B, m, n)
     if b.left.dim() == 3:
-        return torch.bmm(b.left, table).mul_(b.right).sum((1, 2))
-    rows = table.gather(1, b.left.clamp(min=0).unsqueeze(2).expand_as(b.right))
-    return rows.mul_(b.right).mul_((b.left >= 0).unsqueeze(2)).sum((1, 2))
+        return torch.bmm(b.left.double(), table.double()).mul_(b.right).sum(2).sum(1)
+    rows = table.gather(1, b.left.clamp(min=0).unsqueeze(2).expand_as(b.right)).double()
+    return rows.mul_(b.right).mul_((b.left >= 0).unsqueeze(2)).sum(2).sum(1)
 
 
 def _lefts(left: Tensor, other: Tensor) -> Tensor:
-    """<left_t, other_s>: (B, T, S); ``other`` may be one-hot rows given by their index."""
+    """<left_t, other_s> in double precision: (B, T, S); ``other`` may be one-hot rows given by their index."""
     if other.dim() == 3:
-        return torch.bmm(left, other.transpose(1, 2))
+        return torch.bmm(left.double(), other.double().transpose(1, 2))
     index = other.clamp(min=0).unsqueeze(1).expand(-1, left.shape[1], -1)
-    return left.gather(2, index) * (other >= 0).unsqueeze(1)
+    return left.gather(2, index).double() * (other >= 0).unsqueeze(1)
 
 
 # Sums --------------------------------------------------------------------------------------------------------------
 
 
-def _by_sums(group: Group, shared: Shared) -> dict[str, Tensor]:
+def _by_sums(group: Group, shared: Shared, rows: dict[str, Tensor], masses: dict[str, Mass]) -> None:
+    """Make and add up the gradients of some units at a time; what was made is measured."""
     uses = [use for use in group.uses if any(name in shared for name in use.call.site.full.values())]
     params = {name: parts[0][0].call.site.param(parts[0][1]) for name, parts in shared.items()}
-    dtype = uses[0].call.site.dtype
-    rows = {name: torch.zeros(group.size, dtype=dtype, device=p.device) for name, p in params.items()}
     step = max(1, _CHUNK // sum(p.numel() for p in params.values()))
+    made: dict[str, list[_Units]] = {name: [] for name in shared}
     for start in range(0, group.size, step):
-        stop = min(start + step, group.size)
-        totals = {name: rows[name].new_zeros(stop - start, *p.shape) for name, p in params.items()}
+        some = {name: _Units(p, min(step, group.size - start)) for name, p in params.items()}
         for use in uses:
-            _add_part(use, totals, start, stop)
-        for name, G in totals.items():
-            rows[name][start:stop] = sq_norm(G)
-    return rows
+            _add_part(use, some, start)
+        for name, units in some.items():
+            made[name].append(units)
+            units.measure()
+    for name, blocks in made.items():
+        rows[name] = torch.cat([units.sq_norms for units in blocks])
+        parts = max(int(units.parts.max()) for units in blocks)
+        masses[name] = Mass(torch.cat([units.masses for units in blocks]), parts)
 
 
-def _add_part(use: Use, totals: dict[str, Tensor], start: int, stop: int) -> None:
-    """Add this use's per-example gradients of the units in [start, stop)."""
+class _Units:
+    """One parameter's gradients of some units, as they grow; then their squared norms."""
+
+    __slots__ = ("masses", "parts", "sq_norms", "total")
+
+    def __init__(self, p: Tensor, count: int) -> None:
+        options: Any = {"dtype": torch.float64, "device": p.device}
+        self.total: Tensor | None = torch.zeros(count, *p.shape, **options)
+        self.masses, self.parts, self.sq_norms = torch.zeros(3, count, **options).unbind()
+
+    def add(self, units: Tensor, G: Tensor, mass: Mass, factor: float) -> None:
+        assert self.total is not None
+        self.total.index_add_(0, units, G.double(), alpha=factor)
+        self.masses.index_add_(0, units, mass.rows, alpha=abs(factor))
+        self.parts.index_add_(0, units, torch.ones_like(mass.rows), alpha=mass.parts)
+
+    def measure(self) -> None:
+        assert self.total is not None
+        self.sq_norms, self.total = sq_norm(self.total), None
+
+
+def _add_part(use: Use, some: dict[str, _Units], start: int) -> None:
+    """Add this use's per-example gradients of the units from ``start`` on."""
     record, rule, examples = use.call.record, use.call.site.rule, use.call.batch.examples
     assert record is not None
+    if type(rule).add_weighted is not Rule.add_weighted:
+        use.call.measure()  # it may add gradients part by part; else they are formed, and their masses are their norms
+    first = next(iter(some.values()))
     units = use.units
     if units is None:
-        units = torch.arange(examples, device=next(iter(totals.values())).device)
-    index = ((units >= start) & (units < stop)).nonzero().squeeze(1)
+        units = torch.arange(examples, device=first.masses.device)
+    index = ((units >= start) & (units < start + len(first.masses))).nonzero().squeeze(1)
     part = rule.select(record, index, examples)
-    part.names = tuple(local for local, name in use.call.site.full.items() if name in totals)
+    part.names = tuple(local for local, name in use.call.site.full.items() if name in some)
     made = part.kept if part.kept.keys() >= set(part.names) else rule.per_example(part)
     for local in part.names:
-        total = totals[use.call.site.full[local]]
-        total.index_add_(0, units[index] - start, made[local].to(total.dtype), alpha=use.factor)
+        mass, G = record.masses.get(local), made[local]
+        mass = Mass(sq_norm(G).sqrt_(), 1) if mass is None else Mass(mass.rows[index], mass.parts)
+        some[use.call.site.full[local]].add(units[index] - start, G, mass, use.factor)

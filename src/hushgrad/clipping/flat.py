@@ -44,10 +44,10 @@ class Flat(Clipper):
         # C / inf = 0 by itself, and NaN survives the clamp, so one nan_to_num covers both.
         return torch.rsqrt(sq_norms).mul_(self.max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
-    def clip(self, rows: Sequence[Tensor], factor: float) -> Clipped:
+    def clip(self, rows: Sequence[Tensor], factor: float, dtype: torch.dtype = torch.float64) -> Clipped:
         """As always, in one call where the C library can do it."""
-        made = _fused.clip(rows, factor, self.max_grad_norm) if type(self).weights is Flat.weights else None
-        return super().clip(rows, factor) if made is None else Clipped(*made)
+        made = _fused.clip(rows, factor, self.max_grad_norm, dtype) if type(self).weights is Flat.weights else None
+        return super().clip(rows, factor, dtype) if made is None else Clipped(*made)
 
     def sensitivity(self, relation: Relation) -> float:
         """C times the number of contributions that neighbours differ by."""

@@ -8,15 +8,16 @@ parameter was used once, and its squared norms were taken while the gradient was
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.base import Clipper, Record, Rule, added
-from hushgrad.clipping.cross import joint_sq_norms
+from hushgrad.clipping.base import Clipper, Record, Rule, added, usable
+from hushgrad.clipping.cross import joint_norms
+from hushgrad.clipping.heavy import Columns, by_group, form, heavy_units, is_light
+from hushgrad.clipping.mass import Mass
 from hushgrad.clipping.site import Call
 from hushgrad.clipping.sums import Sum
 
@@ -50,36 +51,45 @@ def add_clipped(group: Group, clipper: Clipper, sums: dict[str, Sum], scale: flo
     """``sums[name] += scale * sum_i w_i G_i``; the calls are released one by one."""
     order = list(sums)
     grouping = clipper.groups(order)
-    rows, factor = _sq_norms(group)
-    if grouping is None:
-        clipped_by = total = added(list(rows.values())).mul_(factor)
-    else:
-        clipped_by = _by_group(rows, dict(zip(order, grouping, strict=True)), group.size).mul_(factor)
-        total = clipped_by.sum(1)
-    weights = clipper.weights(clipped_by)
-    finite = None if math.isfinite(float(total.sum())) else total.isfinite()
-    rejected = 0 if finite is None else int((~finite).sum())
-    if finite is not None:
-        weights = torch.where(finite if weights.dim() == 1 else finite.unsqueeze(1), weights, weights.new_zeros(()))
     columns = None if grouping is None else dict(zip(order, grouping, strict=True))
-    scaled: dict[float, Tensor] = {}
-    for use in group.uses:
-        if use.factor not in scaled:  # a mean over examples, divided by their number once more, needs no scaling at all
-            scaled[use.factor] = weights if use.factor * scale == 1 else weights * (use.factor * scale)
-        _add_use(use, scaled[use.factor], columns, finite, sums)
-    return Part(total.sqrt(), weights, rejected)
+    sq_norms, masses = _measured(group)
+    clipped_by = added(list(sq_norms.values())) if columns is None else by_group(sq_norms, columns, group.size)
+    total = clipped_by if columns is None else clipped_by.sum(1)
+    finite, norms = total.isfinite(), total.sqrt()
+    weights = usable(clipper.weights(clipped_by))
+    weights = torch.where(finite if columns is None else finite.unsqueeze(1), weights, 0.0)
+    heavy = heavy_units(sq_norms, masses, weights, columns, clipper)
+    formed = form(group, heavy, clipper, columns)
+    shares = weights
+    if heavy:  # they are added by themselves
+        shares = weights.clone()
+        shares[heavy] = 0
+        weights[heavy], norms[heavy] = torch.stack(formed.weights), norms.new_tensor(formed.norms)
+    ends = {name: k for k, use in enumerate(group.uses) for name in use.call.site.full.values()}
+    for k, use in enumerate(group.uses):
+        _add_use(use, shares * (use.factor * scale), columns, finite, sums)
+        for name in use.call.site.full.values():
+            if ends[name] == k and name in formed.sums:  # while its sum is open: sums of shards are sent layer by layer
+                sums[name].add_dense(formed.sums.pop(name).mul_(scale))
+    dtype = group.uses[0].call.site.dtype
+    return Part(norms.to(dtype), weights.to(dtype), int((~norms.isfinite()).sum()))
 
 
 def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part | None:
-    """The same where each parameter is used once, all have one factor and are clipped together; None if a norm is not finite.
+    """The same where each parameter is used once, all have one factor and are clipped together; None if an example is not usual.
 
-    Then nothing was added yet, and the norms are remembered. Short, because a small model's step is mostly Python.
+    That is one whose norm is not finite, or a heavy one. Then nothing was added yet, and the norms are remembered. Short, because a small
+    model's step is mostly Python.
     """
     rows: list[Tensor] = []
+    masses: list[Mass] = []
     for call in calls:
         rows += (call.sq_norms or call.measure()).values()
-    norms, weights, finite = clipper.clip(rows, factor * factor)
-    if not finite:
+        if call.record.masses:  # type: ignore[union-attr]
+            masses += call.record.masses.values()  # type: ignore[union-attr]
+    dtype = calls[0].site.dtype
+    norms, weights, finite = clipper.clip(rows, factor * factor, dtype)
+    if not finite or (masses and not is_light(masses, weights * factor, clipper)):
         return None
     scaled = weights if factor * scale == 1 else weights * (factor * scale)
     for call in calls:
@@ -87,51 +97,54 @@ def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict
         assert record is not None
         site.rule.add_weighted(
             record,
-            dict.fromkeys(site.names, scaled if scaled.dtype is site.dtype else scaled.to(site.dtype)),
+            dict.fromkeys(site.names, scaled if dtype is site.dtype else scaled.to(site.dtype)),
             {local: sums[name] for local, name in site.full.items()},
         )
         record.clear()
     return Part(norms, weights, 0)
 
 
-def _by_group(rows: dict[str, Tensor], column: dict[str, int], units: int) -> Tensor:
-    """The sums over each clipping group: (units, groups)."""
-    stacked = torch.stack(list(rows.values()))
-    index = torch.tensor([column[name] for name in rows], device=stacked.device)
-    return stacked.new_zeros(max(column.values(), default=0) + 1, units).index_add_(0, index, stacked).t()
-
-
-def _sq_norms(group: Group) -> tuple[dict[str, Tensor], float]:
-    """The squared norms of each parameter's gradient, one for each unit, still to be multiplied by a common factor."""
+def _measured(group: Group) -> tuple[dict[str, Tensor], dict[str, Mass]]:
+    """The squared norms of each parameter's gradient, one for each unit, and the masses where they are more than the norms."""
     by_name: dict[str, list[tuple[Use, str]]] = {}
     for use in group.uses:
         for local, name in use.call.site.full.items():
             by_name.setdefault(name, []).append((use, local))
     shared = {name: uses for name, uses in by_name.items() if len(uses) > 1 or uses[0][0].units is not None}
-    rows = joint_sq_norms(group, shared)
-    factors = {uses[0][0].factor for name, uses in by_name.items() if name not in shared}
-    common = factors.pop() if len(factors) == 1 and not shared else None
+    rows, masses = joint_norms(group, shared)
     for name, uses in by_name.items():
         if name not in shared:
             use, local = uses[0]
-            row = use.call.measure()[local]
-            rows[name] = row if common is not None else row * use.factor**2
-    return rows, 1.0 if common is None else common**2
+            rows[name] = use.call.measure()[local] * use.factor**2
+            mass = use.call.record.masses.get(local)  # type: ignore[union-attr]
+            if mass is not None:
+                masses[name] = Mass(mass.rows * abs(use.factor), mass.parts)
+    return rows, masses
 
 
-def _add_use(use: Use, weights: Tensor, columns: dict[str, int] | None, finite: Tensor | None, sums: dict[str, Sum]) -> None:
+def _add_use(use: Use, weights: Tensor, columns: Columns, finite: Tensor, sums: dict[str, Sum]) -> None:
     record, rule, names = use.call.record, use.call.site.rule, use.call.site.full
     assert record is not None
+    out = {local: sums[name] for local, name in names.items()}
     if use.units is not None:
-        weights = weights[use.units]
-    if finite is not None:  # 0 * NaN is NaN, so examples without a finite norm must leave the sum altogether
-        record, weights = _without(record, rule, finite if use.units is None else finite[use.units], weights)
-    weights = weights.to(use.call.site.dtype)  # layers may have different precisions
-    by_name = {local: weights if columns is None else weights[:, columns[name]] for local, name in names.items()}
-    rule.add_weighted(record, by_name, {local: sums[name] for local, name in names.items()})
-    record.clear()
+        weights, finite = weights[use.units], finite[use.units]
+    if not bool(finite.all()):
+        record = _replaced(record, rule, finite)
+    if record is not None:
+        weights = weights.to(use.call.site.dtype)  # layers may have different precisions
+        rule.add_weighted(
+            record, {local: weights if columns is None else weights[:, columns[name]] for local, name in names.items()}, out
+        )
+        record.clear()
 
 
-def _without(record: Record, rule: Rule, finite: Tensor, weights: Tensor) -> tuple[Record, Tensor]:
-    index = finite.nonzero().squeeze(1)
-    return rule.select(record, index, len(finite)), weights.index_select(0, index)
+def _replaced(record: Record, rule: Rule, finite: Tensor) -> Record | None:
+    """Examples without a finite norm (0 * NaN is NaN) replaced by a copy of another, of which their weight 0 makes nothing.
+
+    The batch keeps its shape, which would tell how many there are, and on which all roundings depend. None: there is no other.
+    """
+    good = finite.nonzero().flatten()
+    if not len(good):
+        return None
+    index = torch.where(finite, torch.arange(len(finite), device=finite.device), good[0])
+    return rule.select(record, index, len(finite))

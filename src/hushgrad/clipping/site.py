@@ -56,7 +56,7 @@ class Call:
             )
         else:  # a second loss over the same pass: per-example gradients are linear in g
             self.record.grads = tuple(_plus(a, b) for a, b in zip(self.record.grads, grads, strict=True))
-            self.record.kept, self.record.pieces, self.sq_norms = {}, {}, None
+            self.record.kept, self.record.pieces, self.record.masses, self.sq_norms = {}, {}, {}, None
 
     def _open(self, grads: tuple[Tensor | None, ...]) -> None:
         site = self.site

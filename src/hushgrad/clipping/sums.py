@@ -71,6 +71,10 @@ class Sum:
         else:
             self.tensor = term.to(self._dtype).reshape(self._like.shape).contiguous()
 
+    def add_dense(self, term: Tensor) -> None:
+        """Add a term of the parameter's shape, of any precision."""
+        self.buffer.add_(term.to(self._dtype))
+
     def addmm(self, a: Tensor, b: Tensor) -> None:
         """Add the matrix product ``a @ b``."""
         if self.tensor is not None:
@@ -117,6 +121,11 @@ class RowSum(Sum):
         self.add(
             torch.sparse_coo_tensor(ids.long().unsqueeze(0), values.to(self._dtype), self._like.shape, check_invariants=False)
         )
+
+    def add_dense(self, term: Tensor) -> None:
+        """Add the rows of a whole table that are not zero."""
+        ids = term.flatten(1).any(1).nonzero().flatten()
+        self.add_rows(ids, term[ids])
 
     def add(self, term: Tensor) -> None:
         """Add the rows of a sparse tensor."""

@@ -1,8 +1,8 @@
 """Testing: the conformance checks of every room, public, for your own mechanisms, rules, samplers and accountants too.
 
 Each ``check_*`` function raises ``AssertionError`` with one sentence that says what does not hold, and ``assert_private`` does so
-where a claimed (epsilon, delta) is refuted by an attack. hushgrad's own tests run
-them over everything in each room's ``__all__``, so a new part is tested the moment it has its import line:
+where a claimed (epsilon, delta) is refuted by an attack; ``worst_record`` searches for the record that moves a sum most. hushgrad's own
+tests run them over everything in each room's ``__all__``, so a new part is tested the moment it has its import line:
 
     for name in testing.members(hushgrad.noise, hushgrad.noise.Mechanism): ...
 """
@@ -25,6 +25,7 @@ _HOMES = {
     "check_mechanism": "hushgrad.testing.mechanisms",
     "check_rule": "hushgrad.testing.rules",
     "check_sampler": "hushgrad.testing.samplers",
+    "worst_record": "hushgrad.testing.worst",
 }
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "check_rule",
     "check_sampler",
     "members",
+    "worst_record",
 ]
 
 

@@ -87,6 +87,7 @@ def _check_rejection(clipper: Clipper, norms: Tensor) -> None:
 
 def _check_clip(clipper: Clipper, norms: Tensor, rounding: float) -> None:
     """What is asked in every step, norms and weights from the norms' parts, must be what ``weights`` says."""
+    norms = norms.double()
     squares = norms.square()
     made = clipper.clip([squares / 16, squares * (3 / 16)], 4.0)
     assert made.finite, "all norms are finite"

@@ -21,7 +21,6 @@ Reference: Bu, Mao, Xu, "Scalable and efficient training of large convolutional 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -31,9 +30,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hushgrad.clipping import _fused
-from hushgrad.clipping.base import Record, Rule, rule, sq_norm
+from hushgrad.clipping.base import Record, Rule, rule
+from hushgrad.clipping.mass import Mass, gram, sq_norm
 from hushgrad.clipping.rules.batched import require_batch
-from hushgrad.clipping.rules.gram import trusted
+from hushgrad.clipping.rules.gram import gram_sum
 from hushgrad.clipping.sums import Sum
 
 __all__ = ["Conv", "Geometry", "per_example_kernel"]
@@ -89,7 +89,7 @@ class Conv(Rule):
         if "weight" in record.names:
             geometry = _geometry(record.module)
             if _prefers_gram(record.x, record.g, geometry):
-                norms["weight"] = _gram_sq_norm(_padded(record), record.g, geometry)
+                norms["weight"], record.masses["weight"] = _gram_sq_norm(_padded(record), record.g, geometry)
             else:
                 record.kept["weight"], norms["weight"] = _measured_kernel(record, geometry)
         return norms
@@ -220,30 +220,22 @@ def _cost_of_patches(x: Tensor, g: Tensor, geometry: Geometry) -> int:
     return (positions + 8) * positions * x.shape[1] * prod(geometry.kernel)
 
 
-def _gram_sq_norm(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
-    """sum_{t,s} <g_t, g_s> <patch_t, patch_s>, a cache full of examples at a time."""
-    gram = _gram_by_shifts if _cost_of_shifts(x, g, geometry) < _cost_of_patches(x, g, geometry) else _gram_by_patches
+def _gram_sq_norm(x: Tensor, g: Tensor, geometry: Geometry) -> tuple[Tensor, Mass]:
+    """sum_{t,s} <g_t, g_s> <patch_t, patch_s> and the mass, a cache full of examples at a time."""
+    of_patches = _gram_by_shifts if _cost_of_shifts(x, g, geometry) < _cost_of_patches(x, g, geometry) else _gram_by_patches
     positions = prod(g.shape[2:])
-    norms = g.new_zeros(len(g))
-    step = max(1, 4 * _CACHE // prod(x.shape[2:]) ** 2)
+    norms, masses = g.new_zeros(2, len(g), dtype=torch.float64).unbind()
+    step = max(1, 2 * _CACHE // prod(x.shape[2:]) ** 2)
     for start in range(0, len(g), step):
-        some, part = x[start : start + step], g[start : start + step]
-        flat = part.flatten(2)
-        gram_g = torch.bmm(flat.transpose(1, 2), flat)
-        gram_x = gram(some, g.shape[2:], geometry).view(-1, positions, positions)
-        norms[start : start + step] = trusted(gram_x, gram_g, partial(_made_sq_norm, some, part, geometry))
-    return norms
-
-
-def _made_sq_norm(x: Tensor, g: Tensor, geometry: Geometry, index: Tensor) -> Tensor:
-    """Of these examples, one at a time."""
-    made = (_native(x[i : i + 1], g[i : i + 1], geometry) for i in index.tolist())
-    return torch.stack([torch.linalg.vector_norm(G).square() for G in made])
+        some = slice(start, start + step)
+        gram_x = of_patches(x[some], g.shape[2:], geometry).view(-1, positions, positions)
+        norms[some], mass = gram_sum(gram_x, gram(g[some].flatten(2).transpose(1, 2)))
+        masses[some] = mass.rows
+    return norms, Mass(masses, positions)
 
 
 def _gram_by_shifts(x: Tensor, out_size: Sequence[int], geometry: Geometry) -> Tensor:
-    flat = x.flatten(2)
-    pixels = torch.bmm(flat.transpose(1, 2), flat).view(-1, *x.shape[2:], *x.shape[2:])
+    pixels = gram(x.flatten(2).transpose(1, 2)).view(-1, *x.shape[2:], *x.shape[2:])
     total = pixels.new_zeros(len(x), *out_size, *out_size)
     for offset in geometry.offsets:
         taps = tuple(slice(o, o + (n - 1) * s + 1, s) for o, n, s in zip(offset, out_size, geometry.stride, strict=True))
@@ -252,8 +244,7 @@ def _gram_by_shifts(x: Tensor, out_size: Sequence[int], geometry: Geometry) -> T
 
 
 def _gram_by_patches(x: Tensor, out_size: Sequence[int], geometry: Geometry) -> Tensor:
-    patches = _patches(x, geometry)
-    return torch.bmm(patches, patches.transpose(1, 2))
+    return gram(_patches(x, geometry))
 
 
 def _native(x: Tensor, g: Tensor, geometry: Geometry, padding: Sequence[int] | None = None) -> Tensor:
@@ -281,7 +272,7 @@ def _sq_norm(G: Tensor) -> Tensor:
     if memory[0] == 0:
         return sq_norm(G.permute(memory).flatten(1))
     by_offset = G.flatten(3).permute(3, 0, 1, 2)
-    return torch.linalg.vector_norm(by_offset, dim=(2, 3)).square_().sum(0)
+    return sq_norm(by_offset.flatten(0, 1)).view(by_offset.shape[:2]).sum(0)
 
 
 def _add_kept(out: Sum, G: Tensor, weights: Tensor) -> None:

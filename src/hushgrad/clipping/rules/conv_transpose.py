@@ -6,14 +6,15 @@ input. So G_i is the kernel gradient of the convolution that takes g (padded) as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hushgrad.clipping.base import Record, Rule, rule, sq_norm
+from hushgrad.clipping.base import Record, Rule, rule
+from hushgrad.clipping.mass import sq_norm
 from hushgrad.clipping.rules.batched import require_batch
 from hushgrad.clipping.rules.conv import Geometry, per_example_kernel
 from hushgrad.clipping.sums import Sum
@@ -45,22 +46,23 @@ class ConvTranspose(Rule):
         B, step = len(record.g), max(1, _KEEP_AT_MOST // weight.numel())
         if step >= B:
             return super().sq_norms(record)
-        parts = [self._norms_of(record, torch.arange(i, min(i + step, B), device=record.g.device)) for i in range(0, B, step)]
+        parts = [{name: sq_norm(G) for name, G in self.per_example(some).items()} for _, some in self._few(record, step)]
         return {name: torch.cat([part[name] for part in parts]) for name in record.names}
 
-    def _norms_of(self, record: Record, index: Tensor) -> dict[str, Tensor]:
-        made = self.per_example(self.select(record, index, len(record.g)))
-        return {name: sq_norm(G) for name, G in made.items()}
+    def _few(self, record: Record, step: int) -> Iterator[tuple[Tensor, Record]]:
+        """Some examples at a time."""
+        for index in torch.arange(len(record.g), device=record.g.device).split(step):
+            yield index, self.select(record, index, len(record.g))
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
-        """w^T G of what was kept; else the native weight gradient of w g."""
-        for name in record.names:
-            if name in record.kept:
-                out[name].add_kept(record.kept[name], weights[name])
-            elif name == "weight":
-                out[name].add(_native_weighted(record, weights[name]))
-            else:
-                out[name].add_kept(record.g.flatten(2).sum(2), weights[name])
+        """w^T G of what was kept; else of what is made again, in the same way, for a few examples at a time."""
+        if record.kept:
+            super().add_weighted(record, weights, out)
+            return
+        weight: Any = record.module.weight
+        for index, some in self._few(record, max(1, _KEEP_AT_MOST // weight.numel())):
+            for name, G in self.per_example(some).items():
+                out[name].add_kept(G, weights[name][index])
 
 
 def _geometry(module: Any) -> Geometry:
@@ -77,14 +79,3 @@ def _padded(record: Record) -> Tensor:
         before = module.padding[axis]
         edges += [before, reach - before - g.shape[axis + 2]]  # negative where output_padding exceeds the padding: cropped
     return F.pad(g, edges) if any(edges) else g
-
-
-def _native_weighted(record: Record, weights: Tensor) -> Tensor:
-    """The weight gradient summed over the batch, by the library's own kernel for convolutions."""
-    module: Any = record.module
-    g = _padded(record) * weights.view(-1, *(1 for _ in record.g.shape[1:]))
-    weight = g.new_empty(1).expand(module.weight.shape)  # only its shape matters here
-    zeros = [0] * len(module.kernel_size)
-    return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
-        record.x, g, weight, None, module.stride, zeros, module.dilation, False, zeros, module.groups, [False, True, False],
-    )[1]  # fmt: skip

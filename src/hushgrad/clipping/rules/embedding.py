@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping.base import Factors, Record, Rule, rule
+from hushgrad.clipping.mass import Mass, sq_norm
 from hushgrad.clipping.sums import Sum
 from hushgrad.errors import CaptureError
 
-__all__ = ["Embedding", "Rows", "rows_sq_norm"]
+__all__ = ["Embedding", "Rows", "measured", "rows_sq_norm"]
 
 
 class Rows(NamedTuple):
@@ -62,7 +63,7 @@ class Embedding(Rule):
                 "dimension: ids[None] for positions, ids[:, None] for one id per example."
             )
         weight: Any = record.module.weight
-        return {"weight": rows_sq_norm(_rows(record), weight.shape[0])}
+        return {"weight": measured(record, _rows(record), weight.shape[0])}
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """Scatter-add of the weighted rows straight into the table."""
@@ -109,19 +110,31 @@ def _rows(record: Record) -> Rows:
     return Rows(ids, example, values, B)
 
 
-def rows_sq_norm(rows: Rows, table: int) -> Tensor:
-    """The squared norm of each example's scattered rows, rows with equal (example, id) added up first."""
-    sq: Tensor = torch.linalg.vector_norm(rows.values, dim=1).square_()
+def measured(record: Record, rows: Rows, table: int) -> Tensor:
+    """The squared norms of a table's gradients; the record gets their masses."""
+    norms, mass = rows_sq_norm(rows, table)
+    if mass is not None:
+        record.masses["weight"] = mass
+    return norms
+
+
+def rows_sq_norm(rows: Rows, table: int) -> tuple[Tensor, Mass | None]:
+    """The squared norm of each example's scattered rows, rows with equal (example, id) added up first; the mass, where there are such."""
+    sq = sq_norm(rows.values)
     total: Tensor = sq.new_zeros(rows.examples)
     keys, order = (rows.example * table + rows.ids).sort()
     again = keys[1:] == keys[:-1]
     if not bool(again.any()):
-        return total.index_add_(0, rows.example, sq)
+        return total.index_add_(0, rows.example, sq), None
     repeated = torch.nn.functional.pad(again, (1, 0)) | torch.nn.functional.pad(again, (0, 1))
     first = torch.nn.functional.pad(~again, (1, 0), value=True)[repeated]
     segment = first.cumsum(0).sub_(1)
     chosen = order[repeated]
-    sums = rows.values.new_zeros(int(segment[-1]) + 1, rows.values.shape[1]).index_add_(0, segment, rows.values[chosen])
-    excess = torch.linalg.vector_norm(sums, dim=1).square_()
+    segments, owner = int(segment[-1]) + 1, rows.example[chosen][first]
+    sums = sq.new_zeros(segments, rows.values.shape[1]).index_add_(0, segment, rows.values[chosen].double())
+    sizes = sq.new_zeros(segments).index_add_(0, segment, sq[chosen].sqrt())
     sq[chosen] = 0  # not subtracted afterwards: where equal ids cancel, rounding would leave anything of the difference
-    return total.index_add_(0, rows.example, sq).index_add_(0, rows.example[chosen][first], excess)
+    total.index_add_(0, rows.example, sq)
+    mass = total.index_add(0, owner, sizes.square_()).sqrt_()
+    most = int(torch.bincount(segment).max())
+    return total.index_add_(0, owner, sums.square_().sum(1)), Mass(mass, most)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping.base import Record, Rule, rule
-from hushgrad.clipping.rules.embedding import Rows, rows_sq_norm
+from hushgrad.clipping.rules.embedding import Rows, measured
 from hushgrad.clipping.sums import Sum
 
 __all__ = ["EmbeddingBag"]
@@ -53,7 +53,7 @@ class EmbeddingBag(Rule):
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
         """As for an embedding."""
         weight: Any = record.module.weight
-        return {"weight": rows_sq_norm(_rows(record), weight.shape[0])}
+        return {"weight": measured(record, _rows(record), weight.shape[0])}
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """Scatter-add of the weighted rows straight into the table."""

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping import _fused
-from hushgrad.clipping.base import Factors, Record, Rule, rule, sq_norm
+from hushgrad.clipping.base import Factors, Record, Rule, rule
+from hushgrad.clipping.mass import WILD, outer_mass, sq_norm
 from hushgrad.clipping.rules.batched import require_batch
 from hushgrad.clipping.rules.gram import gram_sq_norm
 from hushgrad.clipping.sums import Pieces, Sum
@@ -55,12 +56,10 @@ class Linear(Rule):
         """See the table of this module."""
         x, g = record.x, record.g
         if x.dim() == 2:
-            both = _fused.outer_sq_norms(x, g)
-            if both is not None:
-                return {name: both[name != "weight"] for name in record.names}
-            sq_g = torch.linalg.vector_norm(g, dim=1).square_()
-            weight = torch.linalg.vector_norm(x, dim=1).square_().mul_(sq_g) if "weight" in record.names else sq_g
-            return {name: weight if name == "weight" else sq_g for name in record.names}
+            both = _fused.outer_sq_norms(x, g, WILD)
+            if both is None or both[2]:
+                return _sq_norms_of_rows(record)
+            return {name: both[0] if name == "weight" else both[1] for name in record.names}
         require_batch(record, 2)
         x, g = _positions(x), _positions(g)
         norms = {}
@@ -75,7 +74,8 @@ class Linear(Rule):
         B, T, d = x.shape
         p = g.shape[2]
         if _prefers_gram(B, T, d, p):
-            return gram_sq_norm(x, g)
+            norms, record.masses["weight"] = gram_sq_norm(x, g)
+            return norms
         some = max(1, _PIECE // (d * p))
         if some >= B:
             record.kept["weight"] = torch.bmm(g.transpose(1, 2), x)
@@ -104,6 +104,17 @@ class Linear(Rule):
     def factors(self, record: Record) -> dict[str, Factors]:
         """The weight's gradient is the outer product of g and x."""
         return {"weight": Factors(_positions(record.g), _positions(record.x))} if "weight" in record.names else {}
+
+
+def _sq_norms_of_rows(record: Record) -> dict[str, Tensor]:
+    """One position: ‖x‖² ‖g‖² and ‖g‖²; the mass is the norm, except of rows that are too large."""
+    sq_g = sq_norm(record.g)
+    norms = {"bias": sq_g}
+    if "weight" in record.names:
+        sq_x = sq_norm(record.x)
+        norms["weight"] = sq_x * sq_g
+        record.masses["weight"] = outer_mass(sq_x.unsqueeze(1), sq_g.unsqueeze(1))
+    return {name: norms[name] for name in record.names}
 
 
 def _prefers_gram(B: int, T: int, d: int, p: int) -> bool:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.base import Record, Rule, sq_norm
+from hushgrad.clipping.base import Record, Rule
+from hushgrad.clipping.mass import Mass, sq_norm
 from hushgrad.clipping.rules.gram import gram_sq_norm
 from hushgrad.clipping.sums import Sum
 
@@ -60,6 +61,13 @@ class Block(NamedTuple):
 Terms = dict[str, list[Block]]  # by local name; the rows of a parameter's blocks follow each other
 
 
+def _by_gram(blocks: list[Block]) -> tuple[Tensor, Mass]:
+    """The squared norm and the mass of a parameter whose rows are these blocks."""
+    made = [gram_sq_norm(b.right, b.left) for b in blocks if b.right is not None]
+    masses = torch.stack([mass.rows for _, mass in made])
+    return torch.stack([norms for norms, _ in made]).sum(0), Mass(masses.square_().sum(0).sqrt_(), max(m.parts for _, m in made))
+
+
 class _Solved(NamedTuple):
     """Stands in a record for the inputs and gradients, once the terms have been computed from them."""
 
@@ -92,9 +100,7 @@ class OuterProducts(Rule):
         norms = {}
         for name, blocks in terms.items():
             if any(block.prefers_gram for block in blocks):
-                norms[name] = sum(
-                    (gram_sq_norm(b.right, b.left) for b in blocks if b.right is not None), torch.zeros(()).to(blocks[0].left)
-                )
+                norms[name], record.masses[name] = _by_gram(blocks)
             else:
                 rows = [block.per_example for block in blocks]
                 record.kept[name] = rows[0] if len(rows) == 1 else torch.cat(rows, 1)

@@ -1,0 +1,107 @@
+/* Sums of products of floats in double: each number is widened once, into panels that stay in the cache, and multiplied and added there.
+ *
+ * Squares and products of floats are exact in double, so that only additions are rounded, to 53 bits.
+ */
+
+#define WIDE LANES  /* columns of a tile: two vectors of doubles */
+#define DEEP 256    /* terms of a sum at a time: a panel of columns stays in the first-level cache */
+#define TALL (12 * HIGH) /* rows at a time: their panels stay in the second-level cache */
+
+/* out[i, j] += sum_t weights[t] a[i, t] b[j, t]; a[i, t] is a[i * a_down + t * a_along], and so is b. No weights: 1. */
+typedef struct {
+    const float *a, *b;
+    const double *weights;
+    double *out;
+    size_t rows, columns, depth, a_down, a_along, b_down, b_along, out_row;
+    int upper; /* only what lies on and above the diagonal is wanted, with what its tiles hold besides */
+} NAME(wide_product);
+
+/* Rows of `from` in panels of `width`, the terms `low` to `low + some` of each next to each other, filled up with zeros. */
+INLINE void NAME(widen)(const float *from, size_t down, size_t along, size_t rows, size_t some, const double *weights, double *to,
+                        const size_t width) {
+    for (size_t first = 0; first < rows; first += width, to += width * some) {
+        const size_t here = rows - first < width ? rows - first : width;
+        for (size_t t = 0; t < some; t++) {
+            const float *at = from + first * down + t * along;
+            const double by = weights ? weights[t] : 1;
+            for (size_t r = 0; r < here; r++) to[t * width + r] = by * at[r * down];
+            for (size_t r = here; r < width; r++) to[t * width + r] = 0;
+        }
+    }
+}
+
+INLINE void NAME(wide_tile)(const double *a, const double *b, size_t some, double *out, size_t out_row, size_t high, size_t wide) {
+    DOUBLES sum[HIGH][2] = {{{0}}};
+    for (size_t t = 0; t < some; t++, a += HIGH, b += WIDE) {
+        const DOUBLES b0 = *(const DOUBLES *)b, b1 = *(const DOUBLES *)(b + HALF);
+        for (size_t h = 0; h < HIGH; h++) {
+            sum[h][0] += a[h] * b0;
+            sum[h][1] += a[h] * b1;
+        }
+    }
+    if (high == HIGH && wide == WIDE)
+        for (size_t h = 0; h < HIGH; h++) {
+            *(DOUBLES *)(out + h * out_row) += sum[h][0];
+            *(DOUBLES *)(out + h * out_row + HALF) += sum[h][1];
+        }
+    else
+        for (size_t h = 0; h < high; h++)
+            for (size_t k = 0; k < wide; k++) out[h * out_row + k] += k < HALF ? sum[h][0][k] : sum[h][1][k - HALF];
+}
+
+/* room: DEEP (columns rounded up to WIDE + TALL) doubles. */
+INLINE void NAME(wide_multiply)(const NAME(wide_product) *m, double *room) {
+    double *left = room, *right = room + DEEP * TALL;
+    for (size_t low = 0; low < m->depth; low += DEEP) {
+        const size_t some = m->depth - low < DEEP ? m->depth - low : DEEP;
+        NAME(widen)(m->b + low * m->b_along, m->b_down, m->b_along, m->columns, some, NULL, right, WIDE);
+        for (size_t top = 0; top < m->rows; top += TALL) {
+            const size_t tall = m->rows - top < TALL ? m->rows - top : TALL;
+            const double *weights = m->weights ? m->weights + low : NULL;
+            NAME(widen)(m->a + top * m->a_down + low * m->a_along, m->a_down, m->a_along, tall, some, weights, left, HIGH);
+            for (size_t j = m->upper ? top / WIDE * WIDE : 0; j < m->columns; j += WIDE)
+                for (size_t i = 0; i < tall && (!m->upper || top + i < j + WIDE); i += HIGH)
+                    NAME(wide_tile)(left + i * some, right + j * some, some, m->out + (top + i) * m->out_row + j, m->out_row,
+                                    tall - i < HIGH ? tall - i : HIGH, m->columns - j < WIDE ? m->columns - j : WIDE);
+        }
+    }
+}
+
+/* Gram matrices of `examples` matrices x (rows, depth), x[i, t] at x[i * down + t * along], each `stride` floats after the last. */
+void NAME(hushgrad_gram)(const float *x, size_t examples, size_t stride, size_t rows, size_t depth, size_t down, size_t along,
+                         double *room, double *out) {
+    for (size_t e = 0; e < examples; e++, x += stride, out += rows * rows) {
+        memset(out, 0, rows * rows * sizeof(double));
+        const NAME(wide_product) m = {.a = x, .b = x, .out = out, .rows = rows, .columns = rows, .depth = depth, .a_down = down,
+                                      .a_along = along, .b_down = down, .b_along = along, .out_row = rows, .upper = 1};
+        NAME(wide_multiply)(&m, room);
+        for (size_t i = 0; i < rows; i++)
+            for (size_t j = 0; j < i; j++) out[i * rows + j] = out[j * rows + i];
+    }
+}
+
+/* out (p, d) += sum_i weights[i] g_i x_i^T, for x (rows, d) and g (rows, p): columns `first` to `first + some` of g. */
+void NAME(hushgrad_wide_sums)(const float *x, size_t d, const float *g, size_t p, const double *weights, size_t rows, size_t first,
+                              size_t some, double *room, double *out) {
+    const NAME(wide_product) m = {.a = g + first, .b = x, .weights = weights, .out = out + first * d, .rows = some, .columns = d,
+                                  .depth = rows, .a_down = 1, .a_along = p, .b_down = 1, .b_along = d, .out_row = d};
+    NAME(wide_multiply)(&m, room);
+}
+
+/* out (n) += sum_i weights[i] G_i, for G (rows, n): columns `first` to `first + some`. */
+void NAME(hushgrad_wide_kept)(const float *G, size_t n, const double *weights, size_t rows, size_t first, size_t some, double *out) {
+    for (size_t low = first; low < first + some; low += 1024) {
+        const size_t here = first + some - low < 1024 ? first + some - low : 1024, whole = here / HALF * HALF;
+        for (size_t i = 0; i < rows; i++) {
+            const float *from = G + i * n + low;
+            const double by = weights[i];
+            for (size_t j = 0; j < whole; j += HALF) *(DOUBLES *)(out + low + j) += by * WIDENED(from + j);
+            for (size_t j = whole; j < here; j++) out[low + j] += by * from[j];
+        }
+    }
+}
+
+/* The squared norm of each row of x (rows, n). */
+void NAME(hushgrad_sq_norms)(const float *x, size_t rows, size_t n, double *out) {
+    for (size_t i = 0; i < rows; i++) out[i] = NAME(sq_norm)(x + i * n, n);
+}

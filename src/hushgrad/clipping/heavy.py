@@ -1,0 +1,110 @@
+"""Heavy units: those whose parts are far larger than what is left of them. Each is formed alone, measured, clipped, and added as one term.
+
+Forming a unit is a function of the unit's own records, so that its rounding errors are the unit's own; clipped by the norm of *what was
+formed*, it adds no more than the clip norm, whatever its records are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hushgrad.clipping.base import Clipper, added, usable
+from hushgrad.clipping.mass import Mass, cap, sq_norm
+from hushgrad.events import Relation
+
+if TYPE_CHECKING:
+    from hushgrad.clipping.reduce import Group, Use
+
+__all__ = ["Formed", "by_group", "form", "heavy_units", "is_light"]
+
+Columns = dict[str, int] | None  # the clipping group of each parameter
+
+
+class Formed(NamedTuple):
+    """The clipped sums of heavy units, and each one's norm and weights."""
+
+    sums: dict[str, Tensor]
+    norms: list[float]
+    weights: list[Tensor]
+
+
+def is_light(masses: list[Mass], weights: Tensor, clipper: Clipper) -> bool:
+    """Whether no example is heavy, given the masses of some parameters; of the others they are the norms, which are clipped."""
+    total = added([mass.rows.square() for mass in masses]) if len(masses) > 1 else masses[0].rows.square()
+    bound = (cap(max(mass.parts for mass in masses)) - 1) * clipper.sensitivity(Relation.ADD_REMOVE)
+    return bool((weights.square() * total <= bound**2).all())
+
+
+def heavy_units(
+    sq_norms: dict[str, Tensor], masses: dict[str, Mass], weights: Tensor, columns: Columns, clipper: Clipper
+) -> list[int]:
+    """The units whose weighted mass exceeds the cap; those of weight 0 add nothing."""
+    if not masses:
+        return []
+    total = torch.zeros_like(next(iter(sq_norms.values())))
+    for name, square in sq_norms.items():
+        mass = masses[name].rows.square() if name in masses else square
+        total += mass * (weights if columns is None else weights[:, columns[name]]).square()
+    bound = cap(max(mass.parts for mass in masses.values())) * clipper.sensitivity(Relation.ADD_REMOVE)
+    taken = weights != 0 if columns is None else (weights != 0).any(1)
+    return (~(total <= bound**2) & taken).nonzero().flatten().tolist()  # type: ignore[no-any-return]
+
+
+def form(group: Group, units: list[int], clipper: Clipper, columns: Columns) -> Formed:
+    """Form, measure and clip these units, one at a time."""
+    made = Formed({}, [], [])
+    for unit in units:
+        G = _gradient(group, unit)
+        squares = {name: sq_norm(value.unsqueeze(0)) for name, value in G.items()}
+        whole = added(list(squares.values()))
+        weights = usable(clipper.weights(whole if columns is None else by_group(squares, columns, 1)))[0]
+        if not bool(whole.isfinite()):
+            weights = torch.zeros_like(weights)
+        made.norms.append(float(whole.sqrt()))
+        made.weights.append(weights)
+        for name, value in G.items():
+            by = float(weights if columns is None else weights[columns[name]])
+            if by:  # 0 times infinity is no number
+                held = made.sums.get(name)
+                made.sums[name] = value * by if held is None else held.add_(value, alpha=by)
+    return made
+
+
+def by_group(rows: dict[str, Tensor], column: dict[str, int], units: int) -> Tensor:
+    """The sums over each clipping group: (units, groups)."""
+    stacked = torch.stack(list(rows.values()))
+    index = torch.tensor([column[name] for name in rows], device=stacked.device)
+    return stacked.new_zeros(max(column.values(), default=0) + 1, units).index_add_(0, index, stacked).t()
+
+
+def _gradient(group: Group, unit: int) -> dict[str, Tensor]:
+    """The unit's whole gradient in double precision, from one example at a time: always in the same shape."""
+    total: dict[str, Tensor] = {}
+    for use in group.uses:
+        for example in _examples(use, unit):
+            for local, G in _made(use, example).items():
+                name = use.call.site.full[local]
+                term = G[0].double() * use.factor
+                total[name] = total[name] + term if name in total else term
+    return total
+
+
+def _examples(use: Use, unit: int) -> Iterator[int]:
+    if use.units is None:
+        yield unit
+    else:
+        yield from (use.units == unit).nonzero().flatten().tolist()
+
+
+def _made(use: Use, example: int) -> dict[str, Tensor]:
+    record, rule = use.call.record, use.call.site.rule
+    assert record is not None
+    device = use.call.site.params[0].device
+    part = rule.select(record, torch.tensor([example], device=device), use.call.batch.examples)
+    if part.kept.keys() >= set(part.names):
+        return {name: part.kept[name] for name in part.names}
+    return part.kept | rule.per_example(part) if part.kept else rule.per_example(part)

@@ -1,0 +1,64 @@
+"""Norms in double precision, and the mass of an example: what its parts weigh before they cancel.
+
+A weighted sum adds an example's parts w g_t x_t^T one by one to what all others have added. If they are far larger than their sum they
+push everybody else's low bits out, whatever the norm of the sum is. The *mass* m = sum_t ‖x_t‖ ‖g_t‖ >= ‖G‖ bounds what they can do. An
+example with w m above a cap times the clip norm is *heavy*: its gradient is formed alone, measured, clipped by the norm of what
+was formed, and added as one term (see :mod:`hushgrad.clipping.heavy`).
+"""
+
+from __future__ import annotations
+
+from math import inf, sqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hushgrad.clipping import _fused
+
+__all__ = ["WILD", "Mass", "cap", "gram", "outer_mass", "sq_norm"]
+
+# ‖x‖² or ‖g‖² of a row beyond which its products are formed alone: elsewhere w g may be so small that single precision has no bits for it.
+WILD = 2.0**160
+_LEAST_CAP = 64.0
+_CHUNK = 1 << 22  # doubles that are made at a time where a tensor must be widened by torch
+
+
+class Mass(NamedTuple):
+    """Each example's mass for one parameter (B,), where it may exceed the norm, and of how many parts it is the sum."""
+
+    rows: Tensor
+    parts: int
+
+
+def cap(parts: int) -> float:
+    """The largest w m / C of an example that is added part by part: 4 sqrt(parts), which parts of random signs reach a quarter of."""
+    return max(_LEAST_CAP, 4 * sqrt(parts))
+
+
+def sq_norm(G: Tensor) -> Tensor:
+    """The squared norm of each example's part in double precision: (B, ...) -> (B,)."""
+    rows = G.reshape(G.shape[0], G.shape[1:].numel())
+    if G.numel() == 0:
+        return torch.zeros(G.shape[0], dtype=torch.float64, device=G.device)
+    made = _fused.sq_norms(rows)
+    if made is not None:
+        return made
+    step = max(1, _CHUNK // rows.shape[1])
+    return torch.cat([torch.linalg.vector_norm(some, dim=1, dtype=torch.float64).square_() for some in rows.split(step)])
+
+
+def gram(x: Tensor) -> Tensor:
+    """x_i x_i^T of each matrix in x (B, T, d), in double precision."""
+    made = _fused.gram(x)
+    if made is None:
+        x = x.double()
+        made = torch.bmm(x, x.transpose(1, 2))
+    return made
+
+
+def outer_mass(sq_x: Tensor, sq_g: Tensor) -> Mass:
+    """sum_t ‖x_t‖ ‖g_t‖ from the squares (B, T); infinite where a row is too large for products in single precision."""
+    mass = (sq_x * sq_g).sqrt_().sum(1)
+    wild = ((sq_x > WILD) | (sq_g > WILD)).any(1)
+    return Mass(mass.masked_fill_(wild, inf), sq_x.shape[1])
