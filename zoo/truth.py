@@ -74,7 +74,7 @@ class Truth:
                 optimizer.step()
                 seconds = time.process_time() - began
                 moved = [(b - p.detach()) * rows for b, p in zip(before, self.params, strict=True)]
-                error = max(error, apart(moved, self.clipped))
+                error = max(error, apart(moved, self.clipped, least=self.bound))
                 with torch.no_grad():
                     for p, b in zip(self.params, before, strict=True):
                         p.copy_(b)
@@ -100,7 +100,7 @@ def _norm(gradient: list[Tensor]) -> Tensor:
     return torch.stack([g.double().square().sum() for g in gradient]).sum().sqrt()
 
 
-def apart(a: list[Tensor], b: list[Tensor]) -> float:
-    """Distance relative to ``b``; infinite where it cannot be said."""
-    far = float(_norm([x - y for x, y in zip(a, b, strict=True)]) / max(float(_norm(b)), 1e-30))
+def apart(a: list[Tensor], b: list[Tensor], *, least: float = 1e-30) -> float:
+    """Distance relative to ``b`` (or to ``least``, if ``b`` is smaller); infinite where it cannot be said."""
+    far = float(_norm([x - y for x, y in zip(a, b, strict=True)]) / max(float(_norm(b)), least))
     return far if far == far else float("inf")

@@ -7,8 +7,7 @@ is not read off its name but tried, on one or two examples of the first batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from hushgrad import _check
+from hushgrad.train.loss import aside
 
 __all__ = ["ExampleLoss", "token_loss"]
 
@@ -91,7 +91,7 @@ def _own(outputs: Any) -> Tensor:
 def _require_mean(model: nn.Module, inputs: Any, labels: Tensor) -> None:
     """The loss of two examples is the mean of each one's, also where their labels differ (class weights would be seen there)."""
     other = next((i for i in range(1, len(labels)) if not torch.equal(labels[i], labels[0])), 1)
-    with _aside(model):
+    with aside(model):
         both, *each = (float(_own(model(**_rows(inputs, labels, rows)))) for rows in ([0, other], [0], [other]))
     if abs(both - sum(each) / 2) > _SAME * max(map(abs, each)):
         _refuse("one per example, with a loss that is no mean over the examples")
@@ -102,7 +102,7 @@ def _own_shift(model: nn.Module, inputs: Any, labels: Tensor) -> bool | None:
     told = None
     for i in labels[:, 1:].ne(_IGNORED).any(1).nonzero().flatten().tolist():
         one = _rows(inputs, labels, [i])
-        with _aside(model):
+        with aside(model):
             try:
                 outputs = model(**one)
             except (IndexError, RuntimeError, ValueError) as error:  # a classifier of whole texts, say
@@ -125,20 +125,6 @@ def _rows(inputs: Any, labels: Tensor, rows: list[int]) -> dict[str, Any]:
     if strange:
         _check.fail("inputs", min(strange), "to have one row for each label's example", _OWN_LOSS)
     return {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
-
-
-@contextmanager
-def _aside(model: nn.Module) -> Iterator[None]:
-    """A pass that leaves no trace: no gradients, no dropout, the random state and the modules' modes as they were."""
-    training = [module for module in model.modules() if module.training]
-    with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        try:
-            for module in training:
-                module.training = False
-            yield
-        finally:
-            for module in training:
-                module.training = True
 
 
 def _refuse(what: str) -> NoReturn:

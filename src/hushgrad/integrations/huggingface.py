@@ -168,6 +168,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """The mean over the examples of each one's own loss; see the table above."""
         loss, outputs = self._example_loss(model, inputs)
+        if self._private is not None:
+            loss = self._private.losses.covered(loss)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -133,13 +133,15 @@ class Books:
             self._limit = self._affordable(self.max_epsilon)
 
 
-def guarantee_of(ledger: Ledger, plan: Plan, *, reproducible: bool = False, accountant: str = "pld") -> Guarantee:
+def guarantee_of(
+    ledger: Ledger, plan: Plan, *, reproducible: bool = False, accountant: str = "pld", notes: tuple[str, ...] = ()
+) -> Guarantee:
     """The guarantee for everything in ``ledger``, asked with the delta, relation and unit of ``plan``.
 
     Ledgers of several phases on the same data add up: ``guarantee_of(first.ledger + second.ledger, plan)``.
     """
     event = ledger.event()
-    notes = (_SEEDED,) if reproducible else ()
+    notes = ((_SEEDED,) if reproducible else ()) + notes
     return Guarantee(
         epsilon=_epsilon(event, plan, accountant),
         delta=plan.delta,

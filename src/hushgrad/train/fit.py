@@ -18,6 +18,7 @@ from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.callbacks import OnStep, ProgressBar
+from hushgrad.train.loss import aside, has_rows
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar, SignalToNoise
@@ -48,15 +49,15 @@ def fit(
 ) -> Guarantee:
     """Train ``model`` as ``plan`` says and return what it cost.
 
-    The loss of a batch is ``loss_fn(model(*inputs), target)``, the mean over the examples; the last item of a batch is the
-    target. For a dict it is ``loss_fn(model(**batch), batch)``, for a bare tensor ``loss_fn(model(batch), batch)``.
+    The loss of a batch is the mean of ``loss_fn(model(*inputs), target)`` over its examples, see :meth:`Private.loss`; the last
+    item of a batch is the target. For a dict it is ``loss_fn(model(**batch), batch)``, for a bare tensor ``loss_fn(model(batch), batch)``.
 
     **Formal guarantee.** The returned guarantee covers all parameter values. It does not cover the metrics whose names begin
     with ``raw_`` (training loss, accuracy, clipped fraction): they are for the eyes of those who may see the data.
 
     Args:
         model: bare module; all trainable parameters must be the optimizer's.
-        loss_fn: mean-reduced loss.
+        loss_fn: loss of outputs and targets: a mean over the examples, or one number for each.
         optimizer: any ``torch.optim`` optimizer that needs one gradient per step.
         dataset: map-style data set.
         plan: what to run; calibrated.
@@ -144,7 +145,9 @@ class _Passes:
     """The forward and backward passes of one step, and the sums behind its metrics."""
 
     def __init__(self, private: Private, loss_fn: LossFunction, size: int | None) -> None:
-        self._private, self._model, self._loss_fn, self._size = private, private.model, loss_fn, size
+        self._private, self._model, self._size = private, private.model, size
+        self._loss_fn, self._loss = loss_fn, private.loss(loss_fn)
+        self._by_outputs: bool | None = None  # not known before the first pass
         self._device = next(self._model.parameters()).device
         self.examples = 0
         self.raw_loss: list[tuple[Tensor, int]] = []
@@ -156,22 +159,40 @@ class _Passes:
         if not batch.examples and self._private.sharding is None:
             return None
         for part in self._private.split(batch, self._size or max(1, batch.examples)):
-            output, target, loss = self._forward(_moved(part, self._device))
+            output, target, loss = self._forward(_moved(part, self._device), part.examples)
             loss.backward()  # type: ignore[no-untyped-call]
             self.raw_loss.append((loss.detach(), part.examples))
             self._count_correct(output, target)
         return self.raw_loss[0][0]
 
-    def _forward(self, part: Any) -> tuple[Any, Any, Tensor]:
-        target: Any = part
+    def _forward(self, part: Any, examples: int) -> tuple[Any, Any, Tensor]:
+        if self._by_outputs is None:
+            self._by_outputs = self._gives_rows(part, examples)
+        if not self._by_outputs:
+            return None, None, self._loss(self._model, part)
+        output, target = self._answered(self._model, part)
+        return output, target, self._loss(output, target)
+
+    def _gives_rows(self, part: Any, examples: int) -> bool:
+        """Whether the model's outputs have a row for each example, so that the loss can be taken of each example alone."""
+        with self._private.losses.capture.pause(), aside(self._model):
+            by_outputs = has_rows(self._answered(self._model, part), examples)
+        if not by_outputs:
+            self._loss = self._private.loss(self._of_batch)
+        return by_outputs
+
+    def _of_batch(self, model: nn.Module, part: Any) -> Tensor:
+        return self._loss_fn(*self._answered(model, part))
+
+    @staticmethod
+    def _answered(model: nn.Module, part: Any) -> tuple[Any, Any]:
+        """(output, target)."""
         if isinstance(part, Mapping):
-            output = self._model(**part)
-        elif isinstance(part, Tensor):
-            output = self._model(part)
-        else:
-            *inputs, target = part
-            output = self._model(*inputs)
-        return output, target, self._loss_fn(output, target)
+            return model(**part), part
+        if isinstance(part, Tensor):
+            return model(part), part
+        *inputs, target = part
+        return model(*inputs), target
 
     def _count_correct(self, output: Any, target: Any) -> None:
         """Counts hits where the task is classification: scores (B, classes, ...) and whole numbers (B, ...)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,7 @@ from hushgrad.train.after.averaging import Averaged
 from hushgrad.train.books import Books, guarantee_of
 from hushgrad.train.guard import Guard
 from hushgrad.train.isolation import IsolationGate
+from hushgrad.train.loss import Losses, PrivateLoss
 from hushgrad.train.plan import Plan
 
 __all__ = ["Private", "make_private"]
@@ -123,6 +124,7 @@ class Private:
         self._raw_loss: Any = None
         self._rejected, self._splitting = 0, False
         self._gate, self._lazy = IsolationGate(self._capture), LazyTables()
+        self.losses = Losses(self._capture, together=self.sharding is not None)
         self._handles: list[Any] = []
         self._attached = True
         self._guard.attach()
@@ -187,10 +189,39 @@ class Private:
         finally:
             self._splitting = False
 
+    def loss(self, fn: Callable[..., Tensor], *, per_example: bool = False) -> PrivateLoss:
+        """``fn`` as a loss of this run: (1/B) sum_i fn(output_i, target_i), each example's by itself.
+
+        **Formal guarantee.** Example i enters the loss only through fn of its own rows, whatever ``fn`` does. Steps whose passes
+        all came through such a loss need nobody's word for it; else ``spent()`` says that the loss is vouched for by the user.
+
+        On the first batch the result is compared with ``fn`` of the whole batch. Class weights, ``ignore_index``, contrastive
+        losses and a maximum over the batch are no mean over the examples, and are refused; ``fn`` may give one number for each
+        example (``reduction="none"``), which keeps class weights.
+
+        Args:
+            fn: of outputs and targets, every tensor with a row for each example. Or of the model and the batch, for what needs
+                both: such a function is only tried, on some examples alone, together, removed and replaced, now and then again.
+            per_example: the mean over single examples is what is meant, also where ``fn`` of a whole batch is something else.
+
+            >>> model = nn.Linear(3, 2)
+            >>> plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=2)
+            >>> private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan)
+            >>> data = torch.utils.data.TensorDataset(torch.randn(16, 3), torch.randint(2, (16,)))
+            >>> loss = private.loss(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 9.0]), reduction="none"))
+            >>> for x, y in private.loader(data):
+            ...     private.optimizer.zero_grad(); loss(model(x), y).backward(); private.optimizer.step()
+            >>> private.spent().notes
+            ()
+        """
+        return PrivateLoss(fn, self.losses, per_example=per_example)
+
     def spent(self, accountant: str = "pld") -> Guarantee:
         """What the steps taken so far cost, earlier phases included: from the ledger, not from the plan."""
         self.settle()
-        return guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant)
+        return guarantee_of(
+            self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant, notes=self.losses.notes
+        )
 
     def declare(self, participation: Participation) -> None:
         """State who takes part in batches that do not come from :meth:`loader`; the promise is then yours, not the library's.
@@ -280,6 +311,7 @@ class Private:
                 "Expected private.split(batch, size) instead of batch.split(size): with fully_shard all processes must run "
                 "equally many micro-batches."
             )
+        self.losses.issued(batch.examples, whole=batch.part is None)
         self._gate.before(batch.examples)
         # Micro-batches are clipped as they come and their activations released; a whole batch needs no second buffer.
         self._capture.fold_with(None if batch.part is None else self._release.clip)
@@ -326,6 +358,7 @@ class Private:
         self._raw_norms, self._rejected = clipped.raw_norms, self._rejected + clipped.rejected
         # Charged before it is released: if the optimizer fails from here on, this noise is spent and is never used again.
         self._books.charge(issued=issued is not None)
+        self.losses.settle(None if issued is None else issued.examples)
         self._issued = None
         for name, grad in grads.items():
             self._params[name].grad = grad
@@ -358,6 +391,7 @@ class Private:
             "clip": self._release.clip.to_json(),
             "filter": dict(self._release.filter_state),
             "lazy_tables": self._lazy.attached,
+            "loss_vouched": self.losses.vouched,
             "average": {} if self._averaged is None else self._averaged.state_dict(),
         }
         if not with_key:
@@ -392,6 +426,7 @@ class Private:
         """
         self.require_resumable(state)
         self._lazy.resume(state.get("lazy_tables", False))
+        self.losses.vouched = bool(state.get("loss_vouched", True))
         secret = key if key is not None else state.get("key", self._key.secret)
         self.adopt_key(RunKey(secret, reproducible=bool(state["reproducible"])))
         if self._key.fingerprint != state["key_fingerprint"]:
