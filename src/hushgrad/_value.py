@@ -22,6 +22,8 @@ from hushgrad.errors import ArgumentError
 V = TypeVar("V", bound="Value")
 
 _DEPTH = 200  # nested deeper than any real description: a crafted file, refused before it exhausts the stack
+# Of a field that came after its class: it is left out of the JSON form at its default, so that old files read the same.
+LATER = {"later": True}
 _KINDS = 1024  # so many different items of a list are remembered while it is read
 
 
@@ -43,7 +45,7 @@ class Value:
     def to_json(self) -> dict[str, Any]:
         """This value as a JSON object (built-in types only, ready for ``json.dumps``)."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        content = {f.name: _encode(getattr(self, f.name)) for f in fields if f.init}
+        content = {f.name: _encode(getattr(self, f.name)) for f in fields if f.init and not is_silent(self, f)}
         return {self._family: type(self).__name__, **content}
 
     @classmethod
@@ -55,6 +57,11 @@ class Value:
         if not isinstance(value, cls):
             _check.fail("data", data, f"to describe a {cls.__name__}")
         return value
+
+
+def is_silent(value: Value, field: dataclasses.Field[Any]) -> bool:
+    """Whether a field is at the default that it had before it existed."""
+    return bool(field.metadata.get("later")) and getattr(value, field.name) == field.default
 
 
 def _encode(x: Any) -> Any:

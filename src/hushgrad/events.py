@@ -21,14 +21,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hushgrad import _check
-from hushgrad._value import Value
+from hushgrad._value import LATER, Value, is_silent
 
 __all__ = [
     "ZCDP",
+    "Absent",
+    "Answers",
     "ApproxDP",
     "BallsInBins",
     "Compose",
@@ -88,6 +90,34 @@ class Relation(enum.Enum):
     def contributions(self) -> int:
         """How many bounded contributions the two neighbouring sums differ by: 2 for ``REPLACE_ONE``, else 1."""
         return 2 if self is Relation.REPLACE_ONE else 1
+
+
+class Absent(enum.Enum):
+    """What a mechanism sees of a record that is not there, or that is null: what amplification by sampling needs to know.
+
+    | value | meaning |
+    |---|---|
+    | ``NOTHING`` | as if it contributed 0: the output's distribution is the same without it. Noise added to a sum is like that |
+    | ``UNKNOWN`` | its place may be visible: a mechanism may print how many records it was given |
+    """
+
+    NOTHING = "nothing"
+    UNKNOWN = "unknown"
+
+
+class Answers(enum.Enum):
+    """Whether what a mechanism releases says which records it comes from.
+
+    | value | meaning |
+    |---|---|
+    | ``ANONYMOUS`` | a function of the records as a set: a name, where there is one, is part of the record |
+    | ``NAMED`` | each answer stands beside its record's name, which is public |
+    | ``UNKNOWN`` | nobody said; then the worse of the two is assumed |
+    """
+
+    ANONYMOUS = "anonymous"
+    NAMED = "named"
+    UNKNOWN = "unknown"
 
 
 # Who takes part when ------------------------------------------------------------------------------------------------
@@ -182,7 +212,7 @@ class BallsInBins(Participation):
 
     bins: int
     epochs: int = 1
-    fresh: bool = False
+    fresh: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         _set(
@@ -209,8 +239,13 @@ class Everyone(Participation):
 class Event(Value, family="event"):
     """One private computation, or several composed ones.
 
-    ``event * n`` repeats it adaptively, ``a + b`` composes, ``event.sampled(rate=q)`` runs it on a Poisson sample.
+    ``event * n`` repeats it adaptively, ``a + b`` composes, ``event.sampled(rate=q)`` runs it on a Poisson sample. What theorems
+    about samples need to know is part of the event: ``absent``, ``answers``, and ``single_answers`` (one for each record).
     """
+
+    absent = Absent.UNKNOWN
+    answers = Answers.ANONYMOUS
+    single_answers = False
 
     def __mul__(self, times: int) -> Event:
         times = _check.integer(0, times=times)
@@ -236,6 +271,7 @@ class Gaussian(Event):
     """N(0, ``noise_multiplier``² I) added to a sum of contributions of L2 norm at most 1. Multiplier 0 is no privacy."""
 
     noise_multiplier: float
+    absent = Absent.NOTHING
 
     def __post_init__(self) -> None:
         _set(self, noise_multiplier=_noise(noise_multiplier=self.noise_multiplier))
@@ -249,6 +285,7 @@ class Laplace(Event):
     """
 
     scale: float
+    absent = Absent.NOTHING
 
     def __post_init__(self) -> None:
         _set(self, scale=_noise(scale=_check.positive(scale=self.scale)))
@@ -260,6 +297,7 @@ class DiscreteGaussian(Event):
 
     sigma: float
     sensitivity: int = 1
+    absent = Absent.NOTHING
 
     def __post_init__(self) -> None:
         _set(
@@ -275,6 +313,7 @@ class DiscreteLaplace(Event):
 
     scale: float
     sensitivity: int = 1
+    absent = Absent.NOTHING
 
     def __post_init__(self) -> None:
         _set(
@@ -286,16 +325,22 @@ class DiscreteLaplace(Event):
 
 @dataclass(frozen=True)
 class RandomizedResponse(Event):
-    """Each record answers truthfully, except that with ``noise_probability`` the answer is uniform over ``categories``."""
+    """Each record answers truthfully, except that with ``noise_probability`` the answer is uniform over ``categories``.
+
+    ``answers`` says whether the answers stand beside names or are only counted; a null record gives some answer too.
+    """
 
     noise_probability: float
     categories: int = 2
+    answers: Answers = field(default=Answers.UNKNOWN, metadata=LATER)
+    single_answers = True
 
     def __post_init__(self) -> None:
         _set(
             self,
             noise_probability=_check.probability(noise_probability=self.noise_probability),
             categories=_check.integer(2, categories=self.categories),
+            answers=_word(Answers, answers=self.answers),
         )
 
 
@@ -304,47 +349,62 @@ class Exponential(Event):
     """The exponential mechanism with P(y) proportional to exp(``epsilon`` u(y) / 2), u of sensitivity 1: epsilon-DP.
 
     Its log-odds have a range of at most epsilon between neighbours, so it composes better than epsilon-DP alone tells.
+    ``absent="nothing"`` says that a null record's utility is 0 everywhere.
     """
 
     epsilon: float
+    absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
 
     def __post_init__(self) -> None:
-        _set(self, epsilon=_check.non_negative(epsilon=self.epsilon))
+        _set(self, epsilon=_check.non_negative(epsilon=self.epsilon), absent=_word(Absent, absent=self.absent))
 
 
 @dataclass(frozen=True)
 class PureDP(Event):
-    """Any mechanism that is ``epsilon``-DP under the relation that the question is asked for."""
+    """Any mechanism that is ``epsilon``-DP under the relation that the question is asked for.
+
+    ``absent="nothing"`` says that a null record is to the mechanism as if it were not there; see :class:`Absent`.
+    """
 
     epsilon: float
+    absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
 
     def __post_init__(self) -> None:
-        _set(self, epsilon=_check.non_negative(epsilon=self.epsilon))
+        _set(self, epsilon=_check.non_negative(epsilon=self.epsilon), absent=_word(Absent, absent=self.absent))
 
 
 @dataclass(frozen=True)
 class ApproxDP(Event):
-    """Any mechanism that is (``epsilon``, ``delta``)-DP under the relation that the question is asked for."""
+    """Any mechanism that is (``epsilon``, ``delta``)-DP under the relation that the question is asked for.
+
+    ``absent="nothing"`` says that a null record is to the mechanism as if it were not there; see :class:`Absent`.
+    """
 
     epsilon: float
     delta: float
+    absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
 
     def __post_init__(self) -> None:
         _set(
             self,
             epsilon=_check.non_negative(epsilon=self.epsilon),
             delta=_check.between(0, 1, closed="left", delta=self.delta),
+            absent=_word(Absent, absent=self.absent),
         )
 
 
 @dataclass(frozen=True)
 class ZCDP(Event):
-    """Any mechanism that is ``rho``-zCDP (Bun and Steinke 2016) under the relation that the question is asked for."""
+    """Any mechanism that is ``rho``-zCDP (Bun and Steinke 2016) under the relation that the question is asked for.
+
+    ``absent="nothing"`` says that a null record is to the mechanism as if it were not there; see :class:`Absent`.
+    """
 
     rho: float
+    absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
 
     def __post_init__(self) -> None:
-        _set(self, rho=_check.non_negative(rho=self.rho))
+        _set(self, rho=_check.non_negative(rho=self.rho), absent=_word(Absent, absent=self.absent))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,6 +418,7 @@ class GaussianMixture(Event):
     noise_multiplier: float
     sensitivities: tuple[float, ...]
     probabilities: tuple[float, ...]
+    absent = Absent.NOTHING
 
     def __post_init__(self) -> None:
         sensitivities = tuple(_check.non_negative(sensitivities=s) for s in self.sensitivities)
@@ -463,6 +524,12 @@ def _noise(**argument: Any) -> float:
     return scale
 
 
+def _word(kind: Any, **argument: Any) -> Any:
+    """The member of an enumeration, given itself or its word."""
+    ((_, value),) = argument.items()
+    return value if isinstance(value, kind) else kind(_check.one_of([member.value for member in kind], **argument))
+
+
 def _set(value: Value, **fields: object) -> None:
     """Store checked fields of a frozen value during its construction."""
     for name, content in fields.items():
@@ -482,17 +549,18 @@ def _show(value: Value) -> str:
     if isinstance(value, Sampled):
         inner = str(value.of)
         return f"{value.how} {'(' + inner + ')' if isinstance(value.of, (Compose, Repeat)) else inner}"
-    named = {name: getattr(value, name) for name in value.__dataclass_fields__}  # type: ignore[attr-defined]
-    fields = [
-        name if x is True else _show_field(x) for name, x in named.items() if x is not False
-    ]  # a flag shows its name or nothing
-    return f"{type(value).__name__}({', '.join(fields)})"
+    shown = [_show_field(f.name, getattr(value, f.name)) for f in fields(value) if not is_silent(value, f)]  # type: ignore[arg-type]
+    return f"{type(value).__name__}({', '.join(text for text in shown if text)})"
 
 
-def _show_field(x: object) -> str:
+def _show_field(name: str, x: object) -> str:
+    if isinstance(x, enum.Enum):
+        return f"{name}={x.value}"
+    if isinstance(x, bool):
+        return name if x else ""  # a flag shows its name or nothing
     if isinstance(x, float):
         return f"{x:.6g}"
     if isinstance(x, tuple):
-        shown = [_show_field(item) for item in x[:4]]
+        shown = [_show_field(name, item) for item in x[:4]]
         return f"[{', '.join(shown)}{', ...' if len(x) > 4 else ''}]"
     return str(x)

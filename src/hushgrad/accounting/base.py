@@ -15,17 +15,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from hushgrad.accounting.participation import simplified
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
-    BallsInBins,
     Compose,
-    CyclicPoisson,
     Event,
-    Everyone,
-    MinSep,
     NonPrivate,
-    Once,
-    Poisson,
     Relation,
     Repeat,
     RepeatAndSelect,
@@ -159,28 +154,6 @@ def trivial_loss(event: Event) -> Loss | None:
     return Nothing() if all(isinstance(loss, Nothing) for loss in losses) else None
 
 
-def _unsampled(event: Sampled) -> Event | None:
-    """What a sampled event costs where the participation is simple enough to say so without an accountant, else None.
-
-    * ``Everyone``, and Poisson at rate 1: the mechanism itself.
-    * ``Once``: each record meets one step only, so a whole pass costs what one step costs (parallel composition,
-      McSherry 2009, theorem 4; it holds for adaptively chosen steps, since the other steps do not depend on the record).
-    * ``MinSep``: a record meets at most ``times`` steps, for the same reason.
-    * ``CyclicPoisson``: a record belongs to one group, so a whole cycle costs one Poisson-sampled step.
-    * ``BallsInBins`` with fresh bins: passes that are drawn independently, composed.
-    """
-    how = event.how
-    if isinstance(how, (Everyone, Once)) or (isinstance(how, Poisson) and how.rate == 1.0):
-        return event.of
-    if isinstance(how, MinSep):
-        return event.of * how.times
-    if isinstance(how, CyclicPoisson):
-        return Sampled(Poisson(how.rate), event.of)
-    if isinstance(how, BallsInBins) and how.fresh:
-        return Sampled(BallsInBins(bins=how.bins), event.of) * how.epochs
-    return None
-
-
 def count_leaves(event: Event, times: int, counts: dict[Event, int]) -> None:
     """Count the leaves of a tree of compositions; equal leaves are counted together, so each is analysed once."""
     pending = [(event, times)]
@@ -192,7 +165,7 @@ def count_leaves(event: Event, times: int, counts: dict[Event, int]) -> None:
             pending.extend((part, n * times) for part, n in reversed(Counter(event.events).items()))
         elif isinstance(event, Repeat):
             pending.append((event.of, times * event.times))
-        elif isinstance(event, Sampled) and (simpler := _unsampled(event)) is not None:
+        elif isinstance(event, Sampled) and (simpler := simplified(event)) is not None:
             pending.append((simpler, times))
         else:
             counts[event] = counts.get(event, 0) + times

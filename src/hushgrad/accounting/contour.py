@@ -22,9 +22,10 @@ from hushgrad import _check
 from hushgrad.accounting._numeric import smallest_true
 from hushgrad.accounting.base import count_leaves, trivial_loss
 from hushgrad.accounting.gaussian import gaussian_epsilon
+from hushgrad.accounting.participation import poisson_rate
 from hushgrad.accounting.rdp import RDP
 from hushgrad.errors import NoTheorem
-from hushgrad.events import Event, Gaussian, GaussianMixture, Poisson, Relation, Sampled
+from hushgrad.events import Event, Gaussian, GaussianMixture, Relation, Sampled
 
 __all__ = ["Estimate", "estimate"]
 
@@ -77,8 +78,8 @@ def _directions(event: Event, relation: Relation) -> tuple[Cumulants, Cumulants]
         variance = (relation.contributions / event.noise_multiplier) ** 2
         return (lambda s: s * (s + 1.0) * (variance / 2.0),) * 2
     if relation is not Relation.REPLACE_ONE:
-        if isinstance(event, Sampled) and isinstance(event.how, Poisson) and isinstance(event.of, Gaussian):
-            q = event.how.rate
+        q = poisson_rate(event)
+        if q is not None and isinstance(event, Sampled) and isinstance(event.of, Gaussian):
             return _mixture_cumulants(event.of.noise_multiplier, np.array([0.0, 1.0]), np.array([1.0 - q, q]))
         if isinstance(event, GaussianMixture):
             return _mixture_cumulants(event.noise_multiplier, np.array(event.sensitivities), np.array(event.probabilities))

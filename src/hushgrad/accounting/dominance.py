@@ -17,23 +17,22 @@ from functools import singledispatch
 
 from hushgrad.accounting._numeric import up
 from hushgrad.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from hushgrad.accounting.participation import Way, sampling
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
     ApproxDP,
     DiscreteLaplace,
     Event,
     Exponential,
-    FixedSize,
     Gaussian,
     Laplace,
-    Poisson,
     PureDP,
     RandomizedResponse,
     Relation,
     Sampled,
 )
 
-__all__ = ["Statement", "amplified", "deamplified", "pure_epsilon", "sampling_lemma", "statement"]
+__all__ = ["Statement", "amplified", "deamplified", "pure_epsilon", "statement"]
 
 
 @dataclass(frozen=True)
@@ -125,46 +124,18 @@ def _(event: Gaussian, relation: Relation) -> Statement:
 
 @statement.register
 def _(event: Sampled, relation: Relation) -> Statement:
-    rate, base_relation = sampling_lemma(event, relation)
-    base = statement(event.of, base_relation)
+    """The subsampling lemma: (ln(1 + q (e^epsilon - 1)), q delta), or (epsilon, q delta) where the sample may be shown."""
+    how = sampling(event, relation)
+    base, rate, shown = statement(event.of, how.relation), how.rate, how.way is Way.SHOWN
 
     def epsilon(delta: float) -> float:
-        return up(amplified(base.epsilon(min(delta / rate, _BELOW_ONE)), rate))  # the mechanism itself may spend delta / rate
+        inner = base.epsilon(min(delta / rate, _BELOW_ONE))  # the mechanism itself may spend delta / rate
+        return inner if shown else up(amplified(inner, rate))
 
     def delta(epsilon: float) -> float:
-        return up(rate * base.delta(deamplified(epsilon, rate)))
+        return up(rate * base.delta(epsilon if shown else deamplified(epsilon, rate)))
 
     return Statement(epsilon, delta, fixed=up(rate * base.fixed), flexible=base.flexible)
 
 
 _BELOW_ONE = 1.0 - 1e-9
-_NOISE = (Gaussian, Laplace, DiscreteLaplace)
-
-
-def sampling_lemma(event: Sampled, relation: Relation) -> tuple[float, Relation]:
-    """The rate of the subsampling lemma, and the relation under which the sampled mechanism's statement must hold.
-
-    **Formal guarantee.** If M is (epsilon, delta)-DP, then M on a sample is (ln(1 + q (e^epsilon - 1)), q delta)-DP
-
-    * for Poisson samples at rate q, both under add/remove (a null record contributes nothing, so zero-out is the same);
-    * for samples of a fixed size m of n without replacement, q = m/n, both under replace-one.
-
-    The two are never mixed. For noise added to a bounded sum the distances of all three data sets in the proof are known
-    (at most two contributions), so those mechanisms are also covered under the relation that the lemma leaves out.
-    Reference: Balle, Barthe and Gaboardi 2018, theorems 8 and 9.
-    """
-    how, noise = event.how, isinstance(event.of, _NOISE)
-    if isinstance(how, Poisson):
-        if relation is not Relation.REPLACE_ONE or how.rate == 1.0:
-            return how.rate, relation
-        if noise:
-            return how.rate, Relation.REPLACE_ONE
-    if isinstance(how, FixedSize):
-        if relation is Relation.REPLACE_ONE or (relation is Relation.ZERO_OUT and how.rate == 1.0):
-            return how.rate, relation
-        if noise and relation is Relation.ZERO_OUT:
-            return how.rate, Relation.REPLACE_ONE
-    raise NoTheorem(
-        f"The subsampling lemma does not cover {how} of {type(event.of).__name__} under the relation {relation.value}. "
-        "Poisson samples go with add/remove, samples of a fixed size with replace-one."
-    )

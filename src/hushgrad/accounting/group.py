@@ -14,6 +14,7 @@ from hushgrad import _check
 from hushgrad._value import Value
 from hushgrad.accounting.api import accountant_of, epsilon, loss_of
 from hushgrad.accounting.base import Accountant
+from hushgrad.accounting.participation import poisson_rate
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
     ZCDP,
@@ -26,7 +27,6 @@ from hushgrad.events import (
     GaussianMixture,
     Laplace,
     NonPrivate,
-    Poisson,
     PureDP,
     RandomizedResponse,
     Relation,
@@ -112,11 +112,12 @@ def _(event: RandomizedResponse, k: int) -> Event:
 
 @_grouped.register
 def _(event: Sampled, k: int) -> Event:
-    if not (isinstance(event.how, Poisson) and isinstance(event.of, Gaussian)):
+    rate = poisson_rate(event)
+    if rate is None or not isinstance(event.of, Gaussian):
         raise NoTheorem(f"No event of its own is known for a group in {event}. Use epsilon_for_group.")
-    if event.how.rate == 1.0:
+    if rate == 1.0:
         return _grouped(event.of, k)
-    weights = _participants(k, event.how.rate)
+    weights = _participants(k, rate)
     total = math.fsum(weights.values())
     return GaussianMixture(
         noise_multiplier=event.of.noise_multiplier,

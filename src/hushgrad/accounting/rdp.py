@@ -10,7 +10,8 @@ from hushgrad.accounting import renyi, renyi_sampled
 from hushgrad.accounting._numeric import least_over_orders, smallest_true
 from hushgrad.accounting.base import Accountant, Loss, Nothing, Unbounded
 from hushgrad.accounting.conversion import delta_from_renyi, epsilon_from_renyi
-from hushgrad.accounting.dominance import amplified, pure_epsilon, sampling_lemma
+from hushgrad.accounting.dominance import amplified, pure_epsilon
+from hushgrad.accounting.participation import Sampling, Way, poisson_rate, sampling
 from hushgrad.accounting.renyi import Curve
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
@@ -20,11 +21,9 @@ from hushgrad.events import (
     DiscreteLaplace,
     Event,
     Exponential,
-    FixedSize,
     Gaussian,
     GaussianMixture,
     Laplace,
-    Poisson,
     PureDP,
     RandomizedResponse,
     Relation,
@@ -156,34 +155,39 @@ def _mixture(event: GaussianMixture, relation: Relation) -> Loss:
 
 @RDP.analyses(Sampled)
 def _sampled(event: Sampled, relation: Relation) -> Loss:
-    of, how = event.of, event.how
-    if isinstance(how, Poisson) and isinstance(of, Gaussian) and relation is not Relation.REPLACE_ONE:
+    of, rate = event.of, poisson_rate(event)
+    if rate is not None and isinstance(of, Gaussian) and relation is not Relation.REPLACE_ONE:
         if of.noise_multiplier == 0.0:
             return Unbounded()
-        return _of(renyi_sampled.poisson_gaussian(of.noise_multiplier, how.rate))
-    rate, base_relation = sampling_lemma(event, relation)
-    base = RDP().loss(of, base_relation)
+        return _of(renyi_sampled.poisson_gaussian(of.noise_multiplier, rate))
+    how = sampling(event, relation)
+    base = RDP().loss(of, how.relation)
     if not isinstance(base, RDPLoss):
         return base
     # A part that reveals everything with probability delta does so with probability rate delta on a sample, and the rest
     # is amplified; only a single (epsilon, delta)-DP mechanism is split like that (the subsampling lemma).
     if base.log_kept < 0.0:
-        return _sampled_approximate(of, rate)
-    if isinstance(how, FixedSize) or base_relation is Relation.REPLACE_ONE:
-        curve = renyi_sampled.without_replacement(base.renyi, rate)
+        return _sampled_approximate(of, how)
+    if how.way is Way.SHOWN:
+        return _of(renyi_sampled.shown(base.renyi, how.rate))
+    if how.way is Way.EXCHANGED:
+        curve = renyi_sampled.without_replacement(base.renyi, how.rate)
     else:
-        curve = renyi_sampled.poisson(base.renyi, rate, tight=isinstance(of, (Laplace, Gaussian)))
+        curve = renyi_sampled.poisson(base.renyi, how.rate, tight=isinstance(of, (Laplace, Gaussian)))
     largest = base.renyi(math.inf)
     if math.isinf(largest):
         return _of(curve)
-    pure = renyi.pure(amplified(largest, rate))
+    pure = renyi.pure(amplified(largest, how.rate))
     return _of(lambda alpha: min(curve(alpha), pure(alpha)) if math.isfinite(alpha) else pure(alpha))
 
 
-def _sampled_approximate(of: Event, rate: float) -> Loss:
+def _sampled_approximate(of: Event, how: Sampling) -> Loss:
     if not isinstance(of, ApproxDP):
         raise NoTheorem("The rdp accountant samples single (epsilon, delta)-DP mechanisms, not compositions of them. Ask pld.")
-    return _of(renyi.pure(amplified(of.epsilon, rate)), math.log1p(-rate * of.delta))
+    log_kept = math.log1p(-how.rate * of.delta)
+    if how.way is Way.SHOWN:
+        return _of(renyi_sampled.shown(renyi.pure(of.epsilon), how.rate), log_kept)
+    return _of(renyi.pure(amplified(of.epsilon, how.rate)), log_kept)
 
 
 @RDP.analyses(RepeatAndSelect)

@@ -137,6 +137,19 @@ def poisson(base: Curve, rate: float, *, tight: bool = False) -> Curve:
     return _interpolated(at_integer, base)
 
 
+def shown(base: Curve, rate: float) -> Curve:
+    """A mechanism that runs with probability ``rate`` and shows whether it did: e^{(alpha-1) D} is linear in such mixtures."""
+
+    def curve(alpha: float) -> float:
+        whole = base(alpha)
+        exponent = (alpha - 1.0) * whole
+        if math.isinf(alpha) or exponent > 700.0:
+            return whole
+        return min(whole, up(math.log1p(rate * math.expm1(exponent)) / (alpha - 1.0)))
+
+    return curve
+
+
 def without_replacement(base: Curve, rate: float) -> Curve:
     """Any mechanism with divergences ``base`` under replace-one, on a fixed-size sample without replacement.
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from scipy.special import bdtrc
 
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
+from hushgrad.accounting.participation import Way, kind_of, sampling
 from hushgrad.accounting.pld.accountant import PLD
 from hushgrad.accounting.pld.bounds.allocation import AllocatedAbove, AllocatedBelow, reaches
 from hushgrad.accounting.pld.bounds.exchange import AllocatedReplace
@@ -15,23 +18,19 @@ from hushgrad.accounting.pld.loss import Pair, PrivacyLoss
 from hushgrad.accounting.pld.profiles.atoms import DEEPEST, DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
 from hushgrad.accounting.pld.profiles.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
 from hushgrad.accounting.pld.profiles.curve import Curve, GaussianCurve, Mirror, Mixture
-from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace, Symmetrised
+from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace, Shown, Symmetrised
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
     ApproxDP,
     BallsInBins,
-    CyclicPoisson,
     DiscreteGaussian,
     DiscreteLaplace,
     Event,
-    Everyone,
     Exponential,
-    FixedSize,
     Gaussian,
     GaussianMixture,
     Laplace,
-    MinSep,
-    Once,
+    Participation,
     Poisson,
     PureDP,
     RandomizedResponse,
@@ -141,28 +140,18 @@ def _(event: GaussianMixture, relation: Relation) -> Loss:
 
 @PLD.analyses(Sampled)
 def _(event: Sampled, relation: Relation) -> Loss:
-    how = event.how
-    if isinstance(how, Everyone | Once):
-        return PLD().loss(event.of, relation)
-    if isinstance(how, MinSep):
-        return PLD().loss(event.of * how.times, relation)
-    if isinstance(how, (Poisson, CyclicPoisson)):  # a cycle visits a record once, in the step of its group
-        return _poisson(event.of, how.rate, relation)
-    if isinstance(how, FixedSize):
-        return _fixed_size(event.of, how.rate, relation)
-    if isinstance(how, TruncatedPoisson):
-        return _truncated(event.of, how, relation)
-    if isinstance(how, BallsInBins):
-        return _balls(event.of, how, relation)
-    raise NoTheorem(
-        f"The pld accountant has no analysis of {type(how).__name__} sampling. "
-        "Describe the run by Poisson, FixedSize or MinSep, or by Everyone, which is an upper bound."
-    )
+    analysis = _SAMPLES.get(kind_of(event.how))
+    if analysis is None:
+        raise NoTheorem(
+            f"The pld accountant has no analysis of {type(event.how).__name__} sampling. "
+            "Describe the run by Poisson, FixedSize or MinSep, or by Everyone, which is an upper bound."
+        )
+    return analysis(event.of, event.how, relation)
 
 
 def _poisson(of: Event, rate: float, relation: Relation) -> Loss:
-    if rate == 1 or not isinstance(of, (*_NOISE, PureDP, ApproxDP, Exponential, RandomizedResponse, GaussianMixture)):
-        return _whole(of, rate, relation)
+    if rate == 1:
+        return PLD().loss(of, relation)
     if isinstance(of, GaussianMixture):
         still = replace(
             of,
@@ -172,56 +161,27 @@ def _poisson(of: Event, rate: float, relation: Relation) -> Loss:
         return PLD().loss(still, relation)
     if relation is Relation.REPLACE_ONE and isinstance(of, Gaussian) and of.noise_multiplier > 0:
         return _once(PoissonReplace(1 / of.noise_multiplier, rate))
-    if relation is Relation.REPLACE_ONE:
-        if not isinstance(of, _NOISE):
-            raise NoTheorem(
-                f"Poisson samples of {type(of).__name__} have no analysis under relation='replace_one'. "
-                "Ask with relation='add_remove' or 'zero_out'."
-            )
-        # with, without and with the other record are pairwise at most two contributions apart: as for a fixed size
-        return _symmetric(of, rate, relation, attained=False)
-    base = PLD().leaf(of, relation)
-    if not isinstance(base, PrivacyLoss):
-        return base
-    pair = base.parts[0][0]
-    return _once(
-        *_mirrored(PoissonRemove(pair.above[0], rate)),
-        below=_mirrored(PoissonRemove(pair.below[0], rate)),
-    )
+    return _single(of, Poisson(rate), relation)
 
 
-def _whole(of: Event, rate: float, relation: Relation) -> Loss:
-    if rate == 1:
-        return PLD().loss(of, relation)
-    raise NoTheorem(
-        f"Sampling of {type(of).__name__} has no analysis: only single mechanisms can be sampled. "
-        "Sample each step, or leave the sampling out, which is an upper bound."
-    )
-
-
-def _fixed_size(of: Event, rate: float, relation: Relation) -> Loss:
-    if relation is Relation.ADD_REMOVE:
+def _single(of: Event, how: Participation, relation: Relation) -> Loss:
+    """One mechanism on a sample, by the theorem that covers it (``participation``)."""
+    if not isinstance(of, (*_NOISE, PureDP, ApproxDP, Exponential, RandomizedResponse)):
         raise NoTheorem(
-            "Samples of a fixed size keep the size of the data set public, so they have no analysis under add/remove. "
-            "Ask with relation='replace_one', or with relation='zero_out'."
+            f"Sampling of {type(of).__name__} has no analysis: only single mechanisms can be sampled. "
+            "Sample each step, or leave the sampling out, which is an upper bound."
         )
-    if rate == 1:
-        return PLD().loss(of, relation)
-    if isinstance(of, _NOISE):  # a null record is a record too, so the replace-one curve also covers zero-out
-        return _symmetric(of, rate, Relation.REPLACE_ONE, attained=relation is Relation.REPLACE_ONE)
-    if relation is Relation.REPLACE_ONE and isinstance(of, (PureDP, ApproxDP, Exponential, RandomizedResponse)):
-        return _symmetric(of, rate, relation, attained=True)
-    raise NoTheorem(f"Samples of a fixed size of {type(of).__name__} have no analysis under the relation {relation.value}.")
-
-
-def _symmetric(of: Event, rate: float, relation: Relation, *, attained: bool) -> Loss:
-    """Zhu, Dong and Wang 2022, theorem 11 (b); proved again in docs/explanation/pld.md."""
-    base = PLD().loss(of, relation)
-    if not isinstance(base, PrivacyLoss):
+    found = sampling(Sampled(how, of), relation)
+    base = PLD().leaf(of, found.relation)
+    if not isinstance(base, PrivacyLoss) or found.rate == 1:
         return base
-    pair = base.parts[0][0]
-    below = _mirrored(PoissonRemove(pair.below[0], rate)) if attained else ()
-    return _once(Symmetrised(PoissonRemove(pair.above[0], rate)), below=below)
+    above, below = base.parts[0][0].above[0], base.parts[0][0].below[0]
+    if found.way is Way.SHOWN:
+        return _once(Shown(above, found.rate), below=(Shown(below, found.rate),) if found.attained else ())
+    mirrored = _mirrored(PoissonRemove(below, found.rate)) if found.attained else ()
+    if found.way is Way.EXCHANGED:  # Zhu, Dong and Wang 2022, theorem 11 (b); proved again in docs/explanation/pld.md
+        return _once(Symmetrised(PoissonRemove(above, found.rate)), below=mirrored)
+    return _once(*_mirrored(PoissonRemove(above, found.rate)), below=mirrored)
 
 
 def _above(k: int, n: int, q: float) -> float:
@@ -293,3 +253,12 @@ def _unattained(loss: Loss) -> Loss:
     if not isinstance(loss, PrivacyLoss):
         return loss
     return replace(loss, parts=tuple((Pair(pair.above, ()), n) for pair, n in loss.parts))
+
+
+# Samples of one kind each; ``participation`` tells them apart.
+_SAMPLES: dict[str, Callable[[Event, Any, Relation], Loss]] = {
+    "poisson": lambda of, how, relation: _poisson(of, how.rate, relation),
+    "fixed size": _single,
+    "truncated": _truncated,
+    "balls": _balls,
+}

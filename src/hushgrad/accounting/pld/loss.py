@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 from hushgrad import _check
 from hushgrad.accounting.base import Loss
+from hushgrad.accounting.participation import unamplified
 from hushgrad.accounting.pld.bounds.merge import MERGED, rounded
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve
 from hushgrad.accounting.pld.search.solve import Answer, delta_bound, delta_bounds, epsilon_bound
 from hushgrad.accounting.rdp import RDP
 from hushgrad.errors import Contradiction, NoTheorem
-from hushgrad.events import BallsInBins, Compose, Event, Relation, Sampled
+from hushgrad.events import Compose, Event, Relation
 
 __all__ = ["Pair", "PrivacyLoss", "merged"]
 
@@ -146,7 +147,7 @@ class PrivacyLoss:
         if len(relations) != 1 or len(self.sources) > _NET:
             return None
         try:
-            return RDP().loss(Compose(_unamplified(event) * n for event, _, n in self.sources), relations.pop())
+            return RDP().loss(Compose(unamplified(event) * n for event, _, n in self.sources), relations.pop())
         except NoTheorem:
             return None
 
@@ -182,13 +183,6 @@ def _consistent(name: str, lower: float, upper: float) -> tuple[float, float]:
     if lower > upper * (1 + 1e-11):
         raise Contradiction(f"The certified bounds of {name} exclude each other: {lower!r} from below, {upper!r} from above.")
     return min(lower, upper), upper
-
-
-def _unamplified(event: Event) -> Event:
-    """A run over balls in bins without its amplification: each record takes part once per epoch."""
-    if isinstance(event, Sampled) and isinstance(event.how, BallsInBins):
-        return event.of * event.how.epochs
-    return event
 
 
 def merged(parts: Iterable[tuple[Pair, int]]) -> tuple[tuple[Pair, int], ...]:

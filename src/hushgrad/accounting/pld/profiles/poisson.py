@@ -15,7 +15,7 @@ from scipy.special import erfcx, log_ndtr
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, gaussian_step
 from hushgrad.accounting.pld.profiles.sums import masses_of_q
 
-__all__ = ["PoissonRemove", "PoissonReplace", "Symmetrised"]
+__all__ = ["PoissonRemove", "PoissonReplace", "Shown", "Symmetrised"]
 
 _FAR = 1e4  # an epsilon at which every curve has reached its limit; stands for infinity where infinity would make NaN
 
@@ -121,6 +121,49 @@ def _mills_step(z: Array, mu: float, shift: Array) -> Array:
 
 def _mills(y: Array) -> Array:
     return np.asarray(math.sqrt(math.pi / 2) * erfcx(y / math.sqrt(2.0)))
+
+
+@dataclass(frozen=True)
+class Shown(Curve):
+    """``base`` with probability ``rate``, else the loss is 0; which of the two it was is visible: delta = q delta_0(eps)."""
+
+    base: Curve
+    rate: float
+    lattice = math.nan
+    smooth = False
+
+    def __post_init__(self) -> None:
+        for name in ("infinite", "impossible"):
+            object.__setattr__(self, name, self.rate * getattr(self.base, name))
+        object.__setattr__(self, "discrete", self.base.discrete)
+        object.__setattr__(self, "endless", self.base.endless)
+        losses = self.atoms()[0]
+        if self.discrete and len(losses) == 3 and losses[0] == -losses[2]:
+            object.__setattr__(self, "lattice", float(losses[2]))
+
+    def atoms(self) -> tuple[Array, Array]:
+        """See :class:`Curve`; the atom at 0 may be joined by one of the base's."""
+        losses, p = self.base.atoms()
+        together = np.append(losses[losses != 0], 0.0)
+        masses = np.append(self.rate * p[losses != 0], 1 - self.rate + self.rate * float(np.sum(p[losses == 0])))
+        order = np.argsort(together)
+        return together[order], masses[order]
+
+    def right(self, epsilon: Array) -> tuple[Array, Array]:
+        """See :class:`Curve`."""
+        call, above = self.base.right(epsilon)
+        return self.rate * call, self.rate * above
+
+    def left(self, epsilon: Array) -> tuple[Array, Array]:
+        """See :class:`Curve`; the loss 0 counts from 0 on."""
+        put, below = self.base.left(epsilon)
+        return self.rate * put, self.rate * below + np.where(epsilon >= 0, 1 - self.rate, 0.0)
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The base's, and 0."""
+        low, high = self.base.support
+        return min(low, 0.0), max(high, 0.0)
 
 
 @dataclass(frozen=True)

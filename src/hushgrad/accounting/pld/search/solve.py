@@ -265,7 +265,9 @@ def _invert(curve: Curve, delta: float, *, upper: bool) -> float:
         low, high = high, 2 * high
         if high > 1e15:
             return math.inf if upper else low
-    for _ in range(60):
+    while low == 0.0 and high > 1e-290:  # to a relative accuracy, however small it is
+        low, high = (high / 16, high) if curve.delta(high / 16) > target else (0.0, high / 16)
+    for _ in range(56):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if curve.delta(middle) > target else (low, middle)
     return high * (1 + 2.0**-50) if upper else low * (1 - 2.0**-50)

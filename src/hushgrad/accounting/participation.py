@@ -1,0 +1,141 @@
+r"""Who takes part: the only file that tells participations apart. Every accountant asks here which theorem covers a sample.
+
+What a theorem needs is written on the event: what an *absent* record looks like to the mechanism, and whether its *answers* carry
+names (:class:`~hushgrad.events.Absent`, :class:`~hushgrad.events.Answers`). With delta_0 the profile of the mechanism, q the
+probability that a record takes part and e^{eps'} = 1 + (e^eps - 1)/q:
+
+| way | delta(eps) | holds for |
+|---|---|---|
+| ``AMPLIFIED`` | q delta_0(eps') | Poisson samples, if a record that was not drawn, or is null, is as if it were not there |
+| ``EXCHANGED`` | q delta_0(eps') under replace-one, both ways | samples of a fixed size: another record takes the place |
+| ``SHOWN`` | q delta_0(eps) | every relation that keeps a record's place: it is drawn in both worlds or in neither |
+
+``SHOWN`` is no more than that sampling keeps silent with probability 1 - q. It is attained, by mechanisms that show who was asked.
+References: Balle, Barthe and Gaboardi 2018, theorems 8 and 9; Zhu, Dong and Wang 2022, theorem 11; ``SHOWN`` is joint convexity.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from hushgrad.errors import NoTheorem
+from hushgrad.events import (
+    Absent,
+    Answers,
+    BallsInBins,
+    CyclicPoisson,
+    Event,
+    Everyone,
+    FixedSize,
+    MinSep,
+    Once,
+    Participation,
+    Poisson,
+    Relation,
+    Sampled,
+    TruncatedPoisson,
+)
+
+__all__ = ["Sampling", "Way", "kind_of", "poisson_rate", "sampling", "simplified", "unamplified"]
+
+
+class Way(enum.Enum):
+    """Which of the three statements of this module covers a sample."""
+
+    AMPLIFIED = "amplified"
+    EXCHANGED = "exchanged"
+    SHOWN = "shown"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The theorem for a sample: its ``way``, the ``rate`` q, and the ``relation`` under which the mechanism's profile is needed.
+
+    ``attained`` says that some mechanism of this kind is no better.
+    """
+
+    way: Way
+    rate: float
+    relation: Relation
+    attained: bool = True
+
+
+def kind_of(how: Participation) -> str:
+    """``"poisson"``, ``"fixed size"``, ``"truncated"`` or ``"balls"``; the others are gone after :func:`simplified`."""
+    kinds = {Poisson: "poisson", FixedSize: "fixed size", TruncatedPoisson: "truncated", BallsInBins: "balls"}
+    return kinds.get(type(how), type(how).__name__)
+
+
+def simplified(event: Sampled) -> Event | None:
+    """What a sampled event costs where the participation is simple enough to say so without an accountant, else None.
+
+    * ``Everyone``, and Poisson at rate 1: the mechanism itself.
+    * ``Once``: each record meets one step only, so a whole pass costs what one step costs (parallel composition,
+      McSherry 2009, theorem 4; it holds for adaptively chosen steps, since the other steps do not depend on the record).
+    * ``MinSep``: a record meets at most ``times`` steps, for the same reason.
+    * ``CyclicPoisson``: a record belongs to one group, so a whole cycle costs one Poisson-sampled step.
+    * ``BallsInBins`` with fresh bins: passes that are drawn independently, composed.
+    """
+    how = event.how
+    if isinstance(how, (Everyone, Once)) or (isinstance(how, Poisson) and how.rate == 1.0):
+        return event.of
+    if isinstance(how, MinSep):
+        return event.of * how.times
+    if isinstance(how, CyclicPoisson):
+        return Sampled(Poisson(how.rate), event.of)
+    if isinstance(how, BallsInBins) and how.fresh:
+        return Sampled(BallsInBins(bins=how.bins), event.of) * how.epochs
+    return None
+
+
+def unamplified(event: Event) -> Event:
+    """A run over balls in bins without its amplification: each record takes part once per epoch."""
+    if isinstance(event, Sampled) and isinstance(event.how, BallsInBins):
+        return event.of * event.how.epochs
+    return event
+
+
+def poisson_rate(event: Event) -> float | None:
+    """The rate of an event on Poisson samples, None for any other."""
+    return event.how.rate if isinstance(event, Sampled) and isinstance(event.how, Poisson) else None
+
+
+def sampling(event: Sampled, relation: Relation) -> Sampling:
+    """The theorem that covers one step on a Poisson sample or on one of a fixed size.
+
+    Raises:
+        NoTheorem: where there is none.
+    """
+    how, of = event.how, event.of
+    nothing = of.absent is Absent.NOTHING
+    if isinstance(how, Poisson):
+        if relation is Relation.ADD_REMOVE or (relation is Relation.ZERO_OUT and nothing):
+            return Sampling(Way.AMPLIFIED, how.rate, relation)
+        if nothing:  # with, without and with the other record are pairwise at most two contributions apart
+            return Sampling(Way.EXCHANGED, how.rate, relation, attained=False)
+        return Sampling(Way.SHOWN, how.rate, relation)
+    if isinstance(how, FixedSize):
+        return _fixed_size(how, of, relation, nothing=nothing)
+    raise NoTheorem(
+        f"No theorem for single mechanisms covers {type(how).__name__} samples of {type(of).__name__} here. "
+        "Describe the run by Poisson, FixedSize or MinSep, or by Everyone, which is an upper bound; or ask pld, which knows more."
+    )
+
+
+def _fixed_size(how: FixedSize, of: Event, relation: Relation, *, nothing: bool) -> Sampling:
+    if relation is Relation.ADD_REMOVE:
+        raise NoTheorem(
+            "Samples of a fixed size keep the size of the data set public, so they have no analysis under add/remove. "
+            "Ask with relation='replace_one', or with relation='zero_out'."
+        )
+    if how.rate == 1.0:
+        return Sampling(Way.SHOWN, 1.0, relation)
+    if nothing:  # a null record is a record too, so replace-one also covers zero-out
+        return Sampling(Way.EXCHANGED, how.rate, Relation.REPLACE_ONE, attained=relation is Relation.REPLACE_ONE)
+    if relation is Relation.REPLACE_ONE and of.answers is Answers.ANONYMOUS:
+        # several answers without names hide each other, so a mechanism of single answers need not be as bad as its curve
+        alone = how.size == 1 or not of.single_answers
+        return Sampling(Way.EXCHANGED, how.rate, relation, attained=alone)
+    # without a word about names: as with them, which is the worse; from below nothing is known then
+    return Sampling(Way.SHOWN, how.rate, relation, attained=of.answers is not Answers.UNKNOWN)

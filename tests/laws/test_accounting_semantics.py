@@ -1,0 +1,160 @@
+"""What an event says about absent records and about names decides which theorem covers a sample; the truth is enumerated."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Hashable
+
+import pytest
+
+from hushgrad.accounting import epsilon, epsilon_interval
+from hushgrad.errors import ArgumentError, NoTheorem
+from hushgrad.events import (
+    ZCDP,
+    Absent,
+    Answers,
+    ApproxDP,
+    Event,
+    Exponential,
+    FixedSize,
+    Gaussian,
+    Participation,
+    Poisson,
+    PureDP,
+    RandomizedResponse,
+    Relation,
+    Sampled,
+)
+
+Law = dict[Hashable, float]
+DELTAS = (0.2, 0.05, 1e-3, 1e-6)
+
+
+def _subsets(how: Participation, n: int) -> list[tuple[tuple[int, ...], float]]:
+    """Every sample of n records with its probability."""
+    if isinstance(how, FixedSize):
+        chosen = list(itertools.combinations(range(n), how.size))
+        return [(sample, 1 / len(chosen)) for sample in chosen]
+    assert isinstance(how, Poisson)
+    every = itertools.chain.from_iterable(itertools.combinations(range(n), k) for k in range(n + 1))
+    return [(sample, how.rate ** len(sample) * (1 - how.rate) ** (n - len(sample))) for sample in every]
+
+
+def _responses(data: tuple[int, ...], how: Participation, p: float, k: int, *, named: bool) -> Law:
+    """The law of all answers of a sample: beside the records' names, or sorted."""
+    law: Law = {}
+    for sample, weight in _subsets(how, len(data)):
+        for answers in itertools.product(range(k), repeat=len(sample)):
+            mass = weight * math.prod((1 - p) * (data[i] == a) + p / k for i, a in zip(sample, answers, strict=True))
+            output = tuple(zip(sample, answers, strict=True)) if named else tuple(sorted(answers))
+            law[output] = law.get(output, 0.0) + mass
+    return law
+
+
+def _epsilon(p: Law, q: Law, delta: float) -> float:
+    def excess(e: float) -> float:
+        return sum(max(0.0, mass - math.exp(e) * q.get(output, 0.0)) for output, mass in p.items())
+
+    low, high = 0.0, 60.0
+    if excess(0.0) <= delta:
+        return 0.0
+    for _ in range(70):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > delta else (low, middle)
+    return high
+
+
+def _worst(law_of: Callable[[tuple[int, ...]], Law], n: int, k: int, delta: float) -> float:
+    """Over all data sets and all replacements of one record."""
+    others = itertools.product(range(k), repeat=n - 1)
+    pairs = [((x, *rest), (y, *rest)) for rest in others for x in range(k) for y in range(k) if x != y]
+    return max(_epsilon(law_of(a), law_of(b), delta) for a, b in pairs)
+
+
+SAMPLES: list[tuple[Participation, int]] = [
+    (Poisson(0.01), 1),
+    (Poisson(0.3), 2),
+    (FixedSize(dataset_size=3, size=1), 3),
+    (FixedSize(dataset_size=3, size=2), 3),
+    (FixedSize(dataset_size=4, size=2), 4),
+]
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+@pytest.mark.parametrize(("how", "n"), SAMPLES)
+@pytest.mark.parametrize(("p", "k"), [(0.1, 2), (0.5, 2), (0.3, 3)])
+@pytest.mark.parametrize("answers", list(Answers))
+def test_sampled_responses_against_all_data_sets(
+    answers: Answers, p: float, k: int, how: Participation, n: int, relation: str
+) -> None:
+    event = Sampled(how, RandomizedResponse(p, k, answers=answers))
+    for delta in DELTAS:
+        truths = [
+            _worst(lambda data, named=named: _responses(data, how, p, k, named=named), n, k, delta) for named in (True, False)
+        ]  # type: ignore[misc]
+        named, counted = truths
+        low, high = epsilon_interval(event, delta=delta, relation=relation)
+        if answers is Answers.ANONYMOUS:
+            named = counted
+        assert high >= named * (1 - 1e-9)
+        smallest = named if answers is Answers.NAMED else counted
+        if relation == "replace_one" or answers is not Answers.ANONYMOUS:
+            assert low <= smallest * (1 + 1e-9) or isinstance(how, Poisson)  # Poisson: attained by one record
+        if answers is Answers.NAMED:
+            assert high == pytest.approx(low, rel=1e-6)
+            assert high == pytest.approx(named, rel=1e-6)
+        for accountant in ("rdp", "basic", "advanced", "optimal"):
+            assert epsilon(event, delta=delta, relation=relation, accountant=accountant) >= high * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.4])
+@pytest.mark.parametrize("pure", [0.5, 2.0])
+def test_a_mechanism_that_counts_its_records_is_not_amplified(rate: float, pure: float) -> None:
+    """It prints how many records it was given and a randomised bit of the one: pure-DP when a record is replaced or zeroed."""
+    truth = math.exp(pure) / (1 + math.exp(pure))
+    present: Law = {(): 1 - rate, (1, 1): rate * truth, (1, 0): rate * (1 - truth)}
+    null: Law = {(): 1 - rate, (1, 1): rate * (1 - truth), (1, 0): rate * truth}
+    for delta in DELTAS:
+        attained = _epsilon(present, null, delta)
+        for relation in ("zero_out", "replace_one"):
+            for event in (PureDP(pure), ApproxDP(pure, 0.0)):
+                for accountant in ("pld", "rdp", "basic", "optimal", "advanced"):
+                    said = epsilon(event.sampled(rate=rate), delta=delta, relation=relation, accountant=accountant)
+                    assert said >= attained * (1 - 1e-9)
+        assert epsilon(PureDP(pure).sampled(rate=rate), delta=delta, relation="zero_out") == pytest.approx(attained, rel=1e-6)
+
+
+@pytest.mark.parametrize("event", [PureDP(1.0), ApproxDP(1.0, 1e-9), Exponential(1.0), ZCDP(0.5)])
+def test_a_word_about_absent_records_buys_the_amplification(event: Event) -> None:
+    accountant = "rdp" if isinstance(event, ZCDP) else "pld"
+    said = type(event)(**{**{f: getattr(event, f) for f in event.__dataclass_fields__}, "absent": "nothing"})  # type: ignore[attr-defined]
+    assert said.absent is Absent.NOTHING and event.absent is Absent.UNKNOWN
+    costs = [epsilon(e.sampled(rate=0.05), delta=1e-6, relation="zero_out", accountant=accountant) for e in (event, said)]
+    added = epsilon(event.sampled(rate=0.05), delta=1e-6, relation="add_remove", accountant=accountant)
+    assert costs[1] == pytest.approx(added, rel=1e-12) and costs[1] < 0.6 * costs[0]
+
+
+def test_old_files_read_the_same() -> None:
+    for event in (PureDP(2.0), ApproxDP(1.0, 1e-6), ZCDP(0.1), Exponential(1.0), RandomizedResponse(0.1)):
+        old = event.to_json()
+        assert "absent" not in old and "answers" not in old
+        assert Event.from_json(json.dumps(old)) == event
+    said = RandomizedResponse(0.1, answers=Answers.NAMED)
+    assert said.to_json()["answers"] == "named" and Event.from_json(said.to_json()) == said
+    assert (
+        str(said) == "RandomizedResponse(0.1, 2, answers=named)" and str(RandomizedResponse(0.1)) == "RandomizedResponse(0.1, 2)"
+    )
+    with pytest.raises(ArgumentError, match="absent"):
+        Event.from_json({"event": "PureDP", "epsilon": 1.0, "absent": "gone"})
+
+
+def test_what_no_theorem_covers_is_refused_with_a_remedy() -> None:
+    for event, relation in [
+        (RandomizedResponse(0.5).sampled(rate=0.1), Relation.ADD_REMOVE),
+        (Sampled(FixedSize(dataset_size=9, size=3), Gaussian(1.0)), Relation.ADD_REMOVE),
+        ((PureDP(1.0) * 3).sampled(rate=0.1), Relation.ADD_REMOVE),
+    ]:
+        with pytest.raises(NoTheorem, match=r"Ask|Sample"):
+            epsilon(event, delta=1e-6, relation=relation)
