@@ -243,8 +243,12 @@ def test_relations_are_never_mixed(name: str) -> None:
     for event in (RandomizedResponse(0.5), Sampled(FixedSize(dataset_size=100, size=10), PureDP(1.0))):
         with pytest.raises(NoTheorem):
             epsilon(event, delta=1e-6, accountant=name)
-    with pytest.raises(NoTheorem):
-        epsilon(PureDP(1.0).sampled(rate=0.1), delta=1e-6, accountant=name, relation="replace_one")
+    sample = PureDP(1.0).sampled(rate=0.1)
+    if name == "zcdp":  # which knows no samples
+        with pytest.raises(NoTheorem):
+            epsilon(sample, delta=1e-6, accountant=name, relation="replace_one")
+    else:  # a mechanism may show whom it was given, and then nothing is amplified
+        assert 0.999 < epsilon(sample, delta=1e-6, accountant=name, relation="replace_one") < 1.001
 
 
 @pytest.mark.parametrize("name", NAMES)
