@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-import hushgrad.train.atomic as atomic
+import hushgrad.release.atomic as atomic
 import hushgrad.train.checkpoint as checkpoints
 from hushgrad.denoise import Kalman
 from hushgrad.noise import BLT

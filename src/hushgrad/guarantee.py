@@ -10,7 +10,7 @@ from typing import Any
 from hushgrad import _check
 from hushgrad._printed import at_most
 from hushgrad._value import Value
-from hushgrad.events import Compose, Event, Relation
+from hushgrad.events import Compose, Event, Relation, Unanalysed
 
 __all__ = ["Entry", "Guarantee", "Ledger"]
 
@@ -96,16 +96,30 @@ class Entry(_Statement):
     ``stream`` is empty for independent steps: they compose. The steps of one correlated-noise run are not independent; they
     carry the run's name as ``stream``, ``event`` is then the cost of the *whole* run, charged once, and ``times`` counts the
     steps taken, which can only make the charge an upper bound (a prefix of a run is post-processing of the run).
+
+    ``run`` names the run whose noise this is, and ``content`` is a keyed digest of what it released: two entries of one run with
+    different contents are two releases under one noise, which no theorem covers. Both tell nothing to who lacks the run's key.
     """
 
     event: Event
     times: int = 1
     stream: str = ""
+    run: str = ""
+    content: str = ""
+    part: int = 0  # of a sum of ledgers: the stream of one part is not that of another, whatever its name
 
     def __post_init__(self) -> None:
         _check.instance(Event, event=self.event)
         object.__setattr__(self, "times", _check.positive_int(times=self.times))
         _check.instance(str, stream=self.stream)
+        _check.instance(str, run=self.run)
+        _check.instance(str, content=self.content)
+        _check.integer(0, part=self.part)
+
+    def is_same(self, other: Entry) -> bool:
+        """Whether both are of one kind, so that their steps can be counted together."""
+        mine, others = ((e.stream, e.run, e.content, e.part) for e in (self, other))
+        return mine == others and self.event == other.event
 
     @property
     def cost(self) -> Event:
@@ -113,11 +127,16 @@ class Entry(_Statement):
         return self.event if self.stream else self.event * self.times
 
 
+_FORKED = Unanalysed("one run was continued in two ways: both released under the same noise")
+
+
 class Ledger:
     """What really happened, in order: append-only, and the only source of ``spent()``.
 
-    Runs of equal steps are stored as one entry with a count, so that a million steps take one line. Two ledgers on the same
-    data add up: ``pretraining + finetuning``.
+    Runs of equal steps are stored as one entry with a count, so that a million steps take one line; a stream that is recorded
+    again is the same stream, charged once. Two ledgers on the same data add up, ``pretraining + finetuning``, and every charge of
+    both counts: a stream in the one is not that of the other, whatever its name. Two ledgers of *one* run with different contents
+    (a folder was copied and both copies went on) add up to infinity.
 
         >>> from hushgrad.events import Gaussian
         >>> ledger = Ledger()
@@ -130,26 +149,41 @@ class Ledger:
     def __init__(self) -> None:
         self._entries: list[Entry] = []
 
-    def record(self, event: Event, *, times: int = 1, stream: str = "") -> None:
-        """Append: ``event`` happened ``times`` more times."""
-        entry = Entry(event, times, stream)
+    def record(self, event: Event, *, times: int = 1, stream: str = "", run: str = "", content: str = "") -> None:
+        """Append: ``event`` happened ``times`` more times. A stream that is known goes on, in the latest part that knows it."""
+        parts = [entry.part for entry in self._entries if entry.stream == stream] if stream else []
+        self._append(Entry(event, times, stream, run, content, max(parts, default=0)))
+
+    def _append(self, entry: Entry) -> None:
         last = self._entries[-1] if self._entries else None
-        if last is not None and last.stream == stream and last.event == event:
-            self._entries[-1] = Entry(event, last.times + times, stream)
+        if last is not None and last.is_same(entry):
+            self._entries[-1] = replace(last, times=last.times + entry.times)
         else:
             self._entries.append(entry)
 
+    @property
+    def _parts(self) -> int:
+        return max((entry.part + 1 for entry in self._entries if entry.stream), default=0)
+
     def event(self) -> Event:
         """Everything in this ledger as one event; each stream is charged once."""
-        charged: set[tuple[str, Event]] = set()
-        costs: list[Event] = []
+        charged: set[tuple[int, str, Event]] = set()
+        contents: dict[str, str] = {}
+        costs: list[tuple[Event, int]] = []
         for entry in self._entries:
+            if entry.run and contents.setdefault(entry.run, entry.content) != entry.content:
+                costs.append((_FORKED, 1))
             if entry.stream:
-                if (entry.stream, entry.event) in charged:
+                if (entry.part, entry.stream, entry.event) in charged:
                     continue
-                charged.add((entry.stream, entry.event))
-            costs.append(entry.cost)
-        return costs[0] if len(costs) == 1 else Compose(costs)
+                charged.add((entry.part, entry.stream, entry.event))
+                costs.append((entry.event, 1))
+            elif costs and costs[-1][0] == entry.event:  # the same steps in the next phase
+                costs[-1] = (entry.event, costs[-1][1] + entry.times)
+            else:
+                costs.append((entry.event, entry.times))
+        events = [event if times == 1 else event * times for event, times in costs]
+        return events[0] if len(events) == 1 else Compose(events)
 
     @property
     def steps(self) -> int:
@@ -171,8 +205,11 @@ class Ledger:
         if not isinstance(other, Ledger):
             return NotImplemented
         total = Ledger()
-        for entry in (*self, *other):
-            total.record(entry.event, times=entry.times, stream=entry.stream)
+        for entry in self:
+            total._append(entry)
+        first = self._parts
+        for entry in other:
+            total._append(replace(entry, part=entry.part + first) if entry.stream else entry)
         return total
 
     def __str__(self) -> str:
@@ -190,7 +227,5 @@ class Ledger:
         if not isinstance(data, dict) or data.get("ledger") != 1 or not isinstance(data.get("entries"), list):
             _check.fail("data", data, 'to be a ledger: {"ledger": 1, "entries": [...]}')
         ledger = cls()
-        for item in data["entries"]:
-            entry = Entry.from_json(item)
-            ledger.record(entry.event, times=entry.times, stream=entry.stream)
+        ledger._entries = [Entry.from_json(item) for item in data["entries"]]
         return ledger

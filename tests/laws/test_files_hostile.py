@@ -14,8 +14,8 @@ from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.events import Event
 from hushgrad.guarantee import Ledger
 from hushgrad.noise import secure
+from hushgrad.release.atomic import replacing
 from hushgrad.train import Plan
-from hushgrad.train.atomic import replacing
 
 DEEP = [
     "[" * 100_000,
@@ -48,7 +48,7 @@ def test_what_a_killed_process_left_half_written_is_swept(tmp_path):
     program = f"""
 import os, signal
 from pathlib import Path
-from hushgrad.train.atomic import replacing
+from hushgrad.release.atomic import replacing
 with replacing(Path({str(path)!r})) as new:
     new.write_text("a secret")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -167,7 +167,7 @@ def test_settled_after_every_step_it_is_the_eager_run(table, change):
         model = _model(TABLES[table])
         private = _private(model, plan, lazy=lazy, maximize=change == "maximize")
         _run(private, after=lambda _, p=private: p.settle(), micro=2 if change == "micro-batches" else None)
-        runs.append((_weights(model), private.spent(), private.ledger.to_json(), private.clip))
+        runs.append((_weights(model), private.spent(), private.ledger.event(), private.clip))
     torch.testing.assert_close(runs[0][0], runs[1][0], rtol=0, atol=1e-13)
     assert runs[0][1:] == runs[1][1:]
 

@@ -54,14 +54,14 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 def test_no_artefact_of_a_run_holds_its_key(tmp_path, known_key, capfd, monkeypatch):
     held: dict[str, bytes] = {}
-    rmtree = session.shutil.rmtree
+    destroy = session.destroy
 
-    def look_first(path, *args, **options):  # the checkpoint just before a finished run erases it
-        held.update(_files(Path(path)))
-        assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in Path(path).iterdir())
-        rmtree(path, *args, **options)
+    def look_first(path):  # the checkpoint just before a finished run erases it
+        held.update(_files(Path(path) / "checkpoint"))
+        assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in (Path(path) / "checkpoint").iterdir())
+        destroy(path)
 
-    monkeypatch.setattr(session.shutil, "rmtree", look_first)
+    monkeypatch.setattr(session, "destroy", look_first)
     table = {"model": {"name": "logistic"}, "data": {"name": "digits"}, "plan": {"method": "dpftrl", "noise": "BLT", "epochs": 2}}
     table["run"] = {"checkpoint_every": 4}
     table["plan"] |= {"epsilon": 8.0, "delta": 1e-4, "batch_size": 200}

@@ -164,7 +164,7 @@ def test_modes_keys_and_contents(tmp_path, data):
     _take(model, optimizer, private, data, 2)
     checkpoint.save(notes={"epoch": 1, "loss": float("inf")})
     files = {path.name: path for path in (tmp_path / "run").iterdir()}
-    assert set(files) == {"key.json", "state.safetensors"}  # no leftovers
+    assert set(files) == {".lock", "journal", "key.json", "state.safetensors"}  # no leftovers
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files.values())
     secret = private.key.secret
     content = files["state.safetensors"].read_bytes()
@@ -218,9 +218,8 @@ def test_state_that_would_need_pickle_is_refused(tmp_path, data):
         def load_state_dict(self, state_dict):
             pass
 
-    checkpoint = Checkpoint(tmp_path, _run()[2], extras={"odd": Odd()})
     with pytest.raises(ArgumentError, match="never pickles"):
-        checkpoint.save()
+        Checkpoint(tmp_path, _run()[2], extras={"odd": Odd()})
     assert not (tmp_path / "state.safetensors").exists()
 
 

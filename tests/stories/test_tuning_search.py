@@ -19,6 +19,9 @@ from hushgrad.errors import ArgumentError
 from hushgrad.events import Compose, Gaussian, RepeatAndSelect
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.recipes import Recipe
+from hushgrad.release import keys
+from hushgrad.release.journal import Journal
+from hushgrad.release.keys import RunKey
 from hushgrad.report import privacy_card
 from hushgrad.train import private as running
 from hushgrad.tuning import Draws, Stopping, priced, settings_of, tune
@@ -53,7 +56,7 @@ def fixed_key(monkeypatch: pytest.MonkeyPatch) -> bytes:
         return draws.trials(Stopping(mean=3.0)) == 3 and len({rates[draws.candidate(t, 4)] for t in range(3)}) == 2
 
     key = next(key for n in range(5000) if suits(key := n.to_bytes(32, "big")))
-    monkeypatch.setattr(room.secrets, "token_bytes", lambda size: key)
+    monkeypatch.setattr(keys.secrets, "token_bytes", lambda size: key)
     return key
 
 
@@ -130,7 +133,7 @@ def test_a_trial_that_diverged_never_wins_whatever_the_order(tmp_path: Path, mon
     stopping = Stopping(mean=3.0)
     monkeypatch.setattr(room, "_scored", lambda search, draws, data, folder, trial, progress: order[trial])
     search = SimpleNamespace(settings=SimpleNamespace(stopping=stopping))
-    assert room._best(search, Draws(key_with(3, stopping)), None, tmp_path, False).score == -0.3
+    assert room._best(search, Draws(key_with(3, stopping)), None, tmp_path, False, Journal(RunKey.make(seed=0))).score == -0.3
 
 
 def test_a_private_score_is_noisy_covered_and_never_written_raw(fixed_key: bytes, tmp_path: Path, monkeypatch) -> None:
@@ -205,7 +208,7 @@ def test_a_killed_search_is_charged_in_full_and_cannot_go_on(fixed_key: bytes, t
 
 def test_a_poisson_number_of_trials_may_be_none(tmp_path: Path, monkeypatch) -> None:
     key = key_with(0, Stopping(mean=0.5, shape=float("inf")))
-    monkeypatch.setattr(room.secrets, "token_bytes", lambda size: key)
+    monkeypatch.setattr(keys.secrets, "token_bytes", lambda size: key)
     tuned = tune(recipe(tune={"mean": 0.5, "shape": "poisson"}), tmp_path / "out", progress=False)
     assert tuned.candidate is None and {path.name for path in (tmp_path / "out").iterdir()} == {"tuning.json"}
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,9 +23,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hushgrad import _check
-from hushgrad.errors import ArgumentError, HushgradError
+from hushgrad.errors import ArgumentError, HushgradError, StorageError
 from hushgrad.events import Event, Repeat, Unanalysed
 from hushgrad.guarantee import Ledger
+from hushgrad.release.keys import destroy
+from hushgrad.release.owner import Owner
 
 __all__ = ["RESERVATION", "SETTLED", "Finding", "finding", "holding"]
 
@@ -153,33 +154,25 @@ def reservation_of(folder: Path) -> str:
 
 
 def retire(folder: Path, why: str) -> None:
-    """Make sure that the run cannot go on: its key is erased, so that no more of its steps can be taken, or undone."""
+    """Make sure that the run cannot go on: every secret is erased, so that no more of its steps can be taken, or undone."""
     (folder / SETTLED).write_text(json.dumps({"settled": why}) + "\n", encoding="utf-8")
-    for key in ("checkpoint/key.json", "search/key.json"):  # of a run, of a search
-        (folder / key).unlink(missing_ok=True)
+    destroy(folder)
 
 
 @contextmanager
 def holding(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a run folder for the block; False if another process on this machine holds it: the run is alive.
-
-    The lock is on the folder itself, leaves nothing behind, and ends with the process that holds it, also by a kill.
-    """
+    """Own a run folder for the block; False if another process owns it: the run is alive."""
     try:
-        import fcntl
-    except ImportError:  # not a POSIX system: there is no such lock, and whoever settles must look for themselves
-        yield True
+        owner = Owner(folder)
+    except StorageError:
+        raise
+    except ArgumentError:
+        yield False
         return
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield True
     finally:
-        os.close(descriptor)
+        owner.release()
 
 
 def _read(path: Path) -> Any:

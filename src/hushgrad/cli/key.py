@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import stat
 from pathlib import Path
 
 from hushgrad import _check
 from hushgrad.cli._parser import Parser, print_json
+from hushgrad.release.keys import destroy, finish, secrets_in
+from hushgrad.release.owner import Owner
 
 __all__ = ["run"]
 
-_SECRETS = ("checkpoint/key.json", "checkpoint/state.safetensors")
+_MARKS = ("plan.json", "tuning.json", "privacy.json", "reservation.json", "settled.json", "search/recipe.json")
 
 
 def _parser() -> Parser:
     parser = Parser(
         "key",
-        "The noise of a run follows from its key. A run that finishes erases it; one that was stopped keeps it, to go on.\n"
-        "status   say whether the folder still holds the key, and who can read it (exit code 1 if others can)\n"
-        "destroy  erase key and checkpoint for good: the run cannot go on, and nobody can subtract its noise any more",
+        "The noise of a run, a search or a federated server follows from its key. A run that finishes erases it; one that was\n"
+        "stopped keeps it, to go on; what a finished or settled one still holds, because it died at its very end, is erased now.\n"
+        "status   list every secret that the folder holds, and who can read it (exit code 1 if others can)\n"
+        "destroy  erase all of them for good: the run cannot go on, and nobody can subtract its noise any more",
         example="hushgrad key destroy runs/mnist",
     )
     parser.add_argument("action", choices=("status", "destroy"))
-    parser.add_argument("run", metavar="RUN", help="the --out of hushgrad train")
+    parser.add_argument(
+        "run", metavar="RUN", help="the --out of hushgrad train or tune, the directory of a checkpoint or of a server"
+    )
     return parser
 
 
@@ -32,13 +35,17 @@ def run(words: list[str]) -> int:
     """Show or destroy the key of a run; see ``hushgrad key --help``."""
     options = _parser().parse(words)
     folder = Path(options.run)
-    if not (folder / "plan.json").is_file():
+    finish(folder)
+    if not secrets_in(folder) and not any((folder / name).is_file() for name in _MARKS):
         _check.fail("run", str(folder), "to be the folder of a run, with plan.json in it", "Give the --out of hushgrad train.")
-    held = [name for name in _SECRETS if (folder / name).exists()]
-    open_to_others = [name for name in held if stat.S_IMODE((folder / name).stat().st_mode) & 0o077]
     if options.action == "destroy":
-        _destroy(folder)
-        held, open_to_others = [], []
+        owner = Owner(folder)  # a run that is going on is stopped first
+        destroy(folder)
+        owner.release()
+    secrets = secrets_in(folder)
+    held = [path.relative_to(folder).as_posix() for path in secrets]
+    modes = {name: stat.S_IMODE(path.stat().st_mode) for name, path in zip(held, secrets, strict=True)}
+    open_to_others = [name for name, mode in modes.items() if mode & 0o077]
     if options.json:
         print_json({"run": str(folder), "held": held, "open_to_others": open_to_others})
     else:
@@ -50,17 +57,5 @@ def _sentence(folder: Path, held: list[str], open_to_others: list[str]) -> str:
     if open_to_others:
         return f"{folder}: others can read {', '.join(open_to_others)}. Make them 0600, or destroy the key."
     if held:
-        return f"{folder}: the key is there, readable by its owner only. It is as secret as the data."
+        return f"{folder}: the key is there, readable by its owner only ({', '.join(held)}). It is as secret as the data."
     return f"{folder}: no key. Nobody can subtract the noise; the run cannot go on."
-
-
-def _destroy(folder: Path) -> None:
-    """Overwrite, then remove. On a copy-on-write or wear-levelled disk only encryption of the disk erases the old blocks."""
-    for name in _SECRETS:
-        path = folder / name
-        if path.is_file():
-            with open(path, "r+b", buffering=0) as file:
-                file.write(os.urandom(path.stat().st_size))
-                os.fsync(file.fileno())
-    if (folder / "checkpoint").is_dir():
-        shutil.rmtree(folder / "checkpoint")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hushgrad import _check
 from hushgrad.cli._parser import Parser, UsageError, print_json
 from hushgrad.errors import ArgumentError
+from hushgrad.release.keys import finish
 
 if TYPE_CHECKING:
     from hushgrad.report import Card
@@ -96,6 +97,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _card(options: argparse.Namespace) -> int:
+    finish(options.run)
     if not (Path(options.run) / "plan.json").is_file():  # said before torch is imported
         remedy = "Give the --out of hushgrad train."
         _check.fail("run", options.run, "to be the folder of a run, with plan.json in it", remedy)

@@ -29,6 +29,9 @@ def _parser() -> Parser:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a .toml or .py file; a .py recipe is run as a program")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results: new, empty, or with --resume")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run, bit for bit")
+    parser.add_argument(
+        "--take-over", action="store_true", help="take the folder from a process that is gone but not known to be"
+    )
     parser.add_argument("--data", metavar="PATH", help="the same as --set data.path=PATH")
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value of the recipe")
     parser.add_argument("--ledger", metavar="PLACE", help="budget ledger that pays: a path or postgresql://... (with --dataset)")
@@ -48,7 +51,8 @@ def run(words: list[str]) -> int:
     from hushgrad.recipes import train  # torch: imported after the words have been understood
 
     try:
-        outcome = train(_recipe(options), options.out, resume=options.resume, progress=not options.quiet)
+        how = {"resume": options.resume, "take_over": options.take_over}
+        outcome = train(_recipe(options), options.out, **how, progress=not options.quiet)
     except KeyboardInterrupt:
         return _interrupted(options)
     except BudgetExceeded as error:

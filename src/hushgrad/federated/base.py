@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -31,6 +32,7 @@ from hushgrad.federated.mods import CLIP_NORM
 from hushgrad.federated.optimizers import ServerOptimizer
 from hushgrad.federated.reports import RawRound
 from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
 from hushgrad.train.books import Books, guarantee_of
 from hushgrad.train.plan import Plan
@@ -77,7 +79,8 @@ class PrivateStrategy(Strategy):
         self._users = users
         self._directory = None if directory is None else ServerDirectory(directory)
         fresh = RunKey.make(key, seed)
-        self._key = fresh if self._directory is None else self._directory.share_key(fresh, plan)
+        self._key, self._journal = (fresh, Journal(fresh)) if self._directory is None else self._directory.share_key(fresh, plan)
+        self._witness: tuple[int, bytes] | None = None  # of a round that is not in the journal yet
         self._books = Books(plan, self._key.run_name(plan.digest), prior=prior, max_epsilon=max_epsilon)
         self._cohorts = cohorts_of(plan, population, self._key.sampling)
         self._aggregator = Aggregator(plan, self._key)
@@ -193,9 +196,12 @@ class PrivateStrategy(Strategy):
             raise ArgumentError("Expected configure_train before aggregate_train: there is no cohort whose replies could count.")
         self._aggregator.begin(open_round.layout, open_round.current)
         self._raw_round = self._collect(open_round, replies)
+        self._journal.begin(open_round.step)
         self._books.charge(issued=True)
         update = self._aggregator.release(open_round.step)
         weights = self.server.step(torch.from_numpy(open_round.current), update, open_round.step, self._server_state)
+        self._witness = open_round.step, hashlib.blake2b(weights.numpy().tobytes(), digest_size=16).digest()
+        self._books.content = self._journal.after(*self._witness).hex()
         self._arrays, self._unsaved = open_round.layout.record(weights.numpy()), True
         spent = self.spent()
         self._save(spent)
@@ -281,19 +287,28 @@ class PrivateStrategy(Strategy):
     def _save(self, spent: Guarantee) -> None:
         if self._directory is None or self._arrays is None:
             self._unsaved = False
+            self._write_down()
             return
         tree = {
             "version": 1,
             "server": self.server.to_json(),
             "server_state": dict(self._server_state),
             "books": self._books.state_dict(),
+            "journal": {"position": self.rounds, "chain": self._books.content},
             "aggregator": self._aggregator.state_dict(),
             "arrays": {name: torch.from_numpy(array.numpy()) for name, array in self._arrays.items()},
         }
         self._directory.save_state(tree)
+        self._write_down()
         self._unsaved = False
         public = {"plan": self.plan.to_json(), "ledger": self.ledger.to_json(), "rounds": self.rounds, "spent": spent.to_json()}
         self._directory.save_public(public)
+
+    def _write_down(self) -> None:
+        """The journal's entry of the latest round: after it is saved, and before it leaves the server."""
+        if self._witness is not None:
+            self._journal.released(*self._witness)
+            self._witness = None
 
     def _resume(self) -> None:
         if self._directory is None:
@@ -302,9 +317,11 @@ class PrivateStrategy(Strategy):
         if cohorts is not None:
             self._cohorts.load_state_dict(cohorts)
         if tree is None:
+            self._journal.catch_up(0, self._journal.chain)
             return
         if tree["version"] != 1 or tree["server"] != self.server.to_json():
             _check.fail("server", self.server, "and version to be those of the interrupted run", "Use a new directory.")
+        self._journal.catch_up(tree["journal"]["position"], bytes.fromhex(tree["journal"]["chain"]))
         self._server_state = dict(tree["server_state"])
         self._books.load_state_dict(tree["books"])
         self._aggregator.load_state_dict(tree["aggregator"])

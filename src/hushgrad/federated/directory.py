@@ -3,27 +3,28 @@
 **Why no round's noise is ever used twice.** Clients are not repeatable: asked again, they answer otherwise, or not at all. So a
 round that was released must never be repeated, since two sums with the same noise differ by no noise. The new model is
 therefore written to disk, with the noise's buffers and the ledger, *before* it leaves the server. A server that is killed
-before that has released nothing of the round and may repeat it; one that is killed afterwards goes on with the next.
+before that has released nothing of the round and may repeat it; one that is killed afterwards goes on with the next. The journal
+says how many rounds were released: a state that is lost, or older, is refused. One server at a time owns the directory.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
-from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.release.keys import RunKey
-from hushgrad.train.atomic import replacing
+from hushgrad.release.atomic import replacing
+from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
+from hushgrad.release.keys import KEY, RunKey, read_key, write_key
+from hushgrad.release.owner import Owner
 from hushgrad.train.plan import Plan
 from hushgrad.train.tree import read_tree, write_tree
 
 __all__ = ["ServerDirectory"]
 
-_KEY, _STATE, _COHORTS, _PUBLIC = "key.json", "state.safetensors", "cohorts.safetensors", "privacy.json"
+_STATE, _COHORTS, _PUBLIC = "state.safetensors", "cohorts.safetensors", "privacy.json"
 
 
 class ServerDirectory:
@@ -32,6 +33,7 @@ class ServerDirectory:
     | file | content | mode | written |
     |---|---|---|---|
     | ``key.json`` | the run's key | 0600 | once, before the first round |
+    | ``journal`` | rounds that were begun and released, see :mod:`hushgrad.release.journal` | 0600 | before a result is released |
     | ``cohorts.safetensors`` | check-ins and the latest cohort | 0600 | before a cohort is asked |
     | ``state.safetensors`` | model, server optimizer, noise buffers, clip norm, ledger | 0600 | before a round's result is released |
     | ``privacy.json`` | plan, ledger, epsilon so far: public | 0644 | after each round |
@@ -40,29 +42,25 @@ class ServerDirectory:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
+        self._owner = Owner(self.path, newest=True)  # two servers would release the same noise with different cohorts
 
-    def share_key(self, key: RunKey, plan: Plan) -> RunKey:
-        """The key of the run in this directory; ``key`` becomes it if there is none yet."""
-        path = self.path / _KEY
-        if not path.exists():
-            if (self.path / _STATE).exists():
-                raise ArgumentError(
-                    f"Expected {_KEY} beside {_STATE}: without its key a killed run cannot go on. Start a new run."
-                )
-            fresh = {"key": key.secret.hex(), "reproducible": key.reproducible, "plan": plan.digest}
-            self._write_text(_KEY, json.dumps(fresh), 0o600)
-            return key
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if os.name == "posix" and mode & 0o077:
-            _check.fail("mode", oct(mode), f"of {_KEY} to be 0600", "Others may have read the key.")
-        content = _key_content(path)
-        if content["plan"] != plan.digest:
-            remedy = "A key serves one plan. Use a new directory for a new run."
-            _check.fail("plan", plan.digest[:12], f"to be the one of this directory, {content['plan'][:12]}", remedy)
-        kept = RunKey(bytes.fromhex(content["key"]), reproducible=bool(content["reproducible"]))
-        if not key.fresh and key.fingerprint != kept.fingerprint:
-            raise ArgumentError("Expected key to be that of the run in this directory, or to be left out.")
-        return kept
+    def share_key(self, key: RunKey, plan: Plan) -> tuple[RunKey, Journal]:
+        """The key and the journal of the run in this directory; ``key`` becomes it if there is none yet."""
+        path, journal = self.path / KEY, self.path / JOURNAL
+        if path.exists():
+            kept = read_key(path, plan=plan.digest, offered=key)
+            if not journal.exists():
+                raise ArgumentError(f"Expected the journal beside {KEY}: without it nobody knows what was released. {WAYS_ON}")
+            found = Journal.open(journal, kept, self._owner)
+            if found.bound.get("key") != kept.fingerprint:
+                raise ArgumentError(f"Expected the journal of the key beside it; it is another run's. {WAYS_ON}")
+            return kept, found
+        if (self.path / _STATE).exists() or (journal.exists() and Journal.is_begun(journal)):
+            raise ArgumentError(f"Expected {KEY} beside {_STATE}: without its key a killed run cannot go on. {WAYS_ON}")
+        bound = {"key": key.fingerprint, "plan": plan.digest}
+        made = Journal.create(journal, key, self._owner, bound)
+        write_key(path, key, plan=plan.digest)  # last: a directory with a key is complete
+        return key, made
 
     def save_state(self, tree: dict[str, Any]) -> None:
         """Replace the state."""
@@ -89,20 +87,11 @@ class ServerDirectory:
         return read_tree(path) if path.exists() else None
 
     def _write_tree(self, name: str, tree: dict[str, Any]) -> None:
+        self._owner.require()
         with replacing(self.path / name) as new:
             write_tree(new, tree)
 
     def _write_text(self, name: str, text: str, mode: int) -> None:
+        self._owner.require()
         with replacing(self.path / name, mode=mode) as new:
             new.write_text(text)
-
-
-def _key_content(path: Path) -> dict[str, Any]:
-    """The key file's object. Its text never enters an error: it may hold the key."""
-    try:
-        content = json.loads(path.read_text())
-        if set(content) == {"key", "reproducible", "plan"} and len(bytes.fromhex(content["key"])) == 32:
-            return dict(content)
-    except (ValueError, TypeError):
-        pass
-    raise ArgumentError(f"Expected {path.name} to be as it was written; it was damaged. Use a copy, or start a new run.")

@@ -24,7 +24,8 @@ from hushgrad.recipes.interrupt import Interrupt
 from hushgrad.recipes.recipe import DEMO, Recipe
 from hushgrad.recipes.spending import Spending, alone_in
 from hushgrad.recipes.summary import write_report
-from hushgrad.train.atomic import replacing
+from hushgrad.release.atomic import replacing
+from hushgrad.release.keys import destroy, finish
 from hushgrad.train.callbacks import JsonLines, ProgressBar
 from hushgrad.train.checkpoint import Checkpoint
 from hushgrad.train.fit import run_steps
@@ -82,6 +83,7 @@ def train(
     progress: bool = True,
     key: bytes | None = None,
     data: Data | None = None,
+    take_over: bool = False,
 ) -> Outcome:
     """Train as ``recipe`` says (the demo if None) and write everything into the folder ``out``.
 
@@ -90,18 +92,21 @@ def train(
 
     Where the recipe has a ``[ledger]``, room for the whole plan is reserved there before anything else, and what was done is
     committed at the end. ``key`` is the run's secret (fresh by default) and ``data`` what to train on (by default what the
-    recipe names): for programs that run many sessions.
+    recipe names): for programs that run many sessions. ``take_over`` takes the folder from an owner that is gone, where the
+    file system cannot tell (see :mod:`hushgrad.release.owner`).
 
     Raises:
         BudgetExceeded: where the ledger has no room for the plan; nothing was trained then.
     """
     out = Path(out)
     recipe = _opened(recipe, out, resume)
-    with alone_in(out):
-        return _trained(recipe, out, resume, progress, key, data)
+    with alone_in(out, take_over=take_over):
+        return _trained(recipe, out, resume, progress, key, data, take_over)
 
 
-def _trained(recipe: Recipe, out: Path, resume: bool, progress: bool, key: bytes | None, data: Data | None) -> Outcome:
+def _trained(
+    recipe: Recipe, out: Path, resume: bool, progress: bool, key: bytes | None, data: Data | None, take_over: bool
+) -> Outcome:
     began = time.monotonic()
     run = recipe.run
     if run.threads is not None:
@@ -115,9 +120,8 @@ def _trained(recipe: Recipe, out: Path, resume: bool, progress: bool, key: bytes
     spending = Spending(recipe, plan, out)
     _write(out / "recipe.json", recipe.tables())  # before its key is there: from here on the folder can be resumed
     _write(out / "plan.json", plan.to_json())
-    checkpoint = Checkpoint(out / "checkpoint", private, extras={} if scheduler is None else {"scheduler": scheduler})
-    if not checkpoint.resumed:
-        checkpoint.save()  # the first weights too: a run that repeats its steps must begin where it began
+    extras = {} if scheduler is None else {"scheduler": scheduler}
+    checkpoint = Checkpoint(out / "checkpoint", private, extras=extras, take_over=take_over)
     _forget_after(out / "metrics.jsonl", private.steps)
     spending.begin()
     run_steps(
@@ -131,6 +135,7 @@ def _trained(recipe: Recipe, out: Path, resume: bool, progress: bool, key: bytes
         num_workers=run.workers,
     )
     outcome = _finished(recipe, private, data, out, began)
+    destroy(out)  # from now on nobody can subtract the noise
     spending.commit(outcome.guarantee.event)
     return outcome
 
@@ -168,7 +173,6 @@ def _finished(recipe: Recipe, private: Private, data: Data, out: Path, began: fl
     outcome = Outcome(guarantee=guarantee, test=test, steps=private.steps, seconds=time.monotonic() - began, out=out)
     write_report(out, recipe, private.plan, outcome.to_json(), guarantee)
     _write(out / "guarantee.json", guarantee.to_json())  # last: it marks a finished session
-    shutil.rmtree(out / "checkpoint")  # with the key in it: from now on nobody can subtract the noise
     return outcome
 
 
@@ -182,6 +186,7 @@ def _opened(recipe: Recipe | None, out: Path, resume: bool) -> Recipe:
         if known is None:
             _check.fail("--out", str(out), "to hold an interrupted run", "Leave --resume out to start a new one.")
         if (out / "guarantee.json").exists():
+            finish(out)
             _check.fail(
                 "--out", str(out), "to hold an unfinished run; this one is complete", "Choose another folder for a new run."
             )

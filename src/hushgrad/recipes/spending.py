@@ -10,29 +10,31 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad.budget import Ledger, Reservation
-from hushgrad.budget.folder import RESERVATION, SETTLED, holding, reservation_of
+from hushgrad.budget.folder import RESERVATION, SETTLED, reservation_of
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event
 from hushgrad.recipes.recipe import Recipe
-from hushgrad.train.atomic import replacing
+from hushgrad.release.atomic import replacing
+from hushgrad.release.owner import Owner
 from hushgrad.train.plan import Plan
 
 __all__ = ["Spending", "alone_in"]
 
 
 @contextmanager
-def alone_in(out: Path) -> Iterator[None]:
-    """Nobody else runs or settles in this folder meanwhile, and a run that was settled never goes on.
+def alone_in(out: Path, *, take_over: bool = False) -> Iterator[Owner]:
+    """Own the folder: nobody else runs or settles in it meanwhile, and a run that was settled never goes on.
 
     Raises:
-        ArgumentError: where another process has the folder, or its run was settled.
+        ArgumentError: where another process owns the folder, or its run was settled.
     """
-    with holding(out) as alone:
-        if not alone:
-            _check.fail("--out", str(out), "to be a folder in which no other process trains")
+    owner = Owner(out, take_over=take_over)
+    try:
         if (out / SETTLED).exists():
             _check.fail("--out", str(out), "to hold a run that may go on; this one was settled", "Start a new run elsewhere.")
-        yield
+        yield owner
+    finally:
+        owner.release()
 
 
 class Spending:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ class Issued(NamedTuple):
 
     examples: int
     units: Tensor | None
+    records: np.ndarray | None = None  # who takes part, in every process
 
     @property
     def contributions(self) -> int:

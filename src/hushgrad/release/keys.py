@@ -1,18 +1,37 @@
-"""The key of a run: 32 secret bytes from which all of its randomness follows."""
+"""The custodian of secrets: the key of a run, where it lies on disk, what else is as secret, and how all of it is erased.
+
+Everything secret that a run, a search or a server ever writes is one of the names below, so what one function cannot find does
+not exist. Erasing overwrites, flushes and unlinks; on a copy-on-write or wear-levelled disk only the encryption of the disk
+erases the old blocks for certain. With ``HUSHGRAD_KEK`` in the environment (the path of a file with 32 bytes, or
+``keyring:SERVICE`` for the operating system's keyring) keys are encrypted at rest, and a copied folder alone tells nothing.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import secrets
-
-import torch
+import shutil
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
+from hushgrad.release.atomic import replacing
+from hushgrad.release.owner import Owner
 
-__all__ = ["RunKey"]
+__all__ = ["KEY", "RunKey", "destroy", "erase", "finish", "read_key", "secrets_in", "write_key"]
 
+KEY = "key.json"
 _BYTES = 32
+_FIELDS = {"key": str, "reproducible": bool, "plan": str, "fingerprint": str, "wrapped": bool}
+# A run's, a search's with its trials', a server's. Temporaries of these begin with a dot and the same name.
+_SECRETS = (KEY, "state.safetensors", "cohorts.safetensors", "journal", "shard-")
+_HOMES = ("checkpoint", "search")
+_FINISHED = ("guarantee.json", "tuning.json", "settled.json")  # what marks a folder whose run never goes on
 
 
 class RunKey:
@@ -58,6 +77,16 @@ class RunKey:
         return self._derive(b"sampling")
 
     @property
+    def workers(self) -> bytes:
+        """An independent key for the random states under which the examples of a step are read."""
+        return self._derive(b"workers")
+
+    @property
+    def journal(self) -> bytes:
+        """An independent key for the digests of what was released."""
+        return self._derive(b"journal")
+
+    @property
     def fingerprint(self) -> str:
         """Tells keys apart and tells nothing else: a hash of 256 unknown bits cannot be inverted."""
         return self._derive(b"fingerprint").hex()[:32]
@@ -65,11 +94,6 @@ class RunKey:
     def run_name(self, plan_digest: str) -> str:
         """The name of the run of one plan under this key, the same after every restart."""
         return self._derive(b"run/" + plan_digest.encode()).hex()[:16]
-
-    def torch_generator(self, step: int) -> torch.Generator:
-        """For the seeds of a loader's workers, from ``step`` on."""
-        seed = int.from_bytes(self._derive(b"workers/" + str(step).encode())[:8], "little", signed=True)
-        return torch.Generator().manual_seed(seed)
 
     def _derive(self, label: bytes) -> bytes:
         return hashlib.blake2b(label, digest_size=_BYTES, key=self._secret, person=b"hushgrad/run").digest()
@@ -79,3 +103,155 @@ class RunKey:
 
     def __reduce__(self) -> str | tuple[object, ...]:
         raise TypeError("A run's key is not pickled: save it with a Checkpoint, in a file of its own.")
+
+
+# On disk ----------------------------------------------------------------------------------------------------------------
+
+
+def write_key(path: Path, key: RunKey, *, plan: str) -> None:
+    """Write the key of a run of the plan with digest ``plan``: mode 0600, at once or not at all, wrapped if there is a KEK."""
+    kek = _kek()
+    content = {
+        "key": key.secret.hex() if kek is None else _wrapped(kek, key),
+        "wrapped": kek is not None,
+        "reproducible": key.reproducible,
+        "plan": plan,
+        "fingerprint": key.fingerprint,  # a damaged key would silently give other noise
+    }
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content))
+
+
+def read_key(path: Path, *, plan: str, offered: RunKey | None = None) -> RunKey:
+    """The key in ``path``, for the plan with digest ``plan``. ``offered``: a key that was given; it must be this one.
+
+    Raises:
+        ArgumentError: where others can read the file, it is damaged, or it belongs to another plan or key.
+    """
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & 0o077:
+        _check.fail("mode", oct(mode), f"of {path.name} to be 0600", "Others may have read the key.")
+    content = _content(path)
+    if content["plan"] != plan:
+        remedy = "A key serves one plan. Use a new directory for a new run."
+        _check.fail("plan", plan[:12], f"to be the one of this directory, {content['plan'][:12]}", remedy)
+    secret = _unwrapped(path, content["key"]) if content["wrapped"] else bytes.fromhex(content["key"])
+    key = RunKey(secret, reproducible=content["reproducible"])
+    if key.fingerprint != content["fingerprint"]:
+        raise _damaged(path)
+    if offered is not None and not offered.fresh and offered.fingerprint != key.fingerprint:
+        raise ArgumentError("Expected key to be that of the run in this directory, or to be left out.")
+    return key
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """The key file's object. Its text never enters an error: it may hold the key."""
+    try:
+        content = _check.parsed(path.read_text())
+        whole = set(content) == set(_FIELDS) and all(isinstance(content[name], kind) for name, kind in _FIELDS.items())
+        whole = whole and bytes.fromhex(content["key"]).hex() == content["key"]  # the very letters that were written
+        if whole and (content["wrapped"] or len(content["key"]) == 2 * _BYTES):
+            return dict(content)
+    except (ValueError, TypeError):  # not even the reason is told: it may quote the file
+        raise _damaged(path) from None
+    raise _damaged(path)
+
+
+def _damaged(path: Path) -> ArgumentError:
+    return ArgumentError(f"Expected {path.name} to be as it was written; it was damaged. Use a copy, or start a new run.")
+
+
+def _kek() -> bytes | None:
+    """The wrapping key that HUSHGRAD_KEK names, or None."""
+    place = os.environ.get("HUSHGRAD_KEK", "")
+    if not place:
+        return None
+    if place.startswith("keyring:"):
+        import keyring  # type: ignore[import-not-found, import-untyped, unused-ignore]  # only for those who ask for it
+
+        text = keyring.get_password(place.removeprefix("keyring:"), "hushgrad") or ""
+        content = bytes.fromhex(text) if len(text) == 2 * _BYTES else b""
+    else:
+        content = Path(place).read_bytes() if Path(place).is_file() else b""
+    if len(content) != _BYTES:
+        raise ArgumentError(
+            f"Expected HUSHGRAD_KEK to name a file of {_BYTES} bytes, or keyring:SERVICE with {2 * _BYTES} hex digits. "
+            f"Make one with: head -c {_BYTES} /dev/urandom > FILE."
+        )
+    return content
+
+
+def _wrapped(kek: bytes, key: RunKey) -> str:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    nonce = secrets.token_bytes(12)
+    return (nonce + AESGCM(kek).encrypt(nonce, key.secret, b"hushgrad key")).hex()
+
+
+def _unwrapped(path: Path, text: str) -> bytes:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    kek, content = _kek(), bytes.fromhex(text)
+    if kek is None:
+        raise ArgumentError(f"Expected HUSHGRAD_KEK to be set: {path.name} was encrypted with a wrapping key.")
+    try:
+        return AESGCM(kek).decrypt(content[:12], content[12:], b"hushgrad key")
+    except (InvalidTag, ValueError):
+        raise ArgumentError(
+            f"Expected HUSHGRAD_KEK to be the wrapping key of {path.name}, and the file as it was written."
+        ) from None
+
+
+# Finding and erasing ------------------------------------------------------------------------------------------------------
+
+
+def secrets_in(folder: str | os.PathLike[str]) -> list[Path]:
+    """Every file in the folder of a run, a search or a server that gives noise away, and temporaries of such files."""
+    root = Path(folder)
+    homes = [root, *_homes(root), *(trial / "checkpoint" for trial in root.glob("search/*"))]
+    files = [path for home in homes if home.is_dir() for path in home.iterdir() if path.is_file()]
+    return sorted(path for path in files if path.name.removeprefix(".").startswith(_SECRETS))
+
+
+def erase(paths: Iterable[Path]) -> None:
+    """Overwrite each file, flush it to the disk, remove it; keys go first, so that a death in between leaves none."""
+    for path in sorted(paths, key=lambda path: (KEY not in path.name, path)):
+        try:
+            with open(path, "r+b", buffering=0) as file:
+                left = os.fstat(file.fileno()).st_size
+                while left > 0:
+                    left -= file.write(os.urandom(min(left, 1 << 20)))
+                os.fsync(file.fileno())
+            path.unlink()
+        except FileNotFoundError:  # another command finished the same folder meanwhile
+            continue
+
+
+def destroy(folder: str | os.PathLike[str]) -> None:
+    """Erase every secret of a run, a search or a server; what may be published stays."""
+    root = Path(folder)
+    erase(secrets_in(root))
+    for home in _homes(root):  # of a search all is secret: K, the losers and their scores
+        shutil.rmtree(home)
+
+
+def finish(folder: str | os.PathLike[str]) -> bool:
+    """Destroy what a finished or settled run still holds, because it died between its last two writes; whether it held anything.
+
+    Every command that sees a folder calls it, so that no secret outlives its run for longer than that.
+    """
+    root = Path(folder)
+    if not any((root / name).is_file() for name in _FINISHED) or not (secrets_in(root) or _homes(root)):
+        return False
+    try:
+        owner = Owner(root)
+    except ArgumentError:  # the run is alive and about to do it
+        return False
+    destroy(root)
+    owner.release()
+    return True
+
+
+def _homes(root: Path) -> list[Path]:
+    return [root / name for name in _HOMES if (root / name).is_dir()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +33,7 @@ class Batch:
     units: Tensor | None
     part: int | None  # None: the whole batch of its step; else the number of this micro-batch
     _issue: Callable[[Batch], None] | None
+    _records: np.ndarray | None  # the numbers of all records, or units, that take part in the step, in every process
 
     def split(self, size: int) -> Iterator[Batch]:
         """Micro-batches of at most ``size`` examples, each with this batch's stamp; an empty batch is one empty part.
@@ -79,6 +81,7 @@ def stamp(
     units: Tensor | None = None,
     part: int | None = None,
     issue: Callable[[Batch], None] | None = None,
+    records: np.ndarray | None = None,
 ) -> Batch:
     """``data`` as a stamped batch: an instance of its own type that is a :class:`Batch` as well."""
     batch: Any
@@ -94,7 +97,8 @@ def stamp(
         batch = _kind(dict)(data)
     else:
         _check.fail("batch", type(data).__name__, "to be a tensor, tuple, list or dict", "Let collate_fn return one of these.")
-    batch.step, batch.examples, batch.units, batch.part, batch._issue = step, examples, units, part, issue
+    batch.step, batch.examples, batch.units, batch.part = step, examples, units, part
+    batch._issue, batch._records = issue, records
     return batch  # type: ignore[no-any-return]
 
 

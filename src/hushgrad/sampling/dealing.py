@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -14,6 +15,7 @@ from hushgrad.errors import ArgumentError, BudgetExceeded, WorkerLost
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.batch import Batch, empty_like, stamp
 from hushgrad.sampling.draws import Draws
+from hushgrad.sampling.seeds import seeded
 from hushgrad.sampling.units import Grouping, Units
 
 __all__ = ["BatchLoader", "loader"]
@@ -39,10 +41,16 @@ class _Steps:
 
     def __init__(self, deal: Deal, first: int, stop: int, rank: int, world_size: int) -> None:
         self._deal, self._first, self._stop, self._rank, self._world_size = deal, first, stop, rank, world_size
+        self._dealt: dict[int, np.ndarray] = {}  # and not handed out yet: workers are a few steps ahead
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         for step in range(self._first, self._stop):
-            yield step, self._deal(step)[self._rank :: self._world_size]
+            self._dealt[step] = self._deal(step)
+            yield step, self._dealt[step][self._rank :: self._world_size]
+
+    def records(self, step: int) -> np.ndarray:
+        """All that take part in ``step``, those of other processes too; asked once."""
+        return self._dealt.pop(step)
 
     def __len__(self) -> int:
         return self._stop - self._first
@@ -51,23 +59,24 @@ class _Steps:
 class _Hands(Dataset[_Hand]):
     """Map-style view of the data, asked for whole steps: runs in the workers, fetches and collates."""
 
-    def __init__(self, dataset: Any, units: Units | None, collate: Callable[[list[Any]], Any]) -> None:
-        self._dataset, self._units, self._collate = dataset, units, collate
+    def __init__(
+        self, dataset: Any, units: Units | None, collate: Callable[[list[Any]], Any], seeds: bytes | None = None
+    ) -> None:
+        self._dataset, self._units, self._collate, self._seeds = dataset, units, collate, seeds
         self._empty: Any = None
 
     def __getitem__(self, asked: tuple[int, np.ndarray]) -> _Hand:
         step, chosen = asked
         indices, unit = (chosen, None) if self._units is None else self._units.expand(chosen)
-        return _Hand(step, len(indices), None if unit is None else torch.from_numpy(unit), self._fetch(indices))
+        return _Hand(step, len(indices), None if unit is None else torch.from_numpy(unit), self._fetch(step, indices))
 
-    def _fetch(self, indices: np.ndarray) -> Any:
-        if not len(indices):
-            return self._nothing()
-        if type(self._dataset) is TensorDataset and self._collate is default_collate:
+    def _fetch(self, step: int, indices: np.ndarray) -> Any:
+        if type(self._dataset) is TensorDataset and self._collate is default_collate and len(indices):
             # The same result as collating example by example, without the loop: one gather per tensor.
             where = torch.from_numpy(indices)
             return [tensor.index_select(0, where) for tensor in self._dataset.tensors]
-        return self._collate([self._dataset[i] for i in indices.tolist()])
+        with nullcontext() if self._seeds is None else seeded(self._seeds, step):
+            return self._collate([self._dataset[i] for i in indices.tolist()]) if len(indices) else self._nothing()
 
     def _nothing(self) -> Any:
         # Built from an example only for its shapes and types; no content is kept.
@@ -119,9 +128,10 @@ class BatchLoader:
         return self._deal()
 
     def _deal(self) -> Iterator[Batch]:
+        steps = self._steps(self._next)
         inner = DataLoader(
             self._hands,
-            sampler=self._steps(self._next),
+            sampler=steps,
             batch_size=None,
             collate_fn=_as_dealt,
             **self._options,
@@ -130,7 +140,8 @@ class BatchLoader:
             if hand.step != self._next:
                 raise ArgumentError(f"Expected step={hand.step} to be step {self._next}. Do not run two loops over one loader.")
             self._next += 1
-            batch = stamp(hand.data, step=hand.step, examples=hand.examples, units=hand.units, issue=self._on_issue)
+            about: dict[str, Any] = {"step": hand.step, "examples": hand.examples, "units": hand.units}
+            batch = stamp(hand.data, **about, issue=self._on_issue, records=steps.records(hand.step))
             if self._on_issue is not None:
                 self._on_issue(batch)
             yield batch
@@ -182,6 +193,8 @@ def loader(
     rank: int = 0,
     world_size: int = 1,
     on_issue: Callable[[Batch], None] | None = None,
+    seeds: bytes | None = None,
+    attendance: Callable[[int], None] | None = None,
     collate_fn: Callable[[list[Any]], Any] = default_collate,
     **dataloader_options: Any,
 ) -> BatchLoader:
@@ -198,6 +211,9 @@ def loader(
         rank: this process's number; of each step's records it gets every ``world_size``-th.
         world_size: how many processes share each batch. All must have the same key.
         on_issue: called with each batch, and each micro-batch of ``split``, just before it is handed out.
+        seeds: 16 to 64 secret bytes; the examples of step t are then read under random states (torch, numpy, random) that follow
+            from (seeds, t), in workers and here alike, so that an augmentation is the same whenever the step is dealt again.
+        attendance: told the number of records, or units, before the first batch.
         collate_fn: list of examples -> batch, as in torch; never called with an empty list.
         dataloader_options: ``num_workers``, ``pin_memory`` and so on of ``torch.utils.data.DataLoader``.
 
@@ -217,7 +233,10 @@ def loader(
     if size < 1:
         _check.fail("len(dataset)", size, "to be at least 1")
     units = None if groups is None else Units(groups, examples=size)
-    deal = sampler.dealer(size if units is None else units.count, Draws(rng_key))
+    count = size if units is None else units.count
+    deal = sampler.dealer(count, Draws(rng_key))
+    if attendance is not None:
+        attendance(count)
     stop = sampler.steps if stop is None else _check.integer(0, stop=stop)
     if stop > sampler.steps:
         _check.fail("stop", stop, f"to be at most the sampler's steps={sampler.steps}")
@@ -225,7 +244,7 @@ def loader(
     if _check.integer(0, rank=rank) >= world_size:
         _check.fail("rank", rank, f"to be below world_size={world_size}")
     return BatchLoader(
-        _Hands(dataset, units, collate_fn),
+        _Hands(dataset, units, collate_fn, seeds),
         lambda first: _Steps(deal, first, stop, rank, world_size),
         start=_check.integer(0, start=start),
         stop=stop,

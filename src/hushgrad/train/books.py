@@ -26,12 +26,14 @@ class Books:
 
     def __init__(self, plan: Plan, run: str, *, prior: Ledger | None = None, max_epsilon: float | None = None) -> None:
         self.plan, self.run, self.prior = plan, run, prior if prior is not None else Ledger()
+        self.content = ""  # a digest of what was released so far
         self.issued = 0
         self.foreign = 0
         self.declared: Participation | None = None
+        self.broken = ""  # how the batches broke the sampler's promise, if they did
         self._step = plan.event(1)
         self._composes = plan.event() == self._step * plan.steps
-        if any(entry.stream == run for entry in self.prior):
+        if any(run in (entry.run, entry.stream) for entry in self.prior):
             raise ArgumentError("Expected key to be a fresh one: the prior ledger holds a run with it. One key serves one run.")
         self.max_epsilon = None if max_epsilon is None else _check.positive(max_epsilon=max_epsilon)
         self._limit = plan.steps if self.max_epsilon is None else self._affordable(self.max_epsilon)
@@ -88,7 +90,9 @@ class Books:
             return ledger
         self._record(ledger, self.issued)
         if self.foreign:
-            ledger.record(_FOREIGN, times=self.foreign)
+            ledger.record(_FOREIGN, times=self.foreign, run=self.run, content=self.content)
+        if self.broken:
+            ledger.record(Unanalysed(self.broken), run=self.run, content=self.content)
         return ledger
 
     def _record(self, ledger: Ledger, steps: int) -> None:
@@ -96,11 +100,12 @@ class Books:
             return
         if self.declared is not None:
             cost: Event = self.plan.noise.event(self.plan.noise_multiplier or 0.0, self.declared, steps)
-            ledger.record(cost, times=steps, stream=self.run)
+            stream = self.run
         elif self._composes:
-            ledger.record(self._step, times=steps)
+            cost, stream = self._step, ""
         else:
-            ledger.record(self.plan.event(steps), times=steps, stream=self.run)
+            cost, stream = self.plan.event(steps), self.run
+        ledger.record(cost, times=steps, stream=stream, run=self.run, content=self.content)
 
     def _affordable(self, max_epsilon: float) -> int:
         """The largest number of steps within the budget; asked once, so that no accountant runs in the step path."""
@@ -121,12 +126,14 @@ class Books:
     def state_dict(self) -> dict[str, Any]:
         """Counts and declarations; with the plan they give the ledger again."""
         declared = None if self.declared is None else self.declared.to_json()
-        return {"issued": self.issued, "foreign": self.foreign, "declared": declared, "prior": self.prior.to_json()}
+        counts = {"issued": self.issued, "foreign": self.foreign, "broken": self.broken, "content": self.content}
+        return {**counts, "declared": declared, "prior": self.prior.to_json()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the books of an interrupted run."""
         self.issued = _check.integer(0, issued=state["issued"])
         self.foreign = _check.integer(0, foreign=state["foreign"])
+        self.broken, self.content = str(state.get("broken", "")), str(state.get("content", ""))
         self.declared = None if state["declared"] is None else Participation.from_json(state["declared"])
         self.prior = Ledger.from_json(state["prior"])
         if self.max_epsilon is not None:

@@ -1,10 +1,11 @@
 """Checkpoints: a run that is killed at any instant goes on, bit for bit, ledger included.
 
-**Why no step is ever released twice with different noise.** The noise and the batch of step t are functions of (key, t). The
-key is on disk before the first step. A resumed run starts from a complete checkpoint of some step s and repeats the steps
-after s that the killed run may have taken: from the same parameters, on the same batch, with the same noise, hence with the
-same result. What is released a second time is the very same value, which tells nobody anything, and is charged once. This
-needs arithmetic that repeats itself: the same data, code, hardware and number of threads.
+**Why no row of noise is ever released with two sums.** The noise and the batch of step t are functions of (key, t). Before the
+first step the folder holds the first weights, the journal and, last, the key: a folder with a key is complete, and one without
+has released nothing. A resumed run starts from the checkpoint of some step s and repeats the steps after s that the killed run
+may have taken: from the same parameters, on the same batch, with the same noise, hence with the same result. What is released a
+second time is the very same value, which tells nobody anything, and is charged once. The journal holds a digest of every
+release, and a repetition that comes out differently is stopped before it is released: see :mod:`hushgrad.release.journal`.
 
 **Why it is never half a checkpoint.** Everything is one file; it is written beside the old one, flushed to the disk, and
 renamed over it, which the file system does at once or not at all; then the directory is flushed. The shards of a sharded run
@@ -13,27 +14,28 @@ are files of their own, which this one names: see :mod:`hushgrad.train.shard_fil
 
 from __future__ import annotations
 
-import json
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.release.keys import RunKey
+from hushgrad.release.atomic import replacing
+from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
+from hushgrad.release.keys import KEY, erase, read_key, secrets_in, write_key
+from hushgrad.release.owner import Owner
 from hushgrad.release.placement.world import World
-from hushgrad.train.atomic import replacing
+from hushgrad.release.witness import digest_of
 from hushgrad.train.private import Private
 from hushgrad.train.shard_files import ShardFiles, cut_noise, cut_tree, join_noise, join_tree
 from hushgrad.train.tree import read_tree, rng_state, set_rng_state, write_tree
 
 __all__ = ["Checkpoint", "Stateful"]
 
-_STATE, _KEY = "state.safetensors", "key.json"
+_STATE = "state.safetensors"
+_ITS = {True: "it", False: "its key"}
 _SHARDED = ("model", "optimizer", "private")  # the parts of the state that hold tensors in the parameters' shapes
-_KEY_FIELDS = {"key": str, "reproducible": bool, "plan": str, "fingerprint": str}
 
 
 class Stateful(Protocol):
@@ -50,8 +52,10 @@ class Checkpoint:
     """The checkpoint of one run in a directory of its own.
 
     Make it after :func:`make_private` and before the first step. If the directory holds a run, that run's key and state are
-    taken up (``resumed`` is then True, ``notes`` is what was saved); otherwise the key is written now. Then call :meth:`save`
-    whenever a later restart should be able to begin there.
+    taken up (``resumed`` is then True, ``notes`` is what was saved); otherwise the first weights, the journal and the key are
+    written now. Then call :meth:`save` whenever a later restart should be able to begin there. One process at a time owns the
+    directory; ``take_over`` takes it from an owner that is gone where the file system cannot tell (see
+    :mod:`hushgrad.release.owner`).
 
         >>> import tempfile, torch
         >>> from hushgrad.train import Plan, make_private
@@ -62,46 +66,96 @@ class Checkpoint:
         ...     checkpoint = Checkpoint(directory, private)
         ...     checkpoint.save(notes={"epoch": 0})
         ...     checkpoint.resumed, sorted(path.name for path in checkpoint.directory.iterdir())
-        (False, ['key.json', 'state.safetensors'])
+        (False, ['.lock', 'journal', 'key.json', 'state.safetensors'])
 
     | file | content | mode |
     |---|---|---|
     | ``state.safetensors`` | model, optimizer, ledger, filter, random states, ``extras``, buffers of correlated noise | 0600 |
-    | ``key.json`` | the run's key | 0600 |
+    | ``key.json`` | the run's key, written last | 0600 |
+    | ``journal`` | what the run is bound to, and 8 bytes for every release | 0600 |
+    | ``.lock`` | who owns the directory, while somebody does | 0600 |
     | ``shard-<save>-<process>.safetensors`` | of several processes: each one's part of the noise and of sharded tensors | 0600 |
 
     All are as secret as the data: key and buffers give the noise away. What is released is ``model.state_dict()``.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], private: Private, *, extras: Mapping[str, Stateful] | None = None
+        self,
+        directory: str | os.PathLike[str],
+        private: Private,
+        *,
+        extras: Mapping[str, Stateful] | None = None,
+        take_over: bool = False,
     ) -> None:
         self.directory = Path(directory)
         self._private, self._extras = private, dict(extras or {})
         self._world = World.here()
         self._shards = ShardFiles(self.directory, self._world)
         self._generation = 0
+        self._owner: Owner | None = None
+        self._start = ""
         self.resumed = False
         self.notes: dict[str, Any] = {}
-        self.directory.mkdir(parents=True, exist_ok=True)
-        exists = bool(self._world.largest((self.directory / _STATE).exists()))  # before any process writes anything
-        self._take_or_leave_key()
-        if exists:
+        with self._world.together():
+            found = self._found(take_over) if self._world.rank == 0 else 0
+        if self._world.largest(found):
             self._resume()
+        else:
+            self._begin()
+
+    def _found(self, take_over: bool) -> int:
+        """Whether there is a run to go on with. What was left by one that died before its first step is removed."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._owner = Owner(self.directory, take_over=take_over, newest=True)
+        there = [name for name in (KEY, JOURNAL, _STATE) if (self.directory / name).exists()]
+        if len(there) == 3:
+            return 1
+        if KEY in there or self._is_begun():
+            missing = ", ".join(sorted({KEY, JOURNAL, _STATE} - set(there)))
+            why = "nobody knows what this run has released" if KEY in there else "an interrupted run cannot go on"
+            raise ArgumentError(f"Expected {missing} beside {' and '.join(there)}: without {_ITS[KEY in there]} {why}. {WAYS_ON}")
+        if self._private.steps:
+            raise ArgumentError(
+                "Expected a Checkpoint before the first step, so that the key is on disk before anything is released."
+            )
+        erase(path for path in secrets_in(self.directory) if path.parent == self.directory)
+        return 0
+
+    def _is_begun(self) -> bool:
+        """Whether a folder without a key shows that a step was begun."""
+        journal, state = self.directory / JOURNAL, self.directory / _STATE
+        if journal.exists() and Journal.is_begun(journal):
+            return True
+        return state.exists() and read_tree(state)["private"]["journal"]["position"] > 0
+
+    def _begin(self) -> None:
+        """The first weights, the journal, and last the key."""
+        private, key = self._private, self._private.key
+        self._start = digest_of(private.model.state_dict()) if self._private.sharding is None else "sharded"
+        self.save()
+        with self._world.together():
+            if self._world.rank == 0 and self._owner is not None:
+                bound = {"key": key.fingerprint, "plan": private.plan.digest, "start": self._start, "world": self._world.size}
+                private.keep_journal(Journal.create(self.directory / JOURNAL, key, self._owner, bound))
+                write_key(self.directory / KEY, key, plan=private.plan.digest)
 
     def save(self, notes: Mapping[str, Any] | None = None) -> None:
         """Replace the checkpoint by the run as it is now. ``notes``: plain values to find again (an epoch, metrics).
 
         Every process must call it; they need the same folder. Process 0 writes what all have alike, and each its own shards.
         """
+        if self._owner is not None:
+            self._owner.require()
         self.notes = dict(notes or {})
         private = self._private
         tree: dict[str, Any] = {
             "version": 1,
+            "start": self._start,
             "model": dict(private.model.state_dict()),
             "optimizer": private.optimizer.state_dict(),
             "private": private.state_dict(),
             "noise": private.noise_state(),
+            "attendance": private.attendance_state(),
             "extras": {name: extra.state_dict() for name, extra in self._extras.items()},
             "rng": rng_state(),
             "notes": self.notes,
@@ -114,6 +168,14 @@ class Checkpoint:
             self._shards.remove_others(tree.get("shards", []))
         if private.spread:
             self._world.total(0)  # nobody goes on before the checkpoint is complete
+
+    def destroy(self) -> None:
+        """The run is finished: erase key, journal and state, so that nobody can subtract its noise any more."""
+        self._private.journal.close()
+        if self._owner is not None:
+            self._owner.require()
+            erase(secrets_in(self.directory))
+            self._owner.release()
 
     def _with_shards(self, tree: dict[str, Any]) -> dict[str, Any]:
         pieces: dict[str, Any] = {}
@@ -136,6 +198,8 @@ class Checkpoint:
         return {**tree, **joined, "noise": noise, "rng": self._shards.rng(files)}
 
     def _resume(self) -> None:
+        private = self._private
+        private.adopt_key(read_key(self.directory / KEY, plan=private.plan.digest, offered=private.key))
         tree = read_tree(self.directory / _STATE)
         if tree.get("version") not in (1, 2):
             _check.fail("version", tree.get("version"), "to be 1 or 2", "This checkpoint was written by another version.")
@@ -145,72 +209,32 @@ class Checkpoint:
             tree = self._without_shards(tree)
         if set(tree["extras"]) != set(self._extras):
             _check.fail("extras", sorted(self._extras), f"to be those of the interrupted run: {sorted(tree['extras'])}")
-        private = self._private
         private.require_resumable(tree["private"])  # before anything is loaded
+        with self._world.together():
+            if self._owner is not None:
+                private.keep_journal(self._journal(tree, self._owner))
         private.model.load_state_dict(tree["model"])
         private.optimizer.load_state_dict(tree["optimizer"])
         private.load_state_dict({**tree["private"], "noise": tree["noise"]})
         for name, extra in self._extras.items():
             extra.load_state_dict(tree["extras"][name])
+        private.load_attendance(tree["attendance"])
         set_rng_state(tree["rng"])
-        self.notes, self.resumed = tree["notes"], True
+        self.notes, self.resumed, self._start = tree["notes"], True, tree["start"]
 
-    # The key ---------------------------------------------------------------------------------------------------------
-
-    def _take_or_leave_key(self) -> None:
-        path = self.directory / _KEY
-        if path.exists():
-            self._private.adopt_key(_read_key(path, self._private))
-        elif (self.directory / _STATE).exists():
+    def _journal(self, tree: dict[str, Any], owner: Owner) -> Journal:
+        """The journal of the run in ``tree``: neither of another run nor behind the state."""
+        private = self._private
+        journal = Journal.open(self.directory / JOURNAL, private.key, owner)
+        expected = {"key": private.key.fingerprint, "plan": private.plan.digest, "start": tree["start"]}
+        wrong = [name for name, value in expected.items() if journal.bound.get(name) != value]
+        if wrong:
+            raise ArgumentError(f"Expected the journal and the state of one run; they differ in their {wrong[0]}. {WAYS_ON}")
+        journal.seek(tree["private"]["journal"]["position"], bytes.fromhex(tree["private"]["journal"]["chain"]))
+        if journal.ahead and journal.bound["world"] != self._world.size:
             raise ArgumentError(
-                f"Expected {_KEY} beside {_STATE}: without its key an interrupted run cannot go on. Start a new run."
+                f"Expected {journal.bound['world']} processes: {journal.ahead} releases since the last checkpoint must be repeated, "
+                f"and their sums are rounded otherwise in another number of processes. {WAYS_ON}"
             )
-        elif self._private.steps:
-            raise ArgumentError(
-                "Expected a Checkpoint before the first step, so that the key is on disk before anything is released."
-            )
-        elif self._world.rank == 0:
-            _write_key(path, self._private)
-
-
-def _write_key(path: Path, private: Private) -> None:
-    key = private.key
-    content = {
-        "key": key.secret.hex(),
-        "reproducible": key.reproducible,
-        "plan": private.plan.digest,
-        "fingerprint": key.fingerprint,  # a damaged key would silently give other noise
-    }
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content))
-
-
-def _read_key(path: Path, private: Private) -> RunKey:
-    if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
-        _check.fail("mode", oct(stat.S_IMODE(path.stat().st_mode)), f"of {path.name} to be 0600", "Others may have read the key.")
-    content = _key_content(path)
-    if content["plan"] != private.plan.digest:
-        remedy = "A key serves one plan. Use a new directory for a new run."
-        _check.fail("plan", private.plan.digest[:12], f"to be the one of this directory, {content['plan'][:12]}", remedy)
-    key = RunKey(bytes.fromhex(content["key"]), reproducible=bool(content["reproducible"]))
-    if key.fingerprint != content["fingerprint"]:
-        raise _damaged_key(path)
-    if not private.key.fresh and private.key.fingerprint != key.fingerprint:
-        raise ArgumentError("Expected key to be that of the run in this directory, or to be left out.")
-    return key
-
-
-def _key_content(path: Path) -> dict[str, Any]:
-    """The key file's object. Its text never enters an error: it may hold the key."""
-    try:
-        content = json.loads(path.read_text())
-        whole = set(content) == set(_KEY_FIELDS) and all(isinstance(content[name], kind) for name, kind in _KEY_FIELDS.items())
-        if whole and bytes.fromhex(content["key"]).hex() == content["key"]:  # the very letters that were written
-            return content
-    except (ValueError, TypeError):  # not even the reason is told: it may quote the file
-        raise _damaged_key(path) from None
-    raise _damaged_key(path)
-
-
-def _damaged_key(path: Path) -> ArgumentError:
-    return ArgumentError(f"Expected {path.name} to be as it was written; it was damaged. Use a copy, or start a new run.")
+        journal.rebind("world", self._world.size)
+        return journal

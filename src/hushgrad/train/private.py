@@ -18,16 +18,20 @@ from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.release.core import Release, require_contributions
 from hushgrad.release.issued import Issued
+from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
 from hushgrad.release.lazy import LazyTables, require_lazy_plan
 from hushgrad.release.passes import Closure, run_passes
 from hushgrad.release.placement import placement_of
 from hushgrad.release.placement.sharded import Sharded, is_sharded
 from hushgrad.release.placement.world import World
+from hushgrad.release.witness import witness
+from hushgrad.sampling.attendance import Attendance
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.after.averaging import Averaged
 from hushgrad.train.books import Books, guarantee_of
+from hushgrad.train.contract import DataContract
 from hushgrad.train.guard import Guard
 from hushgrad.train.isolation import IsolationGate
 from hushgrad.train.loss import Losses, PrivateLoss
@@ -119,6 +123,8 @@ class Private:
         self._capture = Capture(model, loss_reduction=loss_reduction, unused=unused, held=self.placement)
         self._release = Release(plan, self.placement, self._key)
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
+        self._journal, self._contract = Journal(self._key), DataContract()
+        self._attendance: Attendance | None = None
         self._issued: Issued | None = None
         self._raw_norms: Tensor = torch.empty(0)
         self._raw_loss: Any = None
@@ -150,10 +156,14 @@ class Private:
 
     # What a user does with it ----------------------------------------------------------------------------------------
 
-    def loader(self, dataset: Any, *, groups: Grouping | None = None, **dataloader_options: Any) -> sampling.BatchLoader:
+    def loader(
+        self, dataset: Any, *, groups: Grouping | None = None, identity: str | None = None, **dataloader_options: Any
+    ) -> sampling.BatchLoader:
         """The run's batches of ``dataset``, all epochs in one loop, from the next step on.
 
-        ``groups`` gives each example's user for a plan with ``unit="user"``. Other options go to torch's ``DataLoader``.
+        ``groups`` gives each example's user for a plan with ``unit="user"``. ``identity`` names the data and their version
+        where they are read from files as they are asked for; otherwise their content is compared. Data and groups stay the same
+        for the whole run. Other options go to torch's ``DataLoader``.
         """
         if self._books.declared is not None:
             raise ArgumentError("Expected no loader: declare() stated that this run's batches come from elsewhere.")
@@ -164,8 +174,9 @@ class Private:
         if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
             remedy = "Batches are drawn at random from all records: read a stream into a list first."
             _check.fail("dataset", type(dataset).__name__, "to have len() and [i]", remedy)
-        # Workers are seeded from here: torch's own generator, which a dropout layer uses, stays as a resumed run finds it.
-        dataloader_options.setdefault("generator", self._key.torch_generator(self.steps))
+        self._contract.require(dataset, groups, identity, self._key, self._journal)
+        # Else torch would draw its workers' first seed from its own generator, which a resumed run must find as it was.
+        dataloader_options.setdefault("generator", torch.Generator())
         return sampling.loader(
             dataset,
             self.plan.sampler,
@@ -175,6 +186,8 @@ class Private:
             rank=self._world.rank,
             world_size=self._world.size,
             on_issue=self._on_issue,
+            seeds=self._key.workers,
+            attendance=self._attended,
             **dataloader_options,
         )
 
@@ -219,9 +232,8 @@ class Private:
     def spent(self, accountant: str = "pld") -> Guarantee:
         """What the steps taken so far cost, earlier phases included: from the ledger, not from the plan."""
         self.settle()
-        return guarantee_of(
-            self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant, notes=self.losses.notes
-        )
+        notes = (*self.losses.notes, *self._journal.notes, *self._contract.notes)
+        return guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant, notes=notes)
 
     def declare(self, participation: Participation) -> None:
         """State who takes part in batches that do not come from :meth:`loader`; the promise is then yours, not the library's.
@@ -246,6 +258,7 @@ class Private:
         """Remove all hooks; model and optimizer are ordinary again, and what they do then is not private."""
         self._attached = False
         self._lazy.detach()
+        self._journal.close()
         for handle in self._handles:
             handle.remove()
         self._capture.detach()
@@ -304,7 +317,7 @@ class Private:
                     f"The loader is at step {batch.step}, but {self.steps} steps have been taken. Call optimizer.step() once for "
                     "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
                 )
-            self._issued = Issued(batch.examples, batch.units)
+            self._issued = Issued(batch.examples, batch.units, batch._records)
             self._capture.discard()
         elif self.placement.in_parts and not self._splitting:
             raise ArgumentError(
@@ -324,7 +337,7 @@ class Private:
 
     def _announce_whole(self) -> None:
         if self._issued is not None:
-            self._announce(*self._issued)
+            self._announce(self._issued.examples, self._issued.units)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         closure: Closure | None = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -334,6 +347,7 @@ class Private:
                 self._books.require_room(issued=self._issued is not None)
                 self._raw_loss = run_passes(self.plan.denoise, self._release, self._capture, closure, self._announce_whole)
                 self._check_passes()
+                self._journal.begin(self.steps)
             self._release_gradient()
         finally:
             self._capture.discard()
@@ -356,6 +370,7 @@ class Private:
         contributions = None if issued is None else issued.contributions
         grads, clipped, std = self._release.privatise(self._capture, step, None if rate is None else float(rate), contributions)
         self._raw_norms, self._rejected = clipped.raw_norms, self._rejected + clipped.rejected
+        self._witness(step, grads, clipped.raw_norms)
         # Charged before it is released: if the optimizer fails from here on, this noise is spent and is never used again.
         self._books.charge(issued=issued is not None)
         self.losses.settle(None if issued is None else issued.examples)
@@ -363,6 +378,19 @@ class Private:
         for name, grad in grads.items():
             self._params[name].grad = grad
         self._lazy.update(clipped.raw_sums, std, step)
+
+    def _witness(self, step: int, grads: dict[str, Tensor], norms: Tensor) -> None:
+        """The last line before a release: a row of noise that was released before must give the same value again."""
+        found = int.from_bytes(witness(grads, norms, self._journal.chain)[:6], "little")
+        with self._world.together():
+            if self._attendance is not None and self._issued is not None and self._issued.records is not None:
+                self._attendance.enter(step, self._issued.records)
+            self._journal.released(step, self._world.total(found).to_bytes(8, "little"))
+        self._books.content = self._journal.chain.hex()
+
+    def _attended(self, units: int) -> None:
+        if self._attendance is None:
+            self._attendance = Attendance(self.plan.participation, units=units)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for p in self._params.values():
@@ -373,6 +401,7 @@ class Private:
             self._averaged.update(self.steps - 1)
         if self.steps >= self.steps_allowed:
             self.settle()
+            self._books.broken = self._books.broken or ("" if self._attendance is None else self._attendance.check())
 
     # Saving ----------------------------------------------------------------------------------------------------------
 
@@ -393,6 +422,7 @@ class Private:
             "lazy_tables": self._lazy.attached,
             "loss_vouched": self.losses.vouched,
             "average": {} if self._averaged is None else self._averaged.state_dict(),
+            "journal": {"position": self._journal.position, "chain": self._journal.chain.hex()},
         }
         if not with_key:
             return state
@@ -431,6 +461,7 @@ class Private:
         self.adopt_key(RunKey(secret, reproducible=bool(state["reproducible"])))
         if self._key.fingerprint != state["key_fingerprint"]:
             raise ArgumentError("Expected key to be the interrupted run's. Load it from its own file, or start a new run.")
+        self._journal.seek(state["journal"]["position"], bytes.fromhex(state["journal"]["chain"]))
         self._books.load_state_dict(state["books"])
         self._release.use_key(self._key)
         if "noise" in state:
@@ -462,9 +493,28 @@ class Private:
             return
         if self.steps:
             raise ArgumentError(f"Expected a run without steps to adopt a key, got one at step {self.steps}.")
-        self._key = key
+        self._key, self._journal = key, Journal(key)
         self._books.run = key.run_name(self.plan.digest)
         self._release.use_key(key)
+
+    def keep_journal(self, journal: Journal) -> None:
+        """Write every release down in ``journal`` from now on."""
+        self._journal = journal
+
+    @property
+    def journal(self) -> Journal:
+        """Every release of this run, on disk if a checkpoint keeps it there."""
+        return self._journal
+
+    def attendance_state(self) -> dict[str, Any]:
+        """Who took part how often: as secret as the key. Empty before the first loader."""
+        return {} if self._attendance is None else self._attendance.state_dict()
+
+    def load_attendance(self, state: dict[str, Any]) -> None:
+        """Continue the book of who took part."""
+        if state:
+            self._attendance = Attendance(self.plan.participation, units=len(state["count"]))
+            self._attendance.load_state_dict(state)
 
     @property
     def key(self) -> RunKey:

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
+from hushgrad.release.atomic import replacing
 from hushgrad.release.placement.sharded import Shard, Sharded, is_sharded
 from hushgrad.release.placement.world import World
-from hushgrad.train.atomic import replacing
 from hushgrad.train.tree import _decode, _encode, rng_state
 
 __all__ = ["ShardFiles", "cut_noise", "cut_tree", "join_noise", "join_tree"]

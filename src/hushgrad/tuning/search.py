@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from safetensors.torch import load_model
 
 from hushgrad import _check
+from hushgrad.budget.folder import SETTLED
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.recipes.data import Data
@@ -20,8 +20,10 @@ from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.session import train
 from hushgrad.recipes.spending import Spending, alone_in
 from hushgrad.recipes.summary import write_report
-from hushgrad.release.keys import RunKey
-from hushgrad.train.atomic import replacing
+from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
+from hushgrad.release.keys import KEY, RunKey, destroy, finish, read_key, write_key
+from hushgrad.release.owner import Owner
+from hushgrad.sampling.identity import identity_of
 from hushgrad.train.plan import Plan
 from hushgrad.tuning.cost import ACCOUNTANT, TuningCost, calibrated_noise, tuning_cost
 from hushgrad.tuning.draws import Draws
@@ -146,15 +148,18 @@ def tune(
     """
     out = Path(out)
     recipe, settings = _opened(recipe, settings, out, resume)
-    with alone_in(out):
+    with alone_in(out) as owner:
         data = recipe.make_data()
         search = priced(recipe, settings=settings, data=data)
         spending = Spending(recipe, search.plan, out, event=search.cost.event)
         folder = out / "search"
-        draws = Draws(_key(folder, recipe))
+        key, journal = _key(folder, search, owner)
+        journal.bind("data", identity_of(data.train, key.journal))
         spending.begin()
-        best = _best(search, draws, data, folder, progress)
-        tuned = _released(search, best, folder, out)
+        best = _best(search, Draws(key.secret), data, folder, progress, journal)
+        journal.close()
+        run = {"run": key.run_name(search.plan.digest), "content": journal.chain.hex()}
+        tuned = _released(search, best, folder, out, run)
         spending.commit(search.cost.event)
         return tuned
 
@@ -168,11 +173,13 @@ class _Result:
     trial: int
 
 
-def _best(search: Priced, draws: Draws, data: Data, folder: Path, progress: bool) -> _Result | None:
-    results = [
-        _Result(_ordered(_scored(search, draws, data, folder / f"{trial:05d}", trial, progress)), draws.tie(trial), trial)
-        for trial in range(draws.trials(search.settings.stopping))
-    ]
+def _best(search: Priced, draws: Draws, data: Data, folder: Path, progress: bool, journal: Journal) -> _Result | None:
+    results = []
+    for trial in range(draws.trials(search.settings.stopping)):
+        journal.begin(trial)
+        score = _ordered(_scored(search, draws, data, folder / f"{trial:05d}", trial, progress))
+        journal.released(trial, repr(score).encode())  # a trial that was scored before has the same score
+        results.append(_Result(score, draws.tie(trial), trial))
     return max(results, default=None)
 
 
@@ -214,8 +221,10 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
 def _opened(recipe: Recipe | None, settings: Settings | None, out: Path, resume: bool) -> tuple[Recipe, Settings]:
     """The recipe and settings of this search; the folder is made, or found to be one that can go on."""
     known = out / "search" / "recipe.json"
+    finish(out)  # what a crash at the very end may have left
+    if (out / SETTLED).exists():
+        _check.fail("--out", str(out), "to hold a search that may go on; this one was settled", "Start a new one elsewhere.")
     if (out / "tuning.json").exists():
-        shutil.rmtree(out / "search", ignore_errors=True)  # what a crash at the very end may have left
         _check.fail("--out", str(out), "to be new; the search in it is complete", "Choose another folder.")
     if resume:
         if not known.exists():
@@ -245,18 +254,23 @@ def _table(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _key(folder: Path, recipe: Recipe) -> bytes:
-    """The key of the search, from a file of mode 0600 that is there before the first trial."""
-    path = folder / "key.json"
-    if not path.exists():
-        seed = recipe.run.seed
-        key = secrets.token_bytes(32) if seed is None else RunKey.make(seed=seed).secret
-        with replacing(path) as new:
-            new.write_text(json.dumps({"key": key.hex()}))
-    return bytes.fromhex(_check.parsed(path.read_text())["key"])
+def _key(folder: Path, search: Priced, owner: Owner) -> tuple[RunKey, Journal]:
+    """The key and the journal of the search; both are there before the first trial, the key last."""
+    path, journal, plan = folder / KEY, folder / JOURNAL, search.plan.digest
+    if path.exists():
+        key = read_key(path, plan=plan)
+        if not journal.exists():
+            raise ArgumentError(f"Expected the journal beside {KEY}: without it nobody knows what was scored. {WAYS_ON}")
+        return key, Journal.open(journal, key, owner)
+    if journal.exists() and Journal.is_begun(journal):
+        raise ArgumentError(f"Expected {KEY} beside the journal: without its key an interrupted search cannot go on. {WAYS_ON}")
+    key = RunKey.make(seed=search.recipe.run.seed)
+    made = Journal.create(journal, key, owner, {"key": key.fingerprint, "plan": plan})
+    write_key(path, key, plan=plan)
+    return key, made
 
 
-def _released(search: Priced, best: _Result | None, folder: Path, out: Path) -> Tuned:
+def _released(search: Priced, best: _Result | None, folder: Path, out: Path, run: dict[str, str]) -> Tuned:
     """Copy the winner out with the guarantee of the whole search; then erase everything else."""
     seeded = search.recipe.run.seed is not None
     guarantee = Guarantee(
@@ -272,13 +286,13 @@ def _released(search: Priced, best: _Result | None, folder: Path, out: Path) -> 
         guarantee=guarantee, naive_epsilon=search.plan.guarantee().epsilon, candidate=None, score=None, test={}, out=out
     )
     if best is not None:
-        tuned = _copied(search, tuned, best, folder / f"{best.trial:05d}")
+        tuned = _copied(search, tuned, best, folder / f"{best.trial:05d}", run)
     _write(out / "tuning.json", _record(search, tuned))  # marks a finished search
-    shutil.rmtree(folder)  # with the key, K, the losers and their scores
+    destroy(out)  # the key, K, the losers and their scores
     return tuned
 
 
-def _copied(search: Priced, tuned: Tuned, best: _Result, winner: Path) -> Tuned:
+def _copied(search: Priced, tuned: Tuned, best: _Result, winner: Path, run: dict[str, str]) -> Tuned:
     out, guarantee = tuned.out, tuned.guarantee
     for name in _COPIED:
         shutil.copyfile(winner / name, out / name)
@@ -288,7 +302,8 @@ def _copied(search: Priced, tuned: Tuned, best: _Result, winner: Path) -> Tuned:
     outcome = _check.parsed((winner / "report.json").read_text())["outcome"]
     outcome |= {"out": str(out), "guarantee": guarantee.to_json(), "claim": str(guarantee)}
     ledger = Ledger()
-    ledger.record(guarantee.event, times=int(outcome["steps"]), stream="search")  # one charge for everything, however many trials
+    # One charge for everything, however many trials.
+    ledger.record(guarantee.event, times=int(outcome["steps"]), stream="search", **run)
     _write(out / "ledger.json", ledger.to_json())
     write_report(out, recipe, plan, outcome, guarantee, tuned=True)
     _write(out / "guarantee.json", guarantee.to_json())

@@ -1,0 +1,222 @@
+"""One owner: who may write a folder of secrets. Two processes under one key would release its noise twice.
+
+The file ``.lock`` in the folder is locked by the operating system, which lets go when the owner dies, however it dies. It holds
+the owner's host and process number, for the message to whoever comes second. Where a file system knows no such lock, the file
+is a *lease*: its owner touches it every few seconds, and it is stale when nobody has for a minute. A stale lease is not taken
+silently, since its owner may only be suspended: say ``take_over=True``. The old owner finds out before its next release.
+
+Within one process the newest owner wins where ``newest`` says so, and the older one is told at its next step: a program that
+starts over after an error need not collect its garbage first.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError, StorageError
+
+__all__ = ["Owner", "boot_identity"]
+
+_NAME = ".lock"
+_BEAT, _STALE = 10.0, 60.0  # seconds
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
+
+_here: WeakValueDictionary[str, Owner] = WeakValueDictionary()
+
+
+def boot_identity() -> str:
+    """This machine since it was last started; empty where the system does not tell. What was written survives until it changes."""
+    try:
+        return f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    except OSError:
+        return ""
+
+
+class Owner:
+    """The right to write one folder, from construction to :meth:`release` or the end of the process.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     first = Owner(folder)
+        ...     second = Owner(folder, newest=True)  # of the same process: takes over
+        ...     first.held, second.held
+        (False, True)
+
+    Raises:
+        ArgumentError: where another process owns the folder; the message names it.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, take_over: bool = False, newest: bool = False) -> None:
+        self._path = Path(folder).resolve() / _NAME
+        self._token = secrets.token_hex(8)
+        self._file: int | None = None
+        self._ends = threading.Event()
+        self._lease = False
+        before = _here.get(str(self._path))
+        if before is not None and newest:
+            before._let_go()
+        elif before is not None and before.held:
+            raise _owned(self._path.parent, self._read(), "")
+        try:
+            self._take(take_over)
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"Expected to be able to write {str(self._path)!r}: {error}. Choose another folder.") from None
+        _here[str(self._path)] = self
+
+    @property
+    def held(self) -> bool:
+        """Whether this is still the owner; a lease is looked up on the disk."""
+        return self._file is not None and (not self._lease or self._read().get("token") == self._token)
+
+    def require(self) -> None:
+        """Before anything is released.
+
+        Raises:
+            ArgumentError: where another owner has taken over.
+        """
+        if not self.held:
+            raise ArgumentError(
+                f"Expected to own {str(self._path.parent)!r}: another run has taken it over, and a step here would release its noise "
+                "a second time. Nothing was released; go on with the other one."
+            )
+
+    def release(self) -> None:
+        """Let the folder go; nothing of the lock is left behind."""
+        if self.held:
+            self._path.unlink(missing_ok=True)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._ends.set()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", None) is not None:
+            self.release()
+
+    # Taking it --------------------------------------------------------------------------------------------------------
+
+    def _take(self, take_over: bool) -> None:
+        while True:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                taken = self._locked(file)
+            except BaseException:
+                os.close(file)
+                raise
+            if taken is None:
+                os.close(file)
+                return self._take_lease(take_over)
+            if not taken:
+                os.close(file)
+                raise _owned(self._path.parent, self._read(), "")
+            if _same_file(file, self._path):  # else its last owner removed it between the two lines
+                break
+            os.close(file)
+        self._file = file
+        os.ftruncate(file, 0)
+        os.write(file, self._words())
+
+    def _locked(self, file: int) -> bool | None:
+        """Whether the system's lock is ours; None where there is no such lock."""
+        try:
+            import fcntl
+        except ImportError:  # not a POSIX system
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                return None
+            raise
+        # A lease that was taken where the lock does not work (another host's view of the same disk) counts as well.
+        return not self._is_foreign_lease()
+
+    def _is_foreign_lease(self) -> bool:
+        return bool(self._read().get("lease")) and self._age() < _STALE
+
+    def _take_lease(self, take_over: bool) -> None:
+        words = self._read()
+        if words.get("token") and not take_over and str(self._path) not in _here:
+            stale = self._age() >= _STALE
+            raise _owned(self._path.parent, words, "It has not been heard of for a minute. " if stale else "", lease=True)
+        self._lease = True
+        temporary = self._path.with_name(f"{_NAME}.{self._token}")
+        temporary.write_bytes(self._words())
+        os.replace(temporary, self._path)
+        time.sleep(0.05)  # of two that take it in the same instant, the last to write has it
+        self._file = os.open(self._path, os.O_RDONLY)
+        self.require()
+        threading.Thread(target=self._beats, daemon=True, name="hushgrad lease").start()
+
+    def _beats(self) -> None:
+        while not self._ends.wait(_BEAT):
+            if self._read().get("token") != self._token:
+                return
+            os.utime(self._path)
+
+    def _words(self) -> bytes:
+        about = {"host": socket.gethostname(), "pid": os.getpid(), "token": self._token, "lease": self._lease}
+        return json.dumps(about).encode()
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = _check.parsed(self._path.read_text())
+        except (OSError, ValueError):  # not there, or in the middle of being written: nobody is named
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _age(self) -> float:
+        """Seconds since the lease was last touched, by the clock of the disk's own machine."""
+        probe = self._path.with_name(f"{_NAME}.{self._token}")
+        try:
+            probe.touch()
+            return probe.stat().st_mtime - self._path.stat().st_mtime
+        except OSError:
+            return 0.0
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+def _same_file(file: int, path: Path) -> bool:
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    here = os.fstat(file)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _owned(folder: Path, words: dict[str, Any], more: str, *, lease: bool = False) -> ArgumentError:
+    who = f"process {words['pid']} on {words['host']}" if {"pid", "host"} <= words.keys() else "another process"
+    remedy = "Wait for it or stop it" + ("; if it is gone, take over explicitly (take_over=True, --take-over)." if lease else ".")
+    return ArgumentError(f"Expected {str(folder)!r} to have no other owner: {who} has it. {more}{remedy}")
+
+
+def _forget_in_child() -> None:
+    """A forked child (a data-loading worker) must not keep its parent's locks alive."""
+    for owner in list(_here.values()):
+        if owner._file is not None:
+            os.close(owner._file)
+            owner._file = None
+    _here.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

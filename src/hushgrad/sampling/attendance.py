@@ -1,0 +1,134 @@
+"""Who took part: counted as the batches are dealt, and held against what the sampler promises."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from hushgrad.errors import CaptureError
+from hushgrad.events import (
+    BallsInBins,
+    CyclicPoisson,
+    Everyone,
+    FixedSize,
+    MinSep,
+    Once,
+    Participation,
+    Poisson,
+    TruncatedPoisson,
+)
+
+__all__ = ["Attendance"]
+
+_MOST = 255  # one byte each; a count that reaches it stays there
+_MANY = 1 << 40
+_ALARM = 1e-12  # probability of a false alarm of the test of a rate
+
+
+class Attendance:
+    """Counts and smallest gaps of every record (or unit), one byte each. As secret as the key: never released.
+
+    A promise about one record (how often, how far apart) is checked when a batch is dealt, before its step is taken; the
+    promise of a rate at the end, by a test that is wrong once in 10^12 runs.
+
+        >>> book = Attendance(MinSep(gap=3, times=2), units=4)
+        >>> book.enter(0, np.array([0, 1])); book.enter(3, np.array([0]))
+        >>> book.enter(4, np.array([0]))
+        Traceback (most recent call last):
+            ...
+        hushgrad.errors.CaptureError: A record took part 1 steps after its last time, in step 4, ...
+    """
+
+    def __init__(self, promise: Participation, *, units: int) -> None:
+        self._promise, self._units = promise, units
+        self._count = np.zeros(units, np.uint8)
+        self._gap = np.full(units, _MOST, np.uint8)
+        self._last = np.full(units, -1, np.int32)
+        self._total = self._steps = 0
+
+    def enter(self, step: int, chosen: np.ndarray) -> None:
+        """``chosen`` take part in ``step``.
+
+        Raises:
+            CaptureError: where one of them may not; the step has not been taken.
+        """
+        size = _size(self._promise)
+        if size is not None and not size[0] <= len(chosen) <= size[1]:
+            raise self._broken(f"{len(chosen)} records took part in step {step},")
+        last, count = self._last[chosen], self._count[chosen]
+        gap = np.where(last < 0, _MOST, np.minimum(step - last, _MOST))
+        self._require(step, gap, count)
+        self._gap[chosen] = np.minimum(self._gap[chosen], gap)
+        self._count[chosen] = np.minimum(count.astype(np.int64) + 1, _MOST)
+        self._last[chosen] = step
+        self._total += len(chosen)
+        self._steps += 1
+
+    def _require(self, step: int, gap: np.ndarray, count: np.ndarray) -> None:
+        least, most = _bounds(self._promise)
+        too_soon = int(gap.min(initial=_MOST))
+        if too_soon < min(least, _MOST):
+            raise self._broken(f"A record took part {too_soon} steps after its last time, in step {step},")
+        if len(count) and int(count.max()) >= most and most <= _MOST:
+            raise self._broken(f"A record took part more than {most} times, in step {step},")
+
+    def _broken(self, what: str) -> CaptureError:
+        return CaptureError(
+            f"{what} where the plan promises {self._promise}. The step was not taken. This is a defect of the sampler, or of "
+            "the groups that it was given."
+        )
+
+    def check(self) -> str:
+        """At the end of a run: in what way the rate was not the promised one; empty if it was, or if none is promised."""
+        rate = _rate(self._promise)
+        if rate is None or not self._steps:
+            return ""
+        draws = float(self._units) * self._steps
+        # Bernstein's inequality for a sum of independent coins.
+        log = math.log(2 / _ALARM)
+        slack = math.sqrt(2 * draws * rate * (1 - rate) * log) + 2 / 3 * log
+        if abs(self._total - rate * draws) <= slack:
+            return ""
+        return f"{self._total} participations in {self._steps} steps, where {self._promise} promises about {rate * draws:.0f}"
+
+    # Saving --------------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The book as tensors. Sensitive."""
+        import torch
+
+        arrays: dict[str, np.ndarray] = {"count": self._count, "gap": self._gap, "last": self._last}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        return {**tensors, "total": self._total, "steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the book of an interrupted run."""
+        self._count, self._gap, self._last = (np.array(state[name].numpy()) for name in ("count", "gap", "last"))
+        self._total, self._steps = int(state["total"]), int(state["steps"])
+
+
+def _bounds(promise: Participation) -> tuple[int, int]:
+    """(smallest gap, largest number of times) that are promised of every record."""
+    if isinstance(promise, MinSep):
+        return promise.gap, promise.times
+    if isinstance(promise, CyclicPoisson):
+        return promise.period, _MANY
+    if isinstance(promise, Once):
+        return 1, 1
+    return 1, promise.epochs if isinstance(promise, BallsInBins) else _MANY
+
+
+def _size(promise: Participation) -> tuple[int, int] | None:
+    """(fewest, most) records of a batch, where that is promised."""
+    if isinstance(promise, FixedSize):
+        return promise.size, promise.size
+    return (0, promise.size) if isinstance(promise, TruncatedPoisson) else None
+
+
+def _rate(promise: Participation) -> float | None:
+    """The probability of a record to take part in a step, where all records decide independently in every step."""
+    if isinstance(promise, Poisson):
+        return promise.rate
+    return 1.0 if isinstance(promise, Everyone) else None

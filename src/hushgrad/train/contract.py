@@ -1,0 +1,70 @@
+"""The data contract of a run: it goes on with the records, the groups and the number that it began with."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.release.journal import WAYS_ON, Journal
+from hushgrad.release.keys import RunKey
+from hushgrad.sampling.identity import identity_of
+from hushgrad.sampling.units import Grouping
+
+__all__ = ["DataContract"]
+
+_UNSEEN = (
+    "That the data are those of the interrupted run is vouched for: no content of them lies in memory, and no identity was given"
+)
+
+
+class _Data(NamedTuple):
+    dataset: Any
+    groups: Grouping | None
+    identity: str | None
+
+    def is_the_same_object(self, other: _Data) -> bool:
+        return self.dataset is other.dataset and self.groups is other.groups and self.identity == other.identity
+
+
+class DataContract:
+    """What the run's first loader was given; every later one, also after a restart, must be given the same.
+
+    A digest is taken where it can be needed: where there is a journal on disk, or when another object comes.
+    """
+
+    def __init__(self) -> None:
+        self._first: _Data | None = None
+        self.notes: tuple[str, ...] = ()
+
+    def require(self, dataset: Any, groups: Grouping | None, identity: str | None, key: RunKey, journal: Journal) -> None:
+        """Bind the run to these data, or find them to be those that it is bound to.
+
+        Raises:
+            ArgumentError: where they are others.
+        """
+        data = _Data(dataset, groups, None if identity is None else _check.instance(str, identity=identity))
+        if self._first is not None and self._first.is_the_same_object(data):
+            return
+        if journal.durable:
+            self._bind(data, key, journal)
+        elif self._first is not None and _about(self._first, key) != _about(data, key):
+            raise ArgumentError(
+                "Expected the data and groups of this run's first loader: other records in mid-run, or the same in another order, "
+                f"break what its batches promise. {WAYS_ON}"
+            )
+        self._first = self._first or data
+
+    def _bind(self, data: _Data, key: RunKey, journal: Journal) -> None:
+        repeated = "data" in journal.bound
+        about = _about(data, key)
+        journal.bind("data", about)
+        if repeated and not about["digest"] and data.identity is None:
+            self.notes = (_UNSEEN,)
+
+
+def _about(data: _Data, key: RunKey) -> dict[str, Any]:
+    about = {"examples": len(data.dataset), "digest": ""} if data.identity is not None else identity_of(data.dataset, key.journal)
+    groups = [data.groups(i) for i in range(len(data.dataset))] if callable(data.groups) else data.groups
+    units = "" if groups is None else identity_of(groups, key.journal)["digest"]
+    return {**about, "identity": data.identity or "", "groups": units}

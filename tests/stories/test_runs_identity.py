@@ -1,0 +1,247 @@
+"""A run has an identity: whoever would release a row of its noise again proves that it is the same value, or is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from hushgrad.errors import ArgumentError, HushgradError
+from hushgrad.train import Checkpoint, Plan, make_private
+from hushgrad.train.books import guarantee_of
+from hushgrad.train.fit import run_steps
+
+F = nn.functional
+STEPS = 12
+
+
+def _data(changed=False, seed=5):
+    g = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(64, 6, generator=g), torch.randint(2, (64,), generator=g)
+    if changed:
+        x[0] = 9.0
+    return TensorDataset(x, y)
+
+
+PLANS = {
+    "dpsgd": lambda: Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=16, dataset_size=64, steps=STEPS),
+    "dpftrl": lambda: Plan.dpftrl(noise_multiplier=1.0, delta=1e-5, batch_size=16, dataset_size=64, epochs=3),
+}
+
+
+class Process:
+    """One life of a run in ``folder``: begun, taken to a step, abandoned as a kill would leave it. Records all releases."""
+
+    def __init__(self, folder, plan="dpsgd", *, start=None, lr=0.1, key=None):
+        torch.seed() if start is None else torch.manual_seed(start)
+        self.model = nn.Linear(6, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
+        self.private = make_private(self.model, self.optimizer, PLANS[plan](), key=key)
+        self.checkpoint = None if folder is None else Checkpoint(folder, self.private)
+        self.lr, self.released = lr, {}
+
+    def to(self, step, data=None, *, save_at=(), **options):
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr
+
+        def look(metrics):
+            self.released[metrics["step"]] = torch.cat([p.detach().flatten().clone() for p in self.model.parameters()])
+            if metrics["step"] in save_at:
+                self.checkpoint.save()
+            if metrics["step"] == step:
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            run_steps(self.private, F.cross_entropy, _data() if data is None else data, callbacks=[look], **options)
+        return self
+
+
+def _same(a, b):
+    common = a.released.keys() & b.released.keys()
+    return all(torch.equal(a.released[step], b.released[step]) for step in common)
+
+
+def test_killed_before_its_first_save_a_run_starts_again_from_the_same_weights(tmp_path):
+    first = Process(tmp_path).to(3)
+    second = Process(tmp_path).to(5)  # another initialisation, which is not used
+    assert second.checkpoint.resumed and second.private.key.fingerprint == first.private.key.fingerprint
+    assert _same(first, second) and len(second.released) == 5
+
+
+@pytest.mark.parametrize("lost", ["state.safetensors", "journal", "key.json"])
+@pytest.mark.parametrize("saved", [(), (2,)])
+def test_a_lost_file_is_refused(tmp_path, lost, saved):
+    Process(tmp_path).to(3, save_at=saved)
+    os.unlink(tmp_path / lost)
+    with pytest.raises(ArgumentError, match=r"prior="):
+        Process(tmp_path)
+
+
+FILES = ("state.safetensors", "journal", "key.json")
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_lost_old_and_copied_files_in_every_combination(tmp_path, plan):
+    """3 files, each as it is, lost, as it was earlier, or another run's: a refusal, or the same releases."""
+    torch.manual_seed(0)
+    life = Process(tmp_path / "run", plan).to(4, save_at=(2,))
+    shutil.copytree(tmp_path / "run", tmp_path / "old")
+    life.private.detach()
+    life = Process(tmp_path / "run", plan).to(9, save_at=(6,))
+    Process(tmp_path / "other", plan).to(9, save_at=(6,))
+    went_on = 0
+    for number, choice in enumerate(itertools.product(("run", "old", "other", None), repeat=3)):
+        folder = tmp_path / f"mix{number}"
+        folder.mkdir()
+        for name, source in zip(FILES, choice, strict=True):
+            if source is not None:
+                shutil.copy2(tmp_path / source / name, folder / name)
+        try:
+            again = Process(folder, plan).to(9)
+        except HushgradError:
+            continue
+        went_on += 1
+        own = choice.count("other") + choice.count(None) == 0
+        assert not own or _same(life, again), choice
+        assert own or choice in {("other",) * 3, (None,) * 3}, choice  # another whole run, or an empty folder
+    assert went_on >= 4
+
+
+def test_a_changed_record_is_refused(tmp_path):
+    Process(tmp_path).to(3, save_at=(2,))
+    with pytest.raises(ArgumentError, match=r"data of this run.*prior="):
+        Process(tmp_path).to(5, data=_data(changed=True))
+
+
+class Lazily(Dataset):
+    """Shows no content before it is asked, as files do."""
+
+    def __init__(self, changed):
+        self.__dict__["_read"] = _data(changed).__getitem__
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return self._read(i)
+
+
+def test_a_changed_record_behind_files_is_stopped_before_anything_is_released(tmp_path):
+    """Nobody can see it before it is read; the step that repeats comes out differently, and is not released."""
+    key = bytes(range(32))  # under which record 0 takes part in a step that is repeated
+    first = Process(tmp_path, key=key).to(8, data=Lazily(False), save_at=(1,))
+    assert first.private.attendance_state()["count"][0] > 0 and first.private.attendance_state()["last"][0] > 1
+    second = Process(tmp_path)
+    with pytest.raises(ArgumentError, match="came out differently"):
+        second.to(8, data=Lazily(True))
+    assert _same(first, second)
+    third = Process(tmp_path).to(8, data=Lazily(False))
+    assert _same(first, third) and "vouched" in str(third.private.spent())
+
+
+def test_a_named_data_set_keeps_its_name(tmp_path):
+    Process(tmp_path).to(3, data=Lazily(False), save_at=(2,), identity="wards, version 3")
+    with pytest.raises(ArgumentError, match="data of this run"):
+        Process(tmp_path).to(5, data=Lazily(False), identity="wards, version 4")
+    again = Process(tmp_path).to(5, data=Lazily(False), identity="wards, version 3")
+    assert "vouched" not in str(again.private.spent())
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_another_learning_rate_in_a_repeated_step_is_stopped(tmp_path, plan):
+    first = Process(tmp_path, plan, lr=0.1).to(7, save_at=(3,))
+    second = Process(tmp_path, plan, lr=0.5)
+    with pytest.raises(ArgumentError, match="came out differently"):
+        second.to(7)
+    # Step 4 is the very same gradient; only the learning rate, which is no release, moved the weights elsewhere.
+    assert set(second.released) <= {4} and len(first.released) == 7
+
+
+def test_beyond_what_was_released_a_learning_rate_may_change(tmp_path):
+    Process(tmp_path, lr=0.1).to(3, save_at=(3,))
+    assert Process(tmp_path, lr=0.5).to(STEPS).private.steps == STEPS
+
+
+class Augmented(Dataset):
+    """Noise of three kinds on every example."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, i):
+        import random
+
+        x, y = self.data[i]
+        return x + torch.randn(6) + float(np.random.rand()) + random.random(), y
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmentation_is_the_same_after_a_restart(tmp_path, workers):
+    first = Process(tmp_path).to(6, data=Augmented(_data()), save_at=(3,), num_workers=workers)
+    torch.rand(100)
+    second = Process(tmp_path).to(8, data=Augmented(_data()), num_workers=2 - workers)
+    assert _same(first, second) and second.private.steps == 8
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_copied_folder_continued_twice_costs_infinity(tmp_path, plan):
+    Process(tmp_path / "a", plan, start=0).to(5, save_at=(5,))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    a = Process(tmp_path / "a", plan, lr=0.1).to(STEPS).private
+    b = Process(tmp_path / "b", plan, lr=0.5).to(STEPS).private
+    total = guarantee_of(a.ledger + b.ledger, a.plan)
+    assert math.isfinite(a.spent().epsilon) and math.isfinite(b.spent().epsilon) and math.isinf(total.epsilon)
+    assert "two ways" in str(total)
+
+
+def test_one_key_twice_in_one_process(tmp_path):
+    key = bytes(range(32))
+    first = Process(None, key=key).to(STEPS).private
+    model = nn.Linear(6, 2)
+    with pytest.raises(ArgumentError, match="fresh"):
+        make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), first.plan, key=key, prior=first.ledger)
+    second = Process(None, key=key).to(STEPS).private
+    assert math.isinf(guarantee_of(first.ledger + second.ledger, first.plan).epsilon)
+
+
+class Ordered(Dataset):
+    def __init__(self, order):
+        self.order, self.data = order, _data()
+
+    def __len__(self):
+        return len(self.order)
+
+    def __getitem__(self, i):
+        return self.data[int(self.order[i])]
+
+
+@pytest.mark.parametrize(
+    "other", [lambda: Ordered(torch.arange(64).flip(0)), lambda: _data(seed=6), lambda: Ordered(torch.arange(40))]
+)
+def test_another_data_set_in_mid_run_is_refused(other):
+    run = Process(None, "dpftrl").to(3, data=Ordered(torch.arange(64)))
+    with pytest.raises(ArgumentError, match="first loader"):
+        run.to(6, data=other())
+    assert run.to(6, data=Ordered(torch.arange(64))).private.steps == 6  # an equal one may take its place
+
+
+def test_two_owners(tmp_path):
+    """Within a process the newer one takes over, and the older one is stopped before it releases anything."""
+    first = Process(tmp_path).to(2)
+    second = Process(tmp_path)
+    with pytest.raises(ArgumentError, match="taken it over"):
+        first.to(4)
+    assert first.private.steps == 2 and second.to(4).private.steps == 4
+    with pytest.raises(ArgumentError, match="taken it over"):
+        first.checkpoint.save()
