@@ -90,8 +90,9 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         ArgumentError: where the file is too large, cannot be read or holds something else.
     """
+    text = _text(path)
     try:
-        content = _check.parsed(_text(path))
+        content = _check.parsed(text)
     except ValueError as error:
         raise ArgumentError(f"Expected {path.name} to be JSON: {error}.") from None
     if not isinstance(content, dict):
