@@ -53,7 +53,7 @@ class _Timeout(BaseException):
 
 
 def examine(specimen: Specimen, relation: str = "usual", *, limit: int = 60, reraise: bool = False) -> Finding:
-    """Build, compare and judge, within ``limit`` seconds; ``reraise`` shows where an error comes from."""
+    """Build, compare and judge, within ``limit`` seconds of CPU time; ``reraise`` shows where an error comes from."""
     began = time.monotonic()
     try:
         with _deadline(limit):
@@ -68,13 +68,13 @@ def _deadline(seconds: int) -> Iterator[None]:
     def ring(*_: object) -> None:
         raise _Timeout
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU time: other programs on the machine do not count
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _judged(specimen: Specimen, relation: str, reraise: bool) -> Finding:

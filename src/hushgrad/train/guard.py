@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import count
-from typing import NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -19,6 +17,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError, CaptureError
+from hushgrad.train.released import Released
 
 __all__ = ["Guard"]
 
@@ -41,25 +40,6 @@ register_module_module_registration_hook(_registered)
 _ONE_GRADIENT = "Use an optimizer that takes one gradient per step: SGD, Adam, AdamW, RMSprop, Adafactor and so on."
 
 
-class _Buffer(NamedTuple):
-    """A buffer that is released with the model, where it belongs, and as it was when it was last looked at."""
-
-    home: dict[str, Tensor | None]
-    key: str
-    tensor: Tensor
-    version: int
-    address: int
-    value: Tensor
-
-    @classmethod
-    def seen(cls, home: dict[str, Tensor | None], key: str, tensor: Tensor, value: Tensor) -> _Buffer:
-        return cls(home, key, tensor, tensor._version, _address(tensor), value)
-
-    def is_equal(self) -> bool:
-        now = self.home.get(self.key)
-        return now is not None and now.shape == self.value.shape and torch.equal(now.to(self.value), self.value)
-
-
 class Guard:
     """Remembers what was attached, and says when it is no longer that."""
 
@@ -78,7 +58,7 @@ class Guard:
         self._trainable = [p.requires_grad for p in self._all]
         self._owned = self._optimizer_parameters()
         self._walked_at = _registrations
-        self.renew()
+        self.released = Released(model, self.params)
 
     def attach(self) -> None:
         """Claim the model and the optimizer; each can be private once at a time."""
@@ -93,21 +73,6 @@ class Guard:
         """Let them go."""
         _private.discard(self._optimizer)
         _captured.discard(self._model)
-
-    def renew(self) -> None:
-        """Take the model's buffers as they are now for granted (after loading a checkpoint)."""
-        self._buffers = {
-            name: _Buffer.seen(home, key, b, b.detach().clone())
-            for name, home, key in self._homes()
-            if (b := home[key]) is not None
-        }
-
-    def _homes(self) -> Iterator[tuple[str, dict[str, Tensor | None], str]]:
-        """The buffers of the model's ``state_dict``: their names, and where they are kept. A cache that is not saved may change."""
-        for path, module in self._model.named_modules(remove_duplicate=False):
-            for key in module._buffers:
-                if key not in module._non_persistent_buffers_set:
-                    yield f"{path}.{key}" if path else key, module._buffers, key
 
     def check(self) -> None:
         """Before a step: is everything still as attached, and did no raw gradient come in?
@@ -130,14 +95,7 @@ class Guard:
                     f"Parameter {name} has a gradient that did not pass the clipping, from a use outside the model's layers or "
                     "a backward pass before make_private. Clear it with optimizer.zero_grad(); for a penalty use weight_decay."
                 )
-        for name, buffer in self._buffers.items():
-            home, key, tensor, version, address, _ = buffer
-            # Neither replaced, nor written to, nor given other memory (``.data = ...``, which counts as neither).
-            if home.get(key) is tensor and tensor._version == version and (not address or tensor.data_ptr() == address):
-                continue
-            if not buffer.is_equal():
-                raise _statistics(name)
-            self._buffers[name] = _Buffer.seen(buffer.home, buffer.key, buffer.home[buffer.key], buffer.value)  # type: ignore[arg-type]
+        self.released.check()
 
     def _is_changed(self) -> bool:
         if [p.requires_grad for p in self._all] != self._trainable or self._optimizer_parameters() != self._owned:
@@ -145,9 +103,7 @@ class Guard:
         if self._walked_at != _registrations:
             if list(map(id, self._model.parameters())) != list(map(id, self._all)):
                 return True
-            for name, home, key in self._homes():
-                if name not in self._buffers and home[key] is not None:
-                    raise _statistics(name)
+            self.released.require_known()
             self._walked_at = _registrations
         return False
 
@@ -169,14 +125,3 @@ class Guard:
         sparse = [name for name, p in self.params.items() if p.layout is not torch.strided]
         if sparse:
             _check.fail("model", sparse, "to have dense parameters")
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.data_ptr() if type(tensor) is Tensor else 0  # a wrapper of other tensors has no memory of its own
-
-
-def _statistics(name: str) -> CaptureError:
-    return CaptureError(
-        f"Buffer {name} was changed by the forward pass: it holds statistics of the data without any noise. "
-        "Use a layer that keeps none (GroupNorm, or track_running_stats=False)."
-    )

@@ -142,7 +142,7 @@ class Private:
 
     def _attach(self, check_isolation: bool, lazy_tables: bool) -> None:
         self._world.share_parameters([t for t in (*self.model.parameters(), *self.model.buffers()) if not is_sharded(t)])
-        self._guard.renew()
+        self._guard.released.renew()
         # Before the capture's own hooks, which then see the check's passes from their beginning and leave them out.
         if check_isolation:
             self._handles.append(self._gate.attach(self._world, sharded=self.placement.in_parts))
@@ -317,6 +317,7 @@ class Private:
                     f"The loader is at step {batch.step}, but {self.steps} steps have been taken. Call optimizer.step() once for "
                     "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
                 )
+            self._guard.released.before(parameters=not self._lazy.attached)
             self._issued = Issued(batch.examples, batch.units, batch._records)
             self._capture.discard()
         elif self.placement.in_parts and not self._splitting:
@@ -474,7 +475,7 @@ class Private:
             self._averaged.load_state_dict(state["average"])
         self._issued = None
         self._capture.discard()
-        self._guard.renew()
+        self._guard.released.renew()
 
     def require_resumable(self, state: dict[str, Any]) -> None:
         """Refuse a state of another plan, and one of an earlier step: two releases under one noise differ by bare gradients."""

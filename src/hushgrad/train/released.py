@@ -1,0 +1,176 @@
+"""What leaves a run beside its trained parameters: frozen ones, buffers, extra state. The data must not have written to it.
+
+A training run releases its model's ``state_dict``. Noise is added to what the optimizer updates, and to nothing else in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from hushgrad.errors import CaptureError
+from hushgrad.release.placement.sharded import is_sharded
+
+__all__ = ["Released"]
+
+_CHUNK = 1 << 16
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Home = dict[str, Any]  # a module's own dict of parameters or of buffers
+
+
+class _Seen(NamedTuple):
+    """A tensor that is released with the model, where it is kept, and as it was when it was last looked at."""
+
+    home: Home
+    key: str
+    tensor: Tensor
+    version: int
+    address: int
+    mark: Any
+
+    @classmethod
+    def now(cls, home: Home, key: str) -> _Seen:
+        tensor = home[key]
+        return cls(home, key, tensor, tensor._version, _address(tensor), _mark(tensor))
+
+    def is_untouched(self) -> bool:
+        """Neither replaced, nor written to, nor given other memory (``.data = ...``, which counts as neither)."""
+        if self.home.get(self.key) is not self.tensor or self.tensor._version != self.version:
+            return False
+        return not self.address or self.tensor.data_ptr() == self.address
+
+
+class Released:
+    """Frozen parameters, buffers and extra state of a model's ``state_dict``, as they were when the run began.
+
+    What torch counts (writes, replacements, new memory) is asked before every step and costs next to nothing. What it does not
+    count, a write through ``.data`` and whatever ``get_extra_state`` returns, is compared by value at steps 1, 2, 4, 8 and so on; so
+    are the trainable parameters themselves, between the time when a batch is handed out and its step.
+    """
+
+    def __init__(self, model: nn.Module, trainable: dict[str, Tensor]) -> None:
+        self._model, self._trainable = model, trainable
+        self._checks = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """Take everything as it is now for granted (after loading a checkpoint)."""
+        self._seen = {name: _Seen.now(home, key) for name, home, key in self._homes()}
+        self._extra = self._extra_marks()
+        self._before: dict[str, Any] = {}
+
+    def _homes(self) -> Iterator[tuple[str, Home, str]]:
+        """Where the ``state_dict`` keeps what no optimizer updates. A cache that is not saved may change."""
+        for path, module in self._model.named_modules(remove_duplicate=False):
+            prefix = f"{path}." if path else ""
+            for key, buffer in module._buffers.items():
+                if buffer is not None and key not in module._non_persistent_buffers_set:
+                    yield prefix + key, module._buffers, key
+            for key, p in module._parameters.items():
+                if p is not None and not p.requires_grad:
+                    yield prefix + key, module._parameters, key
+
+    def _extra_marks(self) -> dict[str, Any]:
+        own = nn.Module.get_extra_state
+        keepers = ((path, m) for path, m in self._model.named_modules() if type(m).get_extra_state is not own)
+        return {path: [_mark(leaf) for leaf in tree_flatten(m.get_extra_state())[0]] for path, m in keepers}
+
+    def before(self, *, parameters: bool) -> None:
+        """A batch is handed out; ``parameters``: nothing but its step may move them (lazy tables, for one, may)."""
+        if parameters and self._is_due():
+            self._before = {name: _mark(p) for name, p in self._trainable.items() if not is_sharded(p)}
+
+    def _is_due(self) -> bool:
+        return (self._checks + 1) & self._checks == 0
+
+    def check(self) -> None:
+        """Raise if the data wrote to anything that is released.
+
+        Raises:
+            CaptureError: with its name; nothing has been released.
+        """
+        due = self._is_due()
+        self._checks += 1
+        for name, seen in self._seen.items():
+            if seen.is_untouched() and not due:
+                continue
+            now = seen.home.get(seen.key)
+            if now is None or _mark(now) != seen.mark:
+                raise _kept(name, frozen=isinstance(seen.tensor, nn.Parameter))
+            self._seen[name] = seen._replace(tensor=now, version=now._version, address=_address(now))
+        if due:
+            self._check_values()
+
+    def _check_values(self) -> None:
+        if self._extra != self._extra_marks():
+            raise CaptureError(
+                "What get_extra_state() returns was changed by the forward pass, and is released with the model without any noise. "
+                "Keep it out of the state_dict."
+            )
+        for name, mark in self._before.items():
+            if _mark(self._trainable[name]) != mark:
+                raise CaptureError(
+                    f"Parameter {name} was changed between the batch and its step: what the forward pass writes to it has no noise. "
+                    "Change parameters after optimizer.step(), never in the model."
+                )
+        self._before = {}
+
+    def require_known(self) -> None:
+        """Raise if something that is released was registered since."""
+        for name, home, key in self._homes():
+            if name not in self._seen:
+                raise _kept(name, frozen=isinstance(home[key], nn.Parameter))
+
+
+def _mark(value: Any) -> Any:
+    """A number that tells a tensor from every other that a forward pass would make of it; other values stand for themselves."""
+    if not isinstance(value, Tensor):
+        return value
+    local = value.detach()
+    if is_sharded(local):
+        local = local.to_local()  # type: ignore[attr-defined]
+    elif type(local) is not Tensor or local.layout is not torch.strided:
+        return _Copy(local.clone())  # a wrapper of other tensors has no bits of its own
+    if local.is_complex():
+        local = torch.view_as_real(local)
+    bits = local.contiguous().view(_INTEGERS[local.element_size()]).flatten()
+    factors = torch.arange(1, 2 * min(_CHUNK, max(1, bits.numel())), 2, device=bits.device)  # odd: no bit is lost
+    total = bits.new_zeros((), dtype=torch.int64)
+    for i, part in enumerate(bits.split(_CHUNK)):
+        total += (part * factors[: len(part)]).sum() * (2 * i + 1)
+    return tuple(value.shape), value.dtype, int(total)
+
+
+class _Copy:
+    """A tensor that is compared by its values."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Copy) and self._tensor.shape == other._tensor.shape and torch.equal(self._tensor, other._tensor)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _address(tensor: Tensor) -> int:
+    return (
+        tensor.data_ptr() if type(tensor) in (Tensor, nn.Parameter) else 0
+    )  # a wrapper of other tensors has no memory of its own
+
+
+def _kept(name: str, *, frozen: bool) -> CaptureError:
+    if frozen:
+        return CaptureError(
+            f"Parameter {name} is frozen, but was changed by the forward pass: it holds something of the data without any noise. "
+            "Use a layer that keeps nothing (Embedding without max_norm, no running mean), or keep it out of the state_dict."
+        )
+    return CaptureError(
+        f"Buffer {name} was changed by the forward pass: it holds statistics of the data without any noise. "
+        "Use a layer that keeps none (GroupNorm, or track_running_stats=False)."
+    )
