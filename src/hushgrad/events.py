@@ -281,14 +281,16 @@ class Gaussian(Event):
 class Laplace(Event):
     """Laplace noise of ``scale`` b (density exp(-|x|/b)/2b) added to a number to which each record contributes at most 1.
 
-    Under add/remove it is (1/b)-DP. For a vector with a total L1 contribution of 1 this event is an upper bound.
+    Under add/remove it is (1/b)-DP. For a vector with a total L1 contribution of 1 this event is an upper bound, unless it says
+    that the answer is a single number (``scalar``), which costs less on Poisson samples under replace-one.
     """
 
     scale: float
+    scalar: bool = False
     absent = Absent.NOTHING
 
     def __post_init__(self) -> None:
-        _set(self, scale=_noise(scale=_check.positive(scale=self.scale)))
+        _set(self, scale=_noise(scale=_check.positive(scale=self.scale)), scalar=_check.instance(bool, scalar=self.scalar))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from scipy.stats import binom
 from hushgrad.accounting import PLD, gaussian_epsilon
 from hushgrad.accounting.pld.bounds.compose import Composed
 from hushgrad.accounting.pld.loss import PrivacyLoss
-from hushgrad.events import BallsInBins, DiscreteGaussian, Event, Gaussian, Laplace, Relation, Sampled, TruncatedPoisson
+from hushgrad.events import BallsInBins, DiscreteGaussian, Event, Gaussian, Laplace, PureDP, Relation, Sampled, TruncatedPoisson
 
 LIMIT = 15.0  # seconds of CPU for one question, on a slow and busy machine
 
@@ -141,15 +141,18 @@ def test_a_window_above_the_answer_does_not_prove_epsilon_zero() -> None:
 
 def test_lower_ends_where_the_analysis_is_not_tight() -> None:
     """A lower end is attained by some data, or it is 0; it is never the upper bound of a run without its amplification."""
-    one_bin = PLD().loss(Gaussian(0.5).sampled(rate=0.01), Relation.REPLACE_ONE).epsilon(1e-6)
-    balls = Sampled(BallsInBins(bins=100, epochs=4), Gaussian(1.0))
+    one_bin = PLD().loss(Gaussian(1.0).sampled(rate=0.1), Relation.REPLACE_ONE).epsilon(1e-6)
+    balls = Sampled(BallsInBins(bins=10, epochs=4), Gaussian(2.0))
     low, high = PLD().loss(balls, Relation.REPLACE_ONE).epsilon_interval(1e-6)
-    assert 0.999 * one_bin < low <= one_bin < 0.2 * high
-    assert PLD().loss(Sampled(BallsInBins(bins=10), Laplace(1.0))).epsilon_interval(1e-6)[0] == 0
+    assert 0.999 * one_bin < low <= one_bin < high
+    one_bin = PLD().loss(Laplace(1.0).sampled(rate=0.1)).epsilon(1e-6)
+    low, high = PLD().loss(Sampled(BallsInBins(bins=10), Laplace(1.0))).epsilon_interval(1e-6)
+    assert 0.999 * one_bin < low <= one_bin < high
+    assert PLD().loss(Sampled(BallsInBins(bins=10), PureDP(1.0))).epsilon_interval(1e-6)[0] == 0
     poisson = PLD().loss(Gaussian(1.0).sampled(rate=0.01) * 1000).epsilon(1e-6)
     roomy, tight = (Sampled(TruncatedPoisson(rate=0.01, dataset_size=10_000, size=size), Gaussian(1.0)) for size in (160, 100))
     low, high = PLD().loss(roomy * 1000).epsilon_interval(1e-6)
-    assert high * (1 - 1e-3) < low <= poisson <= high
+    assert high * (1 - 1e-3) < low <= poisson <= high * (1 + 1e-4)  # each is an upper bound of that width
     low, high = PLD().loss(tight * 1000).epsilon_interval(1e-6)
     assert 0 < low < poisson < high  # half of the batches are cut: the record is seen more rarely, and competes
 

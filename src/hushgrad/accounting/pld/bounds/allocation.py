@@ -1,21 +1,23 @@
 r"""Random allocation (balls in bins) under add/remove and zero-out, from above and from below, at every noise level.
 
-A record is thrown into one of b bins, uniformly. Let (P0, Q0) dominate what one bin shows of it, record against nothing. Then the pair
+A record is thrown into one of b bins, uniformly. Let (P0, Q0) dominate what one bin shows of it, record against nothing. Then the
+pair
 
     P = 1/b sum_j Q0 x .. x P0 (place j) x .. x Q0,      Q = Q0 x .. x Q0
 
-dominates the whole pass: there is a kernel that turns P0 into the bin's answer with the record and Q0 into the one without it, and it may
-depend on the answers before. Under Q the likelihood ratio is a *mean* of independent variables, W = (w_1 + ... + w_b)/b with w = dP0/dQ0,
-and both directions are expectations of convex functions of it: E[(W - e^eps)_+] and E[(1 - e^eps W)_+]. For Gaussian noise several passes
-over the same bins are one pass at the distance sqrt(passes)/sigma, also if each step depends on all answers before it
-(docs/explanation/allocation.md has both proofs).
+dominates the whole pass: there is a kernel that turns P0 into the bin's answer with the record and Q0 into the one without it, and
+it may depend on the answers before. Under Q the likelihood ratio is a *mean* of independent variables, W = (w_1 + ... + w_b)/b with
+w = dP0/dQ0, and both directions are expectations of convex functions of it: E[(W - e^eps)_+] and E[(1 - e^eps W)_+]. For Gaussian
+noise several passes over the same bins are one pass at the distance sqrt(passes)/sigma, also if each step depends on all answers
+before it (docs/explanation/allocation.md has both proofs).
 
-So w is put on few places, larger (or smaller) in the convex order, and the law of W follows by doubling (``convex``). Only products and
-sums of non-negative numbers occur: no FFT, no tilt, and no floor below which all is rounding.
+So w is put on few places, larger (or smaller) in the convex order, and the law of W follows by doubling (``convex``). Only products
+and sums of non-negative numbers occur: no FFT, no tilt, and no floor below which all is rounding.
 
-Rounding. The computed ratio is that of a variable within a factor of 1 +- ``moved`` of the one that the proof has, because relative errors
-of positive terms pass through sums and means; masses are off by the law's ``error``. So from above, losses are moved away from 0 by
-``moved`` and masses enlarged by ``error``: E[(W - x)_+] <= E[(W' - x (1 - moved))_+] / (1 - moved). From below, the other way.
+Rounding. The computed ratio is that of a variable within a factor of 1 +- ``moved`` of the one that the proof has, because relative
+errors of positive terms pass through sums and means; masses are off by the law's ``error``. So from above, losses are moved away
+from 0 by ``moved`` and masses enlarged by ``error``: E[(W - x)_+] <= E[(W' - x (1 - moved))_+] / (1 - moved). From below, the other
+way.
 """
 
 from __future__ import annotations

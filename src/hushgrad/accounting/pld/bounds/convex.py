@@ -1,7 +1,8 @@
 r"""Laws of weighted sums of independent variables on sorted places, rounded in the convex order.
 
-X is *smaller in the convex order* than Y if E f(X) <= E f(Y) for every convex f. Sums of independent variables keep this order, so a sum of
-many variables may be built up pairwise, with a rounding to few places after each addition, and stays on one side of the truth:
+X is *smaller in the convex order* than Y if E f(X) <= E f(Y) for every convex f. Sums of independent variables keep this order, so
+a sum of many variables may be built up pairwise, with a rounding to few places after each addition, and stays on one side of the
+truth:
 
 * ``summed_above``: the mass between two places is split between them so that its mean is kept. That is larger (Jensen).
 * ``summed_below``: the mass of a cell is put at the cell's own mean. That is smaller (Jensen again).

@@ -1,15 +1,15 @@
 r"""Random allocation under replace-one, Gaussian noise: 1/b sum_j N(mu e_j, I) against 1/b sum_j N(-mu e_j, I).
 
-No other replacement is worse, also if each step depends on all answers before it (docs/explanation/allocation.md). The pair is its own
-mirror image, and under N(0, I), x = e^eps,
+No other replacement is worse, also if each step depends on all answers before it (docs/explanation/allocation.md). The pair is its
+own mirror image, and under N(0, I), x = e^eps,
 
     delta(eps) = E[(D_1 + ... + D_b)_+] / b,      D_j = e^{mu z_j - mu^2/2} - x e^{-mu z_j - mu^2/2} independent:
 
-for each epsilon the mean of b signed terms, whose law is built by doubling, larger in the increasing convex order (``convex``). Delta is
-convex in x, so the chords between some epsilons lie above it.
+for each epsilon the mean of b signed terms, whose law is built by doubling, larger in the increasing convex order (``convex``).
+Delta is convex in x, so the chords between some epsilons lie above it.
 
-Rounding. A term's mean over a cell is raised by ``_CELLS`` times the size of its two parts, which is more than it is off; ``raised`` does
-the same for sums. So each computed sum lies above the true one, and masses are off by the law's ``error`` only.
+Rounding. A term's mean over a cell is raised by ``_CELLS`` times the size of its two parts, which is more than it is off;
+``raised`` does the same for sums. So each computed sum lies above the true one, and masses are off by the law's ``error`` only.
 """
 
 from __future__ import annotations

@@ -158,16 +158,16 @@ class DiscreteGaussianCurve(Atoms):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lattice", self.distance / self.sigma**2)
-        void = float(np.sum(self._masses()[-self.distance :]))  # of Q, at the outputs where P has next to no mass
+        void = float(np.sum(self.masses()[-self.distance :]))  # of Q, at the outputs where P has next to no mass
         object.__setattr__(self, "impossible", void if void > UNSEEN else 0.0)
 
     def atoms(self) -> tuple[Array, Array]:
         """See :class:`Atoms`."""
-        p = self._masses()
+        p = self.masses()
         k = np.arange(len(p)) - len(p) // 2
         return np.asarray(self.distance / self.sigma**2 * (0.5 * self.distance + k), dtype=np.float64), p
 
-    def _masses(self) -> Array:
+    def masses(self) -> Array:
         """P's masses, symmetric around 0."""
         reach = math.floor(_FARTHEST * self.sigma)
         weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / self.sigma) ** 2)

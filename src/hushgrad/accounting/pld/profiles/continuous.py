@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
+from hushgrad.accounting.pld.profiles.atoms import Response
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve, gaussian_tails
 
-__all__ = ["BoundedRange", "GaussianMixtureCurve", "LaplaceCurve"]
+__all__ = ["BoundedRange", "GaussianMixtureCurve", "HalfRange", "LaplaceCurve"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,18 @@ class BoundedRange(Curve):
     def support(self) -> tuple[float, float]:
         """Of length two eta: both orders of the pair."""
         return -self.eta, self.eta
+
+
+@dataclass(frozen=True)
+class HalfRange(Response):
+    """One mechanism of that kind, t = eta/2: both answers equally far from a tie. From below, and of a kind with ``BoundedRange``."""
+
+    eta: float = 0.0
+
+    @classmethod
+    def of(cls, eta: float) -> HalfRange:
+        """For a range of eta."""
+        return cls(eta / 2, eta=eta)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from hushgrad.accounting.pld.bounds.from_below import lower as from_below
 from hushgrad.accounting.pld.bounds.grid import Masses, atoms_of
 from hushgrad.accounting.pld.bounds.merge import rounded
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, UNSEEN, Curve
+from hushgrad.accounting.pld.search.choice import choice_delta, choice_epsilon, is_choice
 from hushgrad.accounting.pld.search.saddle import Moments, Saddle, saddle_for_delta, saddle_for_epsilon, window
 from hushgrad.accounting.pld.search.step import step_for
 from hushgrad.errors import Contradiction, NumericalLimit
@@ -42,6 +43,13 @@ class Answer:
 
 def epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, known: float = 0.0) -> Answer:
     """A bound on epsilon at ``delta`` (0: the largest loss); answers that turn out below ``known`` need not be accurate."""
+    answer = _epsilon_bound(parts, delta, width, upper=upper, known=known)
+    if delta == 0 or not is_choice(parts):
+        return answer
+    return Answer((min if upper else max)(answer.epsilon, choice_epsilon(parts, delta, upper=upper)))
+
+
+def _epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, known: float) -> Answer:
     infinite = _infinite(parts)
     if upper and delta <= _unseen(parts):
         return Answer(math.inf)
@@ -145,9 +153,10 @@ def _largest_at(parts: Parts, delta: float) -> float:
 
 def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-4, known: float = 0.0) -> float:
     """A bound on delta at ``epsilon``; answers that turn out below ``known`` need not be accurate."""
-    if upper:
-        return min(1.0, _delta_bound(parts, epsilon, width, known, upper=True) + _unseen(parts))
-    return _delta_bound(parts, epsilon, width, known, upper=False)
+    found = _delta_bound(parts, epsilon, width, known, upper=upper)
+    if is_choice(parts):
+        found = (min if upper else max)(found, choice_delta(parts, epsilon, upper=upper))
+    return min(1.0, found + _unseen(parts)) if upper else found
 
 
 def _delta_bound(parts: Parts, epsilon: float, width: float, known: float, *, upper: bool) -> float:
@@ -180,6 +189,8 @@ def delta_bounds(parts: Parts, epsilons: Sequence[float], *, width: float = 1e-3
 
     They are asked from the largest down: delta is steepest there, so its grid is finer than the smaller ones need.
     """
+    if is_choice(parts):
+        return [delta_bound(parts, epsilon, upper=True, width=width) for epsilon in epsilons]
     found: list[float] = []
     composed: Composed | None = None
     for epsilon in reversed(epsilons):

@@ -1,0 +1,142 @@
+"""Runs whose batches are drawn in ways of their own: the pairs of each, from above and from below."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import cast
+
+from hushgrad.accounting.base import Loss
+from hushgrad.accounting.pld.accountant import PLD
+from hushgrad.accounting.pld.bounds.allocation import AllocatedAbove, AllocatedBelow, reaches
+from hushgrad.accounting.pld.bounds.exchange import AllocatedReplace
+from hushgrad.accounting.pld.loss import Pair, PrivacyLoss
+from hushgrad.accounting.pld.profiles.atoms import DiscreteGaussianCurve, DiscreteLaplaceCurve
+from hushgrad.accounting.pld.profiles.continuous import LaplaceCurve
+from hushgrad.accounting.pld.profiles.curve import Curve, GaussianCurve, Mirror, Mixture
+from hushgrad.accounting.pld.profiles.cuts import Cuts
+from hushgrad.accounting.pld.profiles.exchange import DiscreteReplace, LaplaceReplace, TwoDistances
+from hushgrad.accounting.pld.profiles.places import Joined, TruncatedRemove, ZeroedBeside
+from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace, Symmetrised
+from hushgrad.errors import NoTheorem
+from hushgrad.events import (
+    BallsInBins,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Event,
+    Gaussian,
+    Laplace,
+    Relation,
+    TruncatedPoisson,
+)
+
+__all__ = ["balls", "mirrored", "once", "replaced", "truncated", "zeroed"]
+
+_NOISE = (Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace)
+_NEAREST, _FARTHEST = (
+    1e-3,
+    25.0,
+)  # of Gaussians: closer, and differences of their tails lose digits; farther, and ratios are no doubles
+_FAR = 300.0  # scales of Laplace noise: farther, and e^{2r} is no double
+
+
+def once(*above: Curve, below: tuple[Curve, ...] | None = None) -> PrivacyLoss:
+    """One step with a curve for each direction, attained unless ``below`` says otherwise."""
+    return PrivacyLoss(((Pair(above, above if below is None else below), 1),))
+
+
+def mirrored(curve: Curve) -> tuple[Curve, Curve]:
+    """The curves of both directions."""
+    return curve, Mirror(curve)
+
+
+def zeroed(of: Gaussian, rate: float) -> Loss | None:
+    """Samples of a fixed size of Gaussian noise under zero-out (``profiles/places``); None where doubles do not reach."""
+    if not _NEAREST * of.noise_multiplier < 1 < _FARTHEST * of.noise_multiplier:
+        return None
+    mu = 1 / of.noise_multiplier
+    beside = ZeroedBeside(mu, rate)
+    return once(*mirrored(Joined(beside, Mirror(PoissonRemove(GaussianCurve(mu), rate)))), below=mirrored(beside))
+
+
+def replaced(of: Event, rate: float) -> Loss:
+    """Poisson samples of noise that is not Gaussian, under replace-one (``profiles/exchange``): exact for numbers."""
+    one, two = (
+        cast(PrivacyLoss, PLD().leaf(of, way)).parts[0][0].above[0] for way in (Relation.ADD_REMOVE, Relation.REPLACE_ONE)
+    )
+    anything = Symmetrised(TwoDistances(one, two, rate))
+    if isinstance(one, DiscreteGaussianCurve) or (isinstance(one, DiscreteLaplaceCurve) and one.distance <= _FAR * one.scale):
+        return once(DiscreteReplace(one, rate))
+    if isinstance(one, LaplaceCurve) and one.distance <= _FAR:
+        exact = LaplaceReplace(one.distance, rate)  # attained by a number, which is a vector too
+        return once(exact if isinstance(of, Laplace) and of.scalar else anything, below=(exact,))
+    return once(anything, below=())
+
+
+def truncated(of: Event, how: TruncatedPoisson, relation: Relation) -> Loss:
+    """The three rows of ``profiles/places``; without a cut, a Poisson sample."""
+    if not isinstance(of, Gaussian) or of.noise_multiplier == 0:
+        raise NoTheorem(f"Truncated Poisson samples of {of} have no analysis. Use Gaussian noise, or Poisson samples.")
+    mu, q, cut = 1 / of.noise_multiplier, how.rate, Cuts.of(how.dataset_size, how.rate, how.size)
+    if cut.full == 0:
+        return PLD().loss(of.sampled(rate=q), relation)
+    below = _alone(mu, q * (1 - min(1.0, cut.full * (1 + cut.error))), relation)
+    if relation is Relation.ADD_REMOVE:
+        removed = TruncatedRemove(mu, q, cut.free, cut.last, cut.full, cut.survives, cut.stays, cut.error)
+        return once(*mirrored(removed), below=below)
+    more = 1 + 2 * cut.error
+    free, last = (_alone(mu, min(1.0, rate * more), relation) for rate in (q, cut.rate_of_last))
+    swapped = Symmetrised(PoissonRemove(GaussianCurve(2 * mu), min(1.0, cut.rate_of_full * more))) if cut.stays else None
+    weights = (cut.free * more, (cut.last + cut.survives - cut.stays) * more, (cut.full - cut.survives + cut.stays) * more)
+    mixtures = (
+        Mixture((f, t) if swapped is None else (f, t, swapped), weights[: 2 if swapped is None else 3])
+        for f, t in zip(free, last, strict=True)
+    )
+    return once(*mixtures, below=below)
+
+
+def _alone(mu: float, rate: float, relation: Relation) -> tuple[Curve, ...]:
+    """What is attained where no other record contributes and this one does with a probability of at least ``rate``."""
+    if rate <= 0:
+        return ()
+    if relation is Relation.REPLACE_ONE:
+        return (PoissonReplace(mu, rate) if rate < 1 else GaussianCurve(2 * mu),)
+    return mirrored(PoissonRemove(GaussianCurve(mu), rate))
+
+
+def balls(of: Event, how: BallsInBins, relation: Relation) -> Loss:
+    """Allocation for noise on sums; otherwise each record meets one step of each epoch, whichever it is.
+
+    Gaussian noise of several epochs over the same bins is one epoch at the distance sqrt(epochs)/sigma. From below without more: an
+    observer of a single bin sees the record with probability 1/bins, in all epochs.
+    """
+    if how.bins == 1:
+        return PLD().loss(of * how.epochs, relation)
+    if not isinstance(of, Gaussian) or of.noise_multiplier == 0:
+        if not isinstance(of, _NOISE) or how.epochs > 1 or relation is Relation.REPLACE_ONE:
+            return _unattained(PLD().loss(of * how.epochs, relation))
+        base = PLD().leaf(of, relation)
+        return _allocated(base.parts[0][0].above[0], how.bins) if isinstance(base, PrivacyLoss) else base
+    mu = math.sqrt(how.epochs) / of.noise_multiplier
+    if relation is not Relation.REPLACE_ONE:
+        return _allocated(GaussianCurve(mu * (1 + 1e-15)), how.bins)
+    far = reaches(GaussianCurve(2 * mu))
+    return once(
+        AllocatedReplace(mu * (1 + 1e-15), how.bins) if far else GaussianCurve(2 * mu), below=_alone(mu, 1 / how.bins, relation)
+    )
+
+
+def _allocated(base: Curve, bins: int) -> Loss:
+    """One pass over ``bins`` bins, each of which shows a record by ``base``."""
+    alone = mirrored(PoissonRemove(base, 1 / bins))
+    if not reaches(base):
+        return once(base, below=alone)
+    below = mirrored(AllocatedBelow(base.mu * (1 - 1e-15), bins)) if isinstance(base, GaussianCurve) else alone
+    return once(*mirrored(AllocatedAbove(base, bins)), below=below)
+
+
+def _unattained(loss: Loss) -> Loss:
+    """The same upper bound without a lower one, for a mechanism that may be more private than this analysis shows."""
+    if not isinstance(loss, PrivacyLoss):
+        return loss
+    return replace(loss, parts=tuple((Pair(pair.above, ()), n) for pair, n in loss.parts))
