@@ -41,7 +41,7 @@ def test_one_record_contributes_one_clip_norm(whole, placed, name):
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED.keys() | ONE_PROCESS_ONLY])
 def test_a_step_is_the_same_wherever_the_parameters_lie(whole, placed, name):
-    expected, close = whole[name], 2e-2 if CASES[name].dtype is torch.bfloat16 else 1e-6
+    expected, close = whole[name], CASES[name].close
     assert "refused" not in expected, expected
     norms = []
     for found in placed:
@@ -51,7 +51,7 @@ def test_a_step_is_the_same_wherever_the_parameters_lie(whole, placed, name):
         assert "average" not in expected or _distance(found[name]["average"], expected["average"]) < close
         norms += found[name]["norms"]
     if not CASES[name].users:  # a user's examples are all in one process, but users are dealt as they come
-        assert sorted(norms) == pytest.approx(expected["norms"], rel=1e-4 if close < 1e-3 else 0.1)
+        assert sorted(norms) == pytest.approx(expected["norms"], rel=1e-4 if close < 1e-2 else 0.1)
     assert all(found[name]["weights"] == placed[0][name]["weights"] for found in placed)
 
 

@@ -98,6 +98,7 @@ class Case:
     users: bool = False
     lazy: bool = False
     dtype: torch.dtype = torch.float32
+    close: float = 1e-6  # how far weights may differ between placements
     contributes: float | None = 1.0  # what one record with a large gradient moves the sum by, in clip norms
 
     @property
@@ -136,7 +137,15 @@ CASES: dict[str, Case] = {
     "banded": Case(lambda: Language(tied=True), lambda: _dpftrl(Banded(bands=2))),
     "tree": Case(lambda: Plain(), lambda: _dpftrl(Tree()), micro=2),
     "double": Case(lambda: Twice(2, layers=True), dtype=torch.float64),
-    "half": Case(lambda: Language(tied=False), dtype=torch.bfloat16, contributes=None),
+    "half": Case(lambda: Language(tied=False), dtype=torch.bfloat16, close=2e-2, contributes=None),
+    "secure": Case(lambda: Plain(), lambda: _dpsgd(secure=True), close=1e-3, contributes=None),
+    "secure, tied, adaptive, micro-batches": Case(
+        lambda: Language(tied=True),
+        lambda: _dpsgd(secure=True, clip=Adaptive(0.3, batch_size=6)),
+        micro=2,
+        close=1e-3,  # another order of additions may round to the next point of the grid
+        contributes=None,
+    ),
     "around": Case(lambda: Around()),
     "lazy": Case(lambda: Language(tied=False), lazy=True, contributes=None),
 }

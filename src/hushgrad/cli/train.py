@@ -34,6 +34,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--data", metavar="PATH", help="the same as --set data.path=PATH")
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value of the recipe")
+    parser.add_argument("--secure", action="store_true", help="noise on a public grid; the same as --set plan.secure=true")
     parser.add_argument("--ledger", metavar="PLACE", help="budget ledger that pays: a path or postgresql://... (with --dataset)")
     parser.add_argument("--dataset", metavar="NAME", help="the data set in the ledger")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -71,6 +72,7 @@ def _recipe(options: argparse.Namespace) -> Recipe | None:
     from hushgrad.recipes import load_recipe
 
     changes = [*options.set, *([] if options.data is None else [f"data.path={options.data!r}"])]
+    changes += ["plan.secure=true"] if options.secure else []
     recipe = load_recipe(options.recipe, changes=changes) if options.recipe or changes or options.ledger else None
     return recipe if recipe is None or options.ledger is None else recipe.paid_by(options.ledger, options.dataset)
 

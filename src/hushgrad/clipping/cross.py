@@ -163,7 +163,7 @@ def _by_sums(group: Group, shared: Shared, rows: dict[str, Tensor], masses: dict
     params = {name: parts[0][0].call.site.param(parts[0][1]) for name, parts in shared.items()}
     step = max(1, _CHUNK // sum(p.numel() for p in params.values()))
     made: dict[str, list[_Units]] = {name: [] for name in shared}
-    for start in range(0, group.size, step):
+    for start in range(0, max(1, group.size), step):  # also for no unit: a process's part of a batch may be empty
         some = {name: _Units(p, min(step, group.size - start)) for name, p in params.items()}
         for use in uses:
             _add_part(use, some, start)
@@ -172,7 +172,7 @@ def _by_sums(group: Group, shared: Shared, rows: dict[str, Tensor], masses: dict
             units.measure()
     for name, blocks in made.items():
         rows[name] = torch.cat([units.sq_norms for units in blocks])
-        parts = max(int(units.parts.max()) for units in blocks)
+        parts = max((int(units.parts.max()) for units in blocks if len(units.parts)), default=1)
         masses[name] = Mass(torch.cat([units.masses for units in blocks]), parts)
 
 

@@ -63,6 +63,27 @@ class SolvedRows(NamedTuple):
         return self._replace(history=[h[low:high] for h in self.history], kept=[x[low:high] for x in self.kept])
 
 
+class Rounding(NamedTuple):
+    """How far a computed z is from the exact one: ``relative`` (|x| + |y|) + ``absolute`` of its pair, if |x| + |y| <= ``far``.
+
+    The proofs are in :mod:`hushgrad.noise.secure`.
+    """
+
+    relative: float
+    absolute: float
+    far: float
+
+    def on_grid(self, ratio: float) -> Rounding:
+        """The same of total / h + ratio z, as computed: a product and a sum more, of numbers up to LIMIT + ratio |z|."""
+        return Rounding((self.relative + ARITHMETIC) * ratio, self.absolute * ratio + ARITHMETIC * LIMIT, self.far)
+
+
+LIMIT = 2.0**30  # grid steps, of a sum; larger ones are clamped
+ARITHMETIC = 2.0**-51  # how far the product and the sum in total / h + ratio z are off, relative to their terms
+SINGLE = Rounding(10.5 * 2.0**-24, 0.2 * 2.0**-24, 7.4)
+DOUBLE = Rounding(7.5e-10, 2e-10, 7.0)
+
+
 class Piece(NamedTuple):
     """Numbers start, start + 1, ... of tensor number ``which``, to be put into elements [low, low + size) of a contiguous tensor.
 
@@ -134,6 +155,26 @@ class Kernel(ABC):
                     self.draw(stream, step + j, index, start + low, 1.0, z, fresh=True)
                     self.combine(column[:, None], [z], part)
 
+    def draw_rounded(self, stream: Words, at: tuple[int, int, int], ratio: float, h: float, out: np.ndarray) -> list[int]:
+        """``out = h rint(out / h + ratio z)`` for float64 sums, correctly rounded; the places in doubt, which are left as they were.
+
+        A correct rounding is the same however it was found, so kernels may differ in what they leave in doubt only.
+        """
+        step, index, start = at
+        doubts: list[int] = []
+        for low in range(0, out.size, CHUNK):
+            part = out[low : low + CHUNK]
+            first, last = (start + low) // _transform.GROUP, -(-(start + low + part.size) // _transform.GROUP)
+            z = np.empty((last - first) * _transform.GROUP)
+            self.gaussians(stream.words(step, index, first * _BLOCKS, (last - first) * _transform.GROUP_BYTES), z)
+            pairs = np.abs(z.reshape(-1, 2, _transform.PAIRS))
+            spread = np.broadcast_to(pairs.sum(1, keepdims=True), pairs.shape).reshape(-1)
+            here = slice(start + low - first * _transform.GROUP, start + low - first * _transform.GROUP + part.size)
+            result, certain = _rounded(part, ratio * z[here], spread[here], h, DOUBLE.on_grid(ratio))
+            doubts += (np.nonzero(~certain)[0] + low).tolist()
+            np.copyto(part, result, where=certain)
+        return doubts
+
     @abstractmethod
     def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
         """Whole groups of Gaussians from their random words."""
@@ -153,6 +194,15 @@ class Kernel(ABC):
     @abstractmethod
     def buffers(self, z: np.ndarray, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
         """One step of a buffered Toeplitz recursion: ``x = z - sum weight_j s_j``, then ``s_j = decay_j s_j + x``; emits x."""
+
+
+def _rounded(sums: np.ndarray, noise: np.ndarray, spread: np.ndarray, h: float, off: Rounding) -> tuple[np.ndarray, np.ndarray]:
+    """(h rint(sums / h + noise), where that is certain)."""
+    s = np.clip(sums / h, -LIMIT, LIMIT)
+    v = s + noise
+    n = np.rint(v)
+    error = off.relative * spread + off.absolute
+    return n * h, (0.5 - np.abs(v - n) - error > 0) & (spread <= off.far)
 
 
 @final
@@ -265,6 +315,9 @@ class CKernel(Kernel):
                 self._functions[name, dtype] = function
         self._draw_many: dict[int, Any] = {dtype.itemsize: self._functions.get(("draw_many", dtype)) for dtype, _, _ in _SUFFIXES}
         if self.cipher:
+            self._rounded = library["hushgrad_rounded"]
+            self._rounded.argtypes = (ctypes.POINTER(_Address), _FIELD, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER)
+            self._rounded.restype = _SIZE
             self._expand_key = library["hushgrad_expand_key"]
             self._expand_key.argtypes, self._expand_key.restype = (_POINTER, _POINTER), None
 
@@ -314,6 +367,19 @@ class CKernel(Kernel):
         places = array("Q", table)
         at = places.buffer_info()[0]
         self._draw_many[itemsize](at, at + _ROW, len(pieces), scale, not fresh)  # as draw_table
+
+    def draw_rounded(self, stream: Words, at: tuple[int, int, int], ratio: float, h: float, out: np.ndarray) -> list[int]:
+        """See Kernel."""
+        step, index, start = at
+        address = self._address(stream, step, index)
+        if address is None:
+            return super().draw_rounded(stream, at, ratio, h, out)
+        check_address(step, index, _end_block(start + out.size))
+        facts = np.array([ratio, h, 1.0 / h, LIMIT])
+        bounds = np.array([SINGLE.on_grid(ratio), DOUBLE.on_grid(ratio)])
+        places = np.empty(out.size, np.uint64)
+        doubts = self._rounded(address, start, _at(facts), _at(bounds), _at(out), out.size, _at(places))
+        return [int(place) for place in places[:doubts]]
 
     def draw_table(self, table: int, count: int, itemsize: int, scale: float, fresh: bool) -> None:
         """``draw`` for many places at once, from a table of rows of four integers at the address ``table``.

@@ -1,131 +1,116 @@
-"""Noise on a public grid: the exact rounding of a real Gaussian, safe against floating-point attacks.
+r"""Noise that is safe against floating-point attacks: the real sum plus a real Gaussian, rounded once to a public grid.
 
-The low bits of a floating-point sum g + z tell more about g than the theorem about real numbers allows (Mironov 2012;
-Holohan and Braghin 2021). Here the sum is rounded to a public grid h Z, and the noise is an integer number of grid steps:
+The low bits of a floating-point sum S + z tell more about S than the theorem about real numbers allows (Mironov 2012; Holohan
+and Braghin 2021). Here the output is
 
-    output = h (rint(g / h) + n),   n = rint(scale Z / h),   Z an exact standard Gaussian,   h = 2^floor(log2 scale) / 2^26.
+    h rint((S + scale Z) / h),      Z an exact standard Gaussian,   h = 2^floor(log2 scale) / 2^6, a public power of two:
 
-n is computed in double precision with an error bound; where the bound cannot decide between two integers (about once in a
-million numbers), further random bits are drawn and the number is computed again in 320-bit arithmetic. So n has exactly
-the distribution of a rounded Gaussian (up to 2⁻¹⁹⁰ and the cipher), on every machine the same.
+it is *correctly rounded*, that is, computed as if S + scale Z were a real number.
 
-**Formal guarantee.** Let g have sensitivity D in L2 norm and d coordinates in all. Since rint(g / h) is whole, the output
-is h rint((g' + scale Z) / h) with g' = h rint(g / h): a function of the Gaussian mechanism in real numbers on g', whose
-sensitivity is at most D + h sqrt(d). It is therefore at least as private as ``Gaussian(noise_multiplier=s')``, where
-s' = s / (1 + s 2⁻²⁶ sqrt(d)) for scale = s D (:func:`effective_noise_multiplier`).
+**Formal guarantee.** Let S, numbers in double precision, have the L2 sensitivity D in real numbers. Rounding to a grid is a
+function of the Gaussian mechanism's output, so the result is exactly as private as ``Gaussian(scale / D)``: no term for the grid
+is due, S need not lie on it, and it may be coarse (h adds 2e-5 of the variance at most). Sums beyond 2^30 h, eight million times
+the noise, are clamped, which moves two of them no further apart. Z has 2^-300 resolution; AES-256 is taken for a pseudorandom
+permutation.
 
-Not promised: that g itself, a sum of clipped gradients in floating point, has the sensitivity of the real sum
-(Casacuberta et al. 2022); anything about correlated rows, which are not on one grid; anything about running time.
+Not promised: that S *has* the sensitivity D in floating point, which is what certified sums are for; anything about correlated
+rows, whose recursion would need an error bound that grows with the steps; anything about running time.
+
+**How it is computed, and why that is exact.** Z is Box-Muller of infinitely many random bits, of which the first 62 + 32 (see
+``_transform``) are used at once and further ones only in doubt. Let r be the radius of a pair (x, y), so that r <= |x| + |y|. A
+computed z is off by at most
+
+    | in single precision, with w = 2^-24 | 10.5 w (|x| + |y|) + 0.2 w  | if |x| + |y| <= 7.4 |
+    | in double precision                 | 7.5e-10 (|x| + |y|) + 2e-10 | if |x| + |y| <= 7   |
+
+*Proof, single precision.* v is a sum of two positive terms, each of at most two roundings, and one more: off by 3.01 w v. L = -ln u
+is the sum of two terms that are not negative: k ln 2, off by 2 w, and -f p(f) with -1/2 <= f <= 0. The polynomial p >= 1 is off by
+0.07 w as a series and by sum_i (2 i + 1) |c_i| 2^-i w = 3.2 w as computed (a term of degree i takes part in 2 i + 1 roundings). So
+for a given v, L is off by 5.3 w L. From v it inherits 3.01 w if u = v, where r >= 1.17, and at most 1.45 x 3.01 w L if u = 1 - v.
+The square root halves this and adds w: r is off by 5.9 w r. s is off by w s; in the polynomials of cosine and sine a term of
+degree i in s² takes part in 3 i + 1 roundings, and both are off by 3 w in all. So |z - z'| <= r (3 + 5.9 + 1) w (1 + 1e-5).
+The bits that are missing move v by 2^-64. If u = v, r moves by 2^-64 / (v r), and v >= 2^-40 since r <= 7.4; if u = 1 - v, it moves
+by 2^-64 / r <= 2^-32: below 0.2 w. They move the angle by 2^-30 pi / 4, which is 0.013 w r.
+*Double precision.* With w = 2^-53 the same sums are 4 and 3, which gives 12 w r: below 2e-15 r. The missing bits dominate:
+2^-30 pi / 4 r = 7.32e-10 r for the angle, and at most 2^-64 e^(r²/2) / r or 2^-32.5, below 2e-10, for v.
+
+The product and the sum in S / h + (scale / h) z are off by 2^-51 (2^30 + (scale / h) |z|) more. If the distance to the nearest half
+exceeds all this the rounding is certain; else double precision is asked, then 256 further bits of radius and of angle, in 400-bit
+arithmetic.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import mpmath
 import numpy as np
 
 from hushgrad import _check
+from hushgrad.errors import CaptureError
+from hushgrad.noise import _kernel
 from hushgrad.noise._keystream import KeyStream
-from hushgrad.noise._transform import GROUP, PAIRS
+from hushgrad.noise._transform import GROUP, GROUP_BYTES, PAIRS
 
-__all__ = ["GRID_BITS", "SecureNoise", "effective_noise_multiplier", "grid"]
+__all__ = ["GRID_BITS", "SecureNoise", "grid"]
 
-GRID_BITS = 26
-_GROUP_BYTES = 4 * 4 * PAIRS  # 64 bits of radius and 64 bits of angle for each pair
-_EXTRA_BYTES = 64  # 256 further bits for each, in doubt
-_MP = mpmath.MPContext()  # arithmetic of our own: the global precision belongs to whoever else uses mpmath, in other threads too
+GRID_BITS = 6
+_EXTRA_BYTES = 64  # 256 further bits for the radius and for the angle, in doubt
+_BLOCKS = GROUP_BYTES // 16
+_MP = mpmath.MPContext()  # its own precision: that of mpmath itself is shared by all threads
 _MP.prec = 400
-_LIMIT = 2.0**51  # whole numbers of grid steps that double precision adds exactly
 
 
 def grid(scale: float) -> float:
-    """The public grid for noise of standard deviation ``scale``: a power of two, between scale/2²⁷ and scale/2²⁶.
+    """The public grid for noise of standard deviation ``scale``: a power of two, between scale/2⁷ and scale/2⁶.
 
-    >>> grid(1.5) == 2.0**-26
+    >>> grid(1.5) == 2.0**-6
     True
     """
     scale = _check.positive(scale=scale)
     return math.ldexp(1.0, math.frexp(scale)[1] - 1 - GRID_BITS)
 
 
-def effective_noise_multiplier(noise_multiplier: float, *, parameters: int) -> float:
-    """The noise multiplier to account with: s / (1 + s 2⁻²⁶ sqrt(d)), for d parameters of the whole model.
-
-    >>> round(1 - effective_noise_multiplier(1.0, parameters=10_000_000), 7)
-    4.71e-05
-    """
-    s = _check.positive(noise_multiplier=noise_multiplier)
-    return s / (1 + s * 2.0**-GRID_BITS * math.sqrt(_check.positive_int(parameters=parameters)))
-
-
 class SecureNoise:
-    """Whole numbers n = rint(ratio Z), addressed like the source's Gaussians."""
+    """Sums plus Gaussians of standard deviation ``scale``, correctly rounded to the grid; addressed like the source's Gaussians."""
 
     def __init__(self, key: bytes) -> None:
         self._first = KeyStream(key, b"hushgrad secure")
         self._further = KeyStream(key, b"hushgrad exact")
 
     def write(self, step: int, index: int, start: int, out: np.ndarray, scale: float, fresh: bool) -> None:
-        """``out = h n`` if fresh, else ``out = h (rint(out / h) + n)``, with ``out`` in float64."""
+        """``out = h rint((out + scale Z) / h)``, with ``out`` in float64; if ``fresh``, of a sum that is 0."""
+        if fresh:
+            out[:] = 0.0
         h = grid(scale)
-        n = self.integers(step, index, start, out.size, scale / h)
-        if not fresh:
-            # Clamping moves two neighbouring sums no further apart, and depends on no secret but through g'.
-            n += np.rint(np.clip(out / h, -_LIMIT, _LIMIT))
-        np.multiply(n, h, out=out)
+        for place in _kernel.KERNEL.draw_rounded(self._first, (step, index, start), scale / h, h, out):
+            out[place] = self.exact(step, index, start + place, float(out[place]), scale / h, h)
 
-    def integers(self, step: int, index: int, start: int, count: int, ratio: float) -> np.ndarray:
-        """rint(ratio Z) for ``count`` numbers from ``start`` on; ``ratio`` below 2²⁷."""
-        first, last = start // GROUP, -(-(start + count) // GROUP)
-        words = self._first.words(step, index, first * (_GROUP_BYTES // 16), (last - first) * _GROUP_BYTES)
-        words = words.reshape(-1, 4, PAIRS).copy()
-        z, error = _doubles(words)
-        scaled = ratio * z
-        n = np.rint(scaled)
-        for place in zip(*np.nonzero(np.abs(scaled - n) >= 0.5 - ratio * error), strict=True):
-            n[place] = self._exact(step, index, first, words, place, ratio)
-        return n.reshape(-1)[start - first * GROUP :][:count]
-
-    def _exact(self, step: int, index: int, first: int, words: np.ndarray, place: tuple[int, ...], ratio: float) -> float:
-        """The rounding of one number from 320 bits of radius and of angle."""
-        group, component, i = (int(p) for p in place)
-        pair = (first + group) * PAIRS + i
+    def exact(self, step: int, index: int, number: int, total: float, ratio: float, h: float) -> float:
+        """One number from 318 bits of radius and 288 of angle; what decides where nothing else does."""
+        if not math.isfinite(total):
+            raise CaptureError("A clipped sum is not finite. This is a defect of the capture; nothing was released.")
+        group, place = divmod(number, GROUP)
+        component, i = divmod(place, PAIRS)
+        words = self._first.words(step, index, group * _BLOCKS, GROUP_BYTES).reshape(3, PAIRS)
+        a, b, t = (int(w) for w in words[:, i])
         blocks = _EXTRA_BYTES // 16
-        extra = self._further.words(step, index, pair * blocks, _EXTRA_BYTES).tobytes()
-        a, b, t, s = (int(w) for w in words[group, :, i])
-        ratio_z = ratio * _exact_pair((a << 32) | b, (t << 32) | s, extra)[component]
-        n = _MP.nint(ratio_z)
-        if abs(abs(ratio_z - n) - 0.5) < _MP.mpf(2) ** -200:
-            raise ArithmeticError("320 random bits do not decide a rounding: the key stream is broken")
-        return float(n)
+        extra = self._further.words(step, index, (group * PAIRS + i) * blocks, _EXTRA_BYTES).tobytes()
+        limit = _kernel.LIMIT
+        value = _MP.mpf(min(max(total / h, -limit), limit)) + _MP.mpf(ratio) * exact_pair(a, b, t, extra)[component]
+        n = _MP.nint(value)
+        if abs(abs(value - n) - 0.5) < _MP.mpf(2) ** -200:
+            raise ArithmeticError("318 random bits do not decide a rounding: the key stream is broken")
+        return float(n) * h
 
 
-def _doubles(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of Gaussians from the first bits, (groups, 2, PAIRS), and a bound of what rounding and missing bits change.
-
-    The bits that are still missing move v by at most 2⁻⁶⁴, hence r by 2⁻⁶⁴ / (v r), and the angle by 2⁻⁶². log, sin, cos
-    and sqrt are off by less than 4 units in the last place (2⁻⁵¹); with the few products between them 2⁻⁴⁸ r is generous.
-    """
-    a, b, t, s = (words[:, k].astype(np.float64) for k in range(4))
-    upper = words[:, 0] >> 31 != 0
-    v = (np.where(upper, a - 2.0**31, a) * 2.0**32 + b + 0.5) * 2.0**-64
-    r = np.sqrt(-2 * np.where(upper, np.log1p(-v), np.log(v)))
-    quadrant = words[:, 2] >> 30
-    angle = math.pi / 4 * (((t - quadrant * 2.0**30) * 2.0**32 + s + 0.5) * 2.0**-61 - 1)
-    cosine, sine = np.where(quadrant & 2, -np.cos(angle), np.cos(angle)), np.sin(angle)
-    swap = quadrant & 1 != 0
-    z = np.stack([r * np.where(swap, sine, cosine), r * np.where(swap, cosine, sine)], axis=1)
-    error = 2.0**-48 * r + 2.0**-64 / (v * r)
-    return z, error[:, None, :]
-
-
-def _exact_pair(radius: int, angle: int, extra: bytes) -> tuple[Any, Any]:
-    """The pair whose first 64 + 64 bits are ``radius`` and ``angle``, with the rest from ``extra``, to 400 bits."""
-    more = [int.from_bytes(extra[k : k + 32], "big") + _MP.mpf(0.5) for k in (0, 32)]
-    v = (_MP.mpf(radius & ((1 << 63) - 1)) + more[0] / 2**256) / 2**64
-    r = _MP.sqrt(-2 * (_MP.log1p(-v) if radius >> 63 else _MP.log(v)))
-    theta = _MP.pi / 4 * ((_MP.mpf(angle & ((1 << 62) - 1)) + more[1] / 2**256) / 2**61 - 1)
-    cosine, sine = _MP.cos(theta) * (-1 if angle >> 63 else 1), _MP.sin(theta)
-    return (r * sine, r * cosine) if angle >> 62 & 1 else (r * cosine, r * sine)
+def exact_pair(a: int, b: int, t: int, extra: bytes) -> tuple[mpmath.mpf, mpmath.mpf]:
+    """The pair whose first bits are the words a, b and t, with the rest from ``extra``, in 400-bit arithmetic."""
+    more = [(int.from_bytes(extra[k : k + 32], "big") + _MP.mpf(0.5)) / 2**256 for k in (0, 32)]  # in (0, 1)
+    v = ((a & 0x7FFFFFFF) * 2**31 + (b >> 1) + more[0]) / _MP.mpf(2) ** 63
+    r = _MP.sqrt(-2 * (_MP.log1p(-v) if a >> 31 else _MP.log(v)))
+    low = t & 0x3FFFFFFF
+    low -= (low >> 29) << 30  # as a signed number of 30 bits
+    theta = _MP.pi / 4 * ((low + more[1]) / _MP.mpf(2) ** 29)
+    cosine, sine = _MP.cos(theta) * (-1 if t >> 31 else 1), _MP.sin(theta)
+    return (r * sine, r * cosine) if t >> 30 & 1 else (r * cosine, r * sine)

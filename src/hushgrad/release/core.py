@@ -65,7 +65,7 @@ class Release:
 
     def use_key(self, key: RunKey) -> None:
         """Start the noise of another key, from its first row."""
-        self._key, self.source = key, Source(key=key.secret)
+        self._key, self.source = key, Source(key=key.secret, secure=self._plan.secure)
         self.stream = self._plan.noise.stream(self.source, steps=self._plan.steps)
         self._ahead = False
 
@@ -99,7 +99,8 @@ class Release:
 
         ``contributions`` is how many examples or units the issued batch has; None for a batch from elsewhere.
         """
-        early = self.placement.early(capture.scattered)
+        # A sum that is rounded together with its noise must be complete before.
+        early = [] if self._plan.secure else self.placement.early(capture.scattered)
         begun: dict[str, Tensor] = {}
         if early:
             require_contributions(step, capture.check(), contributions)  # a step is refused before its noise is drawn
@@ -123,8 +124,11 @@ class Release:
         self, step: int, sums: dict[str, Tensor], norms: Tensor, learning_rate: float | None, *, begun: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         """The gradient of a step that has begun. ``sums`` are divided by the batch size; ``begun`` has those with their noise."""
-        buffers = self._noised(step, sums, begun)
-        self.placement.add_up(buffers)
+        if sums.keys() != self.placement.params.keys() or any(sums[name] is not buffer for name, buffer in begun.items()):
+            raise CaptureError(
+                "The clipped sum was not added to the noise. This is a defect of the capture; nothing was released."
+            )
+        buffers = self._rounded(step, sums) if self._plan.secure else self._noised(step, sums, begun)
         grads = buffers if self._plan.denoise is None else self._denoised(buffers, step, learning_rate)
         grads = {name: self.placement.gradient(name, g) for name, g in grads.items()}
         self._adapt(step, norms)  # last: a step that fails before it is charged must not have moved anything
@@ -136,15 +140,22 @@ class Release:
 
         Lazy tables are left out: the noise is added where they are read.
         """
-        if sums.keys() != self.placement.params.keys() or any(sums[name] is not buffer for name, buffer in begun.items()):
-            raise CaptureError(
-                "The clipped sum was not added to the noise. This is a defect of the capture; nothing was released."
-            )
-        if not begun and not self.lazy:
+        buffers = sums
+        if begun or self.lazy:
+            self._add(step, {name: total for name, total in sums.items() if name not in begun and name not in self.lazy})
+            buffers = {name: begun.get(name, total) for name, total in sums.items() if name not in self.lazy}
+        else:
             self._add(step, sums)
-            return sums
-        self._add(step, {name: total for name, total in sums.items() if name not in begun and name not in self.lazy})
-        return {name: begun.get(name, total) for name, total in sums.items() if name not in self.lazy}
+        self.placement.add_up(buffers)
+        return buffers
+
+    def _rounded(self, step: int, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The sums over all processes, each number rounded with its noise to the grid, once, by the process that draws it."""
+        buffers = {name: total.to(torch.float64) for name, total in sums.items()}
+        self.placement.add_up(buffers)
+        self._add(step, buffers)
+        self.placement.gather(buffers)
+        return buffers
 
     def _add(self, step: int, buffers: dict[str, Tensor]) -> None:
         """Add this process's part of row ``step`` to sums, in place."""
@@ -195,10 +206,9 @@ class Release:
             return
         count = torch.tensor([clip.raw_count(norms)], dtype=torch.float64)
         self.placement.world.add_up([count])
-        noise = self.source.z(
-            step, len(self.placement.params), count, scale=clip.count_noise or 0.0
-        )  # an index that no tensor has
-        self.use_clip(clip.moved(float(count + noise)))
+        index = len(self.placement.params)  # that no tensor has
+        self.source.z(step, index, count, out=count, scale=clip.count_noise or 0.0)
+        self.use_clip(clip.moved(float(count)))
 
     # Restarts --------------------------------------------------------------------------------------------------------
 

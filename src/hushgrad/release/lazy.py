@@ -202,6 +202,8 @@ def require_lazy_plan(plan: Plan, world: World, *, sharded: bool) -> None:
         if value is not None:
             remedy = f"It needs every row in every step. {_EAGER}"
             _check.fail(f"plan.{name}", type(value).__name__, "to be None for lazy tables", remedy)
+    if plan.secure:
+        _check.fail("plan.secure", True, "to be False for lazy tables", f"A sum is rounded with its noise, in its step. {_EAGER}")
     if world.size > 1 or sharded:
         _check.fail("processes", world.size, "to be 1, without fully_shard, for lazy tables", _EAGER)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
 from hushgrad._printed import at_most
-from hushgrad._value import Value
+from hushgrad._value import LATER, Value
 from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.clipping.base import Clipper
 from hushgrad.denoise.base import Denoiser
@@ -40,6 +40,7 @@ class Plan(_Description):
     Step t releases (sum_i clip(g_i) + ``noise_multiplier`` C (C⁻¹Z)_t) / ``batch_size``: C is the clip norm, C⁻¹Z the rows of
     the ``noise`` mechanism, the sum runs over the records that ``sampler`` deals. Every field is public. ``batch_size`` is the
     only divisor there is: a constant, whatever the real batch. Denoising, averaging and projection are post-processing.
+    With ``secure`` the sum plus its noise is correctly rounded, once, to a public grid (:mod:`hushgrad.noise.secure`).
 
     **Formal guarantee.** A run of this plan satisfies ``plan.guarantee()``: (epsilon, ``delta``)-DP per ``unit`` under
     ``relation``, for the event that the mechanism's theorem gives for the sampler's participation. Where there is no such
@@ -67,6 +68,7 @@ class Plan(_Description):
     unit: str = "example"
     average: Average | None = None
     projection: Projection | None = None
+    secure: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         size = _check.positive(batch_size=self.batch_size)
@@ -93,6 +95,8 @@ class Plan(_Description):
         require_comparable(self.sampler, self.relation)
         if isinstance(self.clip, Adaptive):
             self._require_adaptive(self.clip)
+        if _check.instance(bool, secure=self.secure):
+            self._require_rounding()
         object.__setattr__(self, "noise", self.noise.resolved(steps=self.steps, participation=self.participation))
         # The theorems are asked for now: a plan that nobody can account for is refused before any data is touched.
         _require_theorem(self.noise, self.participation, self.steps, self.relation)
@@ -107,6 +111,16 @@ class Plan(_Description):
             _check.fail("clip.batch_size", clip.batch_size, f"to be the plan's batch_size={self.batch_size}")
         if self.noise_multiplier is not None:
             clip.gradient_noise(self.noise_multiplier)
+
+    def _require_rounding(self) -> None:
+        """Sum plus noise is correctly rounded where the noise of a step is fresh, and there is some."""
+        if not isinstance(self.noise, Independent):
+            raise NoTheorem(
+                "No theorem covers correlated rows that are correctly rounded: their recursion would need an error bound that grows "
+                "with the steps. Use independent noise with secure=True."
+            )
+        if self.noise_multiplier == 0:
+            _check.fail("noise_multiplier", 0, "to be positive with secure=True", "Without noise there is no grid.")
 
     @property
     def participation(self) -> Participation:
@@ -186,6 +200,7 @@ class Plan(_Description):
         ]
         options = (("denoising", self.denoise), ("averaging", self.average), ("projection", self.projection))
         rows += [(name, _brief(value)) for name, value in options if value is not None]
+        rows += [("secure", "sum plus noise correctly rounded to a public grid")] if self.secure else []
         return "\n".join([f"Plan {self.digest[:12]}", *(f"  {name:<11}{text}" for name, text in rows)])
 
     # The recipes: the common plans by their common names -------------------------------------------------------------
@@ -210,6 +225,7 @@ class Plan(_Description):
         unit: str = "example",
         average: str | Average | None = None,
         projection: Projection | None = None,
+        secure: bool = False,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-SGD: random batches, independent noise in each step, privacy amplified by the secrecy of the sampling.
@@ -255,6 +271,7 @@ class Plan(_Description):
         unit: str = "example",
         average: str | Average | None = None,
         projection: Projection | None = None,
+        secure: bool = False,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-FTRL: correlated noise over a fixed order of the data; no sampling assumption.
@@ -297,6 +314,7 @@ class Plan(_Description):
         unit: str = "example",
         average: str | Average | None = None,
         projection: Projection | None = None,
+        secure: bool = False,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-GD: the full data in every step. The sum is divided by the public ``dataset_size``.

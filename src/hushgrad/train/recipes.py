@@ -73,6 +73,7 @@ def _plan(
     unit: str,
     average: str | Average | None,
     projection: Projection | None,
+    secure: bool,
     accountant: str,
 ) -> Plan:
     if (epsilon is None) == (noise_multiplier is None):
@@ -90,6 +91,7 @@ def _plan(
         delta=delta,
         average=Average.of(average),
         projection=projection,
+        secure=secure,
     )
     return plan if epsilon is None else plan.calibrated(epsilon=epsilon, accountant=accountant)
 

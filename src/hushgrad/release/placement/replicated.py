@@ -22,6 +22,15 @@ class Replicated(Whole):
         offset, count = self.world.part(buffer.numel())
         return buffer.view(-1).narrow(0, offset, count), offset  # a view, or an error: never a copy
 
+    def gather(self, buffers: dict[str, Tensor]) -> None:
+        """Sums of one part and zeros: the parts themselves, bit for bit."""
+        for name, buffer in buffers.items():
+            part, offset = self.own(name, buffer)
+            flat = buffer.view(-1)
+            flat[:offset] = 0
+            flat[offset + part.numel() :] = 0
+        self.world.add_up(buffers.values())
+
     def add_up(self, buffers: dict[str, Tensor]) -> None:
         """One message of all sums, with all parts of the noise."""
         self.world.add_up(buffers.values())

@@ -69,6 +69,9 @@ class Whole(Held):
     def add_up(self, buffers: dict[str, Tensor]) -> None:
         """Give every process the sums, noise included, over all processes, of what it holds."""
 
+    def gather(self, buffers: dict[str, Tensor]) -> None:
+        """Give every process all of what it holds, where each has finished its own part of the sums only."""
+
     # Denoisers -------------------------------------------------------------------------------------------------------
 
     def denoised(self, denoiser: Denoiser, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
