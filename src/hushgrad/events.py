@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hushgrad import _check
+from hushgrad import _check, _foreign
 from hushgrad._value import LATER, Value, is_silent
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "Sampled",
     "TruncatedPoisson",
     "Unanalysed",
+    "to_dp_accounting",
 ]
 
 _LEAST_NOISE = 1e-100  # less, or more than its inverse, and squares leave the range of floats
@@ -262,8 +263,32 @@ class Event(Value, family="event"):
         """This event on a Poisson sample: each record takes part with probability ``rate``, secretly."""
         return Sampled(Poisson(rate), self)
 
+    @classmethod
+    def read(cls, description: object) -> Event:
+        """An event itself, or one that is described by its JSON, by a dp-accounting event or by an Opacus history.
+
+        >>> print(Event.read([(1.1, 0.01, 1000), (0.9, 0.01, 500)]))
+        1000 x Poisson(0.01) Gaussian(1.1) + 500 x Poisson(0.01) Gaussian(0.9)
+        """
+        return description if isinstance(description, Event) else Event.from_json(_foreign.json_of(description))
+
     def __str__(self) -> str:
         return _show(self)
+
+
+def to_dp_accounting(event: Event) -> Any:
+    """``event`` as a dp-accounting ``DpEvent``.
+
+    **Formal guarantee.** The two describe the same computation, so an accountant of dp-accounting bounds the same epsilon; what
+    has no exact counterpart there raises an error. ``Event.read`` reads it back.
+
+        >>> to_dp_accounting(Gaussian(1.1).sampled(rate=0.01))
+        PoissonSampledDpEvent(sampling_probability=0.01, event=GaussianDpEvent(noise_multiplier=1.1))
+
+    Raises:
+        ArgumentError: where there is no counterpart, or dp-accounting is not installed.
+    """
+    return _foreign.dp_accounting_of(_check.instance(Event, event=event).to_json())
 
 
 @dataclass(frozen=True)
@@ -286,7 +311,7 @@ class Laplace(Event):
     """
 
     scale: float
-    scalar: bool = False
+    scalar: bool = field(default=False, metadata=LATER)
     absent = Absent.NOTHING
 
     def __post_init__(self) -> None:
@@ -311,10 +336,14 @@ class DiscreteGaussian(Event):
 
 @dataclass(frozen=True)
 class DiscreteLaplace(Event):
-    """Integer noise with P(k) proportional to exp(-|k|/``scale``) on an integer sum, contributions at most ``sensitivity``."""
+    """Integer noise with P(k) proportional to exp(-|k|/``scale``) on an integer sum, contributions at most ``sensitivity``.
+
+    Or on each place of a ``vector`` of sums, to which a record contributes at most ``sensitivity`` in total.
+    """
 
     scale: float
     sensitivity: int = 1
+    vector: bool = field(default=False, metadata=LATER)
     absent = Absent.NOTHING
 
     def __post_init__(self) -> None:
@@ -322,6 +351,7 @@ class DiscreteLaplace(Event):
             self,
             scale=_noise(scale=_check.positive(scale=self.scale)),
             sensitivity=_check.positive_int(sensitivity=self.sensitivity),
+            vector=_check.instance(bool, vector=self.vector),
         )
 
 

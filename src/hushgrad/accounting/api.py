@@ -60,10 +60,9 @@ def accountant_of(accountant: str | Accountant) -> Accountant:
     return kind()
 
 
-def loss_of(event: Event, accountant: str | Accountant, relation: Relation | str) -> Loss:
-    """The loss of ``event``, after all arguments were checked."""
-    _check.instance(Event, event=event)
-    return accountant_of(accountant).loss(event, Relation.of(relation))
+def loss_of(event: object, accountant: str | Accountant, relation: Relation | str) -> Loss:
+    """The loss of ``event``, or of what describes one (:meth:`~hushgrad.events.Event.read`), after all arguments were checked."""
+    return accountant_of(accountant).loss(Event.read(event), Relation.of(relation))
 
 
 def _delta(delta: float) -> float:
@@ -71,7 +70,7 @@ def _delta(delta: float) -> float:
 
 
 def epsilon(
-    event: Event,
+    event: object,
     *,
     delta: float,
     accountant: str | Accountant = "pld",
@@ -85,6 +84,14 @@ def epsilon(
         >>> from hushgrad.events import Gaussian
         >>> round(epsilon(Gaussian(1.0), delta=1e-5, accountant="gdp"), 4)
         4.3772
+        >>> round(epsilon([(1.1, 0.01, 1000)], delta=1e-5), 3)
+        1.515
+
+    Args:
+        event: an event, or its JSON, a dp-accounting event, an Opacus accountant or its history [(sigma, rate, steps)].
+        delta: the delta of the guarantee; 0 asks for pure differential privacy.
+        accountant: a word, or an accountant.
+        relation: when two data sets are neighbours.
 
     Raises:
         NoTheorem: where the accountant has no analysis of a part of the event.
@@ -93,7 +100,7 @@ def epsilon(
 
 
 def delta(
-    event: Event,
+    event: object,
     *,
     epsilon: float,
     accountant: str | Accountant = "pld",
@@ -109,7 +116,7 @@ def delta(
 
 
 def epsilon_interval(
-    event: Event,
+    event: object,
     *,
     delta: float,
     accountant: str | Accountant = "pld",
@@ -135,7 +142,7 @@ def epsilon_interval(
 
 
 def delta_curve(
-    event: Event,
+    event: object,
     epsilons: Iterable[float],
     *,
     accountant: str | Accountant = "pld",

@@ -11,7 +11,7 @@ from hushgrad.cli._parser import Parser, UsageError
 if TYPE_CHECKING:
     from hushgrad.events import Event
 
-__all__ = ["accountant_names", "add_question", "event_from"]
+__all__ = ["accountant_names", "add_description", "add_question", "event_from"]
 
 
 def add_question(parser: Parser) -> None:
@@ -28,14 +28,26 @@ def add_question(parser: Parser) -> None:
     )
 
 
+def add_description(parser: Parser) -> None:
+    """The options that describe any run at all, instead of three numbers."""
+    parser.add_argument("--event", metavar="JSON", help="any event tree as JSON, or @FILE; instead of noise, rate and steps")
+    parser.add_argument(
+        "--from",
+        dest="file",
+        metavar="FILE",
+        help="a file instead: the JSON of an event, or an Opacus history [[sigma, rate, steps], ...]",
+    )
+
+
 def event_from(options: argparse.Namespace) -> Event:
-    """The event that the options describe: ``--event`` (JSON text, or @FILE), or a sampled Gaussian repeated."""
+    """The event that the options describe: ``--from`` or ``--event`` (JSON text, or @FILE), or a sampled Gaussian repeated."""
     from hushgrad.events import Event, Gaussian
 
-    if options.event is not None:
-        if any(x is not None for x in (options.noise_multiplier, options.rate, options.steps)):
-            raise UsageError("Give either --event, or --noise-multiplier with --rate and --steps, not both.")
-        return Event.from_json(_text(options.event))
+    described = [word for word in (options.event, options.file and f"@{options.file}") if word is not None]
+    if described:
+        if len(described) > 1 or any(x is not None for x in (options.noise_multiplier, options.rate, options.steps)):
+            raise UsageError("Give either --event or --from, or --noise-multiplier with --rate and --steps, not both.")
+        return Event.read(_text(described[0]))
     if options.noise_multiplier is None:
         raise UsageError("Give --noise-multiplier (with --rate and --steps), or --event. Try hushgrad epsilon --help.")
     step: Event = Gaussian(options.noise_multiplier)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hushgrad._printed import at_least, at_most
 from hushgrad.cli._parser import Parser, UsageError, print_json, table
-from hushgrad.cli._question import accountant_names, add_question, event_from
+from hushgrad.cli._question import accountant_names, add_description, add_question, event_from
 
 if TYPE_CHECKING:
     from hushgrad.events import Event
@@ -22,7 +22,7 @@ def _parser() -> Parser:
         example="hushgrad epsilon --noise-multiplier 1.1 --rate 0.004267 --steps 14040 --delta 1e-5 --accountant pld,rdp",
     )
     add_question(parser)
-    parser.add_argument("--event", metavar="JSON", help="any event tree as JSON, or @FILE; instead of the three options above")
+    add_description(parser)
     parser.add_argument("--interval", action="store_true", help="also a certified lower bound (pld)")
     parser.add_argument("--attack", action="store_true", help="also say what the best attacker can do, in plain words")
     parser.add_argument("--plot", metavar="PATH", help="save a plot of delta over epsilon (needs matplotlib)")

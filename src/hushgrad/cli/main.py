@@ -30,6 +30,7 @@ __all__ = ["COMMANDS", "main"]
 # name -> (module:function, one line for the overview)
 COMMANDS: dict[str, tuple[str, str]] = {
     "epsilon": ("hushgrad.cli.epsilon:run", "how much privacy a run spends"),
+    "crosscheck": ("hushgrad.cli.crosscheck:run", "what other libraries say about the same run"),
     "calibrate": ("hushgrad.cli.calibrate:run", "which noise, steps, rate or batch meets a budget"),
     "plan": ("hushgrad.cli.plan:run", "which plan is best for a budget"),
     "train": ("hushgrad.cli.train:run", "train a model by a recipe"),

@@ -65,12 +65,15 @@ def replaced(of: Event, rate: float) -> Loss:
         cast(PrivacyLoss, PLD().leaf(of, way)).parts[0][0].above[0] for way in (Relation.ADD_REMOVE, Relation.REPLACE_ONE)
     )
     anything = Symmetrised(TwoDistances(one, two, rate))
+    exact: Curve
     if isinstance(one, DiscreteGaussianCurve) or (isinstance(one, DiscreteLaplaceCurve) and one.distance <= _FAR * one.scale):
-        return once(DiscreteReplace(one, rate))
-    if isinstance(one, LaplaceCurve) and one.distance <= _FAR:
-        exact = LaplaceReplace(one.distance, rate)  # attained by a number, which is a vector too
-        return once(exact if isinstance(of, Laplace) and of.scalar else anything, below=(exact,))
-    return once(anything, below=())
+        exact = DiscreteReplace(one, rate)
+    elif isinstance(one, LaplaceCurve) and one.distance <= _FAR:
+        exact = LaplaceReplace(one.distance, rate)
+    else:
+        return once(anything, below=())
+    several = (isinstance(of, Laplace) and not of.scalar) or (isinstance(of, DiscreteLaplace) and of.vector)
+    return once(anything if several else exact, below=(exact,))  # attained by a number, which is a vector too
 
 
 def truncated(of: Event, how: TruncatedPoisson, relation: Relation) -> Loss:

@@ -1,0 +1,130 @@
+"""``hushgrad crosscheck``: what other libraries say about the same run, beside the certified interval."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hushgrad._printed import at_least, at_most
+from hushgrad.cli._parser import Parser, print_json, table
+from hushgrad.cli._question import add_description, add_question, event_from
+
+if TYPE_CHECKING:
+    from hushgrad.events import Event
+
+__all__ = ["run"]
+
+_RELATIONS = {"add_remove": "ADD_OR_REMOVE_ONE", "replace_one": "REPLACE_ONE", "zero_out": "REPLACE_SPECIAL"}
+_BELOW = 1e-3  # relative; a claim by so much below the certified lower end cannot be true
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "crosscheck",
+        "What dp-accounting and Opacus, where they are installed, say about the same run, beside the certified interval.",
+        example="hushgrad crosscheck --noise-multiplier 1.1 --rate 0.01 --steps 1000 --delta 1e-5",
+    )
+    add_question(parser)
+    add_description(parser)
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Ask everybody; exit code 1 if a claim lies below the certified interval."""
+    options = _parser().parse(words)
+    event = event_from(options)
+    ours = _timed(lambda: _certified(event, options.delta, options.relation))
+    answers = [{"accountant": "hushgrad pld", **ours}]
+    for name, ask in _PEERS.items():
+        answers.append({"accountant": name, **_timed(lambda ask=ask: {"epsilon": ask(event, options.delta, options.relation)})})  # type: ignore[misc]
+    for answer in answers[1:]:
+        if "epsilon" in answer and "lower" in ours:
+            answer["verdict"] = _verdict(answer["epsilon"], ours["lower"], ours["epsilon"])
+    if options.json:
+        print_json({"event": event.to_json(), "delta": options.delta, "relation": options.relation, "answers": answers})
+    else:
+        print(f"{event}, delta = {at_most(options.delta, 6)}, {options.relation}")
+        print(table([("accountant", "epsilon", "seconds", ""), *map(_row, answers)]))
+    return int(any(answer.get("verdict", "").startswith("below") for answer in answers))
+
+
+def _verdict(claimed: float, lower: float, upper: float) -> str:
+    if claimed < lower * (1 - _BELOW):
+        return f"below the truth: at least {at_least(lower, 6)} is needed"
+    return "inside the interval" if claimed <= upper * (1 + _BELOW) else f"{100 * (claimed / upper - 1):.1f} % above"
+
+
+def _row(answer: dict[str, Any]) -> tuple[str, str, str, str]:
+    if "refused" in answer:
+        return (answer["accountant"], "-", "", answer["refused"])
+    note = f"at least {at_least(answer['lower'], 6)}" if "lower" in answer else answer.get("verdict", "")
+    return (answer["accountant"], at_most(answer["epsilon"], 6), f"{answer['seconds']:.2f}", note)
+
+
+def _timed(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The answer with its time, or why there is none: a peer may fail in any way, and that is its answer."""
+    start = time.perf_counter()
+    try:
+        return {**ask(), "seconds": time.perf_counter() - start}
+    except ImportError as error:
+        return {"refused": f"not installed ({error.name})"}
+    except Exception as error:  # noqa: BLE001
+        return {"refused": " ".join(str(error).split())[:160] or type(error).__name__}
+
+
+def _certified(event: Event, delta: float, relation: str) -> dict[str, Any]:
+    from hushgrad.accounting import epsilon_interval
+
+    lower, upper = epsilon_interval(event, delta=delta, relation=relation)
+    return {"lower": lower, "epsilon": upper}
+
+
+def _dp_accounting(kind: str) -> Callable[[Event, float, str], float]:
+    def ask(event: Event, delta: float, relation: str) -> float:
+        import dp_accounting as dp
+
+        from hushgrad.events import to_dp_accounting
+
+        between = getattr(dp.NeighboringRelation, _RELATIONS[relation])
+        if kind == "pld":
+            from dp_accounting.pld import PLDAccountant as accountant
+        else:
+            from dp_accounting.rdp import RdpAccountant as accountant
+        return float(accountant(neighboring_relation=between).compose(to_dp_accounting(event)).get_epsilon(delta))
+
+    return ask
+
+
+def _opacus(kind: str) -> Callable[[Event, float, str], float]:
+    def ask(event: Event, delta: float, relation: str) -> float:
+        from opacus import accountants
+
+        accountant = getattr(accountants, kind)()
+        accountant.history = _history(event, relation)
+        return float(accountant.get_epsilon(delta=delta))
+
+    return ask
+
+
+def _history(event: Event, relation: str) -> list[tuple[float, float, int]]:
+    """The run as Opacus counts it: Gaussian noise on Poisson samples, add/remove."""
+    from hushgrad.errors import ArgumentError
+    from hushgrad.events import Compose, Gaussian, Poisson, Repeat, Sampled
+
+    history = []
+    for part in event.events if isinstance(event, Compose) else (event,):
+        step, times = (part.of, part.times) if isinstance(part, Repeat) else (part, 1)
+        rate, noise = (step.how.rate, step.of) if isinstance(step, Sampled) and isinstance(step.how, Poisson) else (1.0, step)
+        if not isinstance(noise, Gaussian) or relation != "add_remove":
+            raise ArgumentError("Opacus counts Gaussian noise on Poisson samples under add/remove only.")
+        history.append((noise.noise_multiplier, rate, times))
+    return history
+
+
+_PEERS: dict[str, Callable[[Event, float, str], float]] = {
+    "dp-accounting PLD": _dp_accounting("pld"),
+    "dp-accounting RDP": _dp_accounting("rdp"),
+    "Opacus PRV": _opacus("PRVAccountant"),
+    "Opacus RDP": _opacus("RDPAccountant"),
+}
