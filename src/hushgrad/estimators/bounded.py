@@ -5,14 +5,50 @@ A data-dependent maximum would leak exactly the record that a guarantee is meant
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 
-__all__ = ["RowTooLong", "bounded_rows", "bounded_values", "with_intercept"]
+__all__ = ["RowTooLong", "bounded_rows", "bounded_values", "finite", "regulariser", "representable", "with_intercept"]
 
 _ROUNDING = 1e-9  # rows that a user normalised to the bound may exceed it by rounding
+
+
+_SIZES = (1e-50, 1e50)  # of norms and bounds: their squares, and products with a regulariser, are numbers, too
+_TOO_FAR = (
+    "Expected epsilon, delta, l2 and bounds on the data for which the noise is a number that double precision holds; these lead out of "
+    "it. Scale the data, or choose less extreme values; nothing was released."
+)
+
+
+@contextmanager
+def representable() -> Iterator[None]:
+    """Arithmetic that leaves the range of double precision is refused: infinity is no noise, and NaN no coefficient."""
+    try:
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            yield
+    except (ArithmeticError, np.linalg.LinAlgError):
+        raise ArgumentError(_TOO_FAR) from None
+
+
+def finite(**results: np.ndarray) -> None:
+    """The same for what was computed where no such error is raised."""
+    if not all(np.isfinite(result).all() for result in results.values()):
+        raise ArgumentError(_TOO_FAR)
+
+
+def regulariser(l2: float | str, *, zero: bool = False) -> float | None:
+    """None for "auto"; else λ as a number."""
+    if l2 == "auto":
+        return None
+    remedy = 'Use l2="auto" to have it chosen.'
+    if zero and _check.non_negative(remedy, l2=l2) == 0:
+        return 0.0
+    return _check.between(*_SIZES, closed="both", remedy=remedy, l2=_check.positive(remedy, l2=l2))
 
 
 class RowTooLong(ArgumentError):
@@ -26,7 +62,7 @@ def bounded_rows(X: np.ndarray, data_norm: float | None, *, out_of_bounds: str) 
             "Expected data_norm=None to be a number. Give a bound on the L2 norm of a row that you know without looking at the "
             "data (after scaling rows to length 1 it is 1.0); a bound computed from the data would leak."
         )
-    bound = _check.positive(data_norm=data_norm)
+    bound = _check.between(*_SIZES, closed="both", remedy="Scale the data.", data_norm=_check.positive(data_norm=data_norm))
     _check.one_of(("raise", "clip"), out_of_bounds=out_of_bounds)
     norms = np.sqrt(np.einsum("ij,ij->i", X, X))
     longer = int((norms > bound * (1 + _ROUNDING)).sum())
@@ -51,6 +87,8 @@ def bounded_values(y: np.ndarray, bounds: tuple[float, float] | None, name: str 
     low, high = (_check.number("", **{name: end}) for end in bounds)
     if not low < high:
         _check.fail(name, bounds, "to be (low, high) with low < high")
+    if not (max(abs(low), abs(high)) <= _SIZES[1] and high - low >= max(_SIZES[0], 2.0**-20 * max(abs(low), abs(high)))):
+        _check.fail(name, bounds, "to be of a size and a distance that double precision resolves", "Scale and shift the data.")
     return np.clip(y, low, high)
 
 

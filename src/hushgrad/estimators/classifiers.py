@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.estimators.bounded import bounded_rows, with_intercept
+from hushgrad.estimators.automatic import LINE_SHARE, drawn_line, prefers_descent, together
+from hushgrad.estimators.bounded import bounded_rows, finite, regulariser, representable, with_intercept
 from hushgrad.estimators.losses import HuberHinge, LinearLoss, Logistic, Softmax
 from hushgrad.estimators.methods import Budget, Problem, Release, gradient_descent, objective_perturbation, output_perturbation
 from hushgrad.estimators.randomness import Randomness, randomness
-from hushgrad.events import Compose, Relation
+from hushgrad.events import Compose, PureDP, Relation
 from hushgrad.guarantee import Guarantee
 
 __all__ = ["DPLinearSVC", "DPLogisticRegression"]
@@ -43,8 +45,10 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):
         rows = bounded_rows(X, self.data_norm, out_of_bounds=self.out_of_bounds)
         constant = _INTERCEPT * self.data_norm if self.fit_intercept else 0.0
         augmented, row_norm = with_intercept(rows, self.data_norm, constant)
-        releases = self._solve(augmented, numbers, row_norm, budget, randomness(self.random_state))
-        theta = np.vstack([release.theta for release in releases])
+        with representable():
+            releases = self._solve(augmented, numbers, row_norm, budget, randomness(self.random_state))
+            theta = np.vstack([release.theta for release in releases])
+        finite(theta=theta)
         self.coef_ = theta[:, : X.shape[1]]
         self.intercept_ = theta[:, -1] * constant if self.fit_intercept else np.zeros(len(theta))
         self.l2_, self.noise_scale_ = releases[0].l2, releases[0].noise_scale
@@ -85,7 +89,14 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):
 
     def _release(self, problem: Problem, budget: Budget, random: Randomness) -> Release:
         method = _check.one_of(_METHODS, method=self.method)
-        l2 = None if self.l2 == "auto" else _check.positive('Use l2="auto" to have it chosen.', l2=self.l2)
+        if method != "auto":
+            return self._by(method, problem, budget, random)
+        descends, left, spent = prefers_descent(budget, problem.size, len(problem.X), random)
+        release = self._by("gd" if descends else "objective", problem, left, random)
+        return release if spent is None else together(release, spent, budget)
+
+    def _by(self, method: str, problem: Problem, budget: Budget, random: Randomness) -> Release:
+        l2 = regulariser(self.l2)
         if method == "gd":
             steps, rate = _check.positive_int(gd_steps=self.gd_steps), self.learning_rate
             rate = None if rate is None else _check.positive(learning_rate=rate)
@@ -112,9 +123,9 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):
 class DPLogisticRegression(_LinearClassifier):
     r"""Differentially private logistic regression.
 
-    Minimises Σ log-loss + l2/2 ‖θ‖² privately. ``method="objective"`` (what "auto" chooses) perturbs the objective and is calibrated by
-    the vertex theorem of :mod:`hushgrad.estimators.objective`; "output" adds noise to the minimum; "gd" is full-batch noisy gradient
-    descent with tail averaging.
+    Minimises Σ log-loss + l2/2 ‖θ‖² privately. ``method="objective"`` perturbs the objective and is calibrated by the vertex theorem of
+    :mod:`hushgrad.estimators.objective`; "output" adds noise to the minimum; "gd" is full-batch noisy gradient descent with tail
+    averaging; "auto" is "objective", or "gd" where there is much data for little epsilon, see :mod:`hushgrad.estimators.automatic`.
 
     **Formal guarantee.** ``fit`` is (epsilon, delta)-DP under ``relation`` with respect to one row, provided that ``data_norm`` (and
     ``classes``, where given) was chosen without looking at the data. With a ``random_state`` it is reproducible, hence not private
@@ -206,7 +217,8 @@ class DPLogisticRegression(_LinearClassifier):
 class DPLinearSVC(_LinearClassifier):
     """Differentially private linear support vector classifier: the hinge loss with its corner rounded over ``width``.
 
-    Arguments, guarantee and methods as for :class:`DPLogisticRegression`; more than two classes are fitted one against the rest.
+    Arguments, guarantee and methods as for :class:`DPLogisticRegression`; more than two classes are fitted one against the rest. With
+    ``method="auto"`` and two classes a share of epsilon chooses the threshold.
 
         >>> from sklearn.datasets import make_classification
         >>> X, y = make_classification(n_samples=2000, random_state=0)
@@ -223,7 +235,7 @@ class DPLinearSVC(_LinearClassifier):
         data_norm: float | None = None,
         method: str = "auto",
         l2: float | str = "auto",
-        width: float = 0.5,
+        width: float = 1.0,
         fit_intercept: bool = True,
         classes: Any = None,
         relation: str | Relation = "add_remove",
@@ -252,3 +264,14 @@ class DPLinearSVC(_LinearClassifier):
 
     def _binary_loss(self) -> LinearLoss:
         return HuberHinge(_check.positive(width=self.width))
+
+    def _release(self, problem: Problem, budget: Budget, random: Randomness) -> Release:
+        """With ``method="auto"`` the threshold is chosen anew: the fitted one counts the classes where epsilon is small."""
+        if self.method != "auto" or not self.fit_intercept or len(self.classes_) != 2:
+            return super()._release(problem, budget, random)
+        spent = LINE_SHARE * budget.epsilon
+        release = super()._release(problem, Budget(budget.epsilon - spent, budget.delta, budget.relation), random)
+        theta, reach = release.theta.copy(), float(np.linalg.norm(release.theta)) * problem.row_norm
+        line = drawn_line(problem.X @ theta[0], problem.y > 0, reach=reach, epsilon=spent, random=random)
+        theta[0, -1] -= line / (_INTERCEPT * float(self.data_norm))  # type: ignore[arg-type]  # the constant column
+        return together(replace(release, theta=theta), PureDP(spent), budget)

@@ -52,6 +52,10 @@ class LinearLoss(ABC):
     def largest_ratio(self, log_det: float) -> float:
         """The largest r with ``log_det(r)`` at most the given value (the inverse function)."""
 
+    def curvature_share(self, epsilon: float) -> float:
+        """The share of ``epsilon`` that the curvature term J may take when l2 is chosen for the user: a flat optimum."""
+        return 0.1
+
     @property
     def lipschitz(self) -> float:
         """The largest norm of a slope."""
@@ -103,6 +107,10 @@ class HuberHinge(_ScalarLoss):
     """The hinge loss max(0, 1 - yz), its corner rounded to a parabola of half-width ``width`` (Chapelle 2007)."""
 
     width: float = 0.5
+
+    def curvature_share(self, epsilon: float) -> float:
+        """More where epsilon is large: a smaller l2 then helps more than a little less noise (docs/estimators.md)."""
+        return min(max(0.3 * epsilon, 0.1), 0.3)
 
     @property
     def curvature(self) -> float:  # type: ignore[override]

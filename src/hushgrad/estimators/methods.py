@@ -24,8 +24,8 @@ __all__ = ["Budget", "Problem", "Release", "gradient_descent", "objective_pertur
 
 # The share of (epsilon, delta) that pays for the minimiser's inexactness; at the default tol it buys negligible noise.
 _INEXACT = 1e-3
-# The share of epsilon that the curvature term J may take when l2 is chosen for the user: a flat optimum.
-_CURVATURE_SHARE = 0.1
+_EPSILONS = (1e-12, 1e6)  # further out the formulas leave double precision, or mean nothing
+_DELTAS = (1e-200, 1 - 1e-9)
 # For logistic regression the curvature is free from l2 = R²/epsilon on; a little more regularisation also helps against the noise.
 _FREE_RATIO = 1.5
 # However large epsilon is, some regularisation keeps the minimum within reach of the solver.
@@ -43,8 +43,9 @@ class Budget:
     relation: Relation
 
     def __post_init__(self) -> None:
-        _check.positive(epsilon=self.epsilon)
-        _check.between(0, 1, closed="left", delta=self.delta)
+        _check.between(*_EPSILONS, closed="both", epsilon=_check.positive(epsilon=self.epsilon))
+        if _check.between(0, 1, closed="left", delta=self.delta) != 0:
+            _check.between(*_DELTAS, closed="both", remedy="0 is pure differential privacy.", delta=self.delta)
 
     def part(self, share: float) -> Budget:
         """A share of both epsilon and delta; shares add up by basic composition."""
@@ -116,7 +117,7 @@ def _objective_l2(problem: Problem, budget: Budget) -> float:
     if problem.loss.curvature_vanishes_at_vertex:
         ratio = budget.epsilon / (_FREE_RATIO * budget.relation.contributions)
     else:
-        ratio = problem.loss.largest_ratio(min(_CURVATURE_SHARE * budget.epsilon, 5.0))
+        ratio = problem.loss.largest_ratio(min(problem.loss.curvature_share(budget.epsilon) * budget.epsilon, 5.0))
     return problem.row_norm**2 / min(ratio, _LARGEST_RATIO)
 
 

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from hushgrad import _check
 from hushgrad.accounting.gaussian import gaussian_mu
-from hushgrad.estimators.bounded import bounded_rows, bounded_values, with_intercept
+from hushgrad.estimators.bounded import bounded_rows, bounded_values, finite, regulariser, representable, with_intercept
 from hushgrad.estimators.losses import HuberResidual
 from hushgrad.estimators.methods import Budget, Problem, objective_perturbation
 from hushgrad.estimators.randomness import Randomness, randomness
@@ -33,7 +33,9 @@ class _LinearRegressor(RegressorMixin, BaseEstimator):
         middle, reach = sum(self.target_bounds) / 2, (self.target_bounds[1] - self.target_bounds[0]) / 2
         constant = self.data_norm if self.fit_intercept else 0.0
         augmented, row_norm = with_intercept(rows, self.data_norm, constant)
-        theta, self.guarantee_, self.n_iter_ = self._solve(augmented, targets - middle, row_norm, reach, budget, random)
+        with representable():
+            theta, self.guarantee_, self.n_iter_ = self._solve(augmented, targets - middle, row_norm, reach, budget, random)
+        finite(theta=theta)
         self.coef_ = theta[: X.shape[1]]
         self.intercept_ = middle + (theta[-1] * constant if self.fit_intercept else 0.0)
         return self
@@ -103,11 +105,9 @@ class DPRidge(_LinearRegressor):
         self.random_state = random_state
 
     def _solve(self, X, y, row_norm, reach, budget, random):
-        remedy = 'Use l2="auto" to have it chosen.'
         if _check.one_of(("adassp", "objective"), method=self.method) == "adassp":
-            l2 = None if self.l2 == "auto" else _check.non_negative(remedy, l2=self.l2)
-            return _adassp(X, y, row_norm, reach, budget, random, l2)
-        l2 = None if self.l2 == "auto" else _check.positive(remedy, l2=self.l2)
+            return _adassp(X, y, row_norm, reach, budget, random, regulariser(self.l2, zero=True))
+        l2 = regulariser(self.l2)
         tol, max_iter = _check.positive(tol=self.tol) * row_norm * reach, _check.positive_int(max_iter=self.max_iter)
         loss = HuberResidual(_check.positive(huber=self.huber) * reach)
         problem = Problem(loss, X, y, row_norm)

@@ -9,7 +9,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
 from hushgrad.accounting.gaussian import gaussian_mu
-from hushgrad.estimators.bounded import bounded_rows
+from hushgrad.estimators.bounded import bounded_rows, finite, representable
 from hushgrad.estimators.exponential import quantile
 from hushgrad.estimators.methods import _COUNT_SHARE, Budget
 from hushgrad.estimators.randomness import randomness
@@ -52,15 +52,17 @@ class DPMean(BaseEstimator):
         budget = Budget(self.epsilon, self.delta, Relation.of(self.relation))
         random = randomness(self.random_state)
         total = bounded_rows(X, self.data_norm, out_of_bounds=self.out_of_bounds).sum(axis=0)
-        mu = gaussian_mu(budget.epsilon, budget.delta)
-        if budget.relation is Relation.ADD_REMOVE:
-            multiplier, counting = 1 / np.sqrt((1 - _COUNT_SHARE) * mu**2), 1 / np.sqrt(_COUNT_SHARE * mu**2)
-            count = max(1.0, len(X) + counting * float(random.normal(1)[0]))
-            event = Gaussian(multiplier) + Gaussian(counting)
-        else:
-            multiplier, count = budget.relation.contributions / mu, float(len(X))
-            event = Gaussian(multiplier)
-        self.mean_ = (total + multiplier * self.data_norm * random.normal(X.shape[1])) / count
+        with representable():
+            mu = gaussian_mu(budget.epsilon, budget.delta)
+            if budget.relation is Relation.ADD_REMOVE:
+                multiplier, counting = 1 / np.sqrt((1 - _COUNT_SHARE) * mu**2), 1 / np.sqrt(_COUNT_SHARE * mu**2)
+                count = max(1.0, len(X) + counting * float(random.normal(1)[0]))
+                event = Gaussian(multiplier) + Gaussian(counting)
+            else:
+                multiplier, count = budget.relation.contributions / mu, float(len(X))
+                event = Gaussian(multiplier)
+            self.mean_ = (total + multiplier * self.data_norm * random.normal(X.shape[1])) / count
+        finite(mean=self.mean_)
         self.guarantee_ = budget.guarantee(event, "gdp", random.notes)
         return self
 
