@@ -35,6 +35,7 @@ from hushgrad.train.contract import DataContract
 from hushgrad.train.guard import Guard
 from hushgrad.train.isolation import IsolationGate
 from hushgrad.train.loss import Losses, PrivateLoss
+from hushgrad.train.parts import Parts
 from hushgrad.train.plan import Plan
 
 __all__ = ["Private", "make_private"]
@@ -130,6 +131,7 @@ class Private:
         self._raw_loss: Any = None
         self._rejected, self._splitting = 0, False
         self._gate, self._lazy = IsolationGate(self._capture), LazyTables()
+        self._parts = Parts(self._announce_part)
         self.losses = Losses(self._capture, together=self.sharding is not None)
         self._handles: list[Any] = []
         self._attached = True
@@ -143,6 +145,7 @@ class Private:
     def _attach(self, check_isolation: bool, lazy_tables: bool) -> None:
         self._world.share_parameters([t for t in (*self.model.parameters(), *self.model.buffers()) if not is_sharded(t)])
         self._guard.released.renew()
+        self._handles.append(self._parts.attach(self.model))
         # Before the capture's own hooks, which then see the check's passes from their beginning and leave them out.
         if check_isolation:
             self._handles.append(self._gate.attach(self._world, sharded=self.placement.in_parts))
@@ -325,6 +328,7 @@ class Private:
                 "Expected private.split(batch, size) instead of batch.split(size): with fully_shard all processes must run "
                 "equally many micro-batches."
             )
+        self._parts.issued(batch)
         self.losses.issued(batch.examples, whole=batch.part is None)
         self._gate.before(batch.examples)
         # Micro-batches are clipped as they come and their activations released; a whole batch needs no second buffer.
@@ -335,6 +339,10 @@ class Private:
         self._capture.examples(examples)
         if units is not None:
             self._capture.units(units)
+
+    def _announce_part(self, examples: int, units: Tensor | None) -> None:
+        self.losses.issued(examples, whole=False)
+        self._announce(examples, units)
 
     def _announce_whole(self) -> None:
         if self._issued is not None:
@@ -360,6 +368,7 @@ class Private:
         self.placement.moved(self.model)  # an evaluation may have left it otherwise
         self._gate.require_entered()
         self._guard.check()
+        self._parts.check()
         self._lazy.check()
         if self._world.size > 1:  # alone, the release asks this itself
             contributions = None if self._issued is None else self._issued.contributions

@@ -1,0 +1,101 @@
+"""Micro-batches that are cut first and passed afterwards: ``parts = list(batch.split(size))``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from hushgrad.errors import CaptureError
+from hushgrad.sampling.batch import Batch
+
+__all__ = ["Parts"]
+
+
+class Parts:
+    """Says, when the model is called, which micro-batch it is called with.
+
+    A loop over ``batch.split(size)`` passes each part before the next one is cut, and there is nothing to say. Parts that wait in a list
+    are told apart by their memory: the tensors that the model is given are those of one part.
+    """
+
+    def __init__(self, announce: Callable[[int, Tensor | None], None]) -> None:
+        self._announce = announce
+        self._clear()
+
+    def _clear(self) -> None:
+        self._parts: list[Batch] = []
+        self._used: set[int] = set()
+        self._listed = False
+        self._passed = True  # the part that was cut last, or there is none
+
+    def attach(self, model: nn.Module) -> Any:
+        """Watch the model's passes; the handle to remove the hook with."""
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if module is model and torch.is_grad_enabled():  # a copy of the model has the hook as well
+                self._enter(args, kwargs)
+
+        return model.register_forward_pre_hook(enter, with_kwargs=True)
+
+    def issued(self, batch: Batch) -> None:
+        """The loader hands out a batch, or one part of it."""
+        if batch.part is None or batch.part == 0:
+            self._clear()
+        if batch.part is None:
+            return
+        self._listed = self._listed or not self._passed
+        self._parts.append(batch)
+        self._passed = False
+
+    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._passed and not self._listed:
+            return
+        self._passed = True
+        if not self._listed:
+            self._used.add(len(self._parts) - 1)
+            return
+        given = {_place(leaf) for leaf in tree_flatten((args, kwargs))[0] if _has_memory(leaf)}
+        own = [i for i, part in enumerate(self._parts) if given & _places(part)]
+        if not own:
+            return  # an evaluation on other data; or a part that was changed, which is then missing
+        if len(own) > 1 or own[0] in self._used:
+            raise CaptureError(
+                "A micro-batch was passed twice in one step, or two in one pass. Pass each part of batch.split(size) exactly once."
+            )
+        self._used.add(own[0])
+        self._announce(self._parts[own[0]].examples, self._parts[own[0]].units)
+
+    def check(self) -> None:
+        """Raise if a part that waited in a list was never passed.
+
+        Raises:
+            CaptureError: nothing has been released.
+        """
+        waiting = [i for i, part in enumerate(self._parts) if part.examples and i not in self._used]
+        if self._listed and waiting:
+            raise CaptureError(
+                f"Micro-batch {waiting[0]} of this batch was not passed to the model, or not as it was cut. Loop over "
+                "batch.split(size) itself, and pass each part before the next one."
+            )
+
+
+def _has_memory(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.numel() > 0
+
+
+def _place(tensor: Tensor) -> tuple[int, torch.Size]:
+    return tensor.data_ptr(), tensor.shape
+
+
+def _places(part: Batch) -> set[tuple[int, torch.Size]]:
+    leaves = [part] if isinstance(part, Tensor) else tree_flatten(_plain(part))[0]
+    return {_place(leaf) for leaf in leaves if _has_memory(leaf)}
+
+
+def _plain(part: Any) -> Any:
+    """The batch's own items: its class is none that torch knows as a container."""
+    return dict(part) if isinstance(part, dict) else list(part)

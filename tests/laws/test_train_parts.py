@@ -1,0 +1,79 @@
+"""Micro-batches that wait in a list are told apart by what they are, not by when they were cut."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from hushgrad.errors import CaptureError
+from hushgrad.train import Plan, make_private
+
+N = 24
+
+
+def _run(loop, *, dicts=False, own_loss=False):
+    torch.manual_seed(0)
+    x, y = torch.randn(N, 5), torch.randint(2, (N,))
+    data = [{"input": a, "label": b} for a, b in zip(x, y, strict=True)] if dicts else TensorDataset(x, y)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=12, dataset_size=N, steps=4)
+    private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, seed=3)
+    loss = private.loss(F.cross_entropy) if own_loss else F.cross_entropy
+
+    def passed(part):
+        inputs, target = (part["input"], part["label"]) if dicts else part
+        loss(model(inputs), target).backward()
+
+    try:
+        for batch in private.loader(data):
+            loop(batch, passed)
+            private.optimizer.step()
+    finally:
+        private.detach()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def _one_by_one(batch, passed):
+    for part in batch.split(4):
+        passed(part)
+
+
+def _listed(batch, passed):
+    for part in list(batch.split(4)):
+        passed(part)
+
+
+def _backwards(batch, passed):
+    for part in reversed(list(batch.split(4))):
+        passed(part)
+
+
+@pytest.mark.parametrize("dicts", [False, True])
+@pytest.mark.parametrize("own_loss", [False, True])
+def test_a_list_of_parts_is_as_good_as_a_loop(dicts, own_loss):
+    expected = _run(_one_by_one, dicts=dicts, own_loss=own_loss)
+    assert torch.equal(_run(_listed, dicts=dicts, own_loss=own_loss), expected)
+    torch.testing.assert_close(_run(_backwards, dicts=dicts, own_loss=own_loss), expected)
+
+
+def _first_again(batch, passed):
+    parts = list(batch.split(4))
+    for _ in parts:
+        passed(parts[0])
+
+
+def _skipped(batch, passed):
+    for part in list(batch.split(4))[1:]:
+        passed(part)
+
+
+def _changed(batch, passed):
+    for x, y in list(batch.split(4)):
+        passed((x + 0.1, y))
+
+
+@pytest.mark.parametrize("loop", [_first_again, _skipped, _changed])
+def test_parts_that_are_repeated_left_out_or_exchanged_are_refused(loop):
+    with pytest.raises(CaptureError):
+        _run(loop)
