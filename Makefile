@@ -7,7 +7,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench zoo chaos fuzz soak worst sbom licences wheel vulnerabilities docs clean
+.PHONY: help demo test test-all check format bench zoo chaos fuzz soak worst rigorous sbom licences wheel vulnerabilities docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -67,6 +67,9 @@ soak: $(VENV)/.ready  ## 10,000 steps, a million events: does anything grow? (mi
 
 worst: $(VENV)/.ready  ## search every path to a clipped sum for the record that moves it most; TRIES=100000 SEED=7 (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python faults/worst.py $(if $(TRIES),--tries $(TRIES)) $(if $(SEED),--seed $(SEED))
+
+rigorous: $(VENV)/.ready  ## try to refute the accountant's certified ends by ball arithmetic, enumeration, inversion (a minute)
+	PYTHONPATH=tests/rigorous OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/rigorous/adversary.py --docs docs/accounting-truth.md $(DRAWN)
 
 sbom: $(VENV)/.ready  ## list every installed package as CycloneDX into build/sbom.json
 	@mkdir -p build && $(BIN)/uv tool run -q --from cyclonedx-bom cyclonedx-py environment $(BIN)/python --output-reproducible -o build/sbom.json

@@ -141,7 +141,7 @@ def _response(event: RandomizedResponse, relation: Relation) -> Loss:
     if math.isinf(epsilon):
         return Unbounded()
     lie = math.log(event.noise_probability / event.categories)
-    return _of(renyi.response(lie + epsilon, lie, event.categories - 2))
+    return _of(renyi.response(lie + epsilon, lie, event.categories - 2, largest=epsilon))
 
 
 @RDP.analyses(GaussianMixture)

@@ -20,21 +20,23 @@ def concentrated(rho: float) -> Curve:
     return lambda alpha: alpha * rho if rho > 0.0 else 0.0
 
 
-def response(truth: float, lie: float, others: int = 0) -> Curve:
-    """k-ary randomised response: the log probabilities ln ``truth`` and ln ``lie`` of two answers, the others alike.
+def response(truth: float, lie: float, others: int = 0, *, largest: float) -> Curve:
+    """k-ary randomised response: the log probabilities ``truth`` and ``lie`` of two answers, the others alike.
+
+    ``largest`` is truth - lie, the largest loss, which the caller knows without the cancellation.
 
     Reference: Mironov 2017, proposition 5 (two answers).
     """
 
     def curve(alpha: float) -> float:
         if math.isinf(alpha):
-            return truth - lie
+            return largest
         terms = log_add(alpha * truth + (1.0 - alpha) * lie, alpha * lie + (1.0 - alpha) * truth)
         if others:
             terms = log_add(terms, math.log(others) + lie)
         return max(0.0, terms / (alpha - 1.0))
 
-    return _safe_near_one(curve, truth - lie)
+    return _safe_near_one(curve, largest)
 
 
 def pure(epsilon: float) -> Curve:
@@ -46,7 +48,7 @@ def pure(epsilon: float) -> Curve:
     Reference: Bun and Steinke 2016, proposition 3.3 (proof); Kairouz, Oh and Viswanath 2015, theorem 2.
     """
     lie = -log_add(0.0, epsilon)
-    return response(lie + epsilon, lie)
+    return response(lie + epsilon, lie, largest=epsilon)
 
 
 def laplace(epsilon: float) -> Curve:

@@ -1,0 +1,93 @@
+"""A short part of ``make rigorous``: fixed questions of every kind, and planted defects that the adversary must see."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import adversary
+import ball_arithmetic as balls
+import pytest
+from flint import arb
+
+from hushgrad.accounting import epsilon_interval, gaussian_delta
+from hushgrad.accounting.pld import loss as losses
+from hushgrad.accounting.pld.search import solve
+from hushgrad.events import ApproxDP, Event, Gaussian, Laplace, PureDP
+
+# (questions, whether they take seconds each); all kinds together and for longer: make rigorous.
+COUNTS = {
+    "one step": (40, False),
+    "two steps": (2, True),
+    "three steps": (1, True),
+    "discrete": (25, False),
+    "fixed size": (4, True),
+    "two bins": (1, False),
+    "many steps": (3, True),
+}
+
+
+def _marked(kind: str) -> object:
+    _, slow = next(value for name, value in COUNTS.items() if kind.startswith(name))
+    return pytest.param(kind, marks=pytest.mark.slow) if slow else kind
+
+
+@pytest.mark.parametrize("kind", [_marked(kind) for kind in adversary.KINDS])
+def test_no_end_is_refuted(kind: str) -> None:
+    rng, found = random.Random(8), adversary.Found()
+    for _ in range(next(count for name, (count, _) in COUNTS.items() if kind.startswith(name))):
+        adversary.compare(adversary.KINDS[kind](rng), found)
+    assert not found.violations
+
+
+# Ends that the adversary refuted once.
+REFUTED: list[tuple[Event, float, str]] = [
+    (Laplace(0.10624022783333509).sampled(rate=2.3503703101775894e-07), 3.736216441862848e-17, "zero_out"),
+    (PureDP(0.00018415882865320602).sampled(rate=0.029621242514025484) * 8, 1.0774961150495608e-268, "add_remove"),
+    (
+        ApproxDP(1.5188428592844723e-06, 7.586245643318824e-268).sampled(rate=0.0012385669596913246) * 8,
+        3.4593749582633395e-264,
+        "replace_one",
+    ),
+    (PureDP(1.9792082224635934e-06) * 8, 1.944451106116477e-104, "add_remove"),
+]
+
+
+@pytest.mark.parametrize(("event", "delta", "relation"), REFUTED)
+def test_what_was_refuted_once(event: Event, delta: float, relation: str) -> None:
+    low, high = epsilon_interval(event, delta=delta, relation=relation)  # the last three contradicted themselves
+    assert 0 <= low <= high
+    if isinstance(event, type(Laplace(1.0).sampled(rate=0.5))):
+        balls.precision(delta, 1e3)
+        pair = balls.Sampled(balls.Laplace(1 / arb(0.10624022783333509)), arb(2.3503703101775894e-07))
+        assert pair.delta(arb(high).exp()) <= arb(delta)
+
+
+def test_a_smaller_upper_end_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = losses.epsilon_bound
+
+    def short(*arguments: object, upper: bool, **options: object) -> solve.Answer:
+        answer = real(*arguments, upper=upper, **options)  # type: ignore[arg-type]
+        return replace(answer, epsilon=answer.epsilon * (1 - 1e-5)) if upper else replace(answer, epsilon=answer.epsilon * 0.9)
+
+    monkeypatch.setattr(losses, "epsilon_bound", short)
+    rng, found = random.Random(8), adversary.Found()
+    for _ in range(10):
+        adversary.compare(adversary.few_steps(rng, 1), found)
+    assert len(found.violations) > 5
+
+
+def test_the_truth_of_gaussians_composes() -> None:
+    """Two Gaussians are one, and two bins at a great distance are one Gaussian: the enclosures hold what is known in closed form."""
+    balls.precision(1e-10, 1e3)
+    for mu, nu, eps in [(1.0, 2.0, 3.0), (0.1, 0.3, 0.5)]:
+        low, high = balls.profile([balls.Gaussian(arb(mu)), balls.Gaussian(arb(nu))], arb(eps).exp(), 1e-4)
+        known = gaussian_delta(math.hypot(mu, nu), eps)
+        assert (
+            float(low.mid()) * (1 - 1e-9) <= known <= float(high.mid()) * (1 + 1e-9)
+            and float(high.mid()) < float(low.mid()) * 1.001
+        )
+    low, high = balls.two_bins(arb(0.5), arb(0.2).exp(), 1e-3, remove=True)
+    alone = Gaussian(2.0)
+    assert alone.noise_multiplier == 2.0 and 0 < float(low.mid()) <= float(high.mid()) < gaussian_delta(0.5, 0.2)
