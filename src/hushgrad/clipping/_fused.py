@@ -20,7 +20,7 @@ from hushgrad import _native
 if TYPE_CHECKING:
     from hushgrad.clipping.rules.conv import Geometry
 
-__all__ = ["clip", "gram", "kernel_gradients", "outer_sq_norms", "outer_sums", "sq_norms", "total"]
+__all__ = ["add_wide_sums", "clip", "gram", "kernel_gradients", "outer_sq_norms", "outer_sums", "sq_norms", "total", "wide_kept"]
 
 _AT_MOST = 1 << 20  # elements; beyond, torch's threads are worth more than fewer calls
 _OUTPUTS_AT_MOST = 32  # FEW of _rows_of.h: for more, torch's matrix product is as fast
@@ -81,6 +81,32 @@ def gram(x: Tensor) -> Tensor | None:
         library.gram(at + 4 * stride * i, len(some), stride, T, d, down, along, room.data_ptr(), to + 8 * T * T * i)
 
     _shared(B, max(1, _SHARE // max(1, T * T * d)), work)
+    return out
+
+
+def add_wide_sums(x: Tensor, g: Tensor, weights: Tensor, out: Tensor) -> bool:
+    """``out += sum_i w_i g_i x_i^T`` in double precision, for x (K, d), g (K, p) in single; whether that could be done here."""
+    if _LIBRARY is None or not _fit(x, g) or not _double([weights, out]):
+        return False
+    library, (K, d), p = _LIBRARY, x.shape, g.shape[1]
+    at = x.data_ptr(), d, g.data_ptr(), p, weights.data_ptr(), K
+
+    def work(some: range) -> None:
+        room = _room(library.lanes, d)
+        library.wide_sums(*at, some.start, len(some), room.data_ptr(), out.data_ptr())
+
+    _shared(p, max(72, _SHARE // max(1, K * d)), work)
+    return True
+
+
+def wide_kept(G: Tensor, weights: Tensor) -> Tensor | None:
+    """``sum_i w_i G_i`` in double precision, of a matrix in single."""
+    if _LIBRARY is None or not _fit(G) or not _double([weights]):
+        return None
+    library, (B, n) = _LIBRARY, G.shape
+    out = torch.zeros(n, dtype=torch.float64)
+    at, by, to = G.data_ptr(), weights.data_ptr(), out.data_ptr()
+    _shared(n, max(1024, _SHARE // max(1, B)), lambda some: library.wide_kept(at, n, by, B, some.start, len(some), to))
     return out
 
 

@@ -234,6 +234,15 @@ class Rule(ABC):
         chosen.kept = {name: pick(G) for name, G in record.kept.items()}
         return chosen
 
+    def widened(self, record: Record) -> Record:
+        """The same record in double precision, of one whose gradients are added part by part."""
+        args, grads = tuple(map(_widened, record.args)), tuple(map(_widened, record.grads))
+        return Record(record.module, record.names, args, {k: _widened(v) for k, v in record.kwargs.items()}, grads)
+
+
+def _widened(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
 
 def added(rows: Sequence[Tensor]) -> Tensor:
     """The sum of tensors of one shape, a fresh one."""

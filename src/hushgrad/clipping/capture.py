@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from hushgrad import _check
 from hushgrad.clipping.base import ClippedSum, Clipper, Rule, rule_for
+from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.held import Held
 from hushgrad.clipping.reduce import Group, Part, Use, add_clipped, add_usual
 from hushgrad.clipping.rules.vmap import Vmap, VmapTree
@@ -38,6 +39,7 @@ class Capture:
             else than examples (all tokens that are not ``ignore_index``) mixes the examples; use the sum, or a mean per example.
         unused: "raise" refuses a step in which a trainable parameter got no gradient; "zero" counts its gradient as zero.
         held: where the parameters lie; whole, in this process, by default.
+        certificate: add in double precision, for a bound that is proved (see :mod:`hushgrad.clipping.certificate`); needs a "sum".
 
     **Formal guarantee.** Example i enters the result only through w_i G_i, provided the model keeps examples apart (see
     :func:`~hushgrad.clipping.isolation`). Whatever cannot be attributed to single examples raises
@@ -56,12 +58,22 @@ class Capture:
     """
 
     def __init__(
-        self, model: nn.Module, *, loss_reduction: str = "mean", unused: str = "raise", held: Held | None = None
+        self,
+        model: nn.Module,
+        *,
+        loss_reduction: str = "mean",
+        unused: str = "raise",
+        held: Held | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
         self.model = _check.instance(nn.Module, model=model)
         self.loss_reduction = _check.one_of(("mean", "sum"), loss_reduction=loss_reduction)
         self.unused = _check.one_of(("raise", "zero"), unused=unused)
         self._held = held or Held()
+        self._certificate = certificate
+        if certificate is not None and loss_reduction == "mean":
+            remedy = "A mean divides every example's gradient by a number that depends on the others; make the loss a sum."
+            _check.fail("loss_reduction", loss_reduction, 'to be "sum" for a certified run', remedy)
         self._tape = Tape()
         self._handles: list[Any] = []
         self._sites: list[Site] = []
@@ -86,6 +98,11 @@ class Capture:
             _check.fail("model", type(self.model).__name__, "to have a parameter that requires gradients")
         self._sites = [self._held.site(self.model, site) for site in _sites(self._tape, self.model)]
         self._dtypes = {name: s.dtype for s in self._sites for name in s.full.values()}
+        if self._certificate is not None:
+            width = max(p.shape[0] + p.numel() // p.shape[0] if p.numel() else 1 for p in self._params.values() if p.dim())
+            self._certificate = self._certificate._replace(width=width)
+            self._certificate.cap(1)  # a batch for which there is none is refused now
+            self._dtypes = dict.fromkeys(self._dtypes, torch.float64)
         self._scattered = frozenset(name for s in self._sites if s.rule.scatters for name in s.full.values())
         self._tied = sum(len(s.names) for s in self._sites) > len(self._params)
         for site in self._sites:
@@ -238,14 +255,25 @@ class Capture:
         return parts
 
     def _added(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
-        usual = self._usual() if clipper.groups(list(sums)) is None else None
+        certificate = self._certificate
+        usual = self._usual() if certificate is None and clipper.groups(list(sums)) is None else None
         if usual is not None:
             part = self._tape.quiet(partial(add_usual, usual.calls, self._factor(usual), clipper, sums, scale))
             if part is not None:
                 return [part]
         self._reconcile()
         groups = self._groups()
-        return self._tape.quiet(lambda: [add_clipped(group, clipper, sums, scale) for group in groups])
+        if certificate is not None:
+            self._require_capacity(certificate, groups)
+        return self._tape.quiet(lambda: [add_clipped(group, clipper, sums, scale, certificate) for group in groups])
+
+    def _require_capacity(self, certificate: Certificate, groups: list[Group]) -> None:
+        taken = sum(group.size for group in groups) + sum(len(part.norms) for part in (self._folded[1] if self._folded else []))
+        if taken > certificate.here:
+            raise CaptureError(
+                f"The step has more contributions than the {certificate.here} that its certificate is for. Make the plan for larger "
+                "batches (batch_size=)."
+            )
 
     def _usual(self) -> Batch | None:
         """The batch of a usual step, if this is one: one backward pass, each module called once, and nothing to be refused.

@@ -34,19 +34,22 @@ Form = Tensor | Factors  # (B, *shape), or outer products
 Shared = dict[str, list[tuple["Use", str]]]
 
 
-def joint_norms(group: Group, shared: Shared) -> tuple[dict[str, Tensor], dict[str, Mass]]:
-    """The squared norm, for each unit, of the sum of all parts of each shared parameter; and its mass, the sum of the parts' masses."""
+def joint_norms(group: Group, shared: Shared, *, wide: bool) -> tuple[dict[str, Tensor], dict[str, Mass]]:
+    """The squared norm, for each unit, of the sum of all parts of each shared parameter; and its mass, the sum of the parts' masses.
+
+    ``wide``: what is added part by part is made in double precision.
+    """
     rows: dict[str, Tensor] = {}
     masses: dict[str, Mass] = {}
     rest: Shared = {}
     for name, uses in shared.items():
-        made = _by_pairs(uses) if len(uses) <= _PAIRS_AT_MOST else _by_positions(uses)
+        made = _by_pairs(uses) if len(uses) <= _PAIRS_AT_MOST else _by_positions(uses, wide=wide)
         if made is None:
             rest[name] = uses
         else:
             rows[name], masses[name] = made
     if rest:
-        _by_sums(group, rest, rows, masses)
+        _by_sums(group, rest, rows, masses, wide=wide)
     return rows, masses
 
 
@@ -83,7 +86,7 @@ def _mass(use: Use, local: str) -> Mass:
     return record.masses.get(local) or Mass(use.call.measure()[local].sqrt(), 1)
 
 
-def _by_positions(uses: list[tuple[Use, str]]) -> tuple[Tensor, Mass] | None:
+def _by_positions(uses: list[tuple[Use, str]], *, wide: bool) -> tuple[Tensor, Mass] | None:
     """All parts as one sum of outer products, or None if some part is no such sum."""
     if any(use.units is not None for use, _ in uses):
         return None
@@ -96,7 +99,7 @@ def _by_positions(uses: list[tuple[Use, str]]) -> tuple[Tensor, Mass] | None:
         rights.append(form.right)
     left, right = torch.cat(lefts, 1), torch.cat(rights, 1)
     (B, T, m), n = left.shape, right.shape[2]
-    if T * (m + n) < m * n:
+    if wide or T * (m + n) < m * n:
         return gram_sq_norm(right, left)
     parts = zip(left.split(step := max(1, _CHUNK // (m * n))), right.split(step), strict=True)
     norms = torch.cat([sq_norm(torch.bmm(a.transpose(1, 2), b)) for a, b in parts])
@@ -157,7 +160,7 @@ def _lefts(left: Tensor, other: Tensor) -> Tensor:
 # Sums --------------------------------------------------------------------------------------------------------------
 
 
-def _by_sums(group: Group, shared: Shared, rows: dict[str, Tensor], masses: dict[str, Mass]) -> None:
+def _by_sums(group: Group, shared: Shared, rows: dict[str, Tensor], masses: dict[str, Mass], *, wide: bool) -> None:
     """Make and add up the gradients of some units at a time; what was made is measured."""
     uses = [use for use in group.uses if any(name in shared for name in use.call.site.full.values())]
     params = {name: parts[0][0].call.site.param(parts[0][1]) for name, parts in shared.items()}
@@ -166,7 +169,7 @@ def _by_sums(group: Group, shared: Shared, rows: dict[str, Tensor], masses: dict
     for start in range(0, max(1, group.size), step):  # also for no unit: a process's part of a batch may be empty
         some = {name: _Units(p, min(step, group.size - start)) for name, p in params.items()}
         for use in uses:
-            _add_part(use, some, start)
+            _add_part(use, some, start, wide=wide)
         for name, units in some.items():
             made[name].append(units)
             units.measure()
@@ -197,11 +200,11 @@ class _Units:
         self.sq_norms, self.total = sq_norm(self.total), None
 
 
-def _add_part(use: Use, some: dict[str, _Units], start: int) -> None:
+def _add_part(use: Use, some: dict[str, _Units], start: int, *, wide: bool) -> None:
     """Add this use's per-example gradients of the units from ``start`` on."""
     record, rule, examples = use.call.record, use.call.site.rule, use.call.batch.examples
     assert record is not None
-    if type(rule).add_weighted is not Rule.add_weighted:
+    if wide or type(rule).add_weighted is not Rule.add_weighted:
         use.call.measure()  # it may add gradients part by part; else they are formed, and their masses are their norms
     first = next(iter(some.values()))
     units = use.units
@@ -210,7 +213,9 @@ def _add_part(use: Use, some: dict[str, _Units], start: int) -> None:
     index = ((units >= start) & (units < start + len(first.masses))).nonzero().squeeze(1)
     part = rule.select(record, index, examples)
     part.names = tuple(local for local, name in use.call.site.full.items() if name in some)
-    made = part.kept if part.kept.keys() >= set(part.names) else rule.per_example(part)
+    made = part.kept
+    if not part.kept.keys() >= set(part.names):
+        made = rule.per_example(rule.widened(part) if wide else part) | part.kept
     for local in part.names:
         mass, G = record.masses.get(local), made[local]
         mass = Mass(sq_norm(G).sqrt_(), 1) if mass is None else Mass(mass.rows[index], mass.parts)

@@ -17,6 +17,7 @@ from hushgrad.clipping.mass import Mass, cap, sq_norm
 from hushgrad.events import Relation
 
 if TYPE_CHECKING:
+    from hushgrad.clipping.certificate import Certificate
     from hushgrad.clipping.reduce import Group, Use
 
 __all__ = ["Formed", "by_group", "form", "heavy_units", "is_light"]
@@ -40,7 +41,12 @@ def is_light(masses: list[Mass], weights: Tensor, clipper: Clipper) -> bool:
 
 
 def heavy_units(
-    sq_norms: dict[str, Tensor], masses: dict[str, Mass], weights: Tensor, columns: Columns, clipper: Clipper
+    sq_norms: dict[str, Tensor],
+    masses: dict[str, Mass],
+    weights: Tensor,
+    columns: Columns,
+    clipper: Clipper,
+    certificate: Certificate | None = None,
 ) -> list[int]:
     """The units whose weighted mass exceeds the cap; those of weight 0 add nothing."""
     if not masses:
@@ -49,17 +55,29 @@ def heavy_units(
     for name, square in sq_norms.items():
         mass = masses[name].rows.square() if name in masses else square
         total += mass * (weights if columns is None else weights[:, columns[name]]).square()
-    bound = cap(max(mass.parts for mass in masses.values())) * clipper.sensitivity(Relation.ADD_REMOVE)
+    most = (cap if certificate is None else certificate.cap)(max(mass.parts for mass in masses.values()))
+    bound = most * clipper.sensitivity(Relation.ADD_REMOVE)
     taken = weights != 0 if columns is None else (weights != 0).any(1)
     return (~(total <= bound**2) & taken).nonzero().flatten().tolist()  # type: ignore[no-any-return]
 
 
-def form(group: Group, units: list[int], clipper: Clipper, columns: Columns) -> Formed:
-    """Form, measure and clip these units, one at a time."""
+def form(
+    group: Group,
+    units: list[int],
+    masses: dict[str, Mass],
+    clipper: Clipper,
+    columns: Columns,
+    certificate: Certificate | None = None,
+) -> Formed:
+    """Form, measure and clip these units, one at a time; for a certificate, in double precision from their parts."""
     made = Formed({}, [], [])
     for unit in units:
-        G = _gradient(group, unit)
+        G = _gradient(group, unit, wide=certificate is not None)
         squares = {name: sq_norm(value.unsqueeze(0)) for name, value in G.items()}
+        if certificate is not None:
+            # As it would be for a light unit: one at the border, which other data may make light, must not get another weight.
+            mine = {name: Mass(mass.rows[unit : unit + 1], mass.parts) for name, mass in masses.items()}
+            squares = {name: certificate.upper(name, square, mine) for name, square in squares.items()}
         whole = added(list(squares.values()))
         weights = usable(clipper.weights(whole if columns is None else by_group(squares, columns, 1)))[0]
         if not bool(whole.isfinite()):
@@ -81,12 +99,12 @@ def by_group(rows: dict[str, Tensor], column: dict[str, int], units: int) -> Ten
     return stacked.new_zeros(max(column.values(), default=0) + 1, units).index_add_(0, index, stacked).t()
 
 
-def _gradient(group: Group, unit: int) -> dict[str, Tensor]:
+def _gradient(group: Group, unit: int, *, wide: bool) -> dict[str, Tensor]:
     """The unit's whole gradient in double precision, from one example at a time: always in the same shape."""
     total: dict[str, Tensor] = {}
     for use in group.uses:
         for example in _examples(use, unit):
-            for local, G in _made(use, example).items():
+            for local, G in _made(use, example, wide=wide).items():
                 name = use.call.site.full[local]
                 term = G[0].double() * use.factor
                 total[name] = total[name] + term if name in total else term
@@ -100,11 +118,13 @@ def _examples(use: Use, unit: int) -> Iterator[int]:
         yield from (use.units == unit).nonzero().flatten().tolist()
 
 
-def _made(use: Use, example: int) -> dict[str, Tensor]:
+def _made(use: Use, example: int, *, wide: bool) -> dict[str, Tensor]:
+    """The example's gradients: those that were kept, as they are; the others from their parts."""
     record, rule = use.call.record, use.call.site.rule
     assert record is not None
     device = use.call.site.params[0].device
     part = rule.select(record, torch.tensor([example], device=device), use.call.batch.examples)
-    if part.kept.keys() >= set(part.names):
-        return {name: part.kept[name] for name in part.names}
-    return part.kept | rule.per_example(part) if part.kept else rule.per_example(part)
+    kept = {name: part.kept[name] for name in part.names if name in part.kept}
+    if len(kept) == len(part.names):
+        return kept
+    return rule.per_example(rule.widened(part) if wide else part) | kept

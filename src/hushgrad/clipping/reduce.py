@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hushgrad.clipping.base import Clipper, Record, Rule, added, usable
+from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.cross import joint_norms
 from hushgrad.clipping.heavy import Columns, by_group, form, heavy_units, is_light
 from hushgrad.clipping.mass import Mass
@@ -47,19 +48,23 @@ class Part(NamedTuple):
     rejected: int
 
 
-def add_clipped(group: Group, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part:
-    """``sums[name] += scale * sum_i w_i G_i``; the calls are released one by one."""
+def add_clipped(
+    group: Group, clipper: Clipper, sums: dict[str, Sum], scale: float, certificate: Certificate | None = None
+) -> Part:
+    """``sums[name] += scale * sum_i w_i G_i``; the calls are released one by one. For a certificate, in double precision."""
     order = list(sums)
     grouping = clipper.groups(order)
     columns = None if grouping is None else dict(zip(order, grouping, strict=True))
-    sq_norms, masses = _measured(group)
+    sq_norms, masses = _measured(group, wide=certificate is not None)
+    if certificate is not None:
+        sq_norms = {name: certificate.upper(name, square, masses) for name, square in sq_norms.items()}
     clipped_by = added(list(sq_norms.values())) if columns is None else by_group(sq_norms, columns, group.size)
     total = clipped_by if columns is None else clipped_by.sum(1)
     finite, norms = total.isfinite(), total.sqrt()
     weights = usable(clipper.weights(clipped_by))
     weights = torch.where(finite if columns is None else finite.unsqueeze(1), weights, 0.0)
-    heavy = heavy_units(sq_norms, masses, weights, columns, clipper)
-    formed = form(group, heavy, clipper, columns)
+    heavy = heavy_units(sq_norms, masses, weights, columns, clipper, certificate)
+    formed = form(group, heavy, masses, clipper, columns, certificate)
     shares = weights
     if heavy:  # they are added by themselves
         shares = weights.clone()
@@ -67,7 +72,8 @@ def add_clipped(group: Group, clipper: Clipper, sums: dict[str, Sum], scale: flo
         weights[heavy], norms[heavy] = torch.stack(formed.weights), norms.new_tensor(formed.norms)
     ends = {name: k for k, use in enumerate(group.uses) for name in use.call.site.full.values()}
     for k, use in enumerate(group.uses):
-        _add_use(use, shares * (use.factor * scale), columns, finite, sums)
+        by = shares * (use.factor * scale)  # layers may have different precisions
+        _add_use(use, by if certificate is not None else by.to(use.call.site.dtype), columns, finite, sums)
         for name in use.call.site.full.values():
             if ends[name] == k and name in formed.sums:  # while its sum is open: sums of shards are sent layer by layer
                 sums[name].add_dense(formed.sums.pop(name).mul_(scale))
@@ -104,14 +110,14 @@ def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict
     return Part(norms, weights, 0)
 
 
-def _measured(group: Group) -> tuple[dict[str, Tensor], dict[str, Mass]]:
+def _measured(group: Group, *, wide: bool) -> tuple[dict[str, Tensor], dict[str, Mass]]:
     """The squared norms of each parameter's gradient, one for each unit, and the masses where they are more than the norms."""
     by_name: dict[str, list[tuple[Use, str]]] = {}
     for use in group.uses:
         for local, name in use.call.site.full.items():
             by_name.setdefault(name, []).append((use, local))
     shared = {name: uses for name, uses in by_name.items() if len(uses) > 1 or uses[0][0].units is not None}
-    rows, masses = joint_norms(group, shared)
+    rows, masses = joint_norms(group, shared, wide=wide)
     for name, uses in by_name.items():
         if name not in shared:
             use, local = uses[0]
@@ -131,7 +137,6 @@ def _add_use(use: Use, weights: Tensor, columns: Columns, finite: Tensor, sums: 
     if not bool(finite.all()):
         record = _replaced(record, rule, finite)
     if record is not None:
-        weights = weights.to(use.call.site.dtype)  # layers may have different precisions
         rule.add_weighted(
             record, {local: weights if columns is None else weights[:, columns[name]] for local, name in names.items()}, out
         )

@@ -11,7 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Form", "Pieces", "RowSum", "Sum"]
+from hushgrad.clipping import _fused
+
+__all__ = ["Form", "Pieces", "RowSum", "Sum", "weighted_rows"]
+
+# Floats of w g that are made at a time (16 MB in single precision); more would be a peak of memory, much less many passes over the sum.
+_WEIGHTED_AT_ONCE = 1 << 22
+_ROWS_AT_ONCE = 4096  # terms of a product in double precision, so that few roundings lie on the way of each (see certificate.py)
 
 
 class Form(NamedTuple):
@@ -37,6 +43,8 @@ class Pieces(NamedTuple):
 
 class Sum:
     """``sum_i w_i G_i`` of the parameter ``like``; ``tensor`` is None as long as nothing was added.
+
+    Weights in double precision make it a sum in double precision of gradients that stay as they are.
 
     >>> total = Sum(torch.empty(2, 3), torch.float32)
     >>> total.addmm(torch.ones(2, 4), torch.ones(4, 3))
@@ -82,17 +90,56 @@ class Sum:
         else:
             self.tensor = torch.mm(a, b)
 
+    def add_outer(self, left: Tensor, weights: Tensor, right: Tensor) -> None:
+        """Add ``sum_i weights[i] sum_t left[i,t] right[i,t]^T`` for (B, ..., p) and (B, ..., d), some examples at a time."""
+        if weights.dtype is not left.dtype:
+            self._add_wide(left, weights, right)
+            return
+        some = max(1, _WEIGHTED_AT_ONCE // max(1, left[0].numel())) if len(left) else 1
+        for y, h, w in zip(right.split(some), left.split(some), weights.split(some), strict=True):
+            h = h * w.view(-1, *(1 for _ in h.shape[1:]))
+            self.addmm(h.flatten(0, -2).t(), y.reshape(-1, y.shape[-1]))
+
+    def _add_wide(self, left: Tensor, weights: Tensor, right: Tensor) -> None:
+        rows, columns = left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1])
+        by = weights if left.dim() == 2 else weights.repeat_interleave(rows.shape[0] // max(1, len(left)))
+        if _fused.add_wide_sums(columns, rows, by, self.buffer):
+            return
+        for y, h, w in zip(columns.split(_ROWS_AT_ONCE), rows.split(_ROWS_AT_ONCE), by.split(_ROWS_AT_ONCE), strict=True):
+            self.buffer.addmm_((h.double() * w.unsqueeze(1)).t(), y.double())
+
+    def rows(self, part: slice) -> Sum:
+        """Some rows of this sum, as a sum of their own that shares its memory."""
+        buffer = self.buffer[part]
+        return Sum(buffer, self._dtype, buffer)
+
     def add_kept(self, G: Tensor | Pieces, weights: Tensor) -> None:
         """Add ``sum_i weights[i] G[i]``, in one pass over G."""
         if isinstance(G, Pieces):
             for part, some in zip(G.parts, weights.split([len(part) for part in G.parts]), strict=True):
                 self.add_kept(part, some)
+        elif weights.dtype is torch.float64 and G.dtype is torch.float32:
+            self.add(weighted_rows(_rows(G), weights).view(self._like.shape))
         elif self.tensor is None:
             self.tensor = torch.mv(_rows(G).t(), weights.to(G.dtype)).view(self._like.shape).to(self._dtype)
         elif self.tensor.is_contiguous():
             self.tensor.view(-1).addmv_(_rows(G).t(), weights.to(G.dtype))
         else:
             self.tensor.add_(torch.tensordot(weights.to(G.dtype), G, dims=1))
+
+
+def weighted_rows(G: Tensor, weights: Tensor) -> Tensor:
+    """``sum_i weights[i] G[i]`` of a matrix; in double precision if the weights are."""
+    if weights.dtype is G.dtype:
+        return torch.mv(G.t(), weights)
+    made = _fused.wide_kept(G, weights)
+    if made is not None:
+        return made
+    total = torch.zeros(G.shape[1], dtype=torch.float64, device=G.device)
+    step = max(1, _WEIGHTED_AT_ONCE // max(1, G.shape[1]))
+    for some, w in zip(G.split(step), weights.split(step), strict=True):
+        total.addmv_(some.double().t(), w)
+    return total
 
 
 class RowSum(Sum):

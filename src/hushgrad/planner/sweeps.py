@@ -102,7 +102,7 @@ def one_more_epoch(plan: Plan, *, dataset_size: int) -> EpochCost:
     longer = _longer(plan, _check.positive_int(dataset_size=dataset_size))
 
     def event(noise_multiplier: float) -> Any:
-        return longer.noise.event(noise_multiplier, longer.participation, longer.steps)
+        return longer.event_with(noise_multiplier)
 
     spent = plan.guarantee().epsilon
     question = {"delta": plan.delta, "relation": plan.relation}

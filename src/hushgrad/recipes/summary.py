@@ -51,6 +51,8 @@ def caveats(recipe: Recipe, plan: Plan, *, tuned: bool = False) -> list[str]:
         trying,
         f"The rate of the batches follows from dataset_size; the number of training {plan.unit}s that it states is public.",
     ]
+    if not plan.certified:
+        found.append("Float32 sums: that no record moves one by more than its clip norm is measured, not proved.")
     if recipe.run.seed is not None:
         found.append("The run was seeded: it is reproducible, and not private against whoever knows the seed.")
     return found

@@ -106,6 +106,8 @@ class Release:
             require_contributions(step, capture.check(), contributions)  # a step is refused before its noise is drawn
             self.begin(step)
             begun = self._fresh(step, early)
+            if self._plan.certified:
+                begun = {name: row.double() for name, row in begun.items()}
         clipped = capture.collect(self.clip, out=begun, scale=1.0 / self._plan.batch_size)
         require_contributions(step, clipped.raw_norms.shape[0], contributions)
         if not early:
@@ -129,6 +131,8 @@ class Release:
                 "The clipped sum was not added to the noise. This is a defect of the capture; nothing was released."
             )
         buffers = self._rounded(step, sums) if self._plan.secure else self._noised(step, sums, begun)
+        if self._plan.certified:  # sum and noise were added in double precision; from here on it is post-processing
+            buffers = {name: total.to(self._like(name).dtype) for name, total in buffers.items()}
         grads = buffers if self._plan.denoise is None else self._denoised(buffers, step, learning_rate)
         grads = {name: self.placement.gradient(name, g) for name, g in grads.items()}
         self._adapt(step, norms)  # last: a step that fails before it is charged must not have moved anything
@@ -142,10 +146,10 @@ class Release:
         """
         buffers = sums
         if begun or self.lazy:
-            self._add(step, {name: total for name, total in sums.items() if name not in begun and name not in self.lazy})
+            self._add_row(step, {name: total for name, total in sums.items() if name not in begun and name not in self.lazy})
             buffers = {name: begun.get(name, total) for name, total in sums.items() if name not in self.lazy}
         else:
-            self._add(step, sums)
+            self._add_row(step, sums)
         self.placement.add_up(buffers)
         return buffers
 
@@ -156,6 +160,14 @@ class Release:
         self._add(step, buffers)
         self.placement.gather(buffers)
         return buffers
+
+    def _add_row(self, step: int, sums: dict[str, Tensor]) -> None:
+        """Add row ``step`` to these sums, in place; a row is single precision, also where the sums of a certified run are double."""
+        if not self._plan.certified:
+            self._add(step, sums)
+            return
+        for name, row in self._fresh(step, sums).items():
+            sums[name].add_(row)
 
     def _add(self, step: int, buffers: dict[str, Tensor]) -> None:
         """Add this process's part of row ``step`` to sums, in place."""

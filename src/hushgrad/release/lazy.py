@@ -204,6 +204,8 @@ def require_lazy_plan(plan: Plan, world: World, *, sharded: bool) -> None:
             _check.fail(f"plan.{name}", type(value).__name__, "to be None for lazy tables", remedy)
     if plan.secure:
         _check.fail("plan.secure", True, "to be False for lazy tables", f"A sum is rounded with its noise, in its step. {_EAGER}")
+    if plan.certified:
+        _check.fail("plan.certified", True, "to be False for lazy tables", f"Their sums are added without noise. {_EAGER}")
     if world.size > 1 or sharded:
         _check.fail("processes", world.size, "to be 1, without fully_shard, for lazy tables", _EAGER)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad._printed import at_most
+from hushgrad.clipping.certificate import KAPPA
 from hushgrad.errors import ArgumentError, BudgetExceeded
 from hushgrad.events import Compose, Event, Participation, Unanalysed
 from hushgrad.guarantee import Guarantee, Ledger
@@ -99,7 +100,7 @@ class Books:
         if not steps:
             return
         if self.declared is not None:
-            cost: Event = self.plan.noise.event(self.plan.noise_multiplier or 0.0, self.declared, steps)
+            cost: Event = self.plan.event_with(self.plan.noise_multiplier or 0.0, participation=self.declared, steps=steps)
             stream = self.run
         elif self._composes:
             cost, stream = self._step, ""
@@ -140,6 +141,12 @@ class Books:
             self._limit = self._affordable(self.max_epsilon)
 
 
+_CERTIFIED = (
+    f"Sums in double precision: no record moves one by more than 1 + kappa clip norms in the arithmetic that runs, kappa = {KAPPA:g}, "
+    "which is counted; it is assumed that each example's activations do not depend on its batch to the last bit"
+)
+
+
 def guarantee_of(
     ledger: Ledger, plan: Plan, *, reproducible: bool = False, accountant: str = "pld", notes: tuple[str, ...] = ()
 ) -> Guarantee:
@@ -148,7 +155,7 @@ def guarantee_of(
     Ledgers of several phases on the same data add up: ``guarantee_of(first.ledger + second.ledger, plan)``.
     """
     event = ledger.event()
-    notes = ((_SEEDED,) if reproducible else ()) + notes
+    notes = ((_SEEDED,) if reproducible else ()) + ((_CERTIFIED,) if plan.certified else ()) + notes
     return Guarantee(
         epsilon=_epsilon(event, plan, accountant),
         delta=plan.delta,

@@ -13,6 +13,7 @@ from hushgrad._printed import at_most
 from hushgrad._value import LATER, Value
 from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.certificate import KAPPA
 from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.events import Compose, Event, Participation, Relation
@@ -41,6 +42,8 @@ class Plan(_Description):
     the ``noise`` mechanism, the sum runs over the records that ``sampler`` deals. Every field is public. ``batch_size`` is the
     only divisor there is: a constant, whatever the real batch. Denoising, averaging and projection are post-processing.
     With ``secure`` the sum plus its noise is correctly rounded, once, to a public grid (:mod:`hushgrad.noise.secure`).
+    With ``certified`` the sum is added up in double precision, and no record moves it by more than (1 + kappa) C in the arithmetic that
+    runs, kappa = 1e-4, which the event counts; else that bound holds in real numbers, and in single precision is measured.
 
     **Formal guarantee.** A run of this plan satisfies ``plan.guarantee()``: (epsilon, ``delta``)-DP per ``unit`` under
     ``relation``, for the event that the mechanism's theorem gives for the sampler's participation. Where there is no such
@@ -69,6 +72,7 @@ class Plan(_Description):
     average: Average | None = None
     projection: Projection | None = None
     secure: bool = field(default=False, metadata=LATER)
+    certified: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         size = _check.positive(batch_size=self.batch_size)
@@ -93,6 +97,7 @@ class Plan(_Description):
         if self.sampler.steps != self.steps:
             _check.fail("steps", self.steps, f"to be the sampler's steps={self.sampler.steps}")
         require_comparable(self.sampler, self.relation)
+        _check.instance(bool, certified=self.certified)
         if isinstance(self.clip, Adaptive):
             self._require_adaptive(self.clip)
         if _check.instance(bool, secure=self.secure):
@@ -133,6 +138,16 @@ class Plan(_Description):
         return self.clip.sensitivity(Relation.ADD_REMOVE)
 
     @property
+    def kappa(self) -> float:
+        """How much farther than the clip norm a record may move the sum by rounding: 1e-4 if ``certified``; else not counted."""
+        return KAPPA if self.certified else 0.0
+
+    @property
+    def capacity(self) -> int:
+        """Contributions to a step at most, in a certified run: four times ``batch_size``, and a thousand. More are refused."""
+        return int(4 * self.batch_size) + 1000
+
+    @property
     def noise_std(self) -> float:
         """What a row of C⁻¹Z is multiplied by before it is added to the *sum*: noise_multiplier x clip norm."""
         return self._multiplier() * self.max_grad_norm
@@ -150,11 +165,21 @@ class Plan(_Description):
         if taken == 0:
             return Compose(())
         try:
-            return self.noise.event(self._multiplier(), self.participation, taken)
+            return self.event_with(self._multiplier(), steps=taken)
         except NoTheorem:
             if taken == self.steps:
                 raise
             return self.event()  # a prefix is post-processing of the whole run
+
+    def event_with(
+        self, noise_multiplier: float, *, participation: Participation | None = None, steps: int | None = None
+    ) -> Event:
+        """What the run would cost with this noise multiplier, for another participation or number of steps if given.
+
+        In a certified run a record moves the sum by (1 + kappa) clip norms at most: its noise counts for 1 / (1 + kappa) of itself.
+        """
+        counted = noise_multiplier / (1 + self.kappa)
+        return self.noise.event(counted, participation or self.participation, self.steps if steps is None else steps)
 
     def guarantee(self, accountant: str | Accountant = "pld", *, steps: int | None = None) -> Guarantee:
         """The (epsilon, delta) of the whole run, or of its first ``steps`` steps."""
@@ -170,7 +195,7 @@ class Plan(_Description):
         from hushgrad import accounting
 
         multiplier = accounting.calibrate(
-            lambda noise_multiplier: self.noise.event(noise_multiplier, self.participation, self.steps),
+            self.event_with,
             epsilon=_check.positive(epsilon=epsilon),
             delta=self.delta,
             accountant=accountant,
@@ -201,6 +226,7 @@ class Plan(_Description):
         options = (("denoising", self.denoise), ("averaging", self.average), ("projection", self.projection))
         rows += [(name, _brief(value)) for name, value in options if value is not None]
         rows += [("secure", "sum plus noise correctly rounded to a public grid")] if self.secure else []
+        rows += [("certified", f"sums in double precision; kappa = {KAPPA:g}, counted")] if self.certified else []
         return "\n".join([f"Plan {self.digest[:12]}", *(f"  {name:<11}{text}" for name, text in rows)])
 
     # The recipes: the common plans by their common names -------------------------------------------------------------
@@ -226,6 +252,7 @@ class Plan(_Description):
         average: str | Average | None = None,
         projection: Projection | None = None,
         secure: bool = False,
+        certified: bool = False,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-SGD: random batches, independent noise in each step, privacy amplified by the secrecy of the sampling.
@@ -272,6 +299,7 @@ class Plan(_Description):
         average: str | Average | None = None,
         projection: Projection | None = None,
         secure: bool = False,
+        certified: bool = False,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-FTRL: correlated noise over a fixed order of the data; no sampling assumption.
@@ -315,6 +343,7 @@ class Plan(_Description):
         average: str | Average | None = None,
         projection: Projection | None = None,
         secure: bool = False,
+        certified: bool = False,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-GD: the full data in every step. The sum is divided by the public ``dataset_size``.

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 
 from hushgrad import _check, sampling
 from hushgrad.clipping import Capture, Clipper
+from hushgrad.clipping.certificate import Certificate
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
@@ -121,7 +122,8 @@ class Private:
         self._key = self._world.share_key(key)
         self._books = Books(plan, self._key.run_name(plan.digest), prior=prior, max_epsilon=max_epsilon)
         self.placement = placement_of(self._params, self._world, plan)
-        self._capture = Capture(model, loss_reduction=loss_reduction, unused=unused, held=self.placement)
+        certificate = Certificate(plan.capacity, plan.capacity // self._world.size) if plan.certified else None
+        self._capture = Capture(model, loss_reduction=loss_reduction, unused=unused, held=self.placement, certificate=certificate)
         self._release = Release(plan, self.placement, self._key)
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
         self._journal, self._contract = Journal(self._key), DataContract()

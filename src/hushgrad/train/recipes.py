@@ -74,6 +74,7 @@ def _plan(
     average: str | Average | None,
     projection: Projection | None,
     secure: bool,
+    certified: bool,
     accountant: str,
 ) -> Plan:
     if (epsilon is None) == (noise_multiplier is None):
@@ -92,6 +93,7 @@ def _plan(
         average=Average.of(average),
         projection=projection,
         secure=secure,
+        certified=certified,
     )
     return plan if epsilon is None else plan.calibrated(epsilon=epsilon, accountant=accountant)
 

@@ -106,7 +106,7 @@ def priced(recipe: Recipe, *, settings: Settings | None = None, data: Data | Non
     if "epsilon" in recipe.plan:
         goal = _check.positive(epsilon=recipe.plan["epsilon"])
         noise = calibrated_noise(
-            lambda s: trial_event(plan.noise.event(s, plan.participation, plan.steps), settings),
+            lambda s: trial_event(plan.event_with(s), settings),
             epsilon=goal,
             delta=plan.delta,
             stopping=settings.stopping,

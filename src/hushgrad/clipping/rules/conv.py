@@ -34,7 +34,7 @@ from hushgrad.clipping.base import Record, Rule, rule
 from hushgrad.clipping.mass import Mass, gram, sq_norm
 from hushgrad.clipping.rules.batched import require_batch
 from hushgrad.clipping.rules.gram import gram_sum
-from hushgrad.clipping.sums import Sum
+from hushgrad.clipping.sums import Sum, weighted_rows
 
 __all__ = ["Conv", "Geometry", "per_example_kernel"]
 
@@ -43,6 +43,7 @@ _READ_COST = 24  # making and reading one stored float of G costs about as much 
 _CACHE = 1 << 18  # floats of unfolded patches at a time (1 MB in single precision: they stay in the cache)
 _SHORT = 32  # floats of a run of memory that are too few to be copied fast
 _FEW_CHANNELS = 16  # below, a product per offset is too thin to be fast
+_ROWS_AT_ONCE = 4096  # positions of a product in double precision
 _LARGE = 8_000_000  # multiply-adds that pay for a native call of their own
 
 
@@ -100,7 +101,7 @@ class Conv(Rule):
             if name in record.kept:
                 _add_kept(out[name], record.kept[name], weights[name])
             elif name == "weight":
-                out[name].add(_native_weighted(record, weights[name]))
+                _add_native(out[name], record, weights[name])
             else:
                 out[name].add_kept(record.g.flatten(2).sum(2), weights[name])
 
@@ -258,12 +259,20 @@ def _native(x: Tensor, g: Tensor, geometry: Geometry, padding: Sequence[int] | N
     )[1]  # fmt: skip
 
 
-def _native_weighted(record: Record, weights: Tensor) -> Tensor:
+def _add_native(out: Sum, record: Record, weights: Tensor) -> None:
+    """The native weight gradient of w g; in double precision some examples at a time, so that few roundings lie on each one's way."""
+    x, g = record.x, record.g
+    some = len(g) if weights.dtype is g.dtype else max(1, _ROWS_AT_ONCE // max(1, prod(g.shape[2:])))
+    for y, h, w in zip(x.split(max(1, some)), g.split(max(1, some)), weights.split(max(1, some)), strict=True):
+        h = h * w.view(-1, *(1 for _ in h.shape[1:]))
+        out.add(_native_weighted(record, y.to(h.dtype), h))
+
+
+def _native_weighted(record: Record, x: Tensor, g: Tensor) -> Tensor:
     module: Any = record.module
-    g = record.g * weights.view(-1, *(1 for _ in record.g.shape[1:]))
     if module.padding_mode == "zeros" and not isinstance(module.padding, str):  # the kernel pads by itself
-        return _native(record.x, g, _geometry(module), module.padding)
-    return _native(_padded(record), g, _geometry(module))
+        return _native(x, g, _geometry(module), module.padding)
+    return _native(_pad(record, x), g, _geometry(module))
 
 
 def _sq_norm(G: Tensor) -> Tensor:
@@ -282,10 +291,12 @@ def _add_kept(out: Sum, G: Tensor, weights: Tensor) -> None:
         out.add_kept(G, weights)
     elif memory[0] == 0:  # by patches: the kernel's taps before the channels
         rows = G.permute(memory)
-        total = torch.mv(rows.flatten(1).t(), weights).view(rows.shape[1:])
+        total = weighted_rows(rows.flatten(1), weights).view(rows.shape[1:])
         out.add(total.permute([memory.index(axis) - 1 for axis in range(1, G.dim())]))
     else:  # by offsets: (*kernel, B, C_out, C_in) in memory
-        sums = torch.matmul(weights, G.flatten(3).permute(3, 0, 1, 2).flatten(2))
+        taps = G.flatten(3).permute(3, 0, 1, 2).flatten(2)
+        wide = weights.dtype is not G.dtype
+        sums = torch.stack([weighted_rows(tap, weights) for tap in taps]) if wide else torch.matmul(weights, taps)
         out.add(sums.view(*G.shape[3:], *G.shape[1:3]).movedim((-2, -1), (0, 1)))
 
 
@@ -309,9 +320,13 @@ def _edges(record: Record) -> list[int]:
 
 def _padded(record: Record) -> Tensor:
     """The input with the layer's padding made explicit."""
+    return _pad(record, record.x)
+
+
+def _pad(record: Record, x: Tensor) -> Tensor:
     module: Any = record.module
     edges = _edges(record)
     if not any(edges):
-        return record.x
+        return x
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    return F.pad(record.x, edges, mode=mode)
+    return F.pad(x, edges, mode=mode)

@@ -34,8 +34,6 @@ _READ_COST = 12
 _KEEP_AT_MOST = 1 << 26
 # Floats that are worth a quarter more of a layer's time to be spared (32 MB in single precision).
 _SPARE = 1 << 23
-# Floats of w g that are made at a time (16 MB in single precision); more would be a peak of memory, much less many passes over the sum.
-_WEIGHTED_AT_ONCE = 1 << 22
 # Floats of them in one block (4 MB in single precision).
 _PIECE = 1 << 20
 
@@ -97,7 +95,7 @@ class Linear(Rule):
             elif name in record.pieces:
                 out[name].add_kept(record.pieces[name], weights[name])
             elif name == "weight":
-                _add_weighted_positions(record.x, record.g, weights[name], out[name])
+                out[name].add_outer(record.g, weights[name], record.x)
             else:
                 out[name].add_kept(record.g if record.g.dim() == 2 else _positions(record.g).sum(1), weights[name])
 
@@ -127,6 +125,13 @@ def _prefers_gram(B: int, T: int, d: int, p: int) -> bool:
 def _add_weighted_rows(x: Tensor, g: Tensor, names: Sequence[str], weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
     """One position for each example: both sums from the same w g, in as few operations as there are."""
     by = weights[names[0]]
+    if by.dtype is not g.dtype:  # in double precision
+        for name in names:
+            if name == "weight":
+                out[name].add_outer(g, weights[name], x)
+            else:
+                out[name].add_kept(g, weights[name])
+        return
     together = names[0] == "weight" and weights[names[-1]] is by
     both = _fused.outer_sums(x, g, by) if together else None
     if both is not None:
@@ -144,20 +149,8 @@ def _add_weighted_rows(x: Tensor, g: Tensor, names: Sequence[str], weights: Mapp
             out[name].add(weighted.sum(0))
 
 
-def _add_weighted_positions(x: Tensor, g: Tensor, weights: Tensor, out: Sum) -> None:
-    """(w g)^T x, some examples at a time where w g would be large."""
-    some = max(1, _WEIGHTED_AT_ONCE // max(1, g[0].numel())) if len(g) else 1
-    for y, h, w in zip(x.split(some), g.split(some), weights.split(some), strict=True):
-        h = h * _column(w, h)
-        out.addmm(h.flatten(0, -2).t(), y.reshape(-1, y.shape[-1]))
-
-
 def _positions(x: Tensor) -> Tensor:
     """(B, ..., d) as (B, T, d)."""
     if x.dim() == 3:
         return x
     return x.unsqueeze(1) if x.dim() == 2 else x.flatten(1, -2)
-
-
-def _column(weights: Tensor, like: Tensor) -> Tensor:
-    return weights.unsqueeze(1) if like.dim() == 2 else weights.view(-1, *(1 for _ in like.shape[1:]))

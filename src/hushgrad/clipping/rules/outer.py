@@ -46,12 +46,12 @@ class Block(NamedTuple):
         (B, T, m), n = self.left.shape, self.right.shape[2]
         return T * T * (m + n) < _READ_COST * m * n or B * m * n > _KEEP_AT_MOST
 
-    def add_weighted(self, out: Tensor, weights: Tensor) -> None:
+    def add_weighted(self, out: Sum, weights: Tensor) -> None:
         """``out += sum_i weights[i] G_i`` in one matrix product."""
         if self.right is None:
-            out.addmv_(self.left.sum(1).t(), weights)
+            out.add_kept(self.left.sum(1), weights)
         else:
-            out.addmm_((self.left * weights.view(-1, 1, 1)).flatten(0, 1).t(), self.right.flatten(0, 1))
+            out.add_outer(self.left, weights, self.right)
 
     def select(self, index: Tensor) -> Block:
         """The same for some of the examples."""
@@ -114,10 +114,10 @@ class OuterProducts(Rule):
             if name in record.kept:
                 out[name].add_kept(record.kept[name], weights[name])
                 continue
-            row, buffer = 0, out[name].buffer
+            row = 0
             for block in terms[name]:
                 rows = slice(row, row + block.left.shape[2])
-                block.add_weighted(buffer.view(-1)[rows] if block.right is None else buffer[rows], weights[name])
+                block.add_weighted(out[name].rows(rows), weights[name])
                 row = rows.stop
 
     def select(self, record: Record, index: Tensor, examples: int) -> Record:
@@ -131,6 +131,14 @@ class OuterProducts(Rule):
             chosen = Record(record.module, record.names, (), {}, ())
         chosen.kept = {name: G[index] for name, G in record.kept.items()}
         return chosen
+
+    def widened(self, record: Record) -> Record:
+        """The terms in double precision."""
+        terms = {
+            name: [Block(b.left.double(), None if b.right is None else b.right.double()) for b in blocks]
+            for name, blocks in self.terms(record).items()
+        }
+        return Record(record.module, record.names, (_Solved(terms),), {}, ())
 
     def terms(self, record: Record) -> Terms:
         """What ``solve`` gives; from then on it stands for the inputs and gradients."""
