@@ -11,7 +11,8 @@ from several_processes import run
 
 PROGRAM = Path(__file__).parents[1] / "stories" / "placements_program.py"
 CASES = runpy.run_path(str(PROGRAM))["CASES"]
-PLACES = {"sharded, alone": (True, 1), "replicated": (False, 2), "sharded": (True, 2)}
+# The second group serves an accelerator only, as NCCL's does: what lies in main memory must find another way.
+PLACES = {"sharded, alone": (True, 1, "gloo"), "replicated": (False, 2, "cuda:gloo"), "sharded": (True, 2, "gloo")}
 ONE_PROCESS_ONLY = {"lazy"}
 REFUSED = {"around": "CaptureError"}
 
@@ -24,8 +25,8 @@ def whole():
 @pytest.fixture(scope="module", params=PLACES.values(), ids=list(PLACES))
 def placed(request, tmp_path_factory):
     """What each process of this placement found, and nothing is run twice."""
-    sharded, world = request.param
-    return run(PROGRAM, tmp_path_factory.mktemp("placed"), world, {"sharded": sharded})
+    sharded, world, backend = request.param
+    return run(PROGRAM, tmp_path_factory.mktemp("placed"), world, {"sharded": sharded, "backend": backend})
 
 
 def _distance(a: list[float], b: list[float]) -> float:

@@ -44,7 +44,7 @@ def be_one_of_them(work: Callable[[dict], dict]) -> None:
     options = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     if "RANK" in os.environ:
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+        dist.init_process_group(options.get("backend", "gloo"), timeout=datetime.timedelta(seconds=120))
     found = work(options)
     Path(f"{options['out']}.{os.environ.get('RANK', '0')}").write_text(json.dumps(found))
     if dist.is_initialized():

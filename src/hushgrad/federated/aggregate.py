@@ -1,4 +1,4 @@
-"""Aggregation: from clients' updates to a private mean. The only place where updates are clipped and the noise is added."""
+"""Aggregation: clients' updates are clipped and summed here, and released by the core that releases every step."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from flwr.app import RecordDict
 
-from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.clipping.base import Clipper
-from hushgrad.events import Relation
 from hushgrad.federated.layout import Layout, Unusable
-from hushgrad.noise.source import Source
+from hushgrad.release.core import Release
 from hushgrad.release.keys import RunKey
+from hushgrad.release.placement.whole import Whole
+from hushgrad.release.placement.world import World
 from hushgrad.train.plan import Plan
 
 __all__ = ["Aggregator"]
 
-_MODEL, _COUNT = 0, 1  # the source's tensor numbers: the flat model, and the count of adaptive clipping
+_MODEL = "model"  # the one tensor of a server
 _ROUNDING = 1 + 4e-9  # a float64 sum of 10⁷ squares is off by less; clipped to the enlarged norm, nobody exceeds the bound
 
 
@@ -31,19 +31,21 @@ class Aggregator:
     """
 
     def __init__(self, plan: Plan, key: RunKey) -> None:
-        self._plan, self._source = plan, Source(key=key.secret)
-        self.stream = plan.noise.stream(self._source, steps=plan.steps)
-        self.use_clip(plan.clip)
+        self._plan = plan
+        # The server holds one flat model; until the first round nobody knows how long it is.
+        self._release = Release(plan, Whole({_MODEL: torch.empty(0, dtype=torch.float64)}, World()), key)
         self._sum = self._update = self._current = np.empty(0)
         self._norms: list[float] = []
 
-    def use_clip(self, clip: Clipper) -> None:
-        """Clip the next round with ``clip``: the plan's, or what adaptive clipping has moved it to."""
-        multiplier = self._plan.noise_multiplier or 0.0
-        self.clip = clip
-        self.clip_norm = clip.sensitivity(Relation.ADD_REMOVE)
-        # With adaptive clipping the rest of the budget goes to the count.
-        self._noise_std = (clip.gradient_noise(multiplier) if isinstance(clip, Adaptive) else multiplier) * self.clip_norm
+    @property
+    def clip(self) -> Clipper:
+        """The clipper of the next round: the plan's, or what adaptive clipping has moved it to."""
+        return self._release.clip
+
+    @property
+    def clip_norm(self) -> float:
+        """What an update's norm is clipped to."""
+        return self._release.clip_norm
 
     def begin(self, layout: Layout, current: np.ndarray) -> None:
         """A new round: nothing summed yet. ``current`` is the flat model that the clients were sent."""
@@ -67,26 +69,18 @@ class Aggregator:
         return weight < 1
 
     def release(self, step: int) -> torch.Tensor:
-        """The private mean update of round ``step``: noise added, divided by the plan's constant. Moves an adaptive clip norm."""
-        total = torch.from_numpy(self._sum)
-        self.stream.row(step, _MODEL, total, out=total, scale=self._noise_std)
-        self._adapt(step)
-        return total.div_(self._plan.batch_size)
-
-    def _adapt(self, step: int) -> None:
-        """Release how many norms lie below the clip norm, with its own noise, and move the clip norm accordingly."""
-        clip = self.clip
-        if not isinstance(clip, Adaptive):
-            return
-        count = torch.tensor([clip.raw_count(torch.tensor(self._norms, dtype=torch.float64))], dtype=torch.float64)
-        self._source.z(step, _COUNT, count, out=count, scale=clip.count_noise or 0.0)
-        self.use_clip(clip.moved(float(count)))
+        """The private mean update of round ``step``: divided by the plan's constant, noise added. Moves an adaptive clip norm."""
+        total = torch.from_numpy(self._sum).mul_(1.0 / self._plan.batch_size)
+        self._release.placement.params[_MODEL] = total
+        self._release.begin(step)
+        norms = torch.tensor(self._norms, dtype=torch.float64)
+        return self._release.release(step, {_MODEL: total}, norms, None, begun={})[_MODEL]
 
     def state_dict(self) -> dict[str, Any]:
         """The stream's buffers and the clip norm. As secret as the key."""
-        return {"noise": self.stream.state_dict(), "clip": self.clip.to_json()}
+        return {"noise": self._release.stream.state_dict(), "clip": self.clip.to_json()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue bit for bit."""
-        self.stream.load_state_dict(state["noise"])
-        self.use_clip(Clipper.from_json(state["clip"]))
+        self._release.stream.load_state_dict(state["noise"])
+        self._release.use_clip(Clipper.from_json(state["clip"]))

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -122,20 +121,12 @@ class ShardFiles:
                 header = {"offsets": {key: piece.offset for key, piece in pieces.items()}, "rng": _encode(rng_state(), tensors)}
                 safetensors.torch.save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
             digest = _digest(path)
-        digests = self._gathered(digest)
+        digests = self._world.gathered(digest)
         return [[self._name(generation, rank), digest.hex()] for rank, digest in enumerate(digests)]
 
     @staticmethod
     def _name(generation: int, rank: int) -> str:
         return f"shard-{generation}-{rank}.safetensors"
-
-    def _gathered(self, digest: bytes) -> list[bytes]:
-        if self._world.size == 1:
-            return [digest]
-        sent = torch.tensor(list(digest), dtype=torch.uint8)
-        received = [torch.empty_like(sent) for _ in range(self._world.size)]
-        dist.all_gather(received, sent)
-        return [bytes(one.tolist()) for one in received]
 
     def remove_others(self, files: list[list[str]]) -> None:
         """Remove shard files that the state file does not name."""

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from hushgrad.errors import CaptureError, HushgradError
 from hushgrad.release.keys import RunKey
+from hushgrad.release.placement.secrets import shared_secret
 
 __all__ = ["ProcessLost", "World", "answered", "part_of"]
 
@@ -44,6 +46,23 @@ def answered(what: str) -> Iterator[None]:
             f"Another process ended or did not answer in time while {what}. Nothing of this step was released. Start all "
             "processes again; with a Checkpoint the run goes on from its last save."
         ) from error
+
+
+_beside: tuple[Any, Any] | None = None  # the default group, and one beside it for what that one does not serve
+
+
+def _group(device: torch.device) -> dist.ProcessGroup | None:
+    """The default group (None) if it serves tensors on this device; else, for main memory, a group of gloo beside it.
+
+    A group of an accelerator's backend alone has no way to send what lies in main memory: keys, counts, and small models.
+    """
+    global _beside
+    served = dist.get_backend_config()
+    if device.type != "cpu" or "cpu:" in served or ":" not in served:
+        return None
+    if _beside is None or _beside[0] is not dist.group.WORLD:
+        _beside = dist.group.WORLD, dist.new_group(backend="gloo")  # by all processes: all of them send the same
+    return _beside[1]
 
 
 def part_of(count: int, rank: int, size: int) -> tuple[int, int, int]:
@@ -84,9 +103,8 @@ class World:
         """Process 0's key, in all processes: noise and batches must be functions of the same bits everywhere."""
         if self.size == 1:
             return key
-        sent = torch.tensor([*key.secret, key.reproducible], dtype=torch.uint8)
-        dist.broadcast(sent, src=0)
-        *secret, reproducible = sent.tolist()
+        with answered("the processes agreed on a key"):
+            *secret, reproducible = shared_secret(bytes([*key.secret, key.reproducible]), self.rank, self.gathered)
         return RunKey(bytes(secret), reproducible=bool(reproducible), fresh=key.fresh)
 
     @torch.no_grad()
@@ -95,7 +113,7 @@ class World:
         if self.size > 1:
             with answered("the processes started"):
                 for tensor in tensors:
-                    dist.broadcast(tensor.detach(), src=0)
+                    dist.broadcast(tensor.detach(), src=0, group=_group(tensor.device))
 
     @torch.no_grad()
     def add_up(self, tensors: Iterable[Tensor]) -> None:
@@ -108,11 +126,20 @@ class World:
         for group in alike.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in group])
             with answered("the clipped sums were added up"):
-                dist.all_reduce(flat)
+                dist.all_reduce(flat, group=_group(flat.device))
             start = 0
             for tensor in group:
                 tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
                 start += tensor.numel()
+
+    def gathered(self, content: bytes) -> list[bytes]:
+        """What all processes hand in, of equal length, by their numbers."""
+        if self.size == 1:
+            return [content]
+        sent = torch.tensor(list(content), dtype=torch.uint8)
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(received, sent, group=_group(sent.device))
+        return [bytes(one.tolist()) for one in received]
 
     # Small agreements ------------------------------------------------------------------------------------------------
 
@@ -134,13 +161,13 @@ class World:
             return True
         sent = torch.tensor([value, -value])
         with answered("the processes compared their steps"):
-            dist.all_reduce(sent, op=dist.ReduceOp.MAX)
+            dist.all_reduce(sent, op=dist.ReduceOp.MAX, group=_group(sent.device))
         return int(sent[0]) == -int(sent[1])
 
     def _agreed(self, count: int, how: dist.ReduceOp.RedOpType) -> int:
         sent = torch.tensor([count])
         with answered("the processes agreed on a step"):
-            dist.all_reduce(sent, op=how)
+            dist.all_reduce(sent, op=how, group=_group(sent.device))
         return int(sent)
 
     def together(self) -> AbstractContextManager[None]:
