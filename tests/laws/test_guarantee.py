@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hushgrad.accounting import epsilon
 from hushgrad.errors import ArgumentError
-from hushgrad.events import Compose, Gaussian, Laplace, PureDP, Relation, Unanalysed
+from hushgrad.events import Compose, Gaussian, Laplace, PureDP, Relation, Repeat, Unanalysed
 from hushgrad.guarantee import Guarantee, Ledger
 
 
@@ -146,3 +148,47 @@ def test_a_ledger_entry_is_checked():
     with pytest.raises(ArgumentError, match="event"):
         ledger.record("PureDP")
     assert len(ledger) == 0
+
+
+# Sums of ledgers ------------------------------------------------------------------------------------------------------------
+
+lines = st.tuples(steps, st.integers(1, 3), st.sampled_from(["", "", "search", "run-a"]), st.sampled_from(["", "one", "two"]))
+
+
+def _ledger(content):
+    ledger = Ledger()
+    for event, times, stream, run in content:
+        ledger.record(event, times=times, stream=stream, run=run, content="x" if run else "")
+    return ledger
+
+
+def _charges(event):
+    """How often each event is charged."""
+    if isinstance(event, Compose):
+        return sum((_charges(part) for part in event.events), Counter())
+    return Counter({event.of: event.times}) if isinstance(event, Repeat) else Counter({event: 1})
+
+
+@given(st.lists(st.lists(lines, max_size=8), min_size=3, max_size=3))
+def test_a_sum_of_ledgers_never_drops_a_charge(contents):
+    a, b, c = map(_ledger, contents)
+    assert _charges((a + b).event()) == _charges(a.event()) + _charges(b.event())
+    assert (a + b) + c == a + (b + c) and Ledger() + a == a == a + Ledger()
+    assert (a + b).steps == a.steps + b.steps
+    again = Ledger.from_json(json.dumps((a + b).to_json()))
+    assert again == a + b and again.event() == (a + b).event()
+
+
+def test_the_same_stream_name_in_two_ledgers_is_two_charges():
+    ledgers = [_ledger([(Gaussian(1.0), 5, "search", "")]) for _ in range(2)]
+    assert epsilon((ledgers[0] + ledgers[1]).event(), delta=1e-5) == epsilon(Gaussian(1.0) * 2, delta=1e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(lines, min_size=1, max_size=5), st.lists(lines, max_size=5), st.booleans())
+def test_two_contents_of_one_run_are_infinite(first, second, swapped):
+    a, b = _ledger(first), _ledger(second)
+    a.record(Gaussian(9.0), run="forked", content="x")
+    b.record(Gaussian(9.0), run="forked", content="y")
+    assert math.isinf(epsilon((b + a if swapped else a + b).event(), delta=1e-5))
+    assert math.isfinite(epsilon((a + a).event(), delta=1e-5))

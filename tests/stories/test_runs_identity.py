@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.train import Checkpoint, Plan, make_private
 from hushgrad.train.books import guarantee_of
-from hushgrad.train.fit import run_steps
+from hushgrad.train.fit import fit, run_steps
 
 F = nn.functional
 STEPS = 12
@@ -245,3 +245,125 @@ def test_two_owners(tmp_path):
     assert first.private.steps == 2 and second.to(4).private.steps == 4
     with pytest.raises(ArgumentError, match="taken it over"):
         first.checkpoint.save()
+
+
+# Lazy tables ---------------------------------------------------------------------------------------------------------------
+
+
+class Words:
+    """A run with a lazy table, in a folder; evaluations and savings at the given steps."""
+
+    def __init__(self, folder):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.EmbeddingBag(50, 4), nn.Linear(4, 2))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+        self.private = make_private(self.model, self.optimizer, PLANS["dpsgd"](), lazy_tables=True)
+        self.checkpoint = Checkpoint(folder, self.private)
+        g = torch.Generator().manual_seed(1)
+        self.data = TensorDataset(torch.randint(50, (64, 3), generator=g), torch.randint(2, (64,), generator=g))
+        self.seen = {}
+
+    def to(self, step, *, evaluate=(), save=(), dies_saving=()):
+        def look(metrics):
+            now = metrics["step"]
+            if now in evaluate:
+                with torch.no_grad():
+                    self.seen[now] = self.model(torch.arange(40).view(-1, 2)).clone()
+            if now in save:
+                self.checkpoint.save()
+            if now in dies_saving:
+                self.model.state_dict()  # all that a saving does before it writes
+            if now == step:
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            run_steps(self.private, F.cross_entropy, self.data, callbacks=[look])
+        return self
+
+
+@pytest.mark.parametrize("repeated", [(), (5,)])
+def test_lazy_tables_are_read_again_where_they_were_read(tmp_path, repeated):
+    """What the first life read at step 5 and in a saving that died at step 6 is settled there by the second one, too."""
+    first = Words(tmp_path).to(8, save=(3,), evaluate=(5,), dies_saving=(6,))
+    second = Words(tmp_path).to(STEPS, evaluate=repeated)
+    assert second.private.steps == STEPS
+    assert all(torch.equal(first.seen[step], second.seen[step]) for step in repeated)
+
+
+def test_lazy_tables_read_at_another_time_are_stopped(tmp_path):
+    Words(tmp_path).to(8, save=(3,), evaluate=(5,))
+    second = Words(tmp_path)
+    with pytest.raises(ArgumentError, match="came out differently"):
+        second.to(8, evaluate=(4,))
+    second.private.detach()
+    assert second.seen == {} and torch.isnan(second.model[0].weight).any()  # without its noise nobody reads it
+
+
+def test_a_state_dict_of_a_lazy_table_is_a_copy(tmp_path):
+    run = Words(tmp_path).to(1)
+    state = run.model.state_dict()
+    kept = {name: tensor.clone() for name, tensor in state.items() if name.startswith("0.")}
+    run.to(3)
+    assert all(torch.equal(kept[name], state[name]) for name in kept)
+
+
+# Integrations ---------------------------------------------------------------------------------------------------------------
+
+
+def test_fit_goes_on_and_erases(tmp_path):
+    def fitted(folder, stop):
+        torch.seed()
+        model = nn.Linear(6, 2)
+        seen = []
+
+        def look(metrics):
+            seen.append(torch.cat([p.detach().flatten().clone() for p in model.parameters()]))
+            if metrics["step"] == stop:
+                raise KeyboardInterrupt
+
+        optimizer, options = (
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            {"checkpoint": folder, "save_every": 3, "progress": False},
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            fit(model, F.cross_entropy, optimizer, _data(), PLANS["dpsgd"](), callbacks=[look], **options)
+        return seen
+
+    first, second = fitted(tmp_path / "run", 5), fitted(tmp_path / "run", None)
+    assert len(second) == STEPS - 3 and all(torch.equal(a, b) for a, b in zip(first[3:], second, strict=False))
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_lightning_killed_before_its_first_save(tmp_path):
+    lightning = pytest.importorskip("lightning")
+    from hushgrad.integrations.lightning import PrivateFit
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.released = nn.Linear(6, 2), []
+
+        def forward(self, x):
+            return self.layer(x)
+
+        def training_step(self, batch, index):
+            x, y = batch
+            return F.cross_entropy(self(x), y)
+
+        def on_train_batch_end(self, *_):
+            self.released.append(self.layer.weight.detach().clone())
+            if len(self.released) == 3:
+                raise KeyError("killed")
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    lives = []
+    for _ in range(2):
+        torch.seed()
+        module, private = Module(), PrivateFit(PLANS["dpsgd"](), _data(), checkpoint=tmp_path / "run")
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+        with contextlib.suppress(KeyError):
+            lightning.Trainer(max_epochs=1, callbacks=[private], accelerator="cpu", **quiet).fit(module, private.loader)
+        lives.append(module.released)
+    assert len(lives[0]) == 3 and all(torch.equal(a, b) for a, b in zip(*lives, strict=True))

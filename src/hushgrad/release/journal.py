@@ -244,9 +244,10 @@ class Journal:
     def _reserve(self, step: int) -> None:
         began = time.perf_counter()
         spent = began - self._flushed_at
-        self._mark = step + self._block
-        self._frame(ord("m"), self._mark.to_bytes(_SHORT, "little"))
+        mark = step + self._block
+        self._frame(ord("m"), mark.to_bytes(_SHORT, "little"))
         self._flush()
+        self._mark = mark
         self._flushed_at = time.perf_counter()
         took = self._flushed_at - began
         if spent < _SHARE * took:
@@ -267,19 +268,19 @@ class Journal:
         if self._file is None:
             return
         head = bytes([kind]) + content
-        self._checksum = zlib.crc32(head + text, self._checksum)
-        self._write(head + struct.pack("<H", self._checksum & 0xFFFF) + text)
+        checksum = zlib.crc32(head + text, self._checksum)
+        self._write(head + struct.pack("<H", checksum & 0xFFFF) + text)
+        self._checksum = checksum
 
     def _write(self, data: bytes) -> None:
         """All of it or nothing: half a frame would hide those behind it."""
         assert self._file is not None
-        size = os.fstat(self._file).st_size
         try:
             written = os.write(self._file, data)
         except OSError as error:
             raise _unwritable(error) from None
         if written != len(data):
-            os.ftruncate(self._file, size)
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             raise _unwritable("the disk is full")
 
     def _flush(self) -> None:

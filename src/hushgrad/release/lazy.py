@@ -16,8 +16,12 @@ by then and of independent noise; so induction over the steps gives the joint di
 something; then it owes nothing until another step is completed, and steps are numbered upwards. Other tensors have other i.
 
 **The price.** Between a step and the next settling the table's memory holds updates without noise. ``model.emb.weight``, read
-directly, is then as sensitive as the data, like everything called ``raw_``. And a run that is killed and resumed repeats its
-noise only if it reads its tables before the same steps as before: evaluate at fixed steps, not on demand.
+directly, is then as sensitive as the data, like everything called ``raw_``.
+
+**A run that repeats its steps repeats its readings.** Which noise a row gets depends on when it is read. A step reads the rows of
+its batch, which the key fixes. In a run that can be resumed, whatever reads outside a step (an evaluation, a saving,
+``state_dict()``) settles *all* rows of all tables, and the journal has a line for it, written before the noise is drawn: a resumed
+run settles them at the same points by itself, and is stopped before it reads at another one.
 
 Reference: Lim et al., "LazyDP: Co-designing algorithm-software for scalable training of differentially private recommendation
 models" (ASPLOS 2024): lazy noise update, aggregated noise sampling.
@@ -25,8 +29,10 @@ models" (ASPLOS 2024): lazy noise update, aggregated noise sampling.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +41,7 @@ from torch.optim import SGD, Optimizer
 
 from hushgrad import _check
 from hushgrad.clipping import Capture
-from hushgrad.errors import CaptureError
+from hushgrad.errors import CaptureError, HushgradError
 from hushgrad.noise.independent import Independent
 from hushgrad.noise.row_draws import rows_of
 from hushgrad.noise.source import Source
@@ -62,6 +68,7 @@ class LazyTable:
     source: Callable[[], Source]
     reads: Callable[[tuple[Any, ...], Mapping[str, Any]], Tensor | None]
     owed: Tensor  # (rows,) float64: the variance; a sum of positive terms, so no digit cancels
+    tables: LazyTables  # all of the run
     step: int = 0  # the last completed one
 
     def hooks(self, module: nn.Module) -> list[Any]:
@@ -70,12 +77,16 @@ class LazyTable:
             module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             module.register_forward_hook(self._after_forward, with_kwargs=True),
             module.register_state_dict_pre_hook(self._before_state),
+            module.register_state_dict_post_hook(partial(self._after_state)),  # torch writes on what it is given
             module.register_load_state_dict_pre_hook(self._before_state),  # what is owed belongs to the values that go
         ]
 
     # Methods, not closures, which copy.deepcopy would share: then a copied model would settle the table of the original.
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.settle(self.reads(args, kwargs))
+        if self.tables.in_step():
+            self.settle(self.reads(args, kwargs))
+        else:
+            self.tables.settle()
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         ids = self.reads(args, kwargs)
@@ -86,7 +97,13 @@ class LazyTable:
             )
 
     def _before_state(self, *_: Any) -> None:
-        self.settle()
+        self.tables.settle()
+
+    def _after_state(self, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        """A copy: the table itself goes on, and would lack its noise again in the hands of who kept the state."""
+        name = prefix + self.name.rpartition(".")[2]
+        if name in state and not isinstance(state[name], nn.Parameter):
+            state[name] = state[name].detach().clone()
 
     def __reduce__(self) -> str:
         raise TypeError(
@@ -124,6 +141,7 @@ class LazyTable:
         else:
             ids = ids.detach().reshape(-1).to(device="cpu", dtype=torch.int64)
             rows = ids[self.owed[ids] > 0].unique()  # type: ignore[no-untyped-call]
+            self.tables.note(self.index, rows)
         weight = self.param.data  # not a new version for autograd: rows that a pending backward has read do not change
         for some in rows.split(max(1, _AT_ONCE // weight.shape[1])):
             z = rows_of(self.source(), self.step, self.index, some, weight.shape[1], dtype=weight.dtype)
@@ -138,14 +156,28 @@ class LazyTables:
     def __init__(self) -> None:
         self._tables: list[LazyTable] = []
         self._handles: list[Any] = []
+        self._noted = hashlib.blake2b(digest_size=16)
+        self.in_step: Callable[[], bool] = lambda: True
+        self._before: Callable[[], None] = lambda: None
 
     @property
     def attached(self) -> bool:
         """Whether there are any."""
         return bool(self._tables)
 
-    def attach(self, capture: Capture, params: Mapping[str, Tensor], optimizer: Optimizer, source: Callable[[], Source]) -> None:
+    def attach(
+        self,
+        capture: Capture,
+        params: Mapping[str, Tensor],
+        optimizer: Optimizer,
+        source: Callable[[], Source],
+        *,
+        in_step: Callable[[], bool],
+        before: Callable[[], None],
+    ) -> None:
         """Take over all tables of a captured model; ``source`` gives the run's noise.
+
+        ``in_step`` says whether a forward pass is one of a step, and ``before`` is called before all tables are settled.
 
         Raises:
             ArgumentError: where the optimizer or the model do not allow it.
@@ -157,7 +189,8 @@ class LazyTables:
             remedy = f"There is nothing to gain. {_EAGER}"
             _check.fail("model", type(capture.model).__name__, "to have a trainable embedding table of its own", remedy)
         numbered = [(name, index) for index, name in enumerate(params) if name in capture.scattered]
-        self._tables = [_table(capture, name, params[name], index, optimizer, source) for name, index in numbered]
+        self.in_step, self._before = in_step, before
+        self._tables = [_table(capture, name, params[name], index, optimizer, source, self) for name, index in numbered]
         for table in self._tables:
             self._handles += table.hooks(capture.owners(table.name)[0].module)
         capture.keep_rows(table.name for table in self._tables)
@@ -176,9 +209,26 @@ class LazyTables:
             table.update(raw_sums[table.name], std, step)
 
     def settle(self) -> None:
-        """Give every row of every table the noise that it owes."""
-        for table in self._tables:
-            table.settle()
+        """Give every row of every table the noise that it owes.
+
+        Raises:
+            ArgumentError: where an interrupted run did not read its tables at this point.
+        """
+        if any(bool(table.owed.any()) for table in self._tables):
+            self._before()
+            for table in self._tables:
+                table.settle()
+
+    def note(self, index: int, rows: Tensor) -> None:
+        """Remember which rows a step has read."""
+        if len(rows):
+            self._noted.update(index.to_bytes(4, "little"))
+            self._noted.update(rows.numpy())  # type: ignore[arg-type]  # an array is a buffer
+
+    def noted(self) -> bytes:
+        """A digest of the rows that were read since it was last asked for; empty without tables."""
+        digest, self._noted = self._noted.digest(), hashlib.blake2b(digest_size=16)
+        return digest if self._tables else b""
 
     def resume(self, was_lazy: bool) -> None:
         """Before an interrupted run is continued: was its noise added in the same way?"""
@@ -187,10 +237,14 @@ class LazyTables:
         self.settle()  # a run that goes back must not drop what it owes
 
     def detach(self) -> None:
-        """Settle, and remove all hooks."""
-        self.settle()
+        """Settle, and remove all hooks. Rows that may not get their noise here are made unreadable instead."""
         for handle in self._handles:
             handle.remove()
+        try:
+            self.settle()
+        except HushgradError:
+            for table in self._tables:
+                table.param.data[(table.owed > 0).to(table.param.device)] = torch.nan
 
 
 def require_lazy_plan(plan: Plan, world: World, *, sharded: bool) -> None:
@@ -210,7 +264,15 @@ def require_lazy_plan(plan: Plan, world: World, *, sharded: bool) -> None:
         _check.fail("processes", world.size, "to be 1, without fully_shard, for lazy tables", _EAGER)
 
 
-def _table(capture: Capture, name: str, p: Tensor, index: int, optimizer: Optimizer, source: Callable[[], Source]) -> LazyTable:
+def _table(
+    capture: Capture,
+    name: str,
+    p: Tensor,
+    index: int,
+    optimizer: Optimizer,
+    source: Callable[[], Source],
+    tables: LazyTables,
+) -> LazyTable:
     site, *others = capture.owners(name)
     if others:
         remedy = f"Another module reads it without saying which rows. Untie it, or: {_EAGER}"
@@ -218,7 +280,8 @@ def _table(capture: Capture, name: str, p: Tensor, index: int, optimizer: Optimi
     if p.dtype not in (torch.float32, torch.float64):
         _check.fail("model", f"{name}: {p.dtype}", "to have float32 or float64 tables for lazy noise", _EAGER)
     (place,) = [k for k, group in enumerate(optimizer.param_groups) if any(p is other for other in group["params"])]
-    table = LazyTable(name, p, index, optimizer, place, source, site.rule.reads, torch.zeros(p.shape[0], dtype=torch.float64))
+    owed = torch.zeros(p.shape[0], dtype=torch.float64)
+    table = LazyTable(name, p, index, optimizer, place, source, site.rule.reads, owed, tables)
     if not table.plain:
         values = {option: table.group[option] for option in ("momentum", "weight_decay")}
         remedy = f"Noise that is added later would miss them; give the table a group of its own with both 0. {_EAGER}"

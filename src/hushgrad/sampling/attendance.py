@@ -43,6 +43,7 @@ class Attendance:
 
     def __init__(self, promise: Participation, *, units: int) -> None:
         self._promise, self._units = promise, units
+        self._size, (self._least, self._most) = _size(promise), _bounds(promise)
         self._count = np.zeros(units, np.uint8)
         self._gap = np.full(units, _MOST, np.uint8)
         self._last = np.full(units, -1, np.int32)
@@ -54,25 +55,24 @@ class Attendance:
         Raises:
             CaptureError: where one of them may not; the step has not been taken.
         """
-        size = _size(self._promise)
-        if size is not None and not size[0] <= len(chosen) <= size[1]:
+        if self._size is not None and not self._size[0] <= len(chosen) <= self._size[1]:
             raise self._broken(f"{len(chosen)} records took part in step {step},")
         last, count = self._last[chosen], self._count[chosen]
-        gap = np.where(last < 0, _MOST, np.minimum(step - last, _MOST))
+        gap = step - last
+        gap[last < 0] = _MOST
         self._require(step, gap, count)
         self._gap[chosen] = np.minimum(self._gap[chosen], gap)
-        self._count[chosen] = np.minimum(count.astype(np.int64) + 1, _MOST)
+        count[count < _MOST] += 1
+        self._count[chosen] = count
         self._last[chosen] = step
         self._total += len(chosen)
         self._steps += 1
 
     def _require(self, step: int, gap: np.ndarray, count: np.ndarray) -> None:
-        least, most = _bounds(self._promise)
-        too_soon = int(gap.min(initial=_MOST))
-        if too_soon < min(least, _MOST):
-            raise self._broken(f"A record took part {too_soon} steps after its last time, in step {step},")
-        if len(count) and int(count.max()) >= most and most <= _MOST:
-            raise self._broken(f"A record took part more than {most} times, in step {step},")
+        if self._least > 1 and len(gap) and int(gap.min()) < min(self._least, _MOST):
+            raise self._broken(f"A record took part {int(gap.min())} steps after its last time, in step {step},")
+        if self._most <= _MOST and len(count) and int(count.max()) >= self._most:
+            raise self._broken(f"A record took part more than {self._most} times, in step {step},")
 
     def _broken(self, what: str) -> CaptureError:
         return CaptureError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.callbacks import OnStep, ProgressBar
+from hushgrad.train.checkpoint import Checkpoint
 from hushgrad.train.loss import aside, has_rows
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
@@ -45,6 +47,8 @@ def fit(
     max_epsilon: float | None = None,
     prior: Ledger | None = None,
     lazy_tables: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+    save_every: int = 100,
     **dataloader_options: Any,
 ) -> Guarantee:
     """Train ``model`` as ``plan`` says and return what it cost.
@@ -71,6 +75,8 @@ def fit(
         max_epsilon: stop before more than this is spent.
         prior: ledger of earlier phases on the same data.
         lazy_tables: as in :func:`make_private`; all tables have their noise when this returns.
+        checkpoint: folder for the run's checkpoint and journal: an interrupted run goes on there, and a finished one erases it.
+        save_every: how many steps lie between two checkpoints.
         dataloader_options: ``num_workers`` and other options of torch's ``DataLoader``.
 
         >>> model = nn.Linear(2, 2)
@@ -85,20 +91,37 @@ def fit(
         model, optimizer, plan, key=key, seed=seed, max_epsilon=max_epsilon, prior=prior, lazy_tables=lazy_tables
     )
     try:
+        saves = None if checkpoint is None else _Saves(private, checkpoint, scheduler, save_every)
+        bar = [ProgressBar(private.steps_allowed)] if progress else []
         run_steps(
             private,
             loss_fn,
             dataset,
-            callbacks=(*callbacks, ProgressBar(private.steps_allowed)) if progress else callbacks,
+            callbacks=(*callbacks, *bar, *([] if saves is None else [saves])),
             max_physical_batch=max_physical_batch,
             groups=groups,
             scheduler=scheduler,
             prior=prior,
             **dataloader_options,
         )
-        return private.spent()
+        spent = private.spent()
+        if saves is not None:
+            saves.checkpoint.destroy()
+        return spent
     finally:
         private.detach()
+
+
+class _Saves:
+    """Saves the run every so many steps; the last of :func:`fit`'s callbacks, so that a saved step is complete."""
+
+    def __init__(self, private: Private, folder: str | os.PathLike[str], scheduler: Any, every: int) -> None:
+        self._every = _check.positive_int(save_every=every)
+        self.checkpoint = Checkpoint(folder, private, extras={} if scheduler is None else {"scheduler": scheduler})
+
+    def __call__(self, metrics: dict[str, Any]) -> None:
+        if metrics["step"] % self._every == 0:
+            self.checkpoint.save()
 
 
 def run_steps(

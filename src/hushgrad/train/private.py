@@ -154,7 +154,14 @@ class Private:
         self._capture.attach()
         if lazy_tables:
             require_lazy_plan(self.plan, self._world, sharded=self.placement.in_parts)
-            self._lazy.attach(self._capture, self._params, self.optimizer, lambda: self._release.source)
+            self._lazy.attach(
+                self._capture,
+                self._params,
+                self.optimizer,
+                lambda: self._release.source,
+                in_step=lambda: not self._journal.durable or (self._issued is not None and torch.is_grad_enabled()),
+                before=lambda: self._journal.read_all(self.steps),
+            )
             self._release.lazy = self._capture.by_rows
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
@@ -325,6 +332,8 @@ class Private:
             self._guard.released.before(parameters=not self._lazy.attached)
             self._issued = Issued(batch.examples, batch.units, batch._records)
             self._capture.discard()
+            if self._journal.read_all_before(self.steps):
+                self._lazy.settle()
         elif self.placement.in_parts and not self._splitting:
             raise ArgumentError(
                 "Expected private.split(batch, size) instead of batch.split(size): with fully_shard all processes must run "
@@ -393,7 +402,7 @@ class Private:
 
     def _witness(self, step: int, grads: dict[str, Tensor], norms: Tensor) -> None:
         """The last line before a release: a row of noise that was released before must give the same value again."""
-        found = int.from_bytes(witness(grads, norms, self._journal.chain)[:6], "little")
+        found = int.from_bytes(witness(grads, norms, self._journal.chain, self._lazy.noted())[:6], "little")
         with self._world.together():
             if self._attendance is not None and self._issued is not None and self._issued.records is not None:
                 self._attendance.enter(step, self._issued.records)

@@ -1,0 +1,345 @@
+"""The journal's file, the owner's lock, the custodian's files and the book of who took part, each against its own promise."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hushgrad.errors import ArgumentError, CaptureError, StorageError
+from hushgrad.events import Everyone, FixedSize, MinSep, Poisson
+from hushgrad.release import journal as journals
+from hushgrad.release import keys, owner
+from hushgrad.release.journal import Journal
+from hushgrad.release.keys import RunKey, erase, finish, read_key, secrets_in, write_key
+from hushgrad.release.owner import Owner
+from hushgrad.sampling import BallsInBins, CyclicPoisson, RoundRobin
+from hushgrad.sampling import Poisson as PoissonSampler
+from hushgrad.sampling.attendance import Attendance
+
+KEY = RunKey(bytes(range(32)))
+
+
+def _life(path, steps, *, first=0, position=0, chain=bytes(16), witness=lambda step: bytes([step % 250])):
+    """One life: opened or made, taken through ``steps``; (position, chain) after each release."""
+    own = Owner(path.parent, newest=True)
+    if path.exists():
+        journal = Journal.open(path, KEY, own)
+        journal.seek(position, chain)
+    else:
+        journal = Journal.create(path, KEY, own, {"plan": "x"})
+    after = []
+    for step in range(first, first + steps):
+        journal.begin(step)
+        journal.released(step, witness(step))
+        after.append((journal.position, journal.chain))
+    journal.close()
+    return after
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=1, max_size=5))
+def test_however_often_it_dies_a_run_that_repeats_itself_goes_on(tmp_path_factory, lives):
+    path = tmp_path_factory.mktemp("j") / "journal"
+    after = {0: (0, bytes(16))}
+    reached = 0
+    for steps, back in lives:
+        first = max(0, reached - back)
+        for place, state in enumerate(_life(path, steps, first=first, position=after[first][0], chain=after[first][1])):
+            assert after.setdefault(first + place + 1, state) == state
+        reached = max(reached, first + steps)
+    whole = _life(path.with_name("whole"), reached)
+    assert not reached or whole[-1] == after[reached]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 30), st.integers(0, 29), st.data())
+def test_a_release_that_differs_is_stopped_wherever_it_is(tmp_path_factory, steps, wrong, data):
+    path = tmp_path_factory.mktemp("j") / "journal"
+    wrong = wrong % steps
+    after = [(0, bytes(16)), *_life(path, steps)]
+    first = data.draw(st.integers(0, wrong))
+    with pytest.raises(ArgumentError, match=rf"release {wrong} .*prior="):
+        other = {"witness": lambda step: b"other" if step == wrong else bytes([step % 250])}
+        _life(path, steps - first, first=first, position=after[first][0], chain=after[first][1], **other)
+    _life(path, steps - first, first=first, position=after[first][0], chain=after[first][1])  # and as it was, it goes on
+
+
+def test_every_flipped_bit_is_noticed_and_every_cut_behind_the_state(tmp_path):
+    path = tmp_path / "journal"
+    after = _life(path, 20)
+    whole = path.read_bytes()
+    assert len(whole) < 24 + 300 + 20 * 8 + 20 * 8  # the bindings, one release and at most one mark for each step
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        with pytest.raises(ArgumentError):
+            _life(path, 0, position=after[-1][0], chain=after[-1][1])
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place])
+        try:
+            _life(path, 0, position=after[-1][0], chain=after[-1][1])
+        except ArgumentError:
+            continue
+        assert _releases(whole[:place]) == 20  # nothing but an opening or a mark is missing
+
+
+def _releases(data):
+    reader = Journal(KEY)
+    return sum(kind == ord("r") for kind, _, _ in reader._frames(data))
+
+
+def test_a_machine_that_stopped_may_lose_what_was_behind_the_last_mark_and_the_guarantee_says_so(tmp_path, monkeypatch):
+    path = tmp_path / "journal"
+    monkeypatch.setattr(journals, "_SHARE", 1e9)  # blocks double each time
+    after = _life(path, 40)
+    whole = path.read_bytes()
+    lost = whole[: -5 * 8] + bytes(3 * 8)  # zeros, as file systems leave them
+    path.write_bytes(lost)
+    with pytest.raises(ArgumentError, match="damaged"):  # on a machine that did not stop, that is damage
+        Journal.open(path, KEY, Owner(tmp_path, newest=True))
+    monkeypatch.setattr(journals, "boot_identity", lambda: "another start")
+    journal = Journal.open(path, KEY, Owner(tmp_path, newest=True))
+    journal.seek(*after[9])
+    assert journal.ahead == _releases(lost) - 10 and "vouched" in journal.notes[0]
+    path.write_bytes(whole[:200] + bytes(len(whole) - 200))  # more is gone than could be unflushed
+    with pytest.raises(ArgumentError, match="damaged"):
+        Journal.open(path, KEY, Owner(tmp_path, newest=True))
+
+
+def test_a_full_disk_stops_the_step_and_leaves_the_journal_whole(tmp_path, monkeypatch):
+    path = tmp_path / "journal"
+    after = _life(path, 3)
+    journal = Journal.open(path, KEY, Owner(tmp_path, newest=True))
+    journal.seek(*after[-1])
+    journal.begin(3)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:5]))
+    with pytest.raises(StorageError, match="Nothing was released"):
+        journal.released(3, b"x")
+    monkeypatch.undo()
+    journal.released(3, b"x")
+    journal.close()
+    assert _life(path, 0, position=4, chain=journal.chain) == []
+
+
+def test_blocks_are_reserved_so_that_flushing_takes_a_hundredth(tmp_path, monkeypatch):
+    clock = [0.0]
+    flushes = []
+
+    def flush(file):
+        clock[0] += 0.01
+        flushes.append(clock[0])
+
+    monkeypatch.setattr(journals.os, "fsync", flush)
+    monkeypatch.setattr(journals.time, "perf_counter", lambda: clock[0])
+    journal = Journal.create(tmp_path / "journal", KEY, Owner(tmp_path), {})
+    for step in range(5000):
+        clock[0] += 0.002
+        journal.begin(step)
+        assert journal.begun > step
+    journal.close()
+    assert len(flushes) * 0.01 < 0.03 * clock[0]
+
+
+# The owner -----------------------------------------------------------------------------------------------------------------
+
+
+def _child(task):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = task()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def test_another_process_is_named_and_its_death_frees_the_folder(tmp_path):
+    ready = tmp_path / "ready"
+
+    def hold():
+        own = Owner(tmp_path)
+        ready.touch()
+        time.sleep(60)
+        return int(own.held)
+
+    pid = _child(hold)
+    while not ready.exists():
+        time.sleep(0.01)
+    with pytest.raises(ArgumentError, match=rf"process {pid} on .*has it"):
+        Owner(tmp_path)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    own = Owner(tmp_path)
+    assert own.held
+    own.release()
+    assert not (tmp_path / ".lock").exists() and not own.held
+
+
+def test_a_forked_child_keeps_no_lock_alive(tmp_path):
+    own = Owner(tmp_path)
+    pid = _child(lambda: time.sleep(60) or 0)
+    own.release()
+    try:
+        assert Owner(tmp_path).held
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def no_flock(monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def refused(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+
+
+def test_without_locks_a_lease_is_kept_and_taken_over_on_demand_only(tmp_path, no_flock, monkeypatch):
+    first = Owner(tmp_path)
+    monkeypatch.setattr(owner, "_here", {})  # as in another process
+    with pytest.raises(ArgumentError, match=rf"process {os.getpid()} on .*--take-over"):
+        Owner(tmp_path)
+    old = time.time() - 3600
+    os.utime(tmp_path / ".lock", (old, old))
+    with pytest.raises(ArgumentError, match="not been heard of for a minute"):
+        Owner(tmp_path)
+    second = Owner(tmp_path, take_over=True)
+    assert second.held and not first.held
+    with pytest.raises(ArgumentError, match="taken it over"):
+        first.require()
+    second.release()
+    assert Owner(tmp_path).held
+
+
+def test_a_lease_is_touched_while_it_is_held(tmp_path, no_flock, monkeypatch):
+    monkeypatch.setattr(owner, "_BEAT", 0.02)
+    own = Owner(tmp_path)
+    old = time.time() - 3600
+    os.utime(tmp_path / ".lock", (old, old))
+    deadline = time.monotonic() + 30
+    while (tmp_path / ".lock").stat().st_mtime < old + 1800 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert (tmp_path / ".lock").stat().st_mtime > old + 1800
+    own.release()
+
+
+# The custodian --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrapped_key_is_nowhere_in_its_file_and_needs_its_kek(tmp_path, monkeypatch):
+    kek = tmp_path / "kek"
+    kek.write_bytes(bytes(reversed(range(32))))
+    monkeypatch.setenv("HUSHGRAD_KEK", str(kek))
+    path = tmp_path / "key.json"
+    write_key(path, KEY, plan="p")
+    text = path.read_text()
+    assert KEY.secret.hex() not in text and json.loads(text)["wrapped"]
+    assert read_key(path, plan="p").secret == KEY.secret
+    for wrong in (bytes(32), b"short"):
+        kek.write_bytes(wrong)
+        with pytest.raises(ArgumentError, match="HUSHGRAD_KEK"):
+            read_key(path, plan="p")
+    monkeypatch.delenv("HUSHGRAD_KEK")
+    with pytest.raises(ArgumentError, match="HUSHGRAD_KEK"):
+        read_key(path, plan="p")
+
+
+SECRET = ["key.json", ".key.json.123", "state.safetensors", ".state.safetensors.9", "journal", "shard-3-1.safetensors"]
+
+
+@pytest.mark.parametrize("home", ["", "checkpoint", "search", "search/00003/checkpoint"])
+@pytest.mark.parametrize("mark", ["guarantee.json", "tuning.json", "settled.json"])
+def test_what_a_finished_folder_still_holds_is_erased(tmp_path, home, mark, monkeypatch):
+    place = tmp_path / home
+    place.mkdir(parents=True, exist_ok=True)
+    for name in SECRET:
+        (place / name).write_bytes(b"secret")
+    (tmp_path / "model.safetensors").write_bytes(b"public")
+    assert {path.name for path in secrets_in(tmp_path)} == set(SECRET)
+    assert not finish(tmp_path) and len(secrets_in(tmp_path)) == len(SECRET)  # not finished: it may go on
+    (tmp_path / mark).write_text("{}")
+    written = []
+    flush = keys.os.fsync
+    monkeypatch.setattr(keys.os, "fsync", lambda file: (written.append(os.fstat(file).st_size), flush(file))[1])
+    assert finish(tmp_path) and secrets_in(tmp_path) == [] and len(written) == len(SECRET)  # overwritten, each of them
+    assert {path.name for path in tmp_path.iterdir()} == {"model.safetensors", mark}
+    assert not finish(tmp_path)
+
+
+def test_keys_go_first(tmp_path, monkeypatch):
+    for name in ("a", "journal", "key.json"):
+        (tmp_path / name).write_bytes(b"secret")
+    monkeypatch.setattr(keys.os, "urandom", lambda size: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        erase([tmp_path / "a", tmp_path / "journal", tmp_path / "key.json"])
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "journal").read_bytes() == b"secret"
+
+
+# Who took part ----------------------------------------------------------------------------------------------------------------
+
+SAMPLERS = [
+    PoissonSampler(rate=0.3, steps=40),
+    CyclicPoisson(period=4, rate=0.5, steps=40),
+    RoundRobin(batch_size=5, dataset_size=30, epochs=5),
+    BallsInBins(bins=8, epochs=3),
+]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+def test_every_sampler_keeps_its_promise_and_a_broken_one_is_noticed(sampler):
+    n = 30
+    book = Attendance(sampler.participation(), units=n)
+    for step, chosen in enumerate(sampler.batches(n, np.random.default_rng(1))):
+        book.enter(step, chosen)
+    assert book.check() == ""
+    broken = Attendance(sampler.participation(), units=n)
+    with_everybody = (np.arange(n) for _ in range(sampler.steps))
+    try:
+        for step, chosen in enumerate(with_everybody):
+            broken.enter(step, chosen)
+        assert "promises about" in broken.check()
+    except CaptureError as error:
+        assert "was not taken" in str(error)
+
+
+@given(st.integers(2, 6), st.integers(1, 4), st.lists(st.lists(st.integers(0, 5), unique=True), max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_gaps_and_times_are_those_of_a_plain_count(gap, times, batches):
+    book, seen = Attendance(MinSep(gap=gap, times=times), units=6), {unit: [] for unit in range(6)}
+    for step, batch in enumerate(batches):
+        allowed = all(len(seen[unit]) < times and (not seen[unit] or step - seen[unit][-1] >= gap) for unit in batch)
+        try:
+            book.enter(step, np.array(batch, np.int64))
+        except CaptureError:
+            assert not allowed
+            return
+        assert allowed
+        for unit in batch:
+            seen[unit].append(step)
+    again = Attendance(MinSep(gap=gap, times=times), units=6)
+    again.load_state_dict(book.state_dict())
+    assert again.state_dict()["total"] == sum(map(len, seen.values()))
+
+
+@pytest.mark.parametrize("promise", [Poisson(0.5), Everyone(), FixedSize(dataset_size=100, size=20)])
+def test_another_rate_is_told(promise):
+    book, rng = Attendance(promise, units=100), random.Random(0)
+    try:
+        for step in range(50):
+            book.enter(step, np.array([unit for unit in range(100) if rng.random() < 0.35]))
+    except CaptureError as error:
+        assert isinstance(promise, FixedSize) and "records took part in step 0" in str(error)
+    else:
+        assert "participations in 50 steps" in book.check()
