@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import command
+import identity
 import lives
 from table import Row
 
@@ -121,11 +122,11 @@ def damaged(folder: Path) -> tuple[bool, str]:
         return False, "the run was not killed"
 
     def disturbed(path: str) -> dict[str, Any] | None:
-        file = Path(path) / random.choice(["state.safetensors", "key.json"])
+        file = Path(path) / random.choice(["state.safetensors", "key.json", "journal"])
         whole = file.read_bytes()
         place = random.randrange(len(whole))
         flipped = whole[:place] + bytes([whole[place] ^ (1 << random.randrange(8))]) + whole[place + 1 :]
-        file.write_bytes(random.choice([flipped, whole[:place]]))
+        file.write_bytes(flipped if file.name == "journal" else random.choice([flipped, whole[:place]]))
         seen = lives.life(path, "blt")[0]
         file.write_bytes(whole)
         return seen
@@ -239,6 +240,10 @@ def interrupted(folder: Path) -> tuple[bool, str]:
         process.communicate(timeout=120)
         ends.append((folder / name / "model.safetensors").read_bytes())
     return ends[0] == ends[1], "resumed as printed"
+
+
+for _name, _function in identity.FAULTS:
+    fault(_name)(_function)
 
 
 # The command ---------------------------------------------------------------------------------------------------------------

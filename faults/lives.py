@@ -21,17 +21,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import hushgrad.release.atomic as atomic
+import hushgrad.release.journal as journals
 import hushgrad.train.checkpoint as checkpoints
 from hushgrad.denoise import Kalman
-from hushgrad.noise import BLT
+from hushgrad.noise import BLT, Source
 from hushgrad.train import Checkpoint, Plan, make_private
 from hushgrad.train.fit import run_steps
+from hushgrad.train.private import Private
 
 STEPS = 24
 _COMMON: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-5, "batch_size": 8, "dataset_size": 64, "average": "ema"}
@@ -52,22 +55,36 @@ def train(
     kill_at: int | None = None,
     on_step: Callable[[dict[str, Any]], None] | None = None,
     workers: int = 0,
+    start: int = 0,
+    changed: str = "",
+    augmented: bool = False,
 ) -> dict[str, Any]:
-    """One life of the run in ``directory``; it dies at its ``kill_at``-th touch of the disk, if that is given."""
+    """One life of the run in ``directory``; it dies at its ``kill_at``-th touch of the disk, if that is given.
+
+    ``start`` draws other first weights, ``changed`` says what is not as before ("record" or "rate"). Every release is noted in the
+    file ``releases`` beside the directory before the optimizer has it.
+    """
     if kill_at is not None:
         _die_at(kill_at)
-    data, model, optimizer = _parts(lazy=plan == "lazy")
+    data, model, optimizer = _parts(lazy=plan == "lazy", start=start)
+    if changed == "record":
+        data.tensors[0][7] += 1
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
     private = make_private(model, optimizer, PLANS[plan](), key=key, lazy_tables=plan == "lazy")
     checkpoint = Checkpoint(directory, private, extras={"schedule": schedule})
     first = private.steps
+    if changed == "rate":
+        schedule.base_lrs = [2 * rate for rate in schedule.base_lrs]
+        optimizer.param_groups[0]["lr"] *= 2
+    optimizer.register_step_pre_hook(partial(_note, Path(directory).parent / "releases", private))
 
     def save(metrics: dict[str, Any]) -> None:
         if metrics["step"] % 3 == 0:
             checkpoint.save(notes={"step": metrics["step"]})
 
     callbacks = [save] if on_step is None else [on_step, save]
-    run_steps(private, F.cross_entropy, data, scheduler=schedule, callbacks=callbacks, num_workers=workers)
+    records = Augmented(data) if augmented else data
+    run_steps(private, F.cross_entropy, records, scheduler=schedule, callbacks=callbacks, num_workers=workers)
     with nullcontext() if private.plan.average is None else private.averaged():
         averaged = _hash(model)
     groups = json.dumps(optimizer.state_dict()["param_groups"])
@@ -75,14 +92,50 @@ def train(
     return {"weights": _hash(model), "averaged": averaged, "groups": groups, "ledger": ledger, "first": first}
 
 
-def _parts(*, lazy: bool) -> tuple[TensorDataset, nn.Module, torch.optim.Optimizer]:
+class Augmented(Dataset[Any]):
+    """Noise from torch, numpy and Python on every example."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = self.data[i]
+        return x + 0.1 * torch.randn(6) + float(np.random.rand()) + random.random(), y
+
+
+def _note(path: Path, private: Private, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """One line: which row of which key's noise was released, and with which result."""
+    grads = b"".join(p.grad.detach().numpy().tobytes() for p in private.model.parameters() if p.grad is not None)
+    row = Source(key=private.key.secret).z(private.steps - 1, 0, torch.empty(8)).numpy().tobytes()
+    line = f"{hashlib.sha256(row).hexdigest()} {hashlib.sha256(grads).hexdigest()}\n".encode()
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, line)
+    os.close(file)
+
+
+def rows_released_twice(folder: str | Path) -> int:
+    """Of all pairs of releases under one row of noise, by whichever lives: how many rows gave different results."""
+    results: dict[str, set[str]] = {}
+    for path in Path(folder).rglob("releases"):
+        for line in path.read_text().splitlines():
+            row, result = line.split()
+            results.setdefault(row, set()).add(result)
+    return sum(len(found) > 1 for found in results.values())
+
+
+def _parts(*, lazy: bool, start: int = 0) -> tuple[TensorDataset, nn.Module, torch.optim.Optimizer]:
     """Data, model and optimizer: words in a table of which few rows are read at a time, or numbers."""
     torch.manual_seed(0)
     inputs = torch.randint(200, (64, 4)) if lazy else torch.randn(64, 6)
+    targets = torch.randint(3, (64,))
+    torch.manual_seed(start)
     first = nn.EmbeddingBag(200, 8) if lazy else nn.Linear(6, 8)
     model = nn.Sequential(first, nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5) if lazy else torch.optim.AdamW(model.parameters(), lr=0.05)
-    return TensorDataset(inputs, torch.randint(3, (64,))), model, optimizer
+    return TensorDataset(inputs, targets), model, optimizer
 
 
 def end_of(result: dict[str, Any]) -> dict[str, Any]:
@@ -105,12 +158,15 @@ def _die_at(call: int) -> None:
             if calls == call:
                 if function is write_tree:
                     args[0].write_bytes(b"half a checkp")
+                if function is write and random.random() < 0.5:  # a frame is aligned: the kernel writes all of it or nothing
+                    function(*args, **options)
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **options)
 
         return counted
 
-    write_tree = checkpoints.write_tree
+    write_tree, write = checkpoints.write_tree, journals.Journal._write
+    journals.Journal._write = dying(write)  # type: ignore[method-assign]
     checkpoints.write_tree, atomic._flush, os.replace = dying(write_tree), dying(atomic._flush), dying(os.replace)  # type: ignore[assignment]
 
 
