@@ -14,6 +14,7 @@ from hushgrad.accounting.pld.bounds.allocation import AllocatedAbove, AllocatedB
 from hushgrad.accounting.pld.bounds.exchange import AllocatedReplace
 from hushgrad.accounting.pld.profiles.curve import Curve, GaussianCurve, Mirror
 from hushgrad.events import BallsInBins, DiscreteLaplace, Event, Gaussian, Laplace, PureDP, Sampled
+from hushgrad.noise import Banded
 
 ALARM = 4.5  # standard errors: a false alarm in 3e5 comparisons
 
@@ -190,6 +191,31 @@ def test_fresh_bins_are_passes_composed() -> None:
     assert Event.from_json(
         '{"event": "Sampled", "how": {"participation": "BallsInBins", "bins": 3, "epochs": 2}, "of": {"event": "NonPrivate"}}'
     )
+
+
+@pytest.mark.parametrize(("bins", "bands", "apart"), [(12, 3, 3), (10, 3, 5), (11, 3, 11)])
+def test_banded_noise_against_simulation(bins: int, bands: int, apart: int) -> None:
+    """The run itself: shifts of all columns of the record's bin, mixed over bins. It costs at most the allocation to every d-th bin."""
+    epochs, sigma, at = 3, 4.0, 0.3
+    mechanism = Banded(bands=bands, coefficients=(1.0, -0.5, 0.25))
+    event = mechanism.event(sigma, BallsInBins(bins=bins, epochs=epochs), bins * epochs)
+    column = math.sqrt(1 + 0.25 + 0.0625)
+    if apart < bins:
+        assert event == Sampled(BallsInBins(bins=bins // apart, epochs=epochs), Gaussian(sigma / column))
+        assert event == Event.from_json(event.to_json())
+    c = np.zeros((bins * epochs + bands, bins * epochs))
+    for j in range(bins * epochs):
+        c[j : j + bands, j] = (1.0, -0.5, 0.25)
+    shifts = np.stack([c[:, j::bins].sum(axis=1) for j in range(bins)]) / sigma
+    z = np.random.default_rng(4).standard_normal((40_000, c.shape[0]))
+    where = np.random.default_rng(5).integers(bins, size=len(z))
+    ratio = np.exp((z + shifts[where]) @ shifts.T - 0.5 * (shifts**2).sum(axis=1)).mean(axis=1)
+    removed = np.maximum(1 - math.exp(at) / ratio, 0)
+    error = float(removed.std()) / math.sqrt(len(z))
+    assert float(removed.mean()) <= delta(event, epsilon=at) + ALARM * error
+    if bands < apart:  # a divisor too small for the bands would claim too little
+        wrong = Sampled(BallsInBins(bins=bins, epochs=epochs), Gaussian(2 * sigma / column))
+        assert float(removed.mean()) > delta(wrong, epsilon=at) + ALARM * error
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hushgrad import _check
-from hushgrad.events import CyclicPoisson, Event, Gaussian, Participation
+from hushgrad.events import BallsInBins, CyclicPoisson, Event, Gaussian, Participation, Sampled
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps, unresolved
 from hushgrad.noise.optimise_banded import optimise_banded
@@ -27,11 +27,15 @@ class Banded(LowerToeplitz):
     **Formal guarantee.** Without sampling one Gaussian event; the sensitivity is exact where the bands end within the gap
     (participations do not overlap) and for non-increasing coefficients, else an upper bound. Under cyclic Poisson sampling
     with ``period`` >= ``bands`` the run is amplified: ceil(steps / period) adaptive Gaussians of multiplier s / ||c||, each
-    on a Poisson sample at ``rate``, because the steps of one cycle that a record may meet have disjoint columns of C.
+    on a Poisson sample at ``rate``, because the steps of one cycle that a record may meet have disjoint columns of C. Under balls
+    in bins, with d the least divisor of the number of bins that is at least ``bands``: an allocation to bins / d bins, because
+    bins that are d apart have disjoint columns, also across epochs, and an observer may be told the bin modulo d.
 
-    >>> from hushgrad.events import CyclicPoisson
+    >>> from hushgrad.events import BallsInBins, CyclicPoisson
     >>> print(Banded.square_root(bands=2).event(1.0, CyclicPoisson(period=2, rate=0.1), 100))
     50 x Poisson(0.1) Gaussian(0.894427)
+    >>> print(Banded.square_root(bands=2).event(1.0, BallsInBins(bins=100, epochs=3), 300))
+    BallsInBins(50, 3) Gaussian(0.894427)
 
     References: Choquette-Choo et al. 2023 (arXiv:2306.08153), Theorem 4; Kalinin and Lampert 2024 (arXiv:2405.13763) for the
     square root.
@@ -98,11 +102,21 @@ class Banded(LowerToeplitz):
         return self.bands - 1
 
     def _amplified(self, noise_multiplier: float, participation: Participation, steps: int) -> Event | None:
-        if not isinstance(participation, CyclicPoisson) or participation.period < self.bands:
-            return None
-        fixed = self._fixed(steps, participation)
-        column = float(np.linalg.norm(fixed.strategy_coefficients(self.bands)))
-        return Gaussian(noise_multiplier / column).sampled(rate=participation.rate) * -(-steps // participation.period)
+        if isinstance(participation, CyclicPoisson) and participation.period >= self.bands:
+            step = self._column(noise_multiplier, participation, steps)
+            return step.sampled(rate=participation.rate) * -(-steps // participation.period)
+        if isinstance(participation, BallsInBins) and not participation.fresh:
+            pattern = pattern_of(participation, steps)  # refuses more steps than there are batches
+            apart = next((d for d in range(self.bands, participation.bins) if participation.bins % d == 0), None)
+            if apart is not None:
+                few = BallsInBins(bins=participation.bins // apart, epochs=pattern.times)
+                return Sampled(few, self._column(noise_multiplier, participation, steps))
+        return None
+
+    def _column(self, noise_multiplier: float, participation: Participation, steps: int) -> Gaussian:
+        """One participation whose rows no other one meets."""
+        column = self._fixed(steps, participation).strategy_coefficients(self.bands)
+        return Gaussian(noise_multiplier / float(np.linalg.norm(column)))
 
     def _is_open(self) -> bool:
         return self.coefficients is None
