@@ -107,6 +107,9 @@ def test_from_a_file_and_crosscheck(capsys: pytest.CaptureFixture[str], tmp_path
     answers = {row["accountant"]: row for row in json.loads(capsys.readouterr().out)["answers"]}
     assert set(answers) == {"hushgrad pld", *peers}
     assert answers["dp-accounting PLD"]["verdict"] == "inside the interval" and "above" in answers["dp-accounting RDP"]["verdict"]
+    assert main(["crosscheck", "--noise-multiplier", "1", "--delta", "1e-5", "--relation", "replace_one", "--json"]) == 0
+    answers = {row["accountant"]: row for row in json.loads(capsys.readouterr().out)["answers"]}
+    assert answers["dp-accounting PLD"]["verdict"] == "inside the interval" and "refused" in answers["dp-accounting RDP"]
     lying = {"a liar": lambda *question: 0.1, "a ruin": lambda *question: 1 / 0, "absent": _absent}
     monkeypatch.setattr(crosscheck, "_PEERS", lying)
     assert main(["crosscheck", "--from", str(tree), "--delta", "1e-5"]) == 1

@@ -84,8 +84,13 @@ def _dp_accounting(kind: str) -> Callable[[Event, float, str], float]:
     def ask(event: Event, delta: float, relation: str) -> float:
         import dp_accounting as dp
 
+        from hushgrad.errors import ArgumentError
         from hushgrad.events import to_dp_accounting
 
+        if kind == "rdp" and relation == "replace_one":
+            raise ArgumentError(
+                "Another question: its noise multiplier is for the distance of a replacement, ours for one contribution."
+            )
         between = getattr(dp.NeighboringRelation, _RELATIONS[relation])
         if kind == "pld":
             from dp_accounting.pld import PLDAccountant as accountant
