@@ -36,6 +36,7 @@ from hushgrad.train.contract import DataContract
 from hushgrad.train.guard import Guard
 from hushgrad.train.isolation import IsolationGate
 from hushgrad.train.loss import Losses, PrivateLoss
+from hushgrad.train.own_bits import OwnBits
 from hushgrad.train.parts import Parts
 from hushgrad.train.plan import Plan
 
@@ -133,6 +134,7 @@ class Private:
         self._raw_loss: Any = None
         self._rejected, self._splitting = 0, False
         self._gate, self._lazy = IsolationGate(self._capture), LazyTables()
+        self._bits = OwnBits(self._capture)
         self._parts = Parts(self._announce_part)
         self.losses = Losses(self._capture, together=self.sharding is not None)
         self._handles: list[Any] = []
@@ -151,6 +153,8 @@ class Private:
         # Before the capture's own hooks, which then see the check's passes from their beginning and leave them out.
         if check_isolation:
             self._handles.append(self._gate.attach(self._world, sharded=self.placement.in_parts))
+        if self.plan.certified:
+            self._handles.append(self._bits.attach(self.model))
         self._capture.attach()
         if lazy_tables:
             require_lazy_plan(self.plan, self._world, sharded=self.placement.in_parts)
@@ -244,7 +248,7 @@ class Private:
     def spent(self, accountant: str = "pld") -> Guarantee:
         """What the steps taken so far cost, earlier phases included: from the ledger, not from the plan."""
         self.settle()
-        notes = (*self.losses.notes, *self._journal.notes, *self._contract.notes)
+        notes = (*self._bits.notes, *self.losses.notes, *self._journal.notes, *self._contract.notes)
         return guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant, notes=notes)
 
     def declare(self, participation: Participation) -> None:
