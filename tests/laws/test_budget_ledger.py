@@ -169,7 +169,7 @@ def test_more_than_reserved_is_recorded_and_never_silent(ledger: Ledger) -> None
 
 def test_another_event_of_the_same_epsilon_is_an_overrun_where_it_composes_worse(tmp_path):
     ledger = Ledger.create(tmp_path / "budget.db")
-    ledger.add("patients", epsilon=2.5, delta=1e-6)
+    ledger.add("patients", epsilon=2.5, delta=1e-6, composition="pld")
     noise = calibrate(Gaussian, epsilon=0.99, delta=1e-6)
     reserved = [ledger.reserve("patients", Gaussian(noise)) for _ in range(3)]
     assert ledger.status("patients").epsilon < 1.8

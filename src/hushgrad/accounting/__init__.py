@@ -10,7 +10,8 @@
 | ``base`` | the recursion over compositions; ``Accountant``, ``Loss`` |
 | ``basic``, ``advanced``, ``optimal``, ``zcdp``, ``gdp``, ``rdp``, ``pld/`` | one accountant each |
 | ``gaussian``, ``renyi``, ``renyi_sampled``, ``dominance``, ``conversion`` | the analyses that they share |
-| ``api``, ``tradeoff``, ``group``, ``calibration`` (by ``bracketing``), ``filters`` | the questions |
+| ``api``, ``tradeoff``, ``group``, ``calibration`` (by ``bracketing``), ``filters`` (with ``pool``), ``odometer`` | the questions |
+| ``participation`` | who takes part: which theorem covers a sample, asked by every accountant |
 | ``contour`` | an estimate, labelled as such |
 | ``classical`` | printed theorems with their conditions |
 """
@@ -32,10 +33,11 @@ from hushgrad.accounting.calibration import (
     certified_calibration,
 )
 from hushgrad.accounting.contour import Estimate, estimate
-from hushgrad.accounting.filters import Filter, Odometer
+from hushgrad.accounting.filters import Filter
 from hushgrad.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from hushgrad.accounting.gdp import GDP
 from hushgrad.accounting.group import epsilon_for_group, for_group
+from hushgrad.accounting.odometer import Odometer
 from hushgrad.accounting.optimal import Optimal
 from hushgrad.accounting.pld import PLD
 from hushgrad.accounting.rdp import RDP

@@ -1,22 +1,26 @@
-r"""Privacy filters and odometers: budgets that are spent adaptively.
+r"""Privacy filters: budgets that are spent adaptively.
 
 An ordinary composition theorem fixes the epsilons in advance. If the next step's noise is chosen after looking at the last
 step's output, the *parameters* are random, and the theorem does not apply. A **filter** is a stopping rule: it admits steps
-as long as the budget holds, and whatever was admitted is (epsilon, delta)-DP together. An **odometer** has no budget; it gives
-a running bound on the privacy loss that holds at all times at once.
+as long as the budget holds, and whatever was admitted is (epsilon, delta)-DP together. (``odometer`` has no budget.)
 
 | kind of filter | rule | theorem |
 |---|---|---|
 | ``"basic"`` | sum of epsilon_i <= epsilon, sum of delta_i <= delta | Rogers et al. 2016 |
 | ``"advanced"`` | sqrt(2 S ln(1/d)) + S/2 <= epsilon, S = sum eps_i²; sum delta_i <= delta - d | Whitehouse et al. 2023 |
 | ``"zcdp"`` | sum of rho_i <= rho | Feldman and Zrnic 2021 (at every order), Whitehouse et al. 2023 |
-| ``"rdp"`` | sum of D_alpha <= bound, at one order fixed in advance | Feldman and Zrnic 2021 |
+| ``"pool"`` | every step uses up copies of a step of the declared plan that dominates it | ``accounting/pool.py`` |
+| ``"rdp"`` | sum of D_alpha <= bound, at one order fixed in advance (from a plan, if one is given) | Feldman and Zrnic 2021 |
 | ``"gdp"`` | sum of mu_i² <= mu², Gaussian steps | Smith and Thakurta 2022; Koskela et al. 2023 |
+
+To compose what was spent by a privacy-loss distribution and stop at the budget is *no* filter: choices made after looking break it.
 """
 
 from __future__ import annotations
 
 import math
+from copy import deepcopy
+from functools import lru_cache
 from typing import Protocol
 
 from hushgrad import _check
@@ -27,12 +31,16 @@ from hushgrad.accounting.base import Loss, Nothing, Unbounded
 from hushgrad.accounting.composition import Terms
 from hushgrad.accounting.gaussian import gaussian_mu
 from hushgrad.accounting.gdp import GDPLoss
+from hushgrad.accounting.pool import Pool
 from hushgrad.accounting.rdp import RDPLoss
 from hushgrad.accounting.zcdp import ZCDPLoss
 from hushgrad.errors import BudgetExceeded, NoTheorem
 from hushgrad.events import Event, Relation
 
-__all__ = ["Filter", "Odometer"]
+__all__ = ["Filter", "order_for"]
+
+_CALIBRATED = 1e-9  # a plan that was calibrated to exactly this budget fits, whatever its last digit
+_ORDERS = [1.0 + math.exp(0.15 * k) for k in range(-20, 60)]
 
 
 class _Rule(Protocol):
@@ -67,26 +75,51 @@ class Filter:
         *,
         epsilon: float,
         delta: float,
-        kind: str = "zcdp",
+        kind: str | None = None,
         relation: Relation | str = Relation.ADD_REMOVE,
         order: float | None = None,
+        plan: Event | None = None,
     ) -> None:
         self.epsilon, self.delta = _check.positive(epsilon=epsilon), _check.delta(delta=delta)
-        self.kind = _check.one_of(("advanced", "basic", "gdp", "rdp", "zcdp"), kind=kind)
+        kind = ("zcdp" if plan is None else "pool") if kind is None else kind
+        self.kind = _check.one_of(("advanced", "basic", "gdp", "pool", "rdp", "zcdp"), kind=kind)
         self.relation = Relation.of(relation)
         if order is not None and self.kind != "rdp":
             _check.fail("order", order, "to be given for kind='rdp' only")
+        if (plan is None and self.kind == "pool") or (plan is not None and self.kind not in ("pool", "rdp")):
+            _check.fail("plan", plan, "to be given for kind='pool', or for the order of kind='rdp'")
+        if self.kind == "rdp" and order is None and plan is not None:
+            order = order_for(plan, self.epsilon, self.delta, self.relation)
+        self._pool = self._checked_pool(plan) if self.kind == "pool" and plan is not None else None
         self._rule = _rule(self.kind, self.epsilon, self.delta, order)
         self._spent: tuple[float, ...] = ()
 
+    def _checked_pool(self, plan: Event) -> Pool:
+        cost = loss_of(plan, "pld", self.relation).epsilon(self.delta)
+        if not cost <= self.epsilon * (1 + _CALIBRATED):
+            _check.fail("plan", str(plan), f"to fit into the budget: it costs epsilon={at_most(cost, 6)}")
+        return Pool(plan)
+
     @property
     def used(self) -> float:
-        """The fraction of the budget that the admitted steps used."""
+        """The fraction of the budget that the admitted steps used; of a pool, by the epsilon of the references that are used up."""
+        if self._pool is not None:
+            return loss_of(self._pool.used, "pld", self.relation).epsilon(self.delta) / self.epsilon
         return self._rule.used(self._spent) if self._spent else 0.0
 
     def admits(self, event: Event) -> bool:
         """Whether ``event`` fits into what is left."""
+        if self._pool is not None:
+            return deepcopy(self._pool).take(event)
         return self._rule.used(self._after(event)) <= 1.0
+
+    def used_with(self, event: Event) -> float:
+        """The fraction of the budget that is used with ``event``: above 1, or infinite, where it does not fit."""
+        if self._pool is None:
+            return self._rule.used(self._after(event))
+        pool = deepcopy(self._pool)
+        fits = pool.take(event)
+        return loss_of(pool.used, "pld", self.relation).epsilon(self.delta) / self.epsilon if fits else math.inf
 
     def spend(self, event: Event) -> None:
         """Admit ``event``, which happens next.
@@ -94,6 +127,13 @@ class Filter:
         Raises:
             BudgetExceeded: if it does not fit; nothing is recorded then, and the step must not be taken.
         """
+        if self._pool is not None:
+            if not self._pool.take(event):
+                raise BudgetExceeded(
+                    f"Expected event={event} to be covered by what is left of the declared plan, {self._pool.plan}; "
+                    f"used up: {self._pool.used}. The step was not taken."
+                )
+            return
         after = self._after(event)
         if not self._rule.used(after) <= 1.0:
             raise BudgetExceeded(
@@ -118,9 +158,9 @@ def _rule(kind: str, epsilon: float, delta: float, order: float | None) -> _Rule
         return _Advanced(epsilon, delta)
     if kind == "gdp":
         return _Gdp(gaussian_mu(epsilon, delta) ** 2)
-    if kind == "zcdp":
-        return _Zcdp(_rho_for(epsilon, delta))
-    return _Rdp(epsilon, delta, order)
+    if kind == "rdp":
+        return _Rdp(epsilon, delta, order)
+    return _Zcdp(_rho_for(epsilon, delta))
 
 
 def _pairs(loss: Loss) -> list[tuple[float, float, int]]:
@@ -198,7 +238,7 @@ class _Rdp:
         # One order, fixed before anything is seen: the theorem holds at a fixed order only.
         self._order = _default_order(epsilon, delta) if order is None else _check.between(1, 1e9, order=order)
         a = self._order
-        self._bound = epsilon - math.log1p(-1.0 / a) + (math.log(delta) + math.log(a)) / (a - 1.0)
+        self._bound = _room(a, epsilon, delta)
         if self._bound <= 0.0:
             _check.fail("order", a, f"to leave room for epsilon={at_most(epsilon, 6)}", "Use a larger order.")
 
@@ -224,61 +264,32 @@ def _rho_for(epsilon: float, delta: float) -> float:
     return 1.0 / smallest_true(fits, 1e-9, high, tolerance=1e-9)
 
 
+@lru_cache(maxsize=256)
+def order_for(plan: Event, epsilon: float, delta: float, relation: Relation) -> float | None:
+    """A Rényi order at which (nearly) most copies of ``plan`` fit into the budget; None where ``plan`` has no finite divergence.
+
+    Of the orders that admit 85 % of the most copies, the one nearest to what suits the budget alone: other steps may follow.
+
+    The order is fixed by the plan and the budget, which are public, before anything is seen: the filter's theorem asks for no more.
+    """
+    loss = loss_of(plan, "rdp", relation)
+    if not isinstance(loss, RDPLoss):
+        return None
+    shares = [(loss.renyi(a) / room, a) for a in _ORDERS if (room := _room(a, epsilon, delta)) > 0.0]
+    least = min((share for share, _ in shares), default=math.inf)
+    if math.isinf(least):
+        return None
+    usual = math.log(_default_order(epsilon, delta) - 1.0)
+    # a plan that fits only at its best order must still fit
+    good = [order for share, order in shares if share <= (least / 0.85 if least / 0.85 <= 1.0 else max(least, 1.0))]
+    return min(good, key=lambda order: abs(math.log(order - 1.0) - usual))
+
+
+def _room(order: float, epsilon: float, delta: float) -> float:
+    """The Rényi divergence of this order that (epsilon, delta) allows."""
+    return epsilon - math.log1p(-1.0 / order) + (math.log(delta) + math.log(order)) / (order - 1.0)
+
+
 def _default_order(epsilon: float, delta: float) -> float:
     """The order at which a zCDP budget of this size would be converted: 1 + sqrt(ln(1/delta)/rho)."""
     return 1.0 + math.sqrt(math.log(1.0 / delta) / _rho_for(epsilon, delta))
-
-
-class Odometer:
-    r"""A running bound on the privacy loss of adaptively chosen zCDP steps, valid at all times at once.
-
-    **Formal guarantee.** With probability at least 1 - delta over the outputs, the realised privacy loss ln P[out | D]/P[out |
-    D'] of everything so far is at most ``epsilon()`` at *every* moment, for neighbours D, D'. (An odometer in the sense of
-    Rogers et al. 2016. For a budget that is fixed in advance a :class:`Filter` is tighter.)
-
-    Proof. For a fixed order alpha, exp((alpha - 1)(L_t - alpha rho_t)) with rho_t the sum of the rhos so far is a
-    supermartingale (the rhos are predictable), so by Ville's inequality L_t <= alpha rho_t + ln(1/d)/(alpha - 1) for all t,
-    except with probability d (the argument of Whitehouse et al. 2023). Take the orders that are best for rho = first 2^k,
-    k = 0, 1, ..., with d_k = 6 delta/(pi² (k + 1)²), which sum to delta; ``epsilon`` is the smallest of the bounds.
-
-        >>> from hushgrad.events import Gaussian
-        >>> meter = Odometer(delta=1e-5)
-        >>> for _ in range(100):
-        ...     meter.spend(Gaussian(20.0))
-        >>> round(meter.epsilon(), 2)  # rho = 0.125; fixed in advance it would be 2.52
-        2.97
-    """
-
-    def __init__(self, *, delta: float, first: float = 1e-3, relation: Relation | str = Relation.ADD_REMOVE) -> None:
-        self.delta = _check.delta(delta=delta)
-        self.relation = Relation.of(relation)
-        self._first = _check.positive(first=first)
-        self._rho = 0.0
-
-    @property
-    def rho(self) -> float:
-        """The sum of the rhos so far."""
-        return self._rho
-
-    def spend(self, event: Event) -> None:
-        """Record ``event``, which happens next. Without a rho (no privacy), the odometer shows infinity from then on."""
-        loss = loss_of(event, "zcdp", self.relation)
-        if isinstance(loss, Unbounded):
-            self._rho = math.inf
-        elif isinstance(loss, ZCDPLoss):
-            if loss.log_kept < 0.0:
-                raise NoTheorem("The odometer takes rho-zCDP steps, not ApproxDP ones.")
-            self._rho += loss.rho
-
-    def epsilon(self) -> float:
-        """The bound on the privacy loss of everything so far."""
-        if self._rho == 0.0:
-            return 0.0
-        if math.isinf(self._rho):
-            return math.inf
-        return min(self._level(k) for k in range(80))
-
-    def _level(self, k: int) -> float:
-        log_inverse = math.log(math.pi**2 * (k + 1) ** 2 / (6.0 * self.delta))
-        slope = math.sqrt(log_inverse / (self._first * 2.0**k))  # alpha - 1, fixed in advance for this level
-        return (1.0 + slope) * self._rho + log_inverse / slope

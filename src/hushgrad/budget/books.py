@@ -85,6 +85,7 @@ class Books:
     def _reserve(self, row: Row) -> None:
         if row.dataset not in self.datasets or row.event is None or row.reservation in self.reservations:
             raise BrokenChain(f"Row {row.number} reserves nothing, for an unknown data set, or under an id in use.")
+        self._declare(row.dataset, row.event)
         self.reservations[row.reservation] = Reservation(
             id=row.reservation,
             dataset=row.dataset,
@@ -94,6 +95,14 @@ class Books:
             state="held" if row.kind == "hold" else "begun",
             since=row.time,
         )
+
+    def _declare(self, name: str, event: Event) -> None:
+        """The first run fixes how an adaptive budget is spent, because it was planned before anything was seen.
+
+        While no run has begun, a cancelled reservation gives this place to the next one.
+        """
+        if all(r.state == "cancelled" for r in self.of(name)):
+            self.datasets[name] = replace(self.datasets[name], first=event)
 
     def _move(self, row: Row) -> None:
         known = self.reservations.get(row.reservation)

@@ -92,15 +92,19 @@ class Ledger:
         delta: float,
         unit: str = "example",
         relation: Relation | str = Relation.ADD_REMOVE,
-        composition: str = "pld",
+        composition: str = "adaptive",
+        plan: Event | None = None,
     ) -> Dataset:
         """Add a data set with its budget. A budget never changes afterwards.
 
+        With a ``plan``, the event of everything that is meant to happen, all runs that use up parts of it, in whatever order and
+        chosen after looking, are admitted at no price: together they are dominated by the plan.
+
         Raises:
-            ArgumentError: if there is a data set of this name.
+            ArgumentError: if there is a data set of this name, or the plan does not fit into the budget.
         """
         dataset = Dataset(
-            name=name, epsilon=epsilon, delta=delta, unit=unit, relation=Relation.of(relation), composition=composition
+            name=name, epsilon=epsilon, delta=delta, unit=unit, relation=Relation.of(relation), composition=composition, plan=plan
         )
 
         def decide(books: Books) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from hushgrad.budget.values import Dataset
-from hushgrad.errors import NoTheorem
+from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.events import ApproxDP, Compose, Event, Gaussian, GaussianMixture, Laplace, Repeat, RepeatAndSelect, Sampled
 
 __all__ = ["advice", "exceeds", "fits", "price"]
@@ -27,7 +27,11 @@ def price(dataset: Dataset, charges: tuple[Event, ...]) -> float:
     if not charges:
         return 0.0
     try:
-        return _composed(dataset, charges) if dataset.composition == "pld" else _filtered(dataset, charges)
+        if dataset.composition == "pld":
+            return _composed(dataset, charges)
+        return (
+            _adaptive(dataset, charges) if dataset.composition == "adaptive" else _filtered(dataset, charges, dataset.composition)
+        )
     except NoTheorem:
         return math.inf  # a budget fails closed
 
@@ -70,17 +74,40 @@ def _innermost(event: Event) -> Event:
     return event.of if isinstance(event, Repeat) else event
 
 
-def _filtered(dataset: Dataset, charges: tuple[Event, ...]) -> float:
+def _adaptive(dataset: Dataset, charges: tuple[Event, ...]) -> float:
+    """By the pool of the declared plan; else by what the first run, which was planned before anything was seen, decides.
+
+    The decision depends on public values only, so choices made after looking cannot bend it: the Rényi filter at the order that suits
+    the first run if that fits (then others may follow, whatever they are), else the pool of that run alone, which costs nothing.
+    """
+    if dataset.plan is not None:
+        return _filtered(dataset, charges, "pool", dataset.plan)
+    first = charges[0] if dataset.first is None else dataset.first
+    if _by_renyi(replace(dataset, first=None), first):
+        # the share of the filter says what fits; less than the composed epsilon is never shown
+        return max(_filtered(dataset, charges, "rdp", first), _composed(dataset, charges))
+    cost = _composed(dataset, (first,))
+    if cost > dataset.epsilon * (1.0 + _TOLERANCE):
+        return cost
+    if _selections(Compose((first,))):
+        return cost if charges == (first,) else math.inf
+    return _filtered(dataset, charges, "pool", first)
+
+
+@lru_cache(maxsize=256)
+def _by_renyi(dataset: Dataset, first: Event) -> bool:
+    try:
+        return _filtered(dataset, (first,), "rdp", first) <= dataset.epsilon
+    except (NoTheorem, ArgumentError):  # no finite divergence, or no order with room for it
+        return False
+
+
+def _filtered(dataset: Dataset, charges: tuple[Event, ...], kind: str, plan: Event | None = None) -> float:
     """The used share of a privacy filter, in units of the budget's epsilon."""
     from hushgrad.accounting import Filter
-    from hushgrad.errors import BudgetExceeded
 
-    budget = Filter(epsilon=dataset.epsilon, delta=dataset.delta, kind=dataset.composition, relation=dataset.relation)
-    try:
-        budget.spend(Compose(charges))
-    except BudgetExceeded:
-        return math.inf
-    return budget.used * dataset.epsilon
+    budget = Filter(epsilon=dataset.epsilon, delta=dataset.delta, kind=kind, relation=dataset.relation, plan=plan)
+    return budget.used_with(Compose(charges)) * dataset.epsilon
 
 
 def exceeds(dataset: Dataset, happened: Event, reserved: Event, others: tuple[Event, ...] = ()) -> bool:

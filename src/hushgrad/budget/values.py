@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hushgrad import _check
 from hushgrad._printed import at_most
-from hushgrad._value import Value
+from hushgrad._value import LATER, Value
 from hushgrad.events import Event, Relation
 
 __all__ = ["COMPOSITIONS", "Dataset", "Reservation", "Status"]
 
-COMPOSITIONS = ("pld", "rdp", "zcdp", "gdp")
+COMPOSITIONS = ("adaptive", "pld", "rdp", "zcdp", "gdp")
 
 
 class _Account(Value, family="account"):
@@ -36,11 +36,13 @@ class Dataset(_Account):
 
     | ``composition`` | how runs add up | what may depend on earlier results |
     |---|---|---|
-    | ``"pld"`` | numerically, tight | what a run computes, but not its *event*: noise, steps and rates are fixed beforehand |
+    | ``"adaptive"`` with a ``plan`` | each step uses up one of the plan's that dominates it (``Filter``, ``"pool"``) | everything |
+    | ``"adaptive"`` without | by the first run: the Rényi filter at its best order, or a pool if only that fits | everything |
     | ``"rdp"``, ``"zcdp"``, ``"gdp"`` | a privacy filter | everything (Feldman and Zrnic 2021, theorem 3.1; see ``Filter``) |
+    | ``"pld"`` | numerically, tight | what a run computes, but not its *event*: noise, steps and rates are fixed beforehand |
 
         >>> print(Dataset(name="patients", epsilon=3.0, delta=1e-6))
-        patients: epsilon 3, delta 1e-06 per example (add/remove one), composed by pld
+        patients: epsilon 3, delta 1e-06 per example (add/remove one), composed by adaptive
     """
 
     name: str
@@ -48,7 +50,9 @@ class Dataset(_Account):
     delta: float
     unit: str = "example"
     relation: Relation = Relation.ADD_REMOVE
-    composition: str = "pld"
+    composition: str = "adaptive"
+    plan: Event | None = field(default=None, metadata=LATER)
+    first: Event | None = field(default=None, metadata=LATER)  # what the first run reserved; the ledger fills it in
 
     def __post_init__(self) -> None:
         checked = {
@@ -59,8 +63,12 @@ class Dataset(_Account):
             "relation": Relation.of(self.relation),
             "composition": _check.one_of(COMPOSITIONS, composition=self.composition),
         }
-        for field, value in checked.items():
-            object.__setattr__(self, field, value)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if self.plan is not None:
+            _check.instance(Event, plan=self.plan)
+            if self.composition != "adaptive":
+                _check.fail("plan", str(self.plan), "to be given for composition='adaptive' only")
 
     def __str__(self) -> str:
         budget = f"epsilon {at_most(self.epsilon, 6)}, delta {at_most(self.delta, 6)} per {self.unit}"
@@ -100,7 +108,7 @@ class Status(_Account):
     """How much of a data set's budget is spent, counting every open reservation in full.
 
     ``epsilon`` is the composed epsilon of all charges at the budget's delta; under a filter it is the used share of the
-    budget's epsilon. Under ``"pld"`` any ``left``-DP run still fits, and often a costlier one: epsilons do not simply add up.
+    budget's epsilon, and under ``"adaptive"`` the larger of the two. Under ``"pld"`` any ``left``-DP run still fits, and often a costlier one: epsilons do not simply add up.
     """
 
     dataset: Dataset

@@ -79,7 +79,12 @@ def _add_options(parser: Parser) -> None:
     parser.add_argument("--unit", default="example", help="what is protected: example, user, ...")
     parser.add_argument("--relation", default="add_remove", help="add_remove, replace_one or zero_out")
     parser.add_argument(
-        "--composition", default="pld", help="pld (tight), or a filter: rdp, zcdp, gdp (runs may be planned after looking)"
+        "--composition",
+        default="adaptive",
+        help="adaptive, rdp, zcdp or gdp: runs may be planned after looking; pld: tight, for runs fixed beforehand",
+    )
+    parser.add_argument(
+        "--plan", metavar="JSON", help="the event of all that is meant to happen: then adaptivity is free (or @FILE)"
     )
 
 
@@ -146,7 +151,8 @@ def _init(options: argparse.Namespace) -> int:
 
 def _add(options: argparse.Namespace) -> int:
     names = ("epsilon", "delta", "unit", "relation", "composition")
-    dataset = _opened(options).add(options.dataset, **{name: vars(options)[name] for name in names})
+    plan = None if options.plan is None else _event_of(options.plan)
+    dataset = _opened(options).add(options.dataset, plan=plan, **{name: vars(options)[name] for name in names})
     _say(options, dataset.to_json(), str(dataset))
     return 0
 
@@ -271,13 +277,19 @@ def _names_an_event(options: argparse.Namespace) -> bool:
 
 
 def _event(options: argparse.Namespace) -> Event:
-    from hushgrad.events import Event, Gaussian
+    from hushgrad.events import Gaussian
 
     if (options.event is None) == (options.noise_multiplier is None):
         raise UsageError("Say what the run does: either --event, or --noise-multiplier with --rate and --steps.")
     if options.event is None:
         return Gaussian(options.noise_multiplier).sampled(rate=options.rate) * options.steps
-    content = _json(options.event)
+    return _event_of(options.event)
+
+
+def _event_of(word: str) -> Event:
+    from hushgrad.events import Event
+
+    content = _json(word)
     if isinstance(content, dict) and "ledger" in content:  # the ledger.json of a run: what it did
         from hushgrad.guarantee import Ledger as RunLedger
 

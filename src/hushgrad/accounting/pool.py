@@ -1,0 +1,111 @@
+r"""The reference pool: a plan that was declared beforehand, spent adaptively at no price.
+
+Fix reference steps A_1, ..., A_m and their counts T_1, ..., T_m in advance. Every step is assigned, by what it is and by nothing that
+happened, to a reference that dominates it (all directions, all epsilons), and is admitted as long as that one has copies left.
+
+Theorem. Everything admitted is together dominated by the composition of all T_i copies of all A_i, although each step, its noise, the order
+and the decision to go on may depend on all outputs before. Proof. Let D_R(eps) be the profile of the references R that are left. A step
+with privacy loss L that uses up A satisfies E[D_{R - A}(eps - L)] <= D_R(eps), because A dominates it and D is an increasing function of
+the loss (docs/explanation/pld.md, lemma 1). So along any adaptive path D_R(eps - losses so far) is a supermartingale, and at the end D
+is at least (1 - e^eps)_+, the profile of nothing. ∎
+
+Plain Gaussians are one reference with the sum of their mu^2: a part of it is used up by each (Smith and Thakurta 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from hushgrad import _check
+from hushgrad.accounting.base import count_leaves
+from hushgrad.accounting.participation import poisson_rate
+from hushgrad.events import Compose, Event, Gaussian, Sampled
+
+__all__ = ["Pool"]
+
+_ROUNDING = 1e-9  # a plan must fit into its own pool, whatever the last digit of a sum of squares
+
+
+@dataclass
+class Pool:
+    """What is left of a declared plan. ``take`` says whether an event still fits, and uses it up if so.
+
+    >>> pool = Pool(Gaussian(1.0).sampled(rate=0.01) * 100)
+    >>> pool.take(Gaussian(1.5).sampled(rate=0.005) * 60), pool.take(Gaussian(1.0).sampled(rate=0.01) * 41)
+    (True, False)
+    >>> print(pool.used)
+    60 x Poisson(0.01) Gaussian(1)
+    """
+
+    plan: Event
+    _counts: dict[Event, int] = field(init=False)
+    _taken: dict[Event, int] = field(init=False)
+    _square: float = field(init=False, default=0.0)
+    _square_taken: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        counts: dict[Event, int] = {}
+        count_leaves(_check.instance(Event, plan=self.plan), 1, counts)
+        self._counts = {leaf: n for leaf, n in counts.items() if not _is_plain(leaf)}
+        self._square = math.fsum(n * _square(leaf) for leaf, n in counts.items() if _is_plain(leaf))
+        self._taken = dict.fromkeys(self._counts, 0)
+
+    def take(self, event: Event) -> bool:
+        """Whether ``event`` is covered by what is left; what it uses is gone then."""
+        counts: dict[Event, int] = {}
+        count_leaves(event, 1, counts)
+        taken, square = dict(self._taken), self._square_taken
+        for leaf, n in counts.items():
+            reference = self._reference(leaf)
+            if reference is not None:
+                taken[reference] += n
+            elif self._square > 0 and _distance(leaf) is not None:
+                square += n * _square(leaf)
+            else:
+                return False
+        if square > self._square * (1 + _ROUNDING) or any(n > self._counts[leaf] for leaf, n in taken.items()):
+            return False
+        self._taken, self._square_taken = taken, square
+        return True
+
+    @property
+    def used(self) -> Event:
+        """The references that were used up, as an event."""
+        parts = [leaf * n for leaf, n in self._taken.items() if n]
+        if self._square_taken > 0:
+            parts.append(Gaussian(1 / math.sqrt(self._square_taken)))
+        return parts[0] if len(parts) == 1 else Compose(parts)
+
+    def _reference(self, leaf: Event) -> Event | None:
+        """The reference that a leaf uses: itself, else the one with the least distance, then rate, that dominates it."""
+        if leaf in self._counts:
+            return leaf
+        size = _distance(leaf)
+        if size is None or _is_plain(leaf):
+            return None
+        above = [(other, known) for known in self._counts if (other := _distance(known)) is not None and _at_most(size, other)]
+        return min(above, key=lambda found: found[0])[1] if above else None
+
+
+def _distance(leaf: Event) -> tuple[float, float] | None:
+    """(mu, rate) of a Gaussian, sampled or not: its profile grows with both (``pld/bounds/merge``). None for anything else."""
+    rate = poisson_rate(leaf)
+    of = leaf.of if isinstance(leaf, Sampled) and rate is not None else leaf
+    if not isinstance(of, Gaussian) or of.noise_multiplier == 0:
+        return None
+    return 1 / of.noise_multiplier, 1.0 if rate is None else rate
+
+
+def _at_most(size: tuple[float, float], other: tuple[float, float]) -> bool:
+    return size[0] <= other[0] and size[1] <= other[1]
+
+
+def _is_plain(leaf: Event) -> bool:
+    return isinstance(leaf, Gaussian) and leaf.noise_multiplier > 0
+
+
+def _square(leaf: Event) -> float:
+    size = _distance(leaf)
+    assert size is not None
+    return size[0] ** 2

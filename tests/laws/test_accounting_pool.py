@@ -1,0 +1,132 @@
+"""Budgets that are spent after looking: the reference pool, the Rényi filter with a plan's order, the ledger's default."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from hushgrad.accounting import Filter, calibrate, calibrate_steps, epsilon
+from hushgrad.accounting.pool import Pool
+from hushgrad.budget import Ledger
+from hushgrad.budget.pricing import fits, price
+from hushgrad.budget.values import Dataset
+from hushgrad.errors import ArgumentError, BudgetExceeded
+from hushgrad.events import ApproxDP, Event, Gaussian, Laplace, PureDP
+
+STEP = Gaussian(1.1).sampled(rate=0.01)
+
+
+def test_a_pool_admits_its_plan_and_whatever_is_dominated_by_it() -> None:
+    plan = STEP * 100 + Gaussian(5.0) * 3 + PureDP(0.1)
+    pool = Pool(plan)
+    assert pool.take(plan) and not pool.take(STEP) and not pool.take(Gaussian(1e3)) and not pool.take(PureDP(0.1))
+    pool = Pool(plan)
+    assert pool.take(Gaussian(2.0).sampled(rate=0.001) * 99) and pool.take(STEP) and not pool.take(STEP)
+    assert pool.take(Gaussian(5.0 / math.sqrt(2.0))) and pool.take(Gaussian(10.0) * 4) and not pool.take(Gaussian(1e3))
+    for other in (Gaussian(1.0).sampled(rate=0.01), Gaussian(1.1).sampled(rate=0.011), Laplace(100.0), PureDP(0.05)):
+        assert not Pool(STEP * 100 + PureDP(0.1)).take(other)
+
+
+def test_what_a_pool_has_given_never_costs_more_than_the_plan() -> None:
+    for seed in range(8):
+        rng = random.Random(seed)
+        plan = STEP * 40 + Gaussian(0.8).sampled(rate=0.002) * 10 + Gaussian(6.0) * 5
+        budget = epsilon(plan, delta=1e-6)
+        pool, given = Pool(plan), []
+        for _ in range(60):
+            step: Event = Gaussian(10 ** rng.uniform(-0.15, 1)).sampled(
+                rate=rng.choice([1.0, 0.01, 0.002, 0.0005])
+            ) * rng.randint(1, 12)
+            if pool.take(step):
+                given.append(step)
+        assert given
+        together = sum(given[1:], given[0])
+        assert epsilon(together, delta=1e-6) <= epsilon(pool.used, delta=1e-6) * (1 + 1e-3) <= budget * (1 + 2e-3)
+
+
+def test_filters_with_a_plan() -> None:
+    steps = calibrate_steps(STEP, epsilon=2.0, delta=1e-6)
+    pool = Filter(epsilon=2.0, delta=1e-6, plan=STEP * steps)
+    assert pool.kind == "pool" and pool.admits(STEP * steps) and not pool.admits(STEP * (steps + 1))
+    pool.spend(STEP * steps)
+    assert 0.999 < pool.used <= 1.0
+    with pytest.raises(BudgetExceeded, match="declared plan"):
+        pool.spend(STEP)
+    with pytest.raises(ArgumentError, match="to fit into the budget"):
+        Filter(epsilon=2.0, delta=1e-6, plan=STEP * (steps + 10))
+    with pytest.raises(ArgumentError, match="plan"):
+        Filter(epsilon=2.0, delta=1e-6, kind="pool")
+    little = Gaussian(0.6).sampled(rate=0.001)
+    shares = [Filter(epsilon=8.0, delta=1e-6, kind="rdp", plan=plan).used_with(little * 1000) for plan in (little * 1000, None)]
+    assert shares[0] < 0.6 * shares[1]  # the order that suits the budget alone admits half as many
+
+
+def _responses(e: np.ndarray, pure: float) -> np.ndarray:
+    """Delta of randomised response at ``pure``, at any epsilon."""
+    p, x = math.exp(pure) / (1 + math.exp(pure)), np.exp(np.minimum(e, 50.0))
+    return np.maximum(p - x * (1 - p), 0) + np.maximum((1 - p) - x * p, 0)
+
+
+def _chosen_after_looking(dataset: Dataset, sigma: float) -> float:
+    """The exact delta of a Gaussian followed by the worse of two steps that each still fit, chosen by its privacy loss."""
+    first = Gaussian(sigma)
+
+    def most(step: object, high: float) -> float:
+        low = 0.0
+        for _ in range(16):
+            middle = (low + high) / 2
+            low, high = (middle, high) if fits(dataset, (first, step(middle))) else (low, middle)  # type: ignore[operator]
+        return low
+
+    pure, lost = most(PureDP, 1.0), most(lambda d: ApproxDP(1e-9, d), dataset.delta)
+    mu = 1 / sigma
+    loss = np.linspace(mu * mu / 2 - 9 * mu, mu * mu / 2 + 9 * mu, 100_001)
+    weight = norm.pdf(loss, mu * mu / 2, mu) * (loss[1] - loss[0])
+    left = dataset.epsilon - loss
+    worse = np.maximum(_responses(left, pure), lost + (1 - lost) * np.maximum(1 - np.exp(np.minimum(left, 0.0)), 0.0))
+    return float(np.sum(weight * worse))
+
+
+def test_choices_after_looking_stay_within_the_budget() -> None:
+    adaptive, fixed = (Dataset(name="d", epsilon=1.0, delta=1e-6, composition=kind) for kind in ("adaptive", "pld"))
+    assert _chosen_after_looking(fixed, 6.0) > 1.3e-6  # what a composition of what was spent is worth here
+    for sigma in (6.0, 8.0, 15.0):
+        assert _chosen_after_looking(adaptive, sigma) <= 1e-6 * (1 + 1e-6)
+
+
+def test_the_default_admits_a_calibrated_run_and_goes_on_adaptively(tmp_path: Path) -> None:
+    assert Dataset(name="d", epsilon=1.0, delta=1e-6).composition == "adaptive"
+    old = Dataset.from_json({"account": "Dataset", "name": "d", "epsilon": 1.0, "delta": 1e-6, "composition": "pld"})
+    assert old.composition == "pld"
+    ledger = Ledger.create(tmp_path / "budget.db")
+    ledger.add("full", epsilon=2.0, delta=1e-6)
+    sigma = calibrate(lambda s: Gaussian(s).sampled(rate=0.05) * 200, epsilon=2.0, delta=1e-6)
+    run = ledger.reserve("full", Gaussian(sigma).sampled(rate=0.05) * 200)  # only the pool of this run admits it
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("full", Gaussian(1e4))
+    ledger.commit(run, Gaussian(sigma).sampled(rate=0.05) * 120)
+    ledger.reserve("full", Gaussian(2 * sigma).sampled(rate=0.01) * 80)  # chosen after looking, in the place of the rest
+    ledger.add("part", epsilon=2.0, delta=1e-6)
+    ledger.reserve("part", Gaussian(10.0))
+    assert ledger.status("part").epsilon == pytest.approx(epsilon(Gaussian(10.0), delta=1e-6), rel=1e-9)
+    ledger.reserve("part", PureDP(0.3))
+    ledger.add("planned", epsilon=2.0, delta=1e-6, plan=Gaussian(sigma).sampled(rate=0.05) * 200)
+    ledger.reserve("planned", Gaussian(3.0 * sigma).sampled(rate=0.02) * 200)
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("planned", Gaussian(sigma).sampled(rate=0.05))
+
+
+def test_a_cancelled_reservation_decides_nothing(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "budget.db")
+    ledger.add("d", epsilon=1.0, delta=1e-6)
+    held = ledger.reserve("d", PureDP(1.0), hold=True)
+    ledger.cancel(held)
+    ledger.reserve("d", Gaussian(20.0))
+    ledger.reserve("d", Gaussian(20.0).sampled(rate=0.1))
+    (dataset,) = ledger.datasets()
+    assert dataset.first == Gaussian(20.0) and price(dataset, ()) == 0.0
