@@ -63,9 +63,8 @@ def _plain(name: str, **fields: str) -> Callable[[Any], Json]:
 
 
 def _number(x: Any) -> Any:
-    return (
-        [_number(item) for item in x] if isinstance(x, (list, tuple)) or (hasattr(x, "tolist") and getattr(x, "ndim", 0)) else x
-    )
+    several = isinstance(x, (list, tuple)) or (hasattr(x, "tolist") and int(getattr(x, "ndim", 0)) > 0)
+    return [_number(item) for item in x] if several else x
 
 
 def _zcdp(theirs: Any) -> Json:

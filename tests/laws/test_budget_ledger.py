@@ -120,7 +120,9 @@ def test_replace_one_costs_more(tmp_path: Path) -> None:
     assert ledger.status("replace_one").epsilon > 1.8 * ledger.status("add_remove").epsilon
 
 
-def test_selections_have_a_price_although_the_pld_accountant_has_none(ledger: Ledger) -> None:
+def test_selections_have_a_price_although_the_pld_accountant_has_none(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "budget.db")
+    ledger.add("patients", epsilon=2.5, delta=1e-6, composition="pld")
     tuned = RepeatAndSelect(of=Gaussian(30.0), mean=5.0, shape=0.0)
     ledger.reserve("patients", tuned)
     ledger.reserve("patients", STEP * 100)

@@ -114,6 +114,8 @@ class Books:
                 raise BrokenChain(f"Row {row.number} is of kind {row.kind!r}, but the run is {known.state}.")
             charged = NOTHING if row.kind == "cancel" else known.charged
             self.reservations[known.id] = replace(known, state=after, charged=charged)
+            if row.kind == "cancel" and all(r.state == "cancelled" for r in self.of(known.dataset)):
+                self.datasets[known.dataset] = replace(self.datasets[known.dataset], first=None)
             return
         if row.event is None:
             raise BrokenChain(f"Row {row.number} does not say what the run is charged for.")

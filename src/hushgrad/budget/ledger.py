@@ -64,7 +64,7 @@ class Ledger:
         ...     with ledger.run("patients", Gaussian(5.0), run="histogram"):
         ...         pass  # whatever has that event
         ...     print(ledger.status("patients"))
-        patients: epsilon 0.8341 of 2 at delta 1e-06; 1 runs, 0 open.
+        patients: epsilon 0.8342 of 2 at delta 1e-06; 1 runs, 0 open.
 
     Reference: Rogers, Roth, Ullman and Vadhan 2016, "Privacy odometers and filters"; and see :class:`Dataset`.
     """

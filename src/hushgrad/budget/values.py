@@ -108,7 +108,8 @@ class Status(_Account):
     """How much of a data set's budget is spent, counting every open reservation in full.
 
     ``epsilon`` is the composed epsilon of all charges at the budget's delta; under a filter it is the used share of the
-    budget's epsilon, and under ``"adaptive"`` the larger of the two. Under ``"pld"`` any ``left``-DP run still fits, and often a costlier one: epsilons do not simply add up.
+    budget's epsilon, and under ``"adaptive"`` the larger of the two.
+    Under ``"pld"`` any ``left``-DP run still fits, and often a costlier one: epsilons do not simply add up.
     """
 
     dataset: Dataset
