@@ -417,8 +417,8 @@ def test_the_head_of_a_pretrained_model(tmp_path):
 # Refusals -----------------------------------------------------------------------------------------------------------------
 
 
-class TwoProcesses(transformers.TrainingArguments):
-    world_size = 2
+class TwoDevices(transformers.TrainingArguments):
+    n_gpu = 2
 
 
 REFUSED = {
@@ -437,8 +437,8 @@ def test_what_would_change_the_plan_is_refused(message, tmp_path):
 
 
 def test_more_refusals(tmp_path):
-    two = TwoProcesses(output_dir=str(tmp_path), use_cpu=True, save_strategy="no", report_to="none")
-    with pytest.raises(ArgumentError, match=r"world_size=2 to be 1. Use make_private .* torchrun"):
+    two = TwoDevices(output_dir=str(tmp_path), use_cpu=True, save_strategy="no", report_to="none")
+    with pytest.raises(ArgumentError, match=r"n_gpu=2 to be 1 in each process. .* torchrun"):
         PrivateTrainer(bert(), two, a_plan(), train_dataset=labelled())
     with pytest.raises(ArgumentError, match="plan"):
         PrivateTrainer(bert(), arguments(tmp_path), "a plan", train_dataset=labelled())

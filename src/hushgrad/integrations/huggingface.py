@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     The plan says how batches are drawn and how many steps there are, so ``num_train_epochs`` is not used;
     ``per_device_train_batch_size`` is the size of the parts in which a batch is run, and changes nothing else. Trainer's own
     gradient clipping is switched off, because the plan clips. Frozen parameters (``requires_grad_(False)``, LoRA) cost
-    nothing. One process. Trainer's step counter and its logs count the steps of one call of ``train``, ``private.steps``
-    counts those of the run.
+    nothing. Trainer's step counter and its logs count the steps of one call of ``train``, ``private.steps`` counts those of the run.
+
+    Several processes (torchrun, ``accelerate launch``) share each batch, and the weights are those of one process. The model is not
+    wrapped in ``DistributedDataParallel``; to shard it, call ``fully_shard(model)`` before, and leave ``args.fsdp`` out.
 
     | what an example's labels are | its loss |
     |---|---|
@@ -124,6 +127,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         if self._checkpoint is not None:
             self._checkpoint.save()
 
+    def create_accelerator_and_postprocess(self) -> None:
+        """Accelerate must not wrap the model for parallel training: the run adds up the clipped sums itself, with their noise."""
+        super().create_accelerator_and_postprocess()
+        self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+
     # What Trainer calls -------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None) -> Any:
@@ -159,11 +167,12 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         """Forward and backward for one batch of the plan, part by part; an empty batch is a step of noise alone."""
         batch = _check.instance(Batch, inputs=inputs)
         total = torch.zeros((), device=self.args.device)
-        if not batch.examples:
+        if not batch.examples and not self.private.placement.in_parts:
             return total
         for part in self.private.split(batch, self.args.train_batch_size):
-            total += super().training_step(model, dict(part), None) * part.examples  # type: ignore[call-overload]
-        return total / batch.examples
+            loss = super().training_step(model, dict(part), None)  # type: ignore[call-overload]
+            total += loss * part.examples if part.examples else 0.0  # with sharded parameters all processes make every pass
+        return total / max(1, batch.examples)
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """The mean over the examples of each one's own loss; see the table above."""
@@ -216,6 +225,8 @@ def _require_fitting(args: TrainingArguments, plan: Plan) -> None:
     if str(args.save_strategy).rsplit(".", 1)[-1].lower() != "no":
         remedy = 'Give save_strategy="no" and checkpoint=FOLDER: Trainer\'s own checkpoints hold neither the books nor the noise.'
         _check.fail("save_strategy", str(args.save_strategy), 'to be "no"', remedy)
-    if args.world_size > 1 or args.n_gpu > 1:
-        remedy = "Use make_private in a loop of your own under torchrun: it shares each batch among the processes."
-        _check.fail("world_size", max(args.world_size, args.n_gpu), "to be 1", remedy)
+    if args.n_gpu > 1:
+        _check.fail("n_gpu", args.n_gpu, "to be 1 in each process", "Start one process for each device, with torchrun.")
+    if args.fsdp or args.deepspeed:
+        remedy = "Call fully_shard(model) before the Trainer is made, and start it with torchrun: the run shares the work itself."
+        _check.fail("fsdp or deepspeed", args.fsdp or args.deepspeed, "to be left out", remedy)

@@ -21,6 +21,7 @@ from typing import Any
 
 try:
     from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.strategies import DDPStrategy
 except ImportError as error:  # pragma: no cover
     raise ImportError("hushgrad.integrations.lightning needs lightning: pip install 'hushgrad[lightning]'.") from error
 
@@ -34,7 +35,17 @@ from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar
 
-__all__ = ["PrivateFit"]
+__all__ = ["PrivateFit", "PrivateProcesses"]
+
+
+class PrivateProcesses(DDPStrategy):
+    """Several processes that share a private fit: Lightning's own, but for the wrapper that would add up raw gradients.
+
+    The run deals one batch to all of them and adds up their clipped sums, with the noise. Metrics are reduced as ever.
+    """
+
+    def configure_ddp(self) -> None:
+        """Leave the module as it is."""
 
 
 class PrivateFit(Callback):
@@ -46,7 +57,9 @@ class PrivateFit(Callback):
     One loop over the loader is the whole run, so ``max_epochs=1``; a scheduler that should follow the steps has
     ``"interval": "step"``. ``training_step`` returns the mean loss over the examples of its batch and calls ``self(x)``, where
     the first batch is tested for examples that influence each other. Lightning's gradient clipping, accumulation and fp16
-    scaling are refused. One object, one fit, one process.
+    scaling are refused. One object, one fit.
+
+    Several processes share each batch with ``Trainer(strategy=PrivateProcesses(), ...)``, and the weights are those of one process.
 
     Args:
         plan: what to run; calibrated.
@@ -165,9 +178,9 @@ def _require_fitting(trainer: Any) -> None:
         _check.fail("max_epochs", trainer.max_epochs, "to be 1", remedy)
     if str(trainer.precision).startswith("16"):
         _check.fail("precision", trainer.precision, 'to be "32-true" or "bf16-mixed"', "fp16 scales the loss, and every norm.")
-    if trainer.world_size != 1:
-        remedy = "Use make_private in a loop of your own under torchrun: it shares each batch among the processes."
-        _check.fail("world_size", trainer.world_size, "to be 1", remedy)
+    if trainer.world_size != 1 and not isinstance(trainer.strategy, PrivateProcesses):
+        remedy = "Use strategy=PrivateProcesses(): Lightning's own would add up raw gradients."
+        _check.fail("strategy", type(trainer.strategy).__name__, "not to wrap the module", remedy)
     if len(trainer.optimizers) != 1:
         _check.fail("optimizers", len(trainer.optimizers), "to be one", "A plan drives one optimizer.")
     if trainer.ckpt_path is not None:

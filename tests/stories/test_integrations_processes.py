@@ -1,0 +1,44 @@
+"""Trainer and Lightning under several processes: the weights of one."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from several_processes import run
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hushgrad[hf]'")
+pytest.importorskip("peft", reason="peft is not installed: pip install 'hushgrad[hf]'")
+pytest.importorskip("lightning", reason="lightning is not installed: pip install 'hushgrad[lightning]'")
+
+PROGRAM = Path(__file__).with_name("integrations_program.py")
+pytestmark = pytest.mark.timeout(900)  # several processes on a busy machine
+
+
+def _same_as_alone(tmp_path: Path, world: int, *, sharded: bool, which: list[str]) -> None:
+    options = {"which": which, "ordered": sharded}
+    alone = runpy.run_path(str(PROGRAM))["main"]({**options, "sharded": False})
+    together = run(PROGRAM, tmp_path, world, {**options, "sharded": sharded})
+    for name in which:
+        for found in together:
+            assert found[name]["steps"] == alone[name]["steps"] and found[name]["spent"] == alone[name]["spent"]
+            distance = torch.tensor(found[name]["weights"]) - torch.tensor(alone[name]["weights"])
+            assert float(distance.abs().max()) < 1e-6
+            assert found[name]["weights"] == together[0][name]["weights"]
+
+
+def test_two_processes_give_the_weights_of_one(tmp_path):
+    _same_as_alone(tmp_path, 2, sharded=False, which=["trainer", "lora", "lightning"])
+
+
+@pytest.mark.slow
+def test_three_processes_give_the_weights_of_one(tmp_path):
+    _same_as_alone(tmp_path, 3, sharded=False, which=["trainer", "lora", "lightning"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_model_that_was_sharded_before_gives_the_weights_of_one_process(tmp_path, world):
+    _same_as_alone(tmp_path, world, sharded=True, which=["trainer"])
