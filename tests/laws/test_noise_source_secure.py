@@ -231,16 +231,18 @@ def test_a_plan_says_whether_it_is_secure_and_old_plans_keep_their_digest():
         Plan.dpsgd(noise_multiplier=0.0, steps=2, secure=True, **COMMON)
 
 
-def test_a_secure_step_releases_points_of_the_grid():
-    plan = Plan.dpsgd(noise_multiplier=1.0, steps=3, secure=True, max_grad_norm=0.7, **COMMON)
+@pytest.mark.parametrize("certified", [False, True])
+def test_a_secure_step_releases_points_of_the_grid(certified):
+    plan = Plan.dpsgd(noise_multiplier=1.0, steps=3, secure=True, certified=certified, max_grad_norm=0.7, **COMMON)
+    assert ("proved with certified=True only" in str(plan)) is not certified
     model = nn.Linear(3, 2).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    private = make_private(model, optimizer, plan, seed=3)
+    private = make_private(model, optimizer, plan, seed=3, loss_reduction="sum")
     h, seen = grid(0.7 / 4), []
     data = TensorDataset(torch.randn(16, 3, dtype=torch.float64), torch.randn(16, 2, dtype=torch.float64))
     optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in model.parameters()))
     for x, y in private.loader(data):
         optimizer.zero_grad()
-        (model(x) - y).square().mean().backward()
+        (model(x) - y).square().mean(1).sum().backward()
         optimizer.step()
     assert len(seen) == 6 and all(whole_steps(grad, h) for grad in seen)

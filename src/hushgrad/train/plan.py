@@ -225,7 +225,8 @@ class Plan(_Description):
         ]
         options = (("denoising", self.denoise), ("averaging", self.average), ("projection", self.projection))
         rows += [(name, _brief(value)) for name, value in options if value is not None]
-        rows += [("secure", "sum plus noise correctly rounded to a public grid")] if self.secure else []
+        bound = "" if self.certified else "; the sum's own bound is proved with certified=True only"
+        rows += [("secure", f"sum plus noise correctly rounded to a public grid{bound}")] if self.secure else []
         rows += [("certified", f"sums in double precision; kappa = {KAPPA:g}, counted")] if self.certified else []
         return "\n".join([f"Plan {self.digest[:12]}", *(f"  {name:<11}{text}" for name, text in rows)])
 
