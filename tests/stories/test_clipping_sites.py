@@ -126,16 +126,6 @@ def test_complex_parameters_are_refused():
         Capture(model).attach()
 
 
-def test_rows_that_are_no_examples_are_named():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0, 1), nn.Linear(4, 4), nn.Unflatten(0, (-1, 3)), nn.Linear(4, 2))
-    capture = Capture(model)
-    capture.attach()
-    with pytest.raises(
-        CaptureError, match=r"2 \(18 rows\) .* \(6 rows\).* Within one forward, keep the examples in the first dimension"
-    ):
-        model(torch.randn(6, 3, 4)).mean().backward()
-
-
 def test_a_copy_of_a_captured_model_is_an_ordinary_one():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))

@@ -157,6 +157,7 @@ class Rule(ABC):
     ``subtree`` = True: the rule also owns the parameters of the layer's children (their local names are dotted), which are
     then not captured by themselves (``nn.MultiheadAttention`` uses its ``out_proj`` without calling it).
     ``scatters`` = True: the weighted sum touches few rows of a large table, and so is best added to what is there already (noise).
+    ``positions`` = True: the layer has one input, and the rule takes any number of dimensions between the examples and the features.
     ``hot`` = False: norms are taken at collect time instead of inside backward, right after the gradient was computed.
 
     A layer with one output tensor has one entry in ``record.grads``; one that returns a tuple, list or dict has one for each
@@ -166,6 +167,7 @@ class Rule(ABC):
     parameters: ClassVar[frozenset[str] | None] = None  # None: whatever there is
     subtree: ClassVar[bool] = False
     scatters: ClassVar[bool] = False
+    positions: ClassVar[bool] = False
     hot: ClassVar[bool] = True
 
     @abstractmethod
@@ -202,24 +204,13 @@ class Rule(ABC):
         """What must be noted before a call (the random state); it comes back as ``record.memory``. Default: nothing."""
         return None
 
-    def examples(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-        """How many examples this call's inputs hold (None: it cannot be told). Default: the first tensor's first dimension."""
-        first = args[0] if args else None
-        if not isinstance(first, Tensor):
-            first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
-        return None if first is None or not first.dim() else first.shape[0]
+    def features(self, module: nn.Module) -> int:
+        """How many of the output's last dimensions are features, for a rule of ``positions``. Default: one."""
+        return 1
 
-    def shared(self, count: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether inputs of ``count`` rows may be shared by all examples, as position ids [1, T] are."""
-        return count == 1
-
-    def broadcast(self, output: Tensor, examples: int) -> Tensor | None:
-        """The output of a call on one shared row (position ids [1, T]) spread over the examples; None if this is no such call."""
-        return output.expand(examples, *output.shape[1:]) if output.shape[0] == 1 else None
-
-    def spread(self, value: Tensor, examples: int) -> Tensor:
-        """An input of such a call, spread in the same way."""
-        return value.expand(examples, *value.shape[1:]) if value.dim() and value.shape[0] == 1 else value
+    def dims(self, module: nn.Module, outputs: int) -> tuple[int, ...]:
+        """The dimension of the examples in each of the layer's outputs, as the rule reads them. Default: the first."""
+        return (0,) * outputs
 
     def select(self, record: Record, index: Tensor, examples: int) -> Record:
         """The same record for the examples in ``index`` alone. Default: every tensor whose first dimension is ``examples``."""

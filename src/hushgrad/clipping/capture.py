@@ -9,22 +9,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
+from torch.autograd.graph import get_gradient_edge
 
 from hushgrad import _check
-from hushgrad.clipping.base import ClippedSum, Clipper, Rule, rule_for
+from hushgrad.clipping.base import ClippedSum, Clipper
+from hushgrad.clipping.call import Call
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.held import Held
+from hushgrad.clipping.reconcile import problem_of
 from hushgrad.clipping.reduce import Group, Part, Use, add_clipped, add_usual
-from hushgrad.clipping.rules.vmap import Vmap, VmapTree
-from hushgrad.clipping.site import Call, Site
+from hushgrad.clipping.root import Root
+from hushgrad.clipping.rules.parameter import Bare
+from hushgrad.clipping.site import Site
+from hushgrad.clipping.sites import sites_of, sum_dtype
 from hushgrad.clipping.sums import RowSum, Sum
 from hushgrad.clipping.tape import Batch, Tape
 from hushgrad.errors import CaptureError
+from hushgrad.events import Relation
 
 __all__ = ["Capture"]
-
-_CONTAINERS = (nn.ParameterList, nn.ParameterDict)
 
 
 class Capture:
@@ -37,6 +40,8 @@ class Capture:
         model: its trainable parameters at the time of :meth:`attach` are captured, under their names in ``named_parameters()``.
         loss_reduction: "mean" if the loss is the mean of the examples' losses, "sum" if it is their sum. A mean over something
             else than examples (all tokens that are not ``ignore_index``) mixes the examples; use the sum, or a mean per example.
+        check_isolation: prove that no example influences another before a kind of pass is used; False: you vouch for it, and for
+            calls of the model's parts outside of ``model(x)``.
         unused: "raise" refuses a step in which a trainable parameter got no gradient; "zero" counts its gradient as zero.
         held: where the parameters lie; whole, in this process, by default.
         certificate: add in double precision, for a bound that is proved (see :mod:`hushgrad.clipping.certificate`); needs a "sum".
@@ -63,6 +68,7 @@ class Capture:
         *,
         loss_reduction: str = "mean",
         unused: str = "raise",
+        check_isolation: bool = True,
         held: Held | None = None,
         certificate: Certificate | None = None,
     ) -> None:
@@ -75,9 +81,14 @@ class Capture:
             remedy = "A mean divides every example's gradient by a number that depends on the others; make the loss a sum."
             _check.fail("loss_reduction", loss_reduction, 'to be "sum" for a certified run', remedy)
         self._tape = Tape()
+        self._tape.vouched = not check_isolation
+        self._root = Root(self, seal=check_isolation)
         self._handles: list[Any] = []
         self._sites: list[Site] = []
         self._params: dict[str, nn.Parameter] = {}
+        self._names: dict[int, str] = {}  # of the parameters, by identity
+        self._bare: dict[str, Site] = {}  # parameters that are read at the frontier
+        self._usual_calls = 0
         self._frozen: list[tuple[str, nn.Parameter]] = []
         self._dtypes: dict[str, torch.dtype] = {}  # of the sums
         self._scattered: frozenset[str] = frozenset()
@@ -96,15 +107,21 @@ class Capture:
         self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
         if not self._params:
             _check.fail("model", type(self.model).__name__, "to have a parameter that requires gradients")
-        self._sites = [self._held.site(self.model, site) for site in _sites(self._tape, self.model)]
-        self._dtypes = {name: s.dtype for s in self._sites for name in s.full.values()}
+        self._sites = [
+            self._held.site(self.model, site) for site in sites_of(self._tape, self.model, all_modules=not self._held.whole)
+        ]
+        self._dtypes = {name: sum_dtype(p) for name, p in self._params.items()}
         if self._certificate is not None:
             width = max(p.shape[0] + p.numel() // p.shape[0] if p.numel() else 1 for p in self._params.values() if p.dim())
             self._certificate = self._certificate._replace(width=width)
             self._certificate.cap(1)  # a batch for which there is none is refused now
             self._dtypes = dict.fromkeys(self._dtypes, torch.float64)
+        covered = {name for s in self._sites for name in s.full.values()}
+        self._usual_calls = len(self._sites) + len(self._params.keys() - covered)
+        self._names = {id(p): name for name, p in self._params.items()}
         self._scattered = frozenset(name for s in self._sites if s.rule.scatters for name in s.full.values())
         self._tied = sum(len(s.names) for s in self._sites) > len(self._params)
+        self._handles += self._root.hooks()
         for site in self._sites:
             self._handles += site.hooks()
         for name, p in self._params.items():
@@ -121,15 +138,74 @@ class Capture:
 
     def _leak(self, name: str) -> Any:
         def hook(p: Tensor) -> None:
-            self._tape.leaks.add(name)
-            p.grad = None  # a raw gradient must not reach the optimizer
+            grad, p.grad = p.grad, None  # a raw gradient must not reach the optimizer
+            tape = self._tape
+            batch = tape.batch()
+            if tape.deaf or grad is None or not batch.examples:
+                return
+            if batch.examples == 1:  # it is that example's own
+                self.bare_call(name).take(0, grad.unsqueeze(0))
+            elif name in batch.bare:
+                batch.bare[name].require_all(0, grad)
+            else:
+                tape.leaks.add(name)
 
         return hook
+
+    @property
+    def whole(self) -> bool:
+        """This process may run the model alone."""
+        return self._held.whole
+
+    @property
+    def not_isolated(self) -> str | None:
+        """Why this model may not be trained privately, if a proof has shown it."""
+        return self._root.failed
+
+    # What a proof asks -------------------------------------------------------------------------------------------------
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The captured parameters by name."""
+        return self._params
+
+    def name_of(self, leaf: Tensor) -> str | None:
+        """The name of a captured parameter."""
+        return self._names.get(id(leaf))
+
+    def idle(self, calls: list[Call]) -> frozenset[str]:
+        """Parameters of sites that were not called, or on no rows."""
+        busy = {name for c in calls if all(len(s) and s[0] for s in c.shapes) for name in c.site.full.values()}
+        return frozenset(name for site in self._sites for name in site.full.values()) - busy
+
+    def bare_call(self, name: str) -> Call:
+        """The use of a parameter in this batch that no site sees: it is read at the frontier."""
+        batch, p = self._tape.batch(), self._params[name]
+        if name not in batch.bare:
+            if name not in self._bare:
+                self._bare[name] = Site(self._tape, name, self.model, Bare(), {name: p}, {name: name})
+            batch.bare[name] = Call(self._bare[name], batch, (), {}, None)
+            batch.bare[name].edges = [get_gradient_edge(p)]
+        return batch.bare[name]
+
+    def weighed(self, weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """The sum of the per-example gradients with these weights, and the examples' norms; nothing is clipped."""
+        rows, self._by_rows = self._by_rows, frozenset()
+        folded, self._folded = self._folded, None
+        unused, self.unused, reduction, self.loss_reduction = self.unused, "zero", self.loss_reduction, "sum"
+        try:
+            with torch.set_grad_enabled(False):
+                sums = self._sums({})
+                parts = self._reduce(_Given(weights), sums, 1.0)
+            return {name: total.buffer for name, total in sums.items()}, parts[0].norms
+        finally:
+            self._by_rows, self._folded, self.unused, self.loss_reduction = rows, folded, unused, reduction
 
     # What hooks cannot know --------------------------------------------------------------------------------------------
 
     def examples(self, count: int) -> None:
         """The next physical batch has ``count`` examples."""
+        self._root.announces = True
         self._tape.announce(examples=_check.integer(0, count=count))
 
     def units(self, ids: Tensor) -> None:
@@ -162,6 +238,7 @@ class Capture:
 
     def discard(self) -> None:
         """Forget everything since the last collect."""
+        self._root.reset()
         self._tape.clear()
         self._folded = None
 
@@ -285,7 +362,7 @@ class Capture:
             return None
         batch = tape.batches[0]
         calls = batch.calls
-        if len(batch.tasks) != 1 or batch.units is not None or len(calls) != len(self._sites) or not _all_different(calls):
+        if len(batch.tasks) != 1 or batch.units is not None or len(calls) != self._usual_calls or not _all_different(calls):
             return None
         for p in self._params.values():
             if not p.requires_grad:
@@ -294,7 +371,7 @@ class Capture:
             if p.requires_grad:
                 return None
         for call in calls:
-            if call.stale():
+            if call.index is not None or call.stale():
                 return None
         return batch
 
@@ -323,104 +400,34 @@ class Capture:
         return Group(len(ids), uses)
 
     def _uses(self, batch: Batch, units: Tensor | None = None) -> list[Use]:
-        return [Use(call, self._factor(batch), units) for call in batch.calls]
+        return [Use(call, self._factor(batch), call.units(units)) for call in batch.calls]
 
     def _factor(self, batch: Batch) -> float:
         return batch.coefficient * (batch.examples if self.loss_reduction == "mean" else 1)
 
-    # Reconcile -----------------------------------------------------------------------------------------------------------
-
     def _reconcile(self) -> None:
         """Every trainable parameter seen, and seen completely; else raise, and forget the passes."""
-        problem = self._tape.failure or self._leaked() or self._changed() or self._unseen() or self._ambiguous() or self._stale()
+        problem = problem_of(self._tape, self._params, self._frozen, require_all=self.unused == "raise")
         if problem:
             self._tape.failure = problem  # until the passes are discarded
             raise CaptureError(problem)
 
-    def _leaked(self) -> str | None:
-        if not self._tape.leaks:
-            return None
-        return (
-            f"{_list(self._tape.leaks)} got a gradient outside of the module that owns it, so it cannot be clipped. Call the "
-            "owning module instead of using its parameter directly, or register a subtree rule for the module that uses it."
-        )
 
-    def _changed(self) -> str | None:
-        changed = [name for name, p in self._params.items() if not p.requires_grad]
-        changed += [name for name, p in self._frozen if p.requires_grad]
-        if not changed:
-            return None
-        return f"requires_grad of {_list(changed)} has changed since the capture was attached. Detach and attach it again."
+class _Given(Clipper):
+    """Weights that are given, for a proof."""
 
-    def _unseen(self) -> str | None:
-        if self.unused == "zero":
-            return None
-        for batch in self._tape.batches:
-            if batch.calls and not (len(batch.calls) == len(self._sites) and _all_different(batch.calls)):
-                seen = {name for call in batch.calls for name in call.site.full.values()}
-                missing = self._params.keys() - seen
-                if missing:
-                    return (
-                        f"{_list(missing)} got no gradient in this pass. Freeze what the loss does not use "
-                        '(requires_grad_(False)), or say Capture(..., unused="zero").'
-                    )
-        return None
+    def __init__(self, given: Tensor) -> None:
+        self._given = given
 
-    def _stale(self) -> str | None:
-        return next((call.stale_message() for batch in self._tape.batches for call in batch.calls if call.stale()), None)
+    def weights(self, sq_norms: Tensor) -> Tensor:
+        """As they were given, whatever the norms."""
+        return self._given.to(sq_norms)
 
-    def _ambiguous(self) -> str | None:
-        """Two calls of a module that were reached by different backward passes may hold different examples."""
-        for batch in self._tape.batches:
-            if len(batch.tasks) < 2:
-                continue
-            first: dict[str, set[int]] = {}
-            for call in batch.calls:
-                for name in call.site.full.values():
-                    if not first.setdefault(name, set(call.tasks)) & set(call.tasks):
-                        return (
-                            f"{name} was used in two forwards that were differentiated by separate backward passes. Run backward "
-                            "after each forward (micro-batches), or add the losses and run one backward (the same examples)."
-                        )
-        return None
-
-
-def _sites(tape: Tape, model: nn.Module) -> Iterator[Site]:
-    """One site for every module that owns trainable parameters, with the rule that fits it best."""
-    inside_subtree: set[int] = set()
-    full = {id(p): name for name, p in model.named_parameters()}
-    for path, module in model.named_modules():
-        if id(module) in inside_subtree or isinstance(module, _CONTAINERS):
-            continue
-        own = {name: p for name, p in _own(module) if p.requires_grad}
-        rule: Rule | None = rule_for(module, list(own))
-        if rule is None or is_parametrized(module):
-            rule = VmapTree() if is_parametrized(module) else Vmap()
-        if rule.subtree:
-            inside_subtree.update(id(child) for child in module.modules() if child is not module)
-        params = {name: p for name, p in module.named_parameters() if p.requires_grad} if rule.subtree else own
-        if params:
-            problem = rule.check(module)
-            if any(p.is_complex() for p in params.values()):
-                problem = "its parameters are complex. Train real ones, and use torch.view_as_complex"
-            if problem:
-                raise CaptureError(f"{path or type(module).__name__} cannot be clipped per example: {problem}.")
-            yield Site(tape, path, module, rule, params, {name: full[id(p)] for name, p in params.items()})
-
-
-def _own(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Its own parameters, and those of its parameter lists: these are never called themselves."""
-    yield from module.named_parameters(recurse=False)
-    for name, child in module.named_children():
-        if isinstance(child, _CONTAINERS):
-            yield from child.named_parameters(prefix=name)
+    def sensitivity(self, relation: Relation) -> float:
+        """Nothing of this is released."""
+        return float("inf")
 
 
 def _all_different(calls: list[Call]) -> bool:
     """No module was called twice."""
     return len(calls) == 1 or len({id(call.site) for call in calls}) == len(calls)
-
-
-def _list(names: Any) -> str:
-    shown = sorted(names)
-    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")

@@ -113,7 +113,7 @@ def _form(use: Use, local: str) -> Form | None:
     if local in record.kept:
         return record.kept[local]
     released = not (record.args or record.kwargs or record.grads)
-    return None if released else use.call.site.rule.factors(record).get(local)
+    return None if released else use.call.rule.factors(record).get(local)
 
 
 def _inner_if_cheap(a: Form | None, b: Form | None) -> Tensor | None:
@@ -202,7 +202,7 @@ class _Units:
 
 def _add_part(use: Use, some: dict[str, _Units], start: int, *, wide: bool) -> None:
     """Add this use's per-example gradients of the units from ``start`` on."""
-    record, rule, examples = use.call.record, use.call.site.rule, use.call.batch.examples
+    record, rule, examples = use.call.record, use.call.rule, use.call.examples
     assert record is not None
     if wide or type(rule).add_weighted is not Rule.add_weighted:
         use.call.measure()  # it may add gradients part by part; else they are formed, and their masses are their norms

@@ -120,10 +120,10 @@ def _examples(use: Use, unit: int) -> Iterator[int]:
 
 def _made(use: Use, example: int, *, wide: bool) -> dict[str, Tensor]:
     """The example's gradients: those that were kept, as they are; the others from their parts."""
-    record, rule = use.call.record, use.call.site.rule
+    record, rule = use.call.record, use.call.rule
     assert record is not None
     device = use.call.site.params[0].device
-    part = rule.select(record, torch.tensor([example], device=device), use.call.batch.examples)
+    part = rule.select(record, torch.tensor([example], device=device), use.call.examples)
     kept = {name: part.kept[name] for name in part.names if name in part.kept}
     if len(kept) == len(part.names):
         return kept

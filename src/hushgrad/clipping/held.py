@@ -16,6 +16,8 @@ __all__ = ["Held"]
 class Held:
     """Every parameter is whole, in this process. Placements over several processes answer otherwise."""
 
+    whole = True  # one process may run the model alone, and autograd finds the parameters themselves
+
     def site(self, model: nn.Module, site: Site) -> Site:
         """``site`` with hooks that find its parameters when they are needed."""
         return site

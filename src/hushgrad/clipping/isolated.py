@@ -6,8 +6,6 @@ take statistics over the batch break this silently. They are found by what they 
 1. d out[i] / d x[j] is exactly 0 for i != j (autograd, for the first and the last example);
 2. out[0] stays the same when the other examples are replaced (this also finds mixing behind ``detach`` or in integer operations);
 3. buffers end in the same state whatever the data (running means would carry data into the checkpoint, without noise);
-4. the first row of every layer that is trained belongs to one and the same example (a layer that gets the examples in another order
-   would have their norms added to those of others).
 """
 
 from __future__ import annotations
@@ -18,14 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hushgrad import _check
-from hushgrad.clipping.runs import Batch, detached, leaves_of, run_with_others, same, traced_run, with_squares_shared
+from hushgrad.clipping.runs import Batch, detached, run_with_others, same, traced_run, with_squares_shared
 from hushgrad.errors import ArgumentError, NotIsolated
 
-__all__ = ["isolation", "isolation_at_first_call"]
+__all__ = ["culprit", "isolation", "isolation_at_first_call"]
 
 
 def isolation(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = None, batch_dim: int = 0) -> None:
@@ -54,17 +51,32 @@ def isolation(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = 
         _check.fail(
             "inputs", examples, "to hold two examples or more", "One example alone cannot show whether it influences another."
         )
-    trained = {m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))}
     with _as_it_was(model):
         finding, shared = _finding(model, inputs, kwargs, batch), None
         if finding is not None:
             shared = with_squares_shared(inputs, kwargs, examples)
             finding = finding if shared is None else _finding(model, *shared, batch)
         if finding is None:
-            _require_order(model, shared or (inputs, kwargs), batch, trained)
             return
         path, module, detail = _culprit(model, inputs, kwargs, batch) or ("", model, finding)
-    raise NotIsolated(f"{_where(path, module)} lets the examples of a batch influence each other: {detail}. {_remedy(module)}")
+    raise NotIsolated(_sentence(path, module, detail))
+
+
+def culprit(model: nn.Module, args: Any, kwargs: Any, examples: int) -> str | None:
+    """Which module lets examples influence each other, in a sentence with the remedy; None if none does by itself."""
+    with _as_it_was(model):
+        for dim in (0, 1):
+            try:
+                found = _culprit(model, args, kwargs, Batch(examples, dim))
+            except Exception:  # noqa: BLE001 (a module that cannot be called once more is not the one that is looked for)
+                continue
+            if found is not None:
+                return _sentence(*found)
+    return None
+
+
+def _sentence(path: str, module: nn.Module, detail: str) -> str:
+    return f"{_where(path, module)} lets the examples of a batch influence each other: {detail}. {_remedy(module)}"
 
 
 def isolation_at_first_call(model: nn.Module, paused: Callable[[], AbstractContextManager[None]]) -> Any:
@@ -83,7 +95,8 @@ def isolation_at_first_call(model: nn.Module, paused: Callable[[], AbstractConte
             except ArgumentError:  # no output has as many rows as the first dimension: the inputs may have time first
                 isolation(module, *args, named=kwargs, batch_dim=1)
 
-    handle = model.register_forward_pre_hook(check, with_kwargs=True)
+    # Before a capture's own hook, whose proof calls the model, too.
+    handle = model.register_forward_pre_hook(check, with_kwargs=True, prepend=True)
     return handle
 
 
@@ -129,62 +142,6 @@ def _owners(rows: list[Tensor], roots: list[Tensor], batch: Batch) -> list[set[i
     loss = sum((row * torch.randn_like(row)).sum() for row in rows)
     grads = torch.autograd.grad(loss, roots, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
     return [set() if g is None else set(batch.rows(g).ne(0).any(1).nonzero().flatten().tolist()) for g in grads]
-
-
-# The order of the examples ------------------------------------------------------------------------------------------------
-
-
-def _require_order(model: nn.Module, inputs: tuple[Any, Any], batch: Batch, trained: set[nn.Module]) -> None:
-    """Raise if the first rows of trained layers belong to different examples."""
-    args, kwargs = tree_map(detached, inputs)
-    module = _out_of_place(model, args, kwargs, batch, trained)
-    if module is not None:
-        path = next(path for path, other in model.named_modules() if other is module)
-        raise NotIsolated(
-            f"{_where(path, module)} has other examples in its rows than the layers before it, so that what it learns of one would be "
-            "clipped with another's norm. Keep each example in its row in every layer: sort examples outside of the model "
-            "(pack_padded_sequence(..., enforce_sorted=False) does so), and use batch_first=True."
-        )
-
-
-def _out_of_place(model: nn.Module, args: Any, kwargs: Any, batch: Batch, trained: set[nn.Module]) -> nn.Module | None:
-    """The first layer that has another example in its first row than those before it."""
-    rows: list[tuple[nn.Module, Tensor]] = []
-
-    def hook(module: nn.Module, _: Any, output: Any) -> None:
-        row = _first_row(module, output, batch.examples)
-        if row is not None and row.requires_grad:
-            rows.append((module, row))
-
-    handles = [module.register_forward_hook(hook) for module in trained]
-    try:
-        run = traced_run(model, args, kwargs, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    roots = run.roots()
-    if len(set().union(*_owners([row for _, row in rows], roots, batch))) < 2:
-        return None
-    owners = [_owners([row], roots, batch) for _, row in rows]
-    counted = set(map(id, run.roots(run_with_others(model, args, kwargs, batch, factor=1.0, inner=run.inner), batch)))
-    seen: set[int] = set()
-    for (module, _), examples in zip(rows, owners, strict=True):
-        seen = seen.union(*(own for root, own in zip(roots, examples, strict=True) if id(root) in counted))
-        if len(seen) > 1:
-            return module
-    return None
-
-
-def _first_row(module: nn.Module, output: Any, examples: int) -> Tensor | None:
-    """What the capture takes for the first example's."""
-    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
-        y = output[0]
-        axis = 0 if module.batch_first else 1
-        if isinstance(y, PackedSequence):
-            y, axis = pad_packed_sequence(y, batch_first=True)[0], 0
-    else:
-        y, axis = next((t for t in leaves_of(output) if isinstance(t, Tensor) and t.is_floating_point()), None), 0
-    return y.select(axis, 0) if y is not None and y.dim() > axis and y.shape[axis] == examples else None
 
 
 # Which module ------------------------------------------------------------------------------------------------------------

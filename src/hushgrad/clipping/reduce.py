@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from hushgrad.clipping.base import Clipper, Record, Rule, added, usable
+from hushgrad.clipping.call import Call
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.cross import joint_norms
 from hushgrad.clipping.heavy import Columns, by_group, form, heavy_units, is_light
 from hushgrad.clipping.mass import Mass
-from hushgrad.clipping.site import Call
 from hushgrad.clipping.sums import Sum
 
 __all__ = ["Group", "Part", "Use", "add_clipped", "add_usual"]
@@ -101,7 +101,7 @@ def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict
     for call in calls:
         record, site = call.record, call.site
         assert record is not None
-        site.rule.add_weighted(
+        call.rule.add_weighted(
             record,
             dict.fromkeys(site.names, scaled if dtype is site.dtype else scaled.to(site.dtype)),
             {local: sums[name] for local, name in site.full.items()},
@@ -129,7 +129,7 @@ def _measured(group: Group, *, wide: bool) -> tuple[dict[str, Tensor], dict[str,
 
 
 def _add_use(use: Use, weights: Tensor, columns: Columns, finite: Tensor, sums: dict[str, Sum]) -> None:
-    record, rule, names = use.call.record, use.call.site.rule, use.call.site.full
+    record, rule, names = use.call.record, use.call.rule, use.call.site.full
     assert record is not None
     out = {local: sums[name] for local, name in names.items()}
     if use.units is not None:

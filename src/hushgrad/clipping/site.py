@@ -1,95 +1,30 @@
-"""The hooks on one captured module, and one call of it.
+"""The hooks on one captured module.
 
 Between its forward pre-hook and its forward hook a captured module runs on parameters that do not require gradients. Autograd
 therefore records only the way back to the *activations*, and ``backward`` computes no weight gradient that would be thrown away:
-the weighted sums of ``collect`` are the only ones. A parameter that is used anywhere else (``F.linear(x, other.weight)``) still
-requires its gradient there; that gradient arrives in ``p.grad``, where the capture notices it and refuses the step.
+the weighted sums of ``collect`` are the only ones. A parameter that is used anywhere else (``F.linear(x, other.weight)``) requires its
+gradient there, and is read at the frontier (:mod:`hushgrad.clipping.proof.graph`).
+
+The module's output is handed on as it is: a node of the graph to hang a hook on is all that is added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.autograd.graph import get_gradient_edge
 
-from hushgrad.clipping.base import Record, Rule
+from hushgrad.clipping._torch import backward_task
+from hushgrad.clipping.base import Rule
+from hushgrad.clipping.call import Call
 from hushgrad.clipping.rules.vmap import tensors_of, with_tensors
 
 if TYPE_CHECKING:
-    from hushgrad.clipping.tape import Batch, Tape
+    from hushgrad.clipping.tape import Tape
 
-__all__ = ["Call", "Site"]
-
-
-class Call:
-    """One call of a captured module; it becomes part of its batch when a gradient comes back to it."""
-
-    __slots__ = ("args", "batch", "kwargs", "memory", "record", "site", "sq_norms", "tasks", "versions")
-
-    def __init__(self, site: Site, batch: Batch, args: tuple[Any, ...], kwargs: Mapping[str, Any], memory: Any) -> None:
-        self.site, self.batch, self.args, self.kwargs, self.memory = site, batch, args, kwargs, memory
-        self.versions = _versions(args, kwargs)
-        self.record: Record | None = None
-        self.sq_norms: dict[str, Tensor] | None = None
-        self.tasks: list[int] = []
-
-    def arrive(self, g: Tensor) -> None:
-        """Tensor hook of a layer with one output."""
-        self.arrive_all((g,))
-
-    def arrive_all(self, grads: Any) -> None:
-        """Hook of a layer with several outputs: a gradient, or None, for each."""
-        tape = self.site.tape
-        self.tasks.append(tape.arrived(self))
-        grads = self.site.ready(tuple(grads))
-        if self.record is None:
-            self._open(grads)
-            if self.site.rule.hot:
-                tape.quiet(self.measure)
-        elif not self.record.grads:
-            tape.fail(
-                f"A second backward came back to {self.site.path or 'the model'}, whose input is already released. Add the "
-                "losses and run one backward."
-            )
-        else:  # a second loss over the same pass: per-example gradients are linear in g
-            self.record.grads = tuple(_plus(a, b) for a, b in zip(self.record.grads, grads, strict=True))
-            self.record.kept, self.record.pieces, self.record.masses, self.sq_norms = {}, {}, {}, None
-
-    def _open(self, grads: tuple[Tensor | None, ...]) -> None:
-        site = self.site
-        if self.versions != _versions(self.args, self.kwargs):
-            site.tape.fail(self.stale_message())
-        args, kwargs = site.ready(self.args), self.kwargs
-        if kwargs:
-            kwargs = dict(zip(kwargs, site.ready(tuple(kwargs.values())), strict=True))
-        if kwargs or args is not self.args:
-            self.versions = _versions(args, kwargs)
-        self.record = Record(site.module, site.names, args, kwargs, grads, self.memory)
-        self.args, self.kwargs = (), {}
-        self.batch.calls.append(self)
-
-    def stale(self) -> bool:
-        """Whether an input that is still needed was changed in place since the gradient came back."""
-        record = self.record
-        return record is not None and bool(record.grads) and self.versions != _versions(record.args, record.kwargs)
-
-    def stale_message(self) -> str:
-        """What to say then."""
-        path = self.site.path or "the model"
-        return f"The input of {path} was changed in place after the module had used it. Write the operation out of place."
-
-    def measure(self) -> dict[str, Tensor]:
-        """The squared norms by local name; the first time they are computed, and what is no longer needed is released."""
-        if self.sq_norms is None:
-            record = self.record
-            assert record is not None
-            self.sq_norms = self.site.rule.sq_norms(record)
-            if (record.kept or record.pieces) and record.complete:
-                record.release()
-        return self.sq_norms
+__all__ = ["Site"]
 
 
 class _Root(torch.autograd.Function):
@@ -140,13 +75,14 @@ class Site:
     ``full`` has their names in the model by their names in the module.
     """
 
-    __slots__ = ("_off", "dtype", "full", "module", "names", "params", "path", "rule", "tape")
+    __slots__ = ("_off", "dim", "dtype", "full", "module", "names", "params", "path", "rule", "tape")
 
     def __init__(
         self, tape: Tape, path: str, module: nn.Module, rule: Rule, params: dict[str, nn.Parameter], full: dict[str, str]
     ) -> None:
         self.tape, self.path, self.module, self.rule, self.full = tape, path, module, rule, full
         self.names, self.params = tuple(params), list(params.values())
+        self.dim = rule.dims(module, 1)[0]  # of the examples in the first output, as the rule expects them
         dtype = self.params[0].dtype
         self.dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype  # norms and sums need the bits
         # A stack, for a module may call itself: the parameters that were turned off, and what the rule noted.
@@ -189,46 +125,39 @@ class Site:
 
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, memory: Any) -> Any:
         """Wait for the gradient of this call's output."""
-        count = self.rule.examples(self.module, args, kwargs)
-        batch = self.tape.batch_of(count, lambda: count is None or self.rule.shared(count, args, kwargs))
-        call = Call(self, batch, args, kwargs, memory)
+        tape = self.tape
+        call = Call(self, tape.batch(), args, kwargs, memory)
         if isinstance(output, Tensor):
-            return self._watch_one(call, output, count)
-        if count is not None and count != batch.examples:
-            self.tape.wrong_count(self.path, count)
-        outputs = tensors_of(output)
-        return with_tensors(output, iter(_Outputs.apply(self.tape.anchor, call, *outputs))) if outputs else output  # type: ignore[no-untyped-call]
+            output, node = self._watch_one(call, output)
+            made, nodes = [output], [node]
+        elif made := tensors_of(output):
+            made = nodes = list(_Outputs.apply(tape.anchor, call, *made))  # type: ignore[no-untyped-call]
+            output = with_tensors(output, iter(made))
+        if tape.calls is not None:
+            call.shapes = [y.shape for y in made]
+            if tape.with_edges:
+                call.edges = [get_gradient_edge(y) if y.requires_grad else None for y in nodes]
+            tape.calls.append(call)
+        else:
+            tape.outside(call, again=backward_task() != -1)
+        return output
 
-    def _watch_one(self, call: Call, y: Tensor, count: int | None) -> Tensor:
-        B = call.batch.examples
-        spread = (count is not None and count != B) or (y.dim() > 0 and y.shape[0] == 1 != B)  # a row for all: positions
+    def _watch_one(self, call: Call, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and the tensor whose node has the hook: it stays in the graph whatever happens to the output."""
         # A module may return its own parameter, or a view of it (``self.position[:, :T]``); it requires gradients again by now.
         own = any(p is y or p is y._base for p in self.params) if y.requires_grad else False
         if not y.requires_grad or own:
             # An in-place operation on a view would move the hooks' node out of the graph; a detached tensor is no view.
             plain = y.detach().clone() if own else y.detach() if y._is_view() else y
-            y = _root(plain, self.tape.anchor, None if spread else call)  # type: ignore[no-untyped-call]
-            if not spread:
-                return y
-        if spread:
-            y = self._spread(call, y)
+            y = _root(plain, self.tape.anchor, call)  # type: ignore[no-untyped-call]
+            return y, y
         base = y._base if y._is_view() else None
         if base is not None and _is_reshape(y, base) and not any(_shares(a, base) for a in call.args):
             shape = y.shape  # the same reason: the base's node stays whatever happens to its view
             base.register_hook(lambda g: call.arrive(g.reshape(shape)))  # type: ignore[no-untyped-call]
-        else:
-            y.register_hook(call.arrive)  # type: ignore[no-untyped-call]
-        return y
-
-    def _spread(self, call: Call, output: Tensor) -> Tensor:
-        """A shared row (position ids) is used by every example: give each example its own, so that gradients stay apart."""
-        B = call.batch.examples
-        spread = self.rule.broadcast(output, B)
-        if spread is None:
-            self.tape.wrong_count(self.path, output.shape[0])
-        call.args = tuple(self.rule.spread(a, B) if isinstance(a, Tensor) else a for a in call.args)
-        call.kwargs = {k: self.rule.spread(a, B) if isinstance(a, Tensor) else a for k, a in call.kwargs.items()}
-        return spread
+            return y, base
+        y.register_hook(call.arrive)  # type: ignore[no-untyped-call]
+        return y, y
 
     def param(self, local: str) -> nn.Parameter:
         """The parameter with this local name."""
@@ -243,27 +172,9 @@ class Site:
         return values
 
 
-def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
-    """How often each input tensor was changed in place (tensors made in inference mode do not count)."""
-    found = []  # not a comprehension: it is one more call, of which a step has many
-    for v in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(v, Tensor):
-            if not v.is_inference():
-                found.append(v._version)
-        elif isinstance(v, (tuple, list, dict)):  # an LSTM's state, a packed sequence
-            found += _versions(tuple(tree_flatten(v)[0]), {})
-    return found
-
-
 def _is_reshape(y: Tensor, base: Tensor) -> bool:
     return base.numel() == y.numel() and base.is_contiguous() and y.is_contiguous()
 
 
 def _shares(value: Any, base: Tensor) -> bool:
     return isinstance(value, Tensor) and (value is base or value._base is base)
-
-
-def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b

@@ -1,7 +1,7 @@
 """The tape: which calls belong to which physical batch, and everything that must not be guessed about it.
 
-A batch begins with the first captured forward after a backward. Gradients that arrive in one or several backward passes over
-that forward belong to the same examples; a forward after a backward holds other examples (a micro-batch). What cannot be told
+A batch begins with the first pass through the model after a backward. Gradients that arrive in one or several backward passes over
+it belong to the same examples; a forward after a backward holds other examples (a micro-batch). What cannot be told
 apart for certain is refused with :class:`~hushgrad.errors.CaptureError`.
 """
 
@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from hushgrad.clipping._torch import backward_task
+from hushgrad.clipping.proof.structure import NATIVE
 from hushgrad.errors import CaptureError
 
 if TYPE_CHECKING:
-    from hushgrad.clipping.site import Call
+    from hushgrad.clipping.call import Call
+    from hushgrad.clipping.proof.structure import Structure
 
 __all__ = ["Batch", "Tape"]
 
@@ -27,13 +30,29 @@ T = TypeVar("T")
 class Batch:
     """The calls over one physical batch of examples."""
 
-    __slots__ = ("announced", "calls", "coefficient", "examples", "probe", "tasks", "units")
+    __slots__ = (
+        "announced",
+        "bare",
+        "calls",
+        "coefficient",
+        "examples",
+        "largest",
+        "probe",
+        "routed",
+        "structure",
+        "tasks",
+        "units",
+    )
 
     def __init__(self, examples: int | None, units: Tensor | None, probe: int | None, coefficient: float) -> None:
         self.examples = -1 if examples is None else examples
         self.announced = examples is not None
         self.units, self.probe, self.coefficient = units, probe, coefficient
         self.calls: list[Call] = []
+        self.bare: dict[str, Call] = {}  # parameters that are read at the frontier
+        self.largest = 0.0  # norm of what was read at a frontier
+        self.routed: frozenset[str] = frozenset()  # parameters of experts, which may get no rows
+        self.structure: Structure | None = None  # of its last pass
         self.tasks: set[int] = set()  # the backward passes that reached it
 
 
@@ -43,6 +62,10 @@ class Tape:
     def __init__(self) -> None:
         self.anchor = torch.zeros((), requires_grad=True)
         self.silent = 0
+        self.deaf = False  # gradients that come back are a proof's own
+        self.vouched = False  # somebody answers for calls that no proof has seen
+        self.calls: list[Call] | None = None  # of the pass through the model that is running
+        self.with_edges = False
         self.before_batch: Callable[[], None] | None = None
         self.batches: list[Batch] = []
         self.clear()
@@ -91,23 +114,43 @@ class Tape:
         self._next = (self._next[0] if examples is None else examples, self._next[1] if units is None else units)
         self._fresh = True
 
-    def batch_of(self, count: int | None, shared: Callable[[], bool]) -> Batch:
-        """The batch that a forward call of ``count`` examples (or of rows that all examples share) belongs to."""
+    def expected(self) -> int | None:
+        """How many examples the next pass holds, if that was announced."""
+        if self._fresh or self.current is None or self._is_over(self.current):
+            return self._next[0] if self._next[0] is not None or self._next[1] is None else len(self._next[1])
+        return self.current.examples if self.current.announced else None
+
+    def enter(self, examples: int) -> Batch:
+        """The batch that a pass over this many examples belongs to."""
         batch = self.current
-        task = backward_task()
-        if batch is None or self._fresh or (batch.tasks and task not in batch.tasks):
-            batch = self._begin(task)
-        if batch.examples < 0:
-            if count is None:
-                self.fail(
-                    "The number of examples cannot be told from the first layer's input. Call capture.examples(count) first."
-                )
-            batch.examples = count
-        elif count != batch.examples and not batch.announced and not batch.tasks and not shared():
+        if batch is None or self._fresh or self._is_over(batch):
+            batch = self._begin(backward_task())
+        elif examples != batch.examples and not batch.announced and not batch.tasks:
             # The open batch was never used by a backward (an evaluation with gradients enabled): this is the next one.
-            batch = self._begin(task)
-            batch.examples = count  # type: ignore[assignment]
+            batch = self._begin(backward_task())
+        if batch.examples < 0:
+            batch.examples = examples
         return batch
+
+    def _is_over(self, batch: Batch) -> bool:
+        return bool(batch.tasks) and backward_task() not in batch.tasks
+
+    def batch(self) -> Batch:
+        """The open batch, for a call that a pass makes."""
+        return self.current or Batch(None, None, None, 1.0)
+
+    def outside(self, call: Call, *, again: bool) -> None:
+        """A call that no pass through the model has made; ``again``: inside backward, where a checkpoint runs it once more."""
+        structure = call.batch.structure
+        if again and structure is not None:
+            places = {place for (site, _), place in structure.places.items() if site is call.site}
+            if len(places) == 1 and all(place.layout.regular for place in places):  # as in every call that was proved
+                call.place = places.pop()
+            return
+        if again or not self.vouched or self.expected() is None:
+            return  # unproved: refused if a gradient comes back to it
+        call.batch = self.enter(self.expected() or 0)
+        call.place = NATIVE
 
     def _begin(self, task: int) -> Batch:
         if self.before_batch is not None and self.batches:
@@ -152,20 +195,32 @@ class Tape:
         call.batch.tasks.add(task)
         return task
 
-    def wrong_count(self, path: str, count: int) -> NoReturn:
-        """A layer's first dimension is neither the number of examples nor one shared row."""
-        expected = self.current.examples if self.current else None
+    def unproved(self, call: Call) -> NoReturn:
+        """A gradient came back to a call of which it is not known whose rows it has."""
+        path = call.site.path or "The model"
+        if not call.shapes:
+            self.fail(
+                f"{path} was called outside of model(x), or inside a reentrant checkpoint, so that it cannot be told whose its rows are. "
+                "Call the model itself, not its forward or its parts; use checkpoint(..., use_reentrant=False), which is "
+                'gradient_checkpointing_kwargs={"use_reentrant": False} in transformers.'
+            )
         self.fail(
-            f"{path or 'The model'} got {count} rows where the batch has {expected} examples. Keep the examples in the first "
-            "dimension of every layer (batch_first=True; (B, T, d) rather than (B*T, d)), and announce their number with "
-            "capture.examples(count) if the first layer does not show it."
+            f"A gradient came back to {path}, to which none came when the model was proved, so that it cannot be told whose it is. Use "
+            "the model's outputs alone in the loss, and detach what the model only keeps."
         )
+
+    @contextmanager
+    def sandbox(self) -> Iterator[None]:
+        """Passes inside are a proof's own; afterwards everything is as it was."""
+        kept = dict(vars(self))
+        self.batches, self.before_batch, self.silent = [], None, 0
+        self.clear()
+        try:
+            yield
+        finally:
+            vars(self).update(kept)
 
     def fail(self, message: str) -> NoReturn:
         """Refuse, now and at the next collect: an error inside backward may be swallowed."""
         self.failure = message
         raise CaptureError(message)
-
-
-# The number of the backward pass that is running in this thread, -1 outside of one.
-backward_task: Callable[[], int] = torch._C._current_graph_task_id

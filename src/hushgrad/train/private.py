@@ -124,7 +124,14 @@ class Private:
         self._books = Books(plan, self._key.run_name(plan.digest), prior=prior, max_epsilon=max_epsilon)
         self.placement = placement_of(self._params, self._world, plan)
         certificate = Certificate(plan.capacity, plan.capacity // self._world.size) if plan.certified else None
-        self._capture = Capture(model, loss_reduction=loss_reduction, unused=unused, held=self.placement, certificate=certificate)
+        self._capture = Capture(
+            model,
+            loss_reduction=loss_reduction,
+            unused=unused,
+            held=self.placement,
+            certificate=certificate,
+            check_isolation=check_isolation,
+        )
         self._release = Release(plan, self.placement, self._key)
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
         self._journal, self._contract = Journal(self._key), DataContract()
@@ -151,8 +158,8 @@ class Private:
         self._guard.released.renew()
         self._handles.append(self._parts.attach(self.model))
         # Before the capture's own hooks, which then see the check's passes from their beginning and leave them out.
-        if check_isolation:
-            self._handles.append(self._gate.attach(self._world, sharded=self.placement.in_parts))
+        if check_isolation and self.placement.in_parts:
+            self._handles.append(self._gate.attach(self._world, sharded=True))
         if self.plan.certified:
             self._handles.append(self._bits.attach(self.model))
         self._capture.attach()
@@ -381,7 +388,6 @@ class Private:
     def _check_passes(self) -> None:
         """Everything that a step may be refused for, before its noise is drawn and anything is sent."""
         self.placement.moved(self.model)  # an evaluation may have left it otherwise
-        self._gate.require_entered()
         self._guard.check()
         self._parts.check()
         self._lazy.check()

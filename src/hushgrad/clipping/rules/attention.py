@@ -8,7 +8,6 @@ G_i(W_q) = sum_t dq_t query_t^T, and so on. ``bias_k`` and ``bias_v`` are one mo
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -49,11 +48,10 @@ class Attention(OuterProducts):
         layer: Any = module
         return torch.get_rng_state() if layer.training and layer.dropout > 0 else None
 
-    def examples(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-        """The batch dimension is the second, unless ``batch_first``."""
-        query = args[0] if args else kwargs["query"]
+    def dims(self, module: nn.Module, outputs: int) -> tuple[int, ...]:
+        """The second, unless ``batch_first``; of the attention weights always the first."""
         layer: Any = module
-        return int(query.shape[0 if layer.batch_first else 1]) if query.dim() == 3 else None
+        return (0 if layer.batch_first else 1, *(0,) * (outputs - 1))
 
     def solve(self, record: Record) -> Terms:
         """Differentiate the attention with respect to its projected inputs."""

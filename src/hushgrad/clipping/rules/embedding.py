@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from hushgrad.clipping.base import Factors, Record, Rule, rule
 from hushgrad.clipping.mass import Mass, sq_norm
 from hushgrad.clipping.sums import Sum
-from hushgrad.errors import CaptureError
 
 __all__ = ["Embedding", "Rows", "measured", "rows_sq_norm"]
 
@@ -38,6 +37,7 @@ class Embedding(Rule):
 
     parameters = frozenset({"weight"})
     scatters = True
+    positions = True
 
     def check(self, module: nn.Module) -> str | None:
         """Options that make one example's gradient depend on the others, or touch the table in forward."""
@@ -55,13 +55,6 @@ class Embedding(Rule):
 
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
         """See the formula of this module."""
-        ids = record.x
-        if ids.dim() == 1 and len(ids) > 1 and torch.equal(ids, torch.arange(len(ids), device=ids.device)):
-            # One id per example, or the positions 0 ... T-1 of a batch of T examples: they look the same.
-            raise CaptureError(
-                "The ids of an embedding are 0, 1, ..., B-1: they may be positions that all examples share. Give them a second "
-                "dimension: ids[None] for positions, ids[:, None] for one id per example."
-            )
         weight: Any = record.module.weight
         return {"weight": measured(record, _rows(record), weight.shape[0])}
 
@@ -81,21 +74,6 @@ class Embedding(Rule):
         padding: Any = record.module.padding_idx
         left = ids if padding is None else ids.masked_fill(ids == padding, -1)
         return {"weight": Factors(left, g.reshape(*ids.shape, g.shape[-1]))}
-
-    def shared(self, count: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Position ids come as (1, T) or, without a batch dimension, as (T,)."""
-        ids = args[0] if args else kwargs["input"]
-        return count == 1 or ids.dim() == 1
-
-    def broadcast(self, output: Tensor, examples: int) -> Tensor | None:
-        """(1, T, d) and (T, d) become (B, T, d)."""
-        if output.dim() == 2:
-            return output.expand(examples, *output.shape) if output.shape[0] > 1 else None  # (1,): either reading, so refused
-        return super().broadcast(output, examples)
-
-    def spread(self, value: Tensor, examples: int) -> Tensor:
-        """The ids in the same way."""
-        return value.expand(examples, *value.shape) if value.dim() == 1 else super().spread(value, examples)
 
 
 def _rows(record: Record) -> Rows:

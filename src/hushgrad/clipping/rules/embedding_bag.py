@@ -35,14 +35,6 @@ class EmbeddingBag(Rule):
             return "max_norm rewrites the table's rows in forward, without noise. Leave it out"
         return "scale_grad_by_freq counts ids over the batch. Leave it out" if module.scale_grad_by_freq else None
 
-    def examples(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-        """One example is one bag."""
-        ids, offsets, _ = _inputs(args, kwargs)
-        if ids.dim() == 2:
-            return int(ids.shape[0])
-        layer: Any = module
-        return len(offsets) - int(layer.include_last_offset)
-
     def per_example(self, record: Record) -> dict[str, Tensor]:
         """A dense table for each example."""
         rows = _rows(record)

@@ -43,6 +43,7 @@ class Linear(Rule):
     """Closed form for one position, else Gram matrices or kept gradients, whichever is cheaper."""
 
     parameters = frozenset({"weight", "bias"})
+    positions = True
 
     def per_example(self, record: Record) -> dict[str, Tensor]:
         """G_i = sum_t g[i,t] x[i,t]^T and sum_t g[i,t]."""

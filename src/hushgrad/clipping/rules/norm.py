@@ -20,6 +20,12 @@ class LayerNorm(Rule):
     """Normalised over the last dimensions."""
 
     parameters = frozenset({"weight", "bias"})
+    positions = True
+
+    def features(self, module: nn.Module) -> int:
+        """The dimensions that are normalised over."""
+        assert isinstance(module, nn.LayerNorm)
+        return len(module.normalized_shape)
 
     def per_example(self, record: Record) -> dict[str, Tensor]:
         """One pass over x and g each."""

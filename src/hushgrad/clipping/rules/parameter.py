@@ -6,11 +6,18 @@ its children, again for every example. :class:`Shared` makes it a layer of its o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from hushgrad.clipping.base import Record, Rule, rule
+from hushgrad.clipping.rules.vmap import tensors_of
+from hushgrad.clipping.sums import Sum
+from hushgrad.errors import CaptureError
 
-__all__ = ["Shared", "SharedRule"]
+__all__ = ["Bare", "Nothing", "Shared", "SharedRule", "Whole"]
 
 
 class Shared(nn.Module):
@@ -50,6 +57,65 @@ class SharedRule(Rule):
         """The output's gradient itself."""
         return {"value": record.g}
 
-    def broadcast(self, output: Tensor, examples: int) -> Tensor | None:
-        """A row of ``like`` for all examples would be ambiguous, so it is refused."""
-        return None
+
+class Bare(Rule):
+    """A parameter that is read at the frontier: each example's gradient is there already."""
+
+    hot = False
+
+    def per_example(self, record: Record) -> dict[str, Tensor]:
+        """The shares themselves."""
+        return {record.names[0]: record.g}
+
+
+class Nothing(Rule):
+    """A call in a batch without examples: whatever comes back to it is nobody's."""
+
+    def per_example(self, record: Record) -> dict[str, Tensor]:
+        """No rows."""
+        params = dict(record.module.named_parameters())
+        return {name: params[name].detach().new_zeros(0, *params[name].shape) for name in record.names}
+
+    def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
+        """Nothing to add."""
+
+
+class Whole(Rule):
+    """Any layer, where each example's share of the whole output's gradient is known: B cotangents of one call.
+
+    The call's input may hold no examples at all (a table of positions), or all of them.
+    """
+
+    hot = False  # it runs autograd itself, which is better done outside of a running backward
+
+    def per_example(self, record: Record) -> dict[str, Tensor]:
+        """Run the layer once more, and pull all shares back at once."""
+        module = record.module
+        given = [(k, g) for k, g in enumerate(record.grads) if g is not None]
+        before = torch.get_rng_state()
+        with torch.enable_grad():
+            values = {
+                name: p.detach().to(given[0][1].dtype).requires_grad_(name in record.names)
+                for name, p in module.named_parameters()
+            }
+            made = tensors_of(functional_call(module, values, record.args, dict(record.kwargs)))
+            params = [values[name] for name in record.names]
+            found = torch.autograd.grad(
+                [made[k] for k, _ in given], params, [g for _, g in given], is_grads_batched=True, allow_unused=True
+            )
+        if not torch.equal(before, torch.get_rng_state()):
+            raise CaptureError(
+                f"{type(module).__name__} draws random numbers on something that all examples share, so its call cannot be repeated. "
+                "Move the dropout out of it, or register a rule for the layer."
+            )
+        B = len(given[0][1])
+        return {
+            name: p.new_zeros(B, *p.shape) if g is None else g for name, p, g in zip(record.names, params, found, strict=True)
+        }  # fmt: skip
+
+    def select(self, record: Record, index: Tensor, examples: int) -> Record:
+        """Only the shares have examples."""
+        grads = tuple(None if g is None else g.index_select(0, index) for g in record.grads)
+        chosen = Record(record.module, record.names, record.args, record.kwargs, grads)
+        chosen.kept = {name: G.index_select(0, index) for name, G in record.kept.items()}
+        return chosen

@@ -19,6 +19,12 @@ class RMSNorm(Rule):
     """Normalised over the last dimensions, without a mean or a bias."""
 
     parameters = frozenset({"weight"})
+    positions = True
+
+    def features(self, module: nn.Module) -> int:
+        """The dimensions that are normalised over."""
+        assert isinstance(module, nn.RMSNorm)
+        return len(module.normalized_shape)
 
     def per_example(self, record: Record) -> dict[str, Tensor]:
         """One pass over x and g."""

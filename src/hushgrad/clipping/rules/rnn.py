@@ -14,7 +14,7 @@ Reference: Goodfellow, "Efficient per-example gradient computations" (2015), app
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -49,12 +49,9 @@ class Recurrent(OuterProducts):
         layer: Any = module
         return torch.get_rng_state() if layer.training and layer.dropout > 0 and layer.num_layers > 1 else None
 
-    def examples(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-        """The batch dimension is the second, unless ``batch_first``; packed sequences know their number."""
-        x = args[0] if args else kwargs["input"]
-        if isinstance(x, PackedSequence):
-            return int(x.batch_sizes[0])
-        return int(x.shape[_batch_dim(module)]) if x.dim() == 3 else None
+    def dims(self, module: nn.Module, outputs: int) -> tuple[int, ...]:
+        """The second, unless ``batch_first``; of the final states always the second."""
+        return (_batch_dim(module), *(1,) * (outputs - 1))
 
     def solve(self, record: Record) -> Terms:
         """Run forward again with the products of each step in sight, then differentiate with respect to them."""

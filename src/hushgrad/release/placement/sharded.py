@@ -82,6 +82,7 @@ class Sharded(Whole):
     """
 
     in_parts = True
+    whole = False
 
     def __init__(self, params: dict[str, Any], world: World) -> None:
         super().__init__(params, world)

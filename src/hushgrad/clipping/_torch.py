@@ -1,0 +1,58 @@
+"""Every private name of torch that the capture stands on, in one place. Tried on torch 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.utils.checkpoint import CheckpointFunction
+
+__all__ = ["Node", "accumulated", "backward_task", "called", "checkpoints_off", "input_shape", "saved"]
+
+Node = Any  # torch.autograd.graph.Node; custom functions' nodes are no instances of it
+
+# The number of the backward pass that is running in this thread, -1 outside of one.
+backward_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+def accumulated(node: Node) -> Tensor | None:
+    """The leaf whose gradient this node adds up; None for all other nodes."""
+    return getattr(node, "variable", None) if node.name() == "torch::autograd::AccumulateGrad" else None
+
+
+def called(node: Node, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """The node's own formula; broadcast gradients are not summed yet. A custom function's node is not callable, but has ``apply``."""
+    made = node(*grads) if callable(node) else node.apply(*grads)
+    return made if isinstance(made, tuple) else (made,)
+
+
+@contextmanager
+def checkpoints_off() -> Iterator[None]:
+    """Inside, reentrant checkpoints simply run: they refuse ``autograd.grad``, and hide the calls that they make."""
+    kept = CheckpointFunction.apply
+    CheckpointFunction.apply = staticmethod(lambda run, preserve, *args: run(*args))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CheckpointFunction.apply = kept  # type: ignore[method-assign]
+
+
+def input_shape(edge: GradientEdge) -> torch.Size:
+    """The shape of the gradient that arrives along this edge."""
+    leaf = accumulated(edge.node)
+    if leaf is not None:
+        return leaf.shape
+    metadata: Any = edge.node
+    return torch.Size(metadata._input_metadata[edge.output_nr].shape)
+
+
+def saved(node: Node, name: str) -> Tensor | None:
+    """A tensor that the forward left with this node; None if it did not, or if it is released."""
+    try:
+        return getattr(node, f"_saved_{name}")  # type: ignore[no-any-return]
+    except (AttributeError, RuntimeError):
+        return None

@@ -1,0 +1,237 @@
+"""One call of a captured module: its record, from the gradients that come back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.utils._pytree import tree_flatten
+
+from hushgrad.clipping.base import Record, Rule
+from hushgrad.clipping.costs import FLOOR, SEAL
+from hushgrad.clipping.layout import Kind, padded
+from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Place
+from hushgrad.clipping.rules.parameter import Bare, Nothing, Whole
+
+if TYPE_CHECKING:
+    from hushgrad.clipping.site import Site
+    from hushgrad.clipping.tape import Batch
+
+__all__ = ["Call"]
+
+
+class Call:
+    """One call of a captured module; it becomes part of its batch when a gradient comes back to it.
+
+    ``place`` says where its examples are (None: not proved); ``index`` the example of each of its rows, where that is no rule's own.
+    """
+
+    __slots__ = (
+        "args", "batch", "edges", "index", "kwargs", "memory", "place", "record", "rule", "shapes", "site", "sq_norms", "tasks", "totals",
+        "versions",
+    )  # fmt: skip
+
+    def __init__(self, site: Site, batch: Batch, args: tuple[Any, ...], kwargs: Mapping[str, Any], memory: Any) -> None:
+        self.site, self.batch, self.args, self.kwargs, self.memory = site, batch, args, kwargs, memory
+        self.rule: Rule = site.rule
+        self.versions = _versions(args, kwargs)
+        self.place: Place | None = None
+        self.index: Tensor | None = None
+        self.shapes: list[torch.Size] = []
+        self.edges: list[GradientEdge | None] = []
+        self.record: Record | None = None
+        self.sq_norms: dict[str, Tensor] | None = None
+        self.tasks: list[int] = []
+        self.totals: dict[int, Tensor] = {}  # of shared outputs, what came back from all examples together
+
+    # Gradients come back -------------------------------------------------------------------------------------------------
+
+    def arrive(self, g: Tensor) -> None:
+        """Tensor hook of a layer with one output."""
+        self.arrive_all((g,))
+
+    def arrive_all(self, grads: Any) -> None:
+        """Hook of a layer with several outputs: a gradient, or None, for each."""
+        tape, place = self.site.tape, self.place
+        if tape.deaf:
+            return
+        if place is NATIVE:
+            self._add(self.site.ready(tuple(grads)))
+            if self.rule.hot:
+                tape.quiet(self.measure)
+        elif place is WHOLE:
+            for k, g in enumerate(grads):
+                if g is not None:
+                    self.take(k, g.unsqueeze(0))
+        elif place is DROPPED:
+            self._add_nothing()
+        elif place is None:
+            tape.unproved(self)
+        elif place.layout.kind is Kind.DEAD:
+            if any(g is not None and bool(g.any()) for g in grads):
+                tape.unproved(self)
+        elif place.layout.kind is Kind.SHARED:  # shares come from the frontier
+            for k, g in enumerate(grads):
+                self.require_all(k, g)
+        else:
+            self._add_placed(place, self.site.ready(tuple(grads)))
+            if self.rule.hot:
+                tape.quiet(self.measure)
+
+    def take(self, output: int, share: Tensor) -> None:
+        """Each example's share of the gradient of one output: (B, *its shape)."""
+        share = self.site.ready((share.detach(),))[0]
+        if self.shapes:  # of a view, the gradient of what it is a view of was read
+            share = share.reshape(len(share), *self.shapes[output])
+        self.batch.largest = max(self.batch.largest, float(share.norm()))
+        grads: list[Tensor | None] = [None] * max(len(self.shapes), output + 1)
+        grads[output] = share
+        if self.rule.positions:
+            x = None if self.record is not None else _first(self.args, self.kwargs)
+            self._add(tuple(grads), None if x is None else x.unsqueeze(0).expand(len(share), *x.shape))
+            return
+        if not isinstance(self.rule, Bare):
+            self.rule = Whole()
+        self._add(tuple(grads))
+
+    def require_all(self, output: int, g: Tensor | None) -> None:
+        """The shares are all that came back: what the model's outputs do not know of (something that it keeps) has no owner."""
+        if g is None:
+            return
+        self.totals[output] = self.totals[output] + g.detach() if output in self.totals else g.detach()
+        shares = None if self.record is None or output >= len(self.record.grads) else self.record.grads[output]
+        total = self.site.ready((self.totals[output],))[0]
+        if shares is None:
+            missing, scale = total.norm(), total.norm()
+        else:
+            missing, scale = (shares.sum(0) - total.reshape(shares.shape[1:])).norm(), shares.abs().sum(0).norm()
+        largest = FLOOR.get(g.dtype, FLOOR[torch.float16]) * self.batch.largest  # where the true gradient is 0, all is rounding
+        if bool(missing > SEAL.get(g.dtype, SEAL[torch.float16]) * scale + largest):
+            self.site.tape.fail(
+                f"A gradient came back to {self.site.path or 'the model'} that does not come through the outputs of model(x), so it cannot "
+                "be told whose it is. Use the model's outputs alone in the loss: return what the model keeps beside them, or detach it."
+            )
+
+    def _add_placed(self, place: Place, grads: tuple[Tensor | None, ...]) -> None:
+        """Bring x and g into the form that the rule reads: the examples first; or note whose row it is."""
+        B, layout, g = self.batch.examples, place.layout, grads[0]
+        assert g is not None
+        if layout.regular:
+            layout = layout.at(g.shape, B)
+        elif bool(g[_rows(self.index) < 0].any()):
+            self.site.tape.unproved(self)
+        if not self.rule.positions:
+            self.index = _rows(layout.numbers(B).to(g.device) if layout.regular else self.index).clamp(min=0)
+            self._add(grads)
+            return
+        x = None if self.record is not None else _first(self.args, self.kwargs)
+        if layout.regular:
+            self._add((layout.first(g, B),), None if x is None else layout.first(x, B))
+            return
+        where = padded(_rows(self.index), B)
+        rows = where.clamp(min=0)
+        own = g[rows] * (where >= 0).reshape(*where.shape, *(1 for _ in g.shape[1:])).to(g.dtype)
+        self._add((own,), None if x is None else x[rows])
+
+    def _add_nothing(self) -> None:
+        if self.record is None:
+            self.rule = Nothing()
+            self._add((None,) * max(1, len(self.shapes)))
+            assert self.record is not None
+            params = zip(self.site.names, self.site.params, strict=True)
+            self.record.kept = {name: p.detach().new_zeros((0, *p.shape), dtype=self.site.dtype) for name, p in params}
+            self.sq_norms = {name: kept.new_zeros(0) for name, kept in self.record.kept.items()}
+            self.record.release()
+
+    def _add(self, grads: tuple[Tensor | None, ...], x: Tensor | None = None) -> None:
+        """Open the record, with ``x`` in the place of the input; or add a second loss over the same pass."""
+        tape = self.site.tape
+        self.tasks.append(tape.arrived(self))
+        if self.record is None:
+            self._open(grads, x)
+        elif not self.record.grads:
+            tape.fail(
+                f"A second backward came back to {self.site.path or 'the model'}, whose input is already released. Add the "
+                "losses and run one backward."
+            )
+        else:  # per-example gradients are linear in g
+            self.record.grads = tuple(_plus(a, b) for a, b in zip(self.record.grads, grads, strict=True))
+            self.record.kept, self.record.pieces, self.record.masses, self.sq_norms = {}, {}, {}, None
+
+    def _open(self, grads: tuple[Tensor | None, ...], x: Tensor | None) -> None:
+        site = self.site
+        if self.versions != _versions(self.args, self.kwargs):
+            site.tape.fail(self.stale_message())
+        args, kwargs = (self.args, self.kwargs) if x is None else ((x,), {})
+        args = site.ready(args)
+        if kwargs:
+            kwargs = dict(zip(kwargs, site.ready(tuple(kwargs.values())), strict=True))
+        if kwargs or args is not self.args:
+            self.versions = _versions(args, kwargs)
+        self.record = Record(site.module, site.names, args, kwargs, grads, self.memory)
+        self.args, self.kwargs = (), {}
+        self.batch.calls.append(self)
+
+    # What reduce asks ----------------------------------------------------------------------------------------------------
+
+    @property
+    def examples(self) -> int:
+        """Rows that the rule takes for examples."""
+        return self.batch.examples if self.index is None or self.rule.positions else len(self.index)
+
+    def units(self, units: Tensor | None) -> Tensor | None:
+        """The privacy unit of each row, from those of the examples (None: each its own)."""
+        if self.index is None or self.rule.positions:
+            return units
+        return self.index if units is None else units.to(self.index.device)[self.index]
+
+    def stale(self) -> bool:
+        """Whether an input that is still needed was changed in place since the gradient came back."""
+        record = self.record
+        return record is not None and bool(record.grads) and self.versions != _versions(record.args, record.kwargs)
+
+    def stale_message(self) -> str:
+        """What to say then."""
+        path = self.site.path or "the model"
+        return f"The input of {path} was changed in place after the module had used it. Write the operation out of place."
+
+    def measure(self) -> dict[str, Tensor]:
+        """The squared norms by local name; the first time they are computed, and what is no longer needed is released."""
+        if self.sq_norms is None:
+            record = self.record
+            assert record is not None
+            self.sq_norms = self.rule.sq_norms(record)
+            if (record.kept or record.pieces) and record.complete:
+                record.release()
+        return self.sq_norms
+
+
+def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
+    """How often each input tensor was changed in place (tensors made in inference mode do not count)."""
+    found = []  # not a comprehension: it is one more call, of which a step has many
+    for v in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(v, Tensor):
+            if not v.is_inference():
+                found.append(v._version)
+        elif isinstance(v, (tuple, list, dict)):  # an LSTM's state, a packed sequence
+            found += _versions(tuple(tree_flatten(v)[0]), {})
+    return found
+
+
+def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """The input of a layer that has one."""
+    return args[0] if args else next(iter(kwargs.values()))  # type: ignore[no-any-return]
+
+
+def _rows(index: Tensor | None) -> Tensor:
+    assert index is not None
+    return index
+
+
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b

@@ -1,0 +1,154 @@
+"""The graph of one forward, and the frontier: where what all examples share first meets the examples.
+
+Above the frontier a cotangent is one example's own; below it is a sum over examples. At a frontier node, in its prehook, the shares of the
+examples are still apart: the engine, and not the node, sums a broadcast gradient, and every node is linear in its cotangent. Below it
+tensors hold no examples, so B cotangents are pulled back at once. The forward is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from torch.autograd.graph import GradientEdge
+
+from hushgrad.clipping._torch import Node, accumulated
+from hushgrad.clipping.layout import ROWS, Layout, layouts_of
+from hushgrad.clipping.proof.tags import Exit, Owners, tagged
+
+__all__ = ["Border", "Frontier", "Graph", "find"]
+
+Trail = tuple[tuple[str, int], ...]  # the (name, slot) of each node on the way up from a source
+
+
+class Graph:
+    """All nodes that a backward from some nodes would visit, with who consumes what; holds on to the nodes."""
+
+    def __init__(self, exits: Iterable[GradientEdge]) -> None:
+        self.consumers: dict[Node, list[tuple[Node, int, int]]] = {}  # node: (consumer, its slot, which output of the node)
+        self.leaves: list[Node] = []
+        stack = [e.node for e in exits]
+        seen = set(stack)
+        while stack:
+            node = stack.pop()
+            if accumulated(node) is not None:
+                self.leaves.append(node)
+            for slot, (below, number) in enumerate(node.next_functions):
+                if below is None:
+                    continue
+                self.consumers.setdefault(below, []).append((node, slot, number))
+                if below not in seen:
+                    seen.add(below)
+                    stack.append(below)
+        self.nodes = seen
+
+    def above(self, sources: Iterable[Node], steps: int) -> list[Node]:
+        """Nodes that consume a source, or what is made of it, within so many steps."""
+        found: dict[Node, None] = {}
+        ring = list(sources)
+        for _ in range(steps):
+            ring = [c for node in ring for c, _, _ in self.consumers.get(node, []) if c not in found and not found.setdefault(c)]
+            if not ring:
+                break
+        return list(found)
+
+
+class Border(NamedTuple):
+    """A frontier node: its ``slot`` leads into what is shared; ``layouts`` of the cotangents that arrive at it."""
+
+    node: Node
+    slot: int
+    layouts: tuple[Layout | None, ...]
+
+
+class Frontier(NamedTuple):
+    """The frontier as it is found again in another graph: the ways up from the sources that end there, and those that lead on."""
+
+    ends: dict[Trail, tuple[Layout | None, ...]]
+    ways: frozenset[Trail]
+
+    def again(self, graph: Graph, sources: Sequence[GradientEdge]) -> list[Border]:
+        """The same frontier in this graph. Raises LookupError where the ways differ."""
+
+        def decide(node: Node, way: Trail) -> tuple[Layout | None, ...] | None:
+            if way not in self.ends and way not in self.ways:
+                raise LookupError(node.name())
+            return self.ends.get(way)
+
+        found = {(border.node, border.slot): border for border, _ in _climbed(graph, sources, decide)[0]}
+        return list(found.values())  # one that several sources lead to is read once
+
+
+def find(graph: Graph, exits: Sequence[Exit], sources: Sequence[GradientEdge], examples: int) -> Frontier:
+    """The frontier of these sources, by tags. Raises LookupError with the name of the node above which there is none."""
+    steps = 6
+    known: dict[Node, list[Owners]] = {}
+
+    def decide(node: Node, _: Trail) -> tuple[Layout | None, ...] | None:
+        return _layouts(known[node], examples)
+
+    while sources:
+        fresh = [n for n in graph.above([s.node for s in sources], steps) if n not in known]
+        known |= {n: [] for n in fresh}
+        known |= tagged(exits, sources, fresh, examples)[1] if fresh else {}
+        try:
+            found, ways = _climbed(graph, sources, decide)
+        except KeyError:  # it is further up
+            steps *= 3
+            continue
+        return _without_contradictions(found, ways)
+    return Frontier({}, frozenset())
+
+
+Decide = Callable[[Node, Trail], "tuple[Layout | None, ...] | None"]
+
+
+def _climbed(graph: Graph, sources: Sequence[GradientEdge], decide: Decide) -> tuple[list[tuple[Border, Trail]], set[Trail]]:
+    """Up from the sources, breadth first; ``decide`` gives the layouts of a frontier node, None for one that is still below."""
+    found: list[tuple[Border, Trail]] = []
+    ways: set[Trail] = set()
+    seen: set[Node] = set()
+    ring: list[tuple[Node, int | None, Trail]] = [(s.node, s.output_nr, ((s.node.name(), s.output_nr),)) for s in sources]
+    while ring:
+        after: list[tuple[Node, int | None, Trail]] = []
+        for node, output, trail in ring:
+            users = [(c, slot) for c, slot, number in graph.consumers.get(node, ()) if output is None or number == output]
+            if not users and output is None:
+                raise LookupError(node.name())  # a mixed cotangent at an output
+            for consumer, slot in users:
+                way = (*trail, (consumer.name(), slot))
+                layouts = decide(consumer, way)
+                if layouts is not None:
+                    found.append((Border(consumer, slot, layouts), way))
+                elif consumer not in seen:
+                    seen.add(consumer)
+                    after.append((consumer, None, way))
+                    ways.add(way)
+                else:
+                    ways.add(way)
+        ring = after
+    return found, ways
+
+
+def _without_contradictions(found: list[tuple[Border, Trail]], ways: set[Trail]) -> Frontier:
+    """Ways that look alike must end alike; layouts that differ are read by tags in each step."""
+    ends: dict[Trail, tuple[Layout | None, ...]] = {}
+    for border, way in found:
+        if way in ways:
+            raise LookupError(border.node.name())
+        before = ends.setdefault(way, border.layouts)
+        if before != border.layouts:
+            ends[way] = tuple(None if a is None else ROWS for a in before)
+    return Frontier(ends, frozenset(ways))
+
+
+def _layouts(owners: list[Owners], examples: int) -> tuple[Layout | None, ...] | None:
+    """Where the examples are in each cotangent of a node; None if one of them is not one example's own everywhere."""
+    given = [o for o in owners if o.each is not None]
+    if not given or not all(o.clean for o in given):
+        return None
+    made: list[Layout | None] = []
+    for o in owners:
+        regular = [] if o.each is None else [layout for layout in layouts_of(o.each, examples) if layout.regular]
+        made.append(None if o.each is None else regular[0] if len(regular) == 1 else ROWS)
+    return tuple(made)

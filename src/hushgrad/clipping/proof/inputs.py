@@ -1,0 +1,156 @@
+"""Which inputs of a model hold the examples: a hypothesis for each tensor, of which that one counts under which examples alone give what
+they give in their batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from hushgrad.clipping.costs import READINGS
+from hushgrad.clipping.layout import Kind, Layout
+
+__all__ = ["Reading", "examples_of", "leaves", "mapped", "readings"]
+
+Packed = tuple[Any, Any]  # (args, kwargs)
+
+
+class Reading(NamedTuple):
+    """For each tensor among the inputs, in order: its layout; None: shared by all; "packed"; "bag", (ids, offsets) of bags."""
+
+    layouts: tuple[Any, ...]
+
+    def only(self, inputs: Packed, which: Tensor, examples: int) -> Any:
+        """The inputs for these examples alone (or more than once)."""
+        tensors = leaves(inputs)
+        ids, offsets = (
+            next((t for t, kind in zip(tensors, self.layouts, strict=True) if kind == word), None) for word in ("bag", "offsets")
+        )
+        rest = iter(zip(tensors, self.layouts, strict=True))
+
+        def pick(_: Any) -> Any:
+            value, layout = next(rest)
+            if layout is None:
+                return value
+            if layout == "packed":
+                return _packed(value, which)
+            if layout in ("bag", "offsets"):
+                return _bags(ids, offsets, which, examples)[layout == "offsets"]
+            return layout.only(value, which, examples)
+
+        return mapped(inputs, pick)
+
+
+def _packed(value: PackedSequence, which: Tensor) -> PackedSequence:
+    padded, lengths = pad_packed_sequence(value, batch_first=True)
+    return pack_padded_sequence(padded[which], lengths[which], batch_first=True, enforce_sorted=False)
+
+
+def _bags(ids: Any, offsets: Any, which: Tensor, examples: int) -> tuple[Tensor, Tensor]:
+    """Bags cut out of flat ids, and where they begin; an offset beyond the last bag stays."""
+    starts = offsets[:examples]
+    ends = torch.cat([starts[1:], starts.new_tensor([len(ids)])])
+    places = [torch.arange(int(starts[i]), int(ends[i]), device=ids.device) for i in which]
+    begin = torch.cat([starts.new_zeros(1), (ends - starts)[which].cumsum(0)])
+    return ids[torch.cat(places)], begin[: len(which) + (len(offsets) > examples)].to(offsets.dtype)
+
+
+def readings(inputs: Packed, examples: int) -> Iterator[Reading]:
+    """Hypotheses, the likely ones first; a few at the most."""
+    tensors = leaves(inputs)
+    options = [_options(t, examples) for t in tensors]
+    yield from islice(_in_order(tensors, options, examples), READINGS)
+
+
+def _in_order(tensors: list[Any], options: list[list[Any]], examples: int) -> Iterator[Reading]:
+    usual = tuple(o[0] for o in options)
+    yield Reading(usual)
+    bags = _bag_reading(tensors, usual, examples)
+    if bags is not None:
+        yield bags
+    later = [k for k, o in enumerate(options) if k and o[0] is not None]
+    if len(later) > 1:
+        yield Reading(tuple(None if k in later else v for k, v in enumerate(usual)))
+    for k in reversed(range(len(options))):
+        for other in options[k][1:]:
+            yield Reading((*usual[:k], other, *usual[k + 1 :]))
+    turned = tuple(next((v for v in o if v is not None and v != o[0]), o[0]) for o in options)
+    if turned != usual:
+        yield Reading(turned)
+
+
+def _bag_reading(tensors: list[Any], usual: tuple[Any, ...], examples: int) -> Reading | None:
+    """(ids, offsets): flat ids, and where each example's begin."""
+    for k, t in enumerate(tensors):
+        flat = isinstance(t, Tensor) and t.dim() == 1 and not t.is_floating_point() and len(t) in (examples, examples + 1)
+        if flat and k and len(t) and int(t[0]) == 0 and bool((t[1:] >= t[:-1]).all()):
+            ids = tensors[k - 1]
+            if isinstance(ids, Tensor) and ids.dim() == 1 and int(t[-1]) <= len(ids):
+                return Reading((*usual[: k - 1], "bag", "offsets", *usual[k + 1 :]))
+    return None
+
+
+def _options(value: Any, examples: int) -> list[Any]:
+    if isinstance(value, PackedSequence):
+        return ["packed"]
+    found: list[Any] = [Layout(Kind.DIM, d) for d in (0, 1) if value.dim() > d and value.shape[d] == examples]
+    if found and found[0].dim == 1 and value.shape[0] == 1:
+        found = [None, *found]  # position ids (1, T) of T examples
+    elif None not in found:
+        found.append(None)
+    if value.dim() and examples and value.shape[0] % examples == 0 and value.shape[0] > examples:
+        found += [Layout(kind, 0, value.shape[0] // examples) for kind in (Kind.MAJOR, Kind.MINOR)]
+    return found
+
+
+def examples_of(inputs: Packed) -> list[int]:
+    """Numbers of examples that the inputs may hold, where nobody has said it: of the first tensor, its first or second dimension."""
+    for value in leaves(inputs):
+        if isinstance(value, PackedSequence):
+            return [int(value.batch_sizes[0])]
+        if value.dim():
+            return list(dict.fromkeys(value.shape[:2]))
+    return []
+
+
+# Nested values ----------------------------------------------------------------------------------------------------------
+
+
+def leaves(value: Any) -> list[Any]:
+    """All tensors and packed sequences in a nested value, in a fixed order."""
+    found: list[Any] = []
+
+    def note(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    mapped(value, note)
+    return found
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same structure with other tensors."""
+    if isinstance(value, (Tensor, PackedSequence)):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(mapped(v, change) for v in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(v, change) for v in value))
+    if isinstance(value, Mapping):
+        made: Any = copy.copy(value)
+        for key in value:
+            made[key] = mapped(value[key], change)
+        return made
+    if is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)
+        for field in fields(value):
+            object.__setattr__(made, field.name, mapped(getattr(value, field.name), change))
+        return made
+    return value

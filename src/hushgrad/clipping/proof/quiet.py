@@ -1,0 +1,83 @@
+"""Passes that draw nothing, and leave the model as it was.
+
+One example alone and the same example in its batch draw different random numbers. Under :class:`Quiet` dropout keeps everything and noise
+is constant, in training mode: ``eval()`` would test another model, and a dropout of 0 in a configuration misses what has another name.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["Quiet", "as_it_was", "buffers_of"]
+
+aten = torch.ops.aten
+_ONES = (aten.bernoulli_, aten.exponential_, aten.uniform_, aten.rand, aten.rand_like, aten.bernoulli)
+_ZEROS = (aten.normal_, aten.randn, aten.randn_like, aten.normal)
+_ALMOST_ONE = 0.9990234375  # of uniform numbers: above every probability with which something is left out
+
+
+class Quiet(TorchDispatchMode):
+    """Dropout keeps everything, uniform numbers are almost 1, normal ones 0; ``drawn`` names what still draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket
+        if name is aten.native_dropout:
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if name in _ONES or name in _ZEROS:
+            made = func(*args, **kwargs)
+            uniform = name in (aten.uniform_, aten.rand, aten.rand_like)
+            return made.fill_(0 if name in _ZEROS else _ALMOST_ONE if uniform else 1)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.drawn.add(str(name).removeprefix("aten."))
+        return func(*args, **kwargs)
+
+
+def buffers_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all buffers."""
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+def put_back(model: nn.Module, buffers: dict[str, Tensor]) -> None:
+    """Buffers as they were; one that was made since then stays."""
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            kept = buffers.get(name)
+            if (
+                kept is not None and buffer.shape == kept.shape and not torch.equal(buffer, kept)
+            ):  # an open graph may need it as it is
+                buffer.copy_(kept)
+
+
+@contextmanager
+def as_it_was(model: nn.Module) -> Iterator[None]:
+    """Buffers and random states are put back."""
+    start, state = buffers_of(model), (torch.get_rng_state(), random.getstate(), _numpy_state())
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        put_back(model, start)
+        torch.set_rng_state(state[0])
+        random.setstate(state[1])
+        _numpy_state(state[2])
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+
+def _numpy_state(state: Any = None) -> Any:
+    """Numpy's global generator, which speech models draw their masks from."""
+    import numpy as np
+
+    return np.random.get_state() if state is None else np.random.set_state(state)

@@ -1,0 +1,76 @@
+"""What a step may be refused for, once its passes are over and before its noise is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from torch import nn
+
+from hushgrad.clipping.tape import Tape
+
+__all__ = ["problem_of"]
+
+Params = Mapping[str, nn.Parameter]
+
+
+def problem_of(tape: Tape, params: Params, frozen: Sequence[tuple[str, nn.Parameter]], *, require_all: bool) -> str | None:
+    """Why the passes so far cannot be clipped, with the remedy; None if they can."""
+    return (
+        tape.failure
+        or _leaked(tape)
+        or _changed(params, frozen)
+        or (_unseen(tape, params) if require_all else None)
+        or _ambiguous(tape)
+        or next((call.stale_message() for batch in tape.batches for call in batch.calls if call.stale()), None)
+    )
+
+
+def _leaked(tape: Tape) -> str | None:
+    if not tape.leaks:
+        return None
+    return (
+        f"{_list(tape.leaks)} got a gradient that does not come through the outputs of model(x), so it cannot be told whose it is. Use "
+        "parameters inside of the model only, and its outputs in the loss."
+    )
+
+
+def _changed(params: Params, frozen: Sequence[tuple[str, nn.Parameter]]) -> str | None:
+    changed = [name for name, p in params.items() if not p.requires_grad]
+    changed += [name for name, p in frozen if p.requires_grad]
+    if not changed:
+        return None
+    return f"requires_grad of {_list(changed)} has changed since the capture was attached. Detach and attach it again."
+
+
+def _unseen(tape: Tape, params: Params) -> str | None:
+    for batch in tape.batches:
+        if not batch.calls or not batch.examples:
+            continue
+        missing = params.keys() - {name for call in batch.calls for name in call.site.full.values()} - batch.routed
+        if missing:
+            return (
+                f"{_list(missing)} got no gradient in this pass. Freeze what the loss does not use "
+                '(requires_grad_(False)), or say Capture(..., unused="zero").'
+            )
+    return None
+
+
+def _ambiguous(tape: Tape) -> str | None:
+    """Two calls of a module that were reached by different backward passes may hold different examples."""
+    for batch in tape.batches:
+        if len(batch.tasks) < 2:
+            continue
+        first: dict[str, set[int]] = {}
+        for call in batch.calls:
+            for name in call.site.full.values():
+                if not first.setdefault(name, set(call.tasks)) & set(call.tasks):
+                    return (
+                        f"{name} was used in two forwards that were differentiated by separate backward passes. Run backward "
+                        "after each forward (micro-batches), or add the losses and run one backward (the same examples)."
+                    )
+    return None
+
+
+def _list(names: Collection[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
