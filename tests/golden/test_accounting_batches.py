@@ -168,6 +168,13 @@ def test_integer_noise_by_enumeration(noise: DiscreteLaplace | DiscreteGaussian)
         assert max(found.values()) == pytest.approx(found[d, -d], rel=1e-12) == pytest.approx(ours, rel=1e-8, abs=1e-14)
 
 
+@pytest.mark.parametrize(("sigma", "distance"), [(0.9, 33), (0.06, 16), (1.0, 37), (1.0, 36)])
+def test_integer_noise_at_distances_beyond_its_table(sigma: float, distance: int) -> None:
+    """What a table leaves out counts as infinite from above only: the two ends never exclude each other."""
+    lower, upper = epsilon_interval(DiscreteGaussian(sigma, distance).sampled(rate=0.3) * 2, delta=1e-9, relation="replace_one")
+    assert 0 <= lower <= upper < math.inf
+
+
 def test_a_planted_defect_of_integer_noise_is_seen() -> None:
     """One contribution in the wrong place."""
     honest, wrong = (DiscreteReplace(DiscreteLaplaceCurve(0.7, d), 0.2) for d in (2, 1))

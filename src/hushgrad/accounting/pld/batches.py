@@ -37,6 +37,7 @@ _NEAREST, _FARTHEST = (
     1e-3,
     25.0,
 )  # of Gaussians: closer, and differences of their tails lose digits; farther, and ratios are no doubles
+_NOTHING = 1e-100  # of a mass
 _FAR = 300.0  # scales of Laplace noise: farther, and e^{2r} is no double
 
 
@@ -68,6 +69,8 @@ def replaced(of: Event, rate: float) -> Loss:
     exact: Curve
     if isinstance(one, DiscreteGaussianCurve) or (isinstance(one, DiscreteLaplaceCurve) and one.distance <= _FAR * one.scale):
         exact = DiscreteReplace(one, rate)
+        if exact.infinite > 0:  # so far apart that a table of the noise does not hold all of it
+            return once(exact if exact.infinite < _NOTHING else anything, below=(DiscreteReplace(one, rate, cut=True),))
     elif isinstance(one, LaplaceCurve) and one.distance <= _FAR:
         exact = LaplaceReplace(one.distance, rate)
     else:

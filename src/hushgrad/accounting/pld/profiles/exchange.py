@@ -77,14 +77,20 @@ class LaplaceReplace(Curve):
 
 @dataclass(frozen=True)
 class DiscreteReplace(Atoms):
-    """The same for integer noise: P(k) = (1-q) f(k) + q f(k-d) against Q(k) = P(-k)."""
+    """The same for integer noise: P(k) = (1-q) f(k) + q f(k-d) against Q(k) = P(-k).
+
+    Outputs beyond the table of the noise count as infinite losses, or, ``cut``, as none at all: a bound from below.
+    """
 
     noise: DiscreteLaplaceCurve | DiscreteGaussianCurve
     rate: float
+    cut: bool = False
 
     def __post_init__(self) -> None:
         lost = 0.0
-        if isinstance(self.noise, DiscreteGaussianCurve):  # P's mass at outputs that are beyond the table of Q's noise
+        if (
+            isinstance(self.noise, DiscreteGaussianCurve) and not self.cut
+        ):  # P's mass at outputs that are beyond the table of Q's noise
             lost = self.rate * float(np.sum(self.noise.masses()[-self.noise.distance :]))
         for name in ("infinite", "impossible"):
             object.__setattr__(self, name, lost if lost > UNSEEN else 0.0)
