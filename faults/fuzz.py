@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import functools
 import gzip
 import io
 import json
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import command
+import readers
 import safetensors.torch
 import torch
 from table import Row
@@ -358,6 +360,8 @@ TARGETS = [
     Target("run folders", read_run_folder, (b"",), mutated_folder),
 ]
 
+TARGETS += [Target(*parts) for parts in readers.targets(_SCRATCH, mutated_bytes, mutated_json, mutated_lines)]
+
 
 # The command ---------------------------------------------------------------------------------------------------------------
 
@@ -379,8 +383,8 @@ def verdict(target: Target, data: bytes) -> str:
     return ""
 
 
-def run(seconds: float, seed: int, *, only: str = "") -> list[Row]:
-    """All targets in turn, for equal shares of the time."""
+def run(seconds: float, seed: int, *, only: str = "", count: int = 0) -> list[Row]:
+    """All targets in turn, for equal shares of the time; or ``count`` inputs each, which are always the same for one seed."""
     signal.signal(signal.SIGALRM, _raise_hang)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.RLIM_INFINITY))
     rows = []
@@ -392,7 +396,7 @@ def run(seconds: float, seed: int, *, only: str = "") -> list[Row]:
             if problem := verdict(target, valid):
                 problems[f"valid input: {problem}"] = valid
         deadline = time.monotonic() + seconds / len(chosen)
-        while time.monotonic() < deadline:
+        while row.tried < count if count else time.monotonic() < deadline:
             data = target.mutate(rng.choice(target.corpus), rng)
             problem = verdict(target, data)
             row = row.counted(not problem, "answers and refusals only")
@@ -437,12 +441,13 @@ def main() -> int:
     """See the module's docstring."""
     words = command.parser(__doc__, seconds=120.0)
     words.add_argument("--engine", choices=("own", "atheris"), default="own")
+    words.add_argument("--count", type=int, default=0, help="inputs for each reader, instead of a time")
     options = words.parse_args()
     seed = command.seed_of(options)
     torch.set_num_threads(1)
     if options.engine == "atheris":
         return run_atheris(options.seconds, seed, options.only)
-    return command.report("fuzz", options, seed, run, good="nothing found")
+    return command.report("fuzz", options, seed, functools.partial(run, count=options.count), good="nothing found")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,18 @@ def fixed_key(monkeypatch: pytest.MonkeyPatch) -> bytes:
     return key
 
 
+def test_nothing_is_printed_about_single_trials_unasked(monkeypatch, tmp_path, capsys) -> None:
+    """A log of the command would tell K: two searches with one trial and with four print the same."""
+    printed = []
+    for trials in (1, 4):
+        monkeypatch.setattr(keys.secrets, "token_bytes", lambda size, trials=trials: key_with(trials, Stopping(mean=3.0)))
+        monkeypatch.setattr(room, "_released", lambda search, best, folder, out, run: best is not None)
+        assert tune(recipe(), tmp_path / str(trials)) is True
+        assert len(list((tmp_path / str(trials) / "search").glob("0*"))) == trials
+        printed.append(capsys.readouterr())
+    assert printed[0] == printed[1] == ("", "")
+
+
 class Killed(BaseException):
     """The process ends here."""
 

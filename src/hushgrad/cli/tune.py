@@ -44,7 +44,12 @@ def _parser() -> Parser:
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value of the recipe")
     parser.add_argument("--ledger", metavar="PLACE", help="budget ledger that pays (with --dataset)")
     parser.add_argument("--dataset", metavar="NAME", help="the data set in the ledger")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument(
+        "--progress",
+        action="store_true",
+        help="show every trial's progress, which tells how many there are: as secret as the data",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress; the default")
     return parser
 
 
@@ -62,7 +67,9 @@ def run(words: list[str]) -> int:
     if options.dry and recipe is not None:
         return _say_price(options, priced(recipe, settings=settings))
     try:
-        tuned = tune(recipe, options.out, settings=settings, resume=options.resume, progress=not options.quiet)
+        tuned = tune(
+            recipe, options.out, settings=settings, resume=options.resume, progress=options.progress and not options.quiet
+        )
     except KeyboardInterrupt:
         print(f"Interrupted. Continue with: hushgrad tune --out {shlex.quote(options.out)} --resume", file=sys.stderr)
         return _INTERRUPTED

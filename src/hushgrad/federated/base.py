@@ -36,6 +36,7 @@ from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
 from hushgrad.train.books import Books, guarantee_of
 from hushgrad.train.plan import Plan
+from hushgrad.train.tree import understood
 
 __all__ = ["PrivateStrategy"]
 
@@ -314,11 +315,15 @@ class PrivateStrategy(Strategy):
         if self._directory is None:
             return
         cohorts, tree = self._directory.cohorts(), self._directory.state()
-        if cohorts is not None:
-            self._cohorts.load_state_dict(cohorts)
-        if tree is None:
-            self._journal.catch_up(0, self._journal.chain)
-            return
+        with understood(self._directory.path):
+            if cohorts is not None:
+                self._cohorts.load_state_dict(cohorts)
+            if tree is None:
+                self._journal.catch_up(0, self._journal.chain)
+            else:
+                self._load(tree)
+
+    def _load(self, tree: dict[str, Any]) -> None:
         if tree["version"] != 1 or tree["server"] != self.server.to_json():
             _check.fail("server", self.server, "and version to be those of the interrupted run", "Use a new directory.")
         self._journal.catch_up(tree["journal"]["position"], bytes.fromhex(tree["journal"]["chain"]))

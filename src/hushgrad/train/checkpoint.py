@@ -29,7 +29,7 @@ from hushgrad.release.placement.world import World
 from hushgrad.release.witness import digest_of
 from hushgrad.train.private import Private
 from hushgrad.train.shard_files import ShardFiles, cut_noise, cut_tree, join_noise, join_tree
-from hushgrad.train.tree import read_tree, rng_state, set_rng_state, write_tree
+from hushgrad.train.tree import read_tree, rng_state, set_rng_state, understood, write_tree
 
 __all__ = ["Checkpoint", "Stateful"]
 
@@ -126,7 +126,8 @@ class Checkpoint:
         journal, state = self.directory / JOURNAL, self.directory / _STATE
         if journal.exists() and Journal.is_begun(journal):
             return True
-        return state.exists() and read_tree(state)["private"]["journal"]["position"] > 0
+        with understood(state):
+            return state.exists() and read_tree(state)["private"]["journal"]["position"] > 0
 
     def _begin(self) -> None:
         """The first weights, the journal, and last the key."""
@@ -200,7 +201,11 @@ class Checkpoint:
     def _resume(self) -> None:
         private = self._private
         private.adopt_key(read_key(self.directory / KEY, plan=private.plan.digest, offered=private.key))
-        tree = read_tree(self.directory / _STATE)
+        with understood(self.directory / _STATE):
+            self._load(read_tree(self.directory / _STATE))
+
+    def _load(self, tree: dict[str, Any]) -> None:
+        private = self._private
         if tree.get("version") not in (1, 2):
             _check.fail("version", tree.get("version"), "to be 1 or 2", "This checkpoint was written by another version.")
         if self._private.sharding is not None and not tree.get("sharded", tree["version"] == 2):

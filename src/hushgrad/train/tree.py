@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hushgrad import _check
-from hushgrad.errors import ArgumentError
+from hushgrad.errors import ArgumentError, HushgradError
 
-__all__ = ["read_tree", "write_tree"]
+__all__ = ["read_tree", "understood", "write_tree"]
 
 _HEADER, _DIGEST = "hushgrad", "digest"
 _DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
@@ -55,6 +57,24 @@ def read_tree(path: Path) -> Any:
         return _decode(_check.parsed(metadata[_HEADER]), tensors)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArgumentError(f"Expected path={str(path)!r} to hold a tree of values ({type(error).__name__}).") from None
+
+
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """What is read from ``path`` is a tree, and perhaps none of this run: whatever does not fit is refused in one sentence.
+
+    A digest tells a damaged file from a whole one, and nothing about who wrote it.
+    """
+    try:
+        yield
+    except (HushgradError, torch.distributed.DistError):  # refused already, or another process's fault
+        raise
+    except (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
+        # Not its words: they may quote the state, which holds noise.
+        raise ArgumentError(
+            f"Expected {path.name} to hold the state of this run; what is in it does not fit ({type(error).__name__}). "
+            "Use a copy, or start a new run."
+        ) from None
 
 
 def _digest(header: str, tensors: dict[str, Tensor]) -> str:

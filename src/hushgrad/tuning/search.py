@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -135,13 +136,14 @@ def _one_event(base: Recipe, settings: Settings, data: Data) -> Plan:
 
 
 def tune(
-    recipe: Recipe | None, out: str | Path, *, settings: Settings | None = None, resume: bool = False, progress: bool = True
+    recipe: Recipe | None, out: str | Path, *, settings: Settings | None = None, resume: bool = False, progress: bool = False
 ) -> Tuned:
     """Search as the recipe's ``[tune]`` table says, and write the winner into the folder ``out``, like a run of its own.
 
     K and all candidates follow from a secret key that is on disk before the first trial, so a search that is interrupted or
     killed goes on with ``resume=True`` and is the same search. While it runs, ``out/search`` is as secret as the data: it holds
-    the key, and K, the losers and their scores are not covered by the guarantee. It is erased at the end.
+    the key, and K, the losers and their scores are not covered by the guarantee. It is erased at the end. ``progress=True`` shows the
+    progress of every trial, and with it K: for the eyes of those who may see the data. The time that a search takes is not hidden.
 
     **Formal guarantee.** What is in ``out`` afterwards (the winner, its metrics, its score, and which candidate it was) is
     (epsilon, delta)-DP with the epsilon of :func:`priced`, which counts the search. See :class:`Stopping` for the theorem.
@@ -192,7 +194,7 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
     """The score of one trial, which is trained first unless it was; remembered in its folder."""
     known = folder / "score.json"
     if known.exists():
-        return float(_check.parsed(known.read_text())["score"])
+        return float(_found(known, lambda content: float(content["score"])))
     settings = search.settings
     candidates = settings.candidates
     recipe = with_candidate(search.recipe, candidates[draws.candidate(trial, len(candidates))])
@@ -229,7 +231,7 @@ def _opened(recipe: Recipe | None, settings: Settings | None, out: Path, resume:
     if resume:
         if not known.exists():
             _check.fail("--out", str(out), "to hold an interrupted search", "Leave --resume out to start a new one.")
-        recipe = Recipe.from_tables(_check.parsed(known.read_text()))
+        recipe = _found(known, Recipe.from_tables)
         return recipe, settings_of(recipe)
     if recipe is None:
         raise ArgumentError("Expected a recipe with a [tune] table, or --over.")
@@ -341,6 +343,14 @@ def _score_words(settings: Settings) -> str:
     if settings.score == "public":
         return f"{settings.metric} on the test set, which the guarantee does not cover"
     return f"hits on held-out private records with Gaussian noise {settings.score_noise:g}, covered by the guarantee"
+
+
+def _found(path: Path, read: Callable[[Any], Any]) -> Any:
+    """What a file of the search holds. Its text never enters an error: it may be the key."""
+    try:
+        return read(_check.parsed(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ArgumentError(f"Expected {path.name} to be as it was written; it was damaged. Start a new search.") from None
 
 
 def _write(path: Path, content: Any) -> None:

@@ -173,7 +173,7 @@ def _thinning(count: int, weight: Callable[[Array], Array], step: float, tilt: f
 def _crowd(curve: Curve, step: float) -> float:
     """The loss nearest to a finite end of the support at which the tangent half a cell further inside is not negative."""
     low, high = curve.support
-    up, down = math.expm1(step / 2), -math.expm1(-step / 2)
+    up, down = math.expm1(step / 2) if step < 1400 else math.inf, -math.expm1(-step / 2)  # no tangent is that steep
     if math.isfinite(low):
         outer, direction = low, step
     elif math.isfinite(high):
