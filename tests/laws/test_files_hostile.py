@@ -69,12 +69,12 @@ def test_exact_roundings_have_a_precision_of_their_own(monkeypatch):
     """The global precision of mpmath neither matters nor moves, so other threads may use it at the same time."""
     monkeypatch.setattr(mpmath, "workprec", lambda prec: pytest.fail("a global precision"))
     monkeypatch.setattr(mpmath, "workdps", lambda dps: pytest.fail("a global precision"))
-    words = (0x0123456789ABCDEF, 0xFEDCBA9876543210, bytes(range(64)))
-    fine = [secure._exact_pair(*words)]
+    words = (0x01234567, 0x89ABCDEF, 0x76543210, bytes(range(64)))
+    fine = [secure.exact_pair(*words)]
     before = mpmath.mp.prec
     try:
         mpmath.mp.prec = 20
-        fine.append(secure._exact_pair(*words))
+        fine.append(secure.exact_pair(*words))
         assert mpmath.mp.prec == 20
     finally:
         mpmath.mp.prec = before
