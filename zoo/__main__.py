@@ -32,7 +32,7 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{name} [{relation}]" for _, name, relation in jobs))
         return 0
-    findings = list(_examined(jobs, options))
+    findings = list(_found(options.findings) if options.findings else _examined(jobs, options))
     _say(findings, missing)
     if options.json is not None:
         lines = (json.dumps({**vars(f), "verdict": f.verdict.value}) for f in findings)
@@ -52,6 +52,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--relation", action="append", help="relations of batch, length and width (usual, B=T, T=1, ...)")
     parser.add_argument("--docs", type=Path, default=None, help="page whose tables are replaced")
     parser.add_argument("--json", type=Path, default=None, help="file for all findings, one a line")
+    parser.add_argument("--findings", type=Path, nargs="+", default=None, help="files that --json wrote, to write a page from")
     parser.add_argument("--limit", type=int, default=60, help="seconds for one comparison")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--list", action="store_true", help="only say what would be tried")
@@ -91,6 +92,15 @@ def _examined(jobs: list[tuple[str, str, str]], options: argparse.Namespace) -> 
         waiting = [pool.submit(_examine, job, options.limit, False) for job in jobs]
         for one in waiting:
             yield _told(one.result())
+
+
+def _found(files: list[Path]) -> Iterable:
+    from zoo.examine import Finding, Verdict
+
+    for file in files:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            found = json.loads(line)
+            yield Finding(**{**found, "verdict": Verdict(found["verdict"])})
 
 
 def _examine(job: tuple[str, str, str], limit: int, traceback: bool):

@@ -45,7 +45,7 @@ def write(page: Path, findings: list[Finding], missing: dict[str, str], command:
     for family, reason in missing.items():
         lines += ["", f"Not tried here: **{family}** ({reason})."]
     for family in count(findings):
-        lines += ["", f"### {family}", "", *_family(family, findings)]
+        lines += ["", f"### {family}", "", *(_kinds(findings) if family == "layers" else _family(family, findings))]
     page.write_text("\n".join([before + begin, "", *lines, "", end + after]), encoding="utf-8")
 
 
@@ -70,6 +70,19 @@ def _family(family: str, findings: list[Finding]) -> list[str]:
             at = "all sizes" if len(there) == len(all_of) else ", ".join(f.relation for f in there)
             said = there[0].message or f"relative error {there[0].error:.1e}"
             lines.append(f"| {name.partition('/')[2]} | {worst.value} | {at} | {_cell(said)} |")
+    return lines
+
+
+def _kinds(findings: list[Finding]) -> list[str]:
+    """Layers are counted by kind: each has dozens of drawn configurations."""
+    kinds: dict[str, Counter[Verdict]] = {}
+    for finding in findings:
+        family, _, name = finding.name.partition("/")
+        if family == "layers":
+            kinds.setdefault(name.split()[0], Counter())[finding.verdict] += 1
+    lines = ["| layer | comparisons | " + " | ".join(v.value for v in _SHOWN) + " |", "|---|---:|" + "---:|" * len(_SHOWN)]
+    for kind, verdicts in kinds.items():
+        lines.append(f"| {kind} | {sum(verdicts.values())} | " + " | ".join(str(verdicts[v]) for v in _SHOWN) + " |")
     return lines
 
 
