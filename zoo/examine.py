@@ -136,7 +136,17 @@ def _of_nothing(specimen: Specimen) -> tuple[float, float]:
     return apart(sums, [torch.zeros_like(s) for s in sums]), 1.0
 
 
-_CHANCE = ("dropout", "dropout_prob", "attention_dropout", "attn_dropout", "activation_dropout", "drop_prob", "dropout_p", "layerdrop", "p")
+_CHANCE = (
+    "dropout",
+    "dropout_prob",
+    "attention_dropout",
+    "attn_dropout",
+    "activation_dropout",
+    "drop_prob",
+    "dropout_p",
+    "layerdrop",
+    "p",
+)
 
 
 def _without_chance(model: nn.Module) -> nn.Module:
