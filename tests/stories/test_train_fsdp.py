@@ -70,7 +70,7 @@ def test_no_pickle_and_no_leftovers(moved, tmp_path_factory):
     for place in tmp_path_factory.getbasetemp().glob("train-moved*"):
         directory = place / "checkpoints" / "blt"
         names = sorted(path.name for path in directory.iterdir())
-        assert [name.split("-")[0] for name in names] == ["key.json", "shard", "shard", "state.safetensors"]
+        assert [name.split("-")[0] for name in names] == ["journal", "key.json", "shard", "shard", "state.safetensors"]
         assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
 
 
