@@ -104,6 +104,28 @@ def test_as_many_prompts_as_examples(B):
     exact(Tower(B), (torch.randn(B, WIDTH),))
 
 
+class TiedAndBare(nn.Module):
+    """A table that is used twice, beside as many parameters that no module answers for."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.scale, self.shift = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.Parameter(torch.ones(WIDTH)),
+            nn.Parameter(torch.zeros(1)),
+        )
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids):
+        return self.head(self.words(ids) * self.scale + self.shift)
+
+
+def test_tied_weights_beside_bare_parameters():
+    torch.manual_seed(0)
+    exact(TiedAndBare(), (torch.randint(WORDS, (4, T)),))
+
+
 # Where the examples are -------------------------------------------------------------------------------------------------------
 
 

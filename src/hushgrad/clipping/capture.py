@@ -120,7 +120,7 @@ class Capture:
         self._usual_calls = len(self._sites) + len(self._params.keys() - covered)
         self._names = {id(p): name for name, p in self._params.items()}
         self._scattered = frozenset(name for s in self._sites if s.rule.scatters for name in s.full.values())
-        self._tied = sum(len(s.names) for s in self._sites) > len(self._params)
+        self._tied = sum(len(s.names) for s in self._sites) > len(covered)
         self._handles += self._root.hooks()
         for site in self._sites:
             self._handles += site.hooks()
