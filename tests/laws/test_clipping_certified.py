@@ -99,8 +99,8 @@ def test_what_cannot_be_certified_is_refused():
     model = nn.Linear(2, 2)
     capture = Capture(model, loss_reduction="sum", certificate=Certificate(9, 9))
     capture.attach()
-    model(torch.randn(10, 2)).sum().backward()
     with pytest.raises(CaptureError, match="certificate"):
+        model(torch.randn(10, 2)).sum().backward()
         capture.collect(Flat(1.0))
 
 

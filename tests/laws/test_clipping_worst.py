@@ -51,6 +51,16 @@ def test_squares_that_underflow_in_single_precision_are_counted(monkeypatch):
     assert _moved(path, model, others, record) > 5e-3  # norm 0, weight 1
 
 
+def test_a_small_weight_does_not_hide_a_large_mass():
+    """Its square, 1e-64, is 0 in single precision: then nothing would be heavy."""
+    path = worst.PATHS["attention"]
+    torch.manual_seed(7)
+    model, others = path.model(), worst._examples(path, 8)
+    for size in (1e17, 1.15e18, 1e19):
+        record = torch.full((6, 8), size), torch.full((6, 8), 3e-9)
+        assert _moved(path, model, others, record) <= worst.BOUND
+
+
 def test_long_rows_lose_nothing():
     """Of 9e6 equal entries a sum in single precision loses 3e-4."""
     model = nn.Linear(3000, 3000, bias=False)

@@ -37,7 +37,7 @@ def is_light(masses: list[Mass], weights: Tensor, clipper: Clipper) -> bool:
     """Whether no example is heavy, given the masses of some parameters; of the others they are the norms, which are clipped."""
     total = added([mass.rows.square() for mass in masses]) if len(masses) > 1 else masses[0].rows.square()
     bound = (cap(max(mass.parts for mass in masses)) - 1) * clipper.sensitivity(Relation.ADD_REMOVE)
-    return bool((weights.square() * total <= bound**2).all())
+    return bool((weights.double() * total.sqrt_() <= bound).all())  # squares of small weights are 0 in single precision
 
 
 def heavy_units(
