@@ -126,6 +126,28 @@ def test_tied_weights_beside_bare_parameters():
     exact(TiedAndBare(), (torch.randint(WORDS, (4, T)),))
 
 
+class Own(nn.Embedding):
+    """A table with a forward of its own has no rule."""
+
+    def forward(self, ids):
+        return F.embedding(ids, self.weight)
+
+
+class TwoTables(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places, self.head = Own(WORDS, WIDTH), Own(T, WIDTH), nn.Linear(WIDTH, 2)
+
+    def forward(self, ids):
+        return self.head((self.words(ids) + self.places(torch.arange(T))).tanh().mean(1))
+
+
+@pytest.mark.parametrize("B", [3, T])
+def test_ways_that_look_alike_from_different_parameters(B):
+    torch.manual_seed(0)
+    exact(TwoTables(), (torch.randint(WORDS, (B, T)),))
+
+
 # Where the examples are -------------------------------------------------------------------------------------------------------
 
 

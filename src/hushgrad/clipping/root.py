@@ -174,7 +174,7 @@ class Root:
         """The owners of rows that follow no rule, in this pass."""
         live = [(call, call.edges[0]) for call in routed if call.edges[0] is not None]
         with self.deaf():
-            found, at_nodes = tagged(exits, [e for _, e in live] + edges, nodes, B)
+            found, at_nodes = tagged(exits, [e for _, e in live] + [s.edge for s in edges], nodes, B)
         for (call, _), made in zip(live, found, strict=False):
             owners = made if made.each is None else Owners(made.each.reshape(call.shapes[0]), made.proved)
             if owners.each is not None and owners.proved and not owners.clean:

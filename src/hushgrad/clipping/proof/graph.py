@@ -16,7 +16,7 @@ from hushgrad.clipping._torch import Node, accumulated
 from hushgrad.clipping.layout import ROWS, Layout, layouts_of
 from hushgrad.clipping.proof.tags import Exit, Owners, tagged
 
-__all__ = ["Border", "Frontier", "Graph", "find"]
+__all__ = ["Border", "Frontier", "Graph", "Source", "find"]
 
 Trail = tuple[tuple[str, int], ...]  # the (name, slot) of each node on the way up from a source
 
@@ -53,6 +53,13 @@ class Graph:
         return list(found)
 
 
+class Source(NamedTuple):
+    """Where something shared comes from, under a name that is the same in every graph."""
+
+    name: str
+    edge: GradientEdge
+
+
 class Border(NamedTuple):
     """A frontier node: its ``slot`` leads into what is shared; ``layouts`` of the cotangents that arrive at it."""
 
@@ -67,7 +74,7 @@ class Frontier(NamedTuple):
     ends: dict[Trail, tuple[Layout | None, ...]]
     ways: frozenset[Trail]
 
-    def again(self, graph: Graph, sources: Sequence[GradientEdge]) -> list[Border]:
+    def again(self, graph: Graph, sources: Sequence[Source]) -> list[Border]:
         """The same frontier in this graph. Raises LookupError where the ways differ."""
 
         def decide(node: Node, way: Trail) -> tuple[Layout | None, ...] | None:
@@ -79,7 +86,7 @@ class Frontier(NamedTuple):
         return list(found.values())  # one that several sources lead to is read once
 
 
-def find(graph: Graph, exits: Sequence[Exit], sources: Sequence[GradientEdge], examples: int) -> Frontier:
+def find(graph: Graph, exits: Sequence[Exit], sources: Sequence[Source], examples: int) -> Frontier:
     """The frontier of these sources, by tags. Raises LookupError with the name of the node above which there is none."""
     steps = 6
     known: dict[Node, list[Owners]] = {}
@@ -88,9 +95,9 @@ def find(graph: Graph, exits: Sequence[Exit], sources: Sequence[GradientEdge], e
         return _layouts(known[node], examples)
 
     while sources:
-        fresh = [n for n in graph.above([s.node for s in sources], steps) if n not in known]
+        fresh = [n for n in graph.above([s.edge.node for s in sources], steps) if n not in known]
         known |= {n: [] for n in fresh}
-        known |= tagged(exits, sources, fresh, examples)[1] if fresh else {}
+        known |= tagged(exits, [s.edge for s in sources], fresh, examples)[1] if fresh else {}
         try:
             found, ways = _climbed(graph, sources, decide)
         except KeyError:  # it is further up
@@ -103,12 +110,12 @@ def find(graph: Graph, exits: Sequence[Exit], sources: Sequence[GradientEdge], e
 Decide = Callable[[Node, Trail], "tuple[Layout | None, ...] | None"]
 
 
-def _climbed(graph: Graph, sources: Sequence[GradientEdge], decide: Decide) -> tuple[list[tuple[Border, Trail]], set[Trail]]:
+def _climbed(graph: Graph, sources: Sequence[Source], decide: Decide) -> tuple[list[tuple[Border, Trail]], set[Trail]]:
     """Up from the sources, breadth first; ``decide`` gives the layouts of a frontier node, None for one that is still below."""
     found: list[tuple[Border, Trail]] = []
     ways: set[Trail] = set()
     seen: set[Node] = set()
-    ring: list[tuple[Node, int | None, Trail]] = [(s.node, s.output_nr, ((s.node.name(), s.output_nr),)) for s in sources]
+    ring: list[tuple[Node, int | None, Trail]] = [(s.edge.node, s.edge.output_nr, ((s.name, s.edge.output_nr),)) for s in sources]
     while ring:
         after: list[tuple[Node, int | None, Trail]] = []
         for node, output, trail in ring:

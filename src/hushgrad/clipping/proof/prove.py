@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hushgrad.clipping._torch import accumulated
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.layout import DEAD, NOBODY, ROWS, SHARED, Kind, Layout, layouts_of
-from hushgrad.clipping.proof.graph import Frontier, Graph, find
+from hushgrad.clipping.proof.graph import Frontier, Graph, Source, find
 from hushgrad.clipping.proof.inputs import Reading, leaves, readings
 from hushgrad.clipping.proof.structure import NATIVE, Number, Place, Structure, numbered, sizes_of
 from hushgrad.clipping.proof.tags import Exit, Owners, tagged
@@ -257,17 +257,23 @@ def _both(mine: tuple[Any, ...], its: tuple[Any, ...] | None) -> list[tuple[Any,
     return [(a, its[k] if its is not None and k < len(its) else None) for k, a in enumerate(mine)]
 
 
-def sources_of(stage: Stage, run: Run, graph: Graph, shared: set[Number]) -> tuple[list[GradientEdge], set[str]]:
+def sources_of(stage: Stage, run: Run, graph: Graph, shared: set[Number]) -> tuple[list[Source], set[str]]:
     """The outputs of shared calls, and the parameters that are used by no site."""
     calls = numbered(run.calls)
-    edges = [e for n in calls if n in shared for e in calls[n].edges if e is not None and e.node in graph.nodes]
+    edges = [
+        Source(f"{n[0].path} {n[1]}", e)
+        for n in calls
+        if n in shared
+        for e in calls[n].edges
+        if e is not None and e.node in graph.nodes
+    ]
     names = set()
     for node in graph.leaves:
         leaf = accumulated(node)
         name = None if leaf is None else stage.name_of(leaf)
         if name is not None:
             names.add(name)
-            edges.append(GradientEdge(node, 0))
+            edges.append(Source(name, GradientEdge(node, 0)))
     return edges, names
 
 

@@ -134,7 +134,7 @@ def _gradients(stage: Sealing, structure: Structure, inputs: Any, us: list[Tenso
     exits = [(y, layout) for y, layout in zip(outputs, structure.exits, strict=True) if layout is not None and y.requires_grad]
     cots = [layout.only(u, which, B) for (_, layout), u in zip(exits, us, strict=True)]
     found = torch.autograd.grad([y for y, _ in exits], list(params.values()), cots, allow_unused=True)
-    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(params.items(), found, strict=True)}
+    return {name: torch.zeros_like(p) if g is None else g.to_dense() for (name, p), g in zip(params.items(), found, strict=True)}
 
 
 # Others left out and replaced -----------------------------------------------------------------------------------------------
