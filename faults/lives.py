@@ -107,10 +107,10 @@ class Augmented(Dataset[Any]):
 
 
 def _note(path: Path, private: Private, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """One line: which row of which key's noise was released, and with which result."""
+    """One short line (it must fit where the disk is full): which row of which key's noise was released, and with which result."""
     grads = b"".join(p.grad.detach().numpy().tobytes() for p in private.model.parameters() if p.grad is not None)
     row = Source(key=private.key.secret).z(private.steps - 1, 0, torch.empty(8)).numpy().tobytes()
-    line = f"{hashlib.sha256(row).hexdigest()} {hashlib.sha256(grads).hexdigest()}\n".encode()
+    line = f"{hashlib.sha256(row).hexdigest()[:16]} {hashlib.sha256(grads).hexdigest()[:16]}\n".encode()
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, line)
     os.close(file)

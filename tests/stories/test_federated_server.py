@@ -279,7 +279,8 @@ def test_the_clip_norm_follows_the_quantile_and_is_paid_for():
     norms = [result.train_metrics_clientapp[t]["clip-norm"] for t in range(1, 61)]
     assert 0.4 < np.median(norms[-20:]) < 0.75 and norms[0] != norms[1]
     assert str(strategy.ledger.event()) == "60 x Gaussian(1)"  # both releases together are the plan's event
-    assert strategy._aggregator._noise_std / norms[-1] == pytest.approx((1 - 1.2**-2) ** -0.5)  # the rest goes to the model
+    release = strategy._aggregator._release
+    assert release._scale * CLIENTS / release.clip_norm == pytest.approx((1 - 1.2**-2) ** -0.5)  # the rest goes to the model
 
 
 def test_adaptive_clipping_with_correlated_noise_has_no_theorem():

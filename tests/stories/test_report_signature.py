@@ -136,7 +136,7 @@ def test_keys_are_secret_and_never_overwritten(key, tmp_path, capsys):
 def test_the_command_from_key_to_verdict(run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run, "run")
-    assert main(["report", "--new-key", "me.key"]) == 0
+    assert main(["report", "--new-signer", "me.key"]) == 0
     assert main(["report", "run", "--sign", "me.key", "--by", "me", "--save", "card.json"]) == 0
     assert main(["report", "--verify", "card.json", "run/model.safetensors", "--signer", "me.key.pub", "--json"]) == 0
     assert '"trusted": true' in capsys.readouterr().out

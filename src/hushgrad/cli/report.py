@@ -23,7 +23,7 @@ def _parser() -> Parser:
         "report",
         "The privacy card of a finished run: the guarantee in plain words and in full, curves, audit, citations.\n"
         "Without options the card is printed as Markdown. The run's checkpoint and key are never read.\n\n"
-        "  hushgrad report --new-key officer.key               a key to sign with, and officer.key.pub for others\n"
+        "  hushgrad report --new-signer officer.key               a key to sign with, and officer.key.pub for others\n"
         "  hushgrad report RUN --sign officer.key --save c.json\n"
         "  hushgrad report --verify c.json model.safetensors --signer officer.key.pub",
         example="hushgrad report runs/mnist --html card.html --markdown card.md",
@@ -37,7 +37,7 @@ def _parser() -> Parser:
     parser.add_argument("--by", metavar="NAME", default="", help="who signs; part of what is signed")
     parser.add_argument("--verify", metavar="CARD", help="check a saved card: signature, epsilon, and MODEL if it is given")
     parser.add_argument("--signer", metavar="PUB", help="with --verify: the public key of whoever must have signed")
-    parser.add_argument("--new-key", metavar="KEY", help="make a key to sign with, and its public half KEY.pub")
+    parser.add_argument("--new-signer", metavar="KEY", help="make a key to sign with, and its public half KEY.pub")
     parser.add_argument("--raw", action="store_true", help="add un-noised metrics: a card as sensitive as the data")
     return parser
 
@@ -46,34 +46,34 @@ def run(words: list[str]) -> int:
     """Write, sign or verify the card; see ``hushgrad report --help``."""
     options = _parser().parse(words)
     _require_sense(options)
-    if options.new_key:
-        return _new_key(options)
+    if options.new_signer:
+        return _new_signer(options)
     if options.verify:
         return _verify(options)
     return _card(options)
 
 
 def _require_sense(options: argparse.Namespace) -> None:
-    jobs = [name for name, wanted in (("--new-key", options.new_key), ("--verify", options.verify)) if wanted]
+    jobs = [name for name, wanted in (("--new-signer", options.new_signer), ("--verify", options.verify)) if wanted]
     written = [name for name in ("html", "markdown", "citations", "save", "sign") if vars(options)[name]]
-    if len(jobs) > 1 or (jobs and written) or (options.new_key and options.run):
+    if len(jobs) > 1 or (jobs and written) or (options.new_signer and options.run):
         raise UsageError(f"{jobs[0]} stands alone: it writes no card. Try hushgrad report --help.")
     if options.signer and not options.verify:
         raise UsageError("--signer goes with --verify CARD: it says who must have signed.")
     if (options.sign and not options.save) or (options.by and not options.sign):
         raise UsageError("--sign KEY goes with --save PATH (the file that is signed), and --by with --sign.")
     if not jobs and options.run is None:
-        raise UsageError("Which run? Give the --out of hushgrad train, or --verify CARD, or --new-key KEY.")
+        raise UsageError("Which run? Give the --out of hushgrad train, or --verify CARD, or --new-signer KEY.")
 
 
-def _new_key(options: argparse.Namespace) -> int:
+def _new_signer(options: argparse.Namespace) -> int:
     from hushgrad.report.signature import new_signing_key
 
-    fingerprint = new_signing_key(options.new_key)
+    fingerprint = new_signing_key(options.new_signer)
     if options.json:
-        print_json({"key": options.new_key, "public": f"{options.new_key}.pub", "fingerprint": fingerprint})
+        print_json({"key": options.new_signer, "public": f"{options.new_signer}.pub", "fingerprint": fingerprint})
     else:
-        print(f"Key {fingerprint}: keep {options.new_key} secret, and give {options.new_key}.pub to those who verify.")
+        print(f"Key {fingerprint}: keep {options.new_signer} secret, and give {options.new_signer}.pub to those who verify.")
     return 0
 
 

@@ -35,11 +35,7 @@ class Parts:
     def attach(self, model: nn.Module) -> Any:
         """Watch the model's passes; the handle to remove the hook with."""
 
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if module is model and torch.is_grad_enabled():  # a copy of the model has the hook as well
-                self._enter(args, kwargs)
-
-        return model.register_forward_pre_hook(enter, with_kwargs=True)
+        return model.register_forward_pre_hook(_Hook(model, self._enter), with_kwargs=True, prepend=True)
 
     def issued(self, batch: Batch) -> None:
         """The loader hands out a batch, or one part of it."""
@@ -81,6 +77,20 @@ class Parts:
                 f"Micro-batch {waiting[0]} of this batch was not passed to the model, or not as it was cut. Loop over "
                 "batch.split(size) itself, and pass each part before the next one."
             )
+
+
+class _Hook:
+    """Says when the model itself is called. A copy of the model has the hook as well, where it says nothing."""
+
+    def __init__(self, model: nn.Module | None = None, enter: Callable[[Any, Any], None] | None = None) -> None:
+        self._model, self._enter = model, enter
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._enter is not None and module is self._model and torch.is_grad_enabled():
+            self._enter(args, kwargs)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
 
 
 def _has_memory(leaf: Any) -> bool:

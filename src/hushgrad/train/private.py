@@ -156,13 +156,13 @@ class Private:
     def _attach(self, check_isolation: bool, lazy_tables: bool) -> None:
         self._world.share_parameters([t for t in (*self.model.parameters(), *self.model.buffers()) if not is_sharded(t)])
         self._guard.released.renew()
-        self._handles.append(self._parts.attach(self.model))
         # Before the capture's own hooks, which then see the check's passes from their beginning and leave them out.
         if check_isolation and self.placement.in_parts:
             self._handles.append(self._gate.attach(self._world, sharded=True))
         if self.plan.certified:
             self._handles.append(self._bits.attach(self.model))
         self._capture.attach()
+        self._handles.append(self._parts.attach(self.model))  # its hook goes before the capture's: it says which part is passed
         if lazy_tables:
             require_lazy_plan(self.plan, self._world, sharded=self.placement.in_parts)
             self._lazy.attach(

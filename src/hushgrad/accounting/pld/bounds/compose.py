@@ -185,7 +185,8 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
     folded = log_moment(parts, t + window.far) + shrinks - math.log(-math.expm1(shrinks)) if shrinks < 0 else math.inf
     infinite = -math.expm1(sum(times * math.log1p(-min(m.infinite, 1 - 1e-16)) for m, times in parts))
     c = np.roll(spectrum.inverse(), -(start % n))
-    reached("this composition", float(np.sum(c)), log_mass, spectrum.noise())
+    rounding = spread + 64 * _U * (1 + abs(t * base) + abs(log_mass))
+    reached("this composition", float(np.sum(c)), log_mass, spectrum.noise(), rounding if rounding < 600 else math.inf)
     return Composed(
         low=low,
         step=step,
@@ -196,7 +197,7 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
         raised=raised,
         folded=(-math.inf if inside else folded, t + window.far),
         beyond=beyond,
-        relative=math.expm1(spread + 64 * _U * (1 + abs(t * base) + abs(log_mass))),
+        relative=math.expm1(rounding),
         infinite=infinite,
         under=under,
     )

@@ -235,8 +235,8 @@ def balance(p: Array, losses: Array, split: int, total: float, total_q: float, t
     p[split - 1] = p[split] = 0.0
     need = total - float(np.sum(p))
     need_q = total_q - float(np.sum(p * np.exp(-losses)))
-    one, two = math.exp(-losses[split - 1]), math.exp(-losses[split])
-    if one == two:
+    one, two = np.exp(-losses[[split - 1, split]])  # not math.exp, which raises where numpy says infinity
+    if one == two or not math.isfinite(one):
         raise NumericalLimit("Doubles do not tell the losses next to zero apart.")
     p[split - 1] = (need_q - need * two) / (one - two)
     p[split] = need - p[split - 1]  # exact sums matter more than exact masses: they are raised to the number of steps
