@@ -28,7 +28,10 @@ from hushgrad.sampling.attendance import Attendance
 KEY = RunKey(bytes(range(32)))
 
 
-def _life(path, steps, *, first=0, position=0, chain=bytes(16), witness=lambda step: bytes([step % 250])):
+START = Journal(KEY).chain
+
+
+def _life(path, steps, *, first=0, position=0, chain=START, witness=lambda step: bytes([step % 250])):
     """One life: opened or made, taken through ``steps``; (position, chain) after each release."""
     own = Owner(path.parent, newest=True)
     if path.exists():
@@ -49,7 +52,7 @@ def _life(path, steps, *, first=0, position=0, chain=bytes(16), witness=lambda s
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=1, max_size=5))
 def test_however_often_it_dies_a_run_that_repeats_itself_goes_on(tmp_path_factory, lives):
     path = tmp_path_factory.mktemp("j") / "journal"
-    after = {0: (0, bytes(16))}
+    after = {0: (0, START)}
     reached = 0
     for steps, back in lives:
         first = max(0, reached - back)
@@ -65,7 +68,7 @@ def test_however_often_it_dies_a_run_that_repeats_itself_goes_on(tmp_path_factor
 def test_a_release_that_differs_is_stopped_wherever_it_is(tmp_path_factory, steps, wrong, data):
     path = tmp_path_factory.mktemp("j") / "journal"
     wrong = wrong % steps
-    after = [(0, bytes(16)), *_life(path, steps)]
+    after = [(0, START), *_life(path, steps)]
     first = data.draw(st.integers(0, wrong))
     with pytest.raises(ArgumentError, match=rf"release {wrong} .*prior="):
         other = {"witness": lambda step: b"other" if step == wrong else bytes([step % 250])}

@@ -22,9 +22,9 @@ from hushgrad.clipping.isolated import culprit
 from hushgrad.clipping.layout import Kind
 from hushgrad.clipping.proof.graph import Graph
 from hushgrad.clipping.proof.inputs import examples_of, leaves, mapped
-from hushgrad.clipping.proof.prove import Run, exits_of, prove, rows_of, sources_of
-from hushgrad.clipping.proof.quiet import Quiet, as_it_was
-from hushgrad.clipping.proof.seal import Broken, broken
+from hushgrad.clipping.proof.prove import Run, exits_of, one_owner_each, prove, rows_of, sources_of
+from hushgrad.clipping.proof.quiet import ALMOST_ONE, Quiet, as_it_was
+from hushgrad.clipping.proof.seal import Broken, broken, swayed
 from hushgrad.clipping.proof.shares import Sink, watch
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Place, Structure, numbered
 from hushgrad.clipping.proof.tags import Owners, tagged
@@ -177,7 +177,7 @@ class Root:
             found, at_nodes = tagged(exits, [e for _, e in live] + [s.edge for s in edges], nodes, B)
         for (call, _), made in zip(live, found, strict=False):
             owners = made if made.each is None else Owners(made.each.reshape(call.shapes[0]), made.proved)
-            if owners.each is not None and owners.proved and not owners.clean:
+            if owners.each is not None and owners.proved and not (owners.clean and one_owner_each(owners.each)):
                 raise LookupError(call.site.path)
             call.index = rows_of(owners, call.shapes[0])
         return at_nodes
@@ -262,12 +262,23 @@ class Root:
                     f"{type(self.model).__name__} cannot be run for some of its examples alone, as its proof needs: {error} "
                     "Let the model take any number of examples, or vouch for it with check_isolation=False."
                 )
+        if found is not None and problem is None and self._seal and quiet.hushed:
+            problem = self._swayed(found[0], inputs, B)
         if found is None or problem:
             self._refuse(inputs, B, problem, quiet)
         structure = found[0]
         kept = [s for s in self.known.get(self._key(tensors), []) if s.sizes != structure.sizes]
         self.known[self._key(tensors)] = [structure, *kept]
         return structure
+
+    def _swayed(self, structure: Structure, inputs: Any, B: int) -> Broken | None:
+        """The same with other numbers in the place of random ones: these may open a branch, or carry a factor, that mixes examples."""
+        for uniform, normal in ((1 - ALMOST_ONE, 1.0), (0.5, -1.0)):
+            with self._proving(Quiet(uniform=uniform, normal=normal)):
+                problem = swayed(self, structure, inputs, B, self._lot)
+            if problem is not None:
+                return problem
+        return None
 
     def _refuse(self, inputs: Any, B: int, problem: Broken | None, quiet: Quiet) -> NoReturn:
         found = None
@@ -295,8 +306,8 @@ class Root:
         raise NotIsolated(message)
 
     @contextmanager
-    def _proving(self) -> Iterator[Quiet]:
-        tape, quiet = self._tape, Quiet()
+    def _proving(self, quiet: Quiet | None = None) -> Iterator[Quiet]:
+        tape, quiet = self._tape, quiet or Quiet()
         grads = [(p, p.grad) for p in self.model.parameters()]
         stack, self._stack, self._trial = self._stack, [], []
         try:

@@ -82,7 +82,7 @@ class PrivateStrategy(Strategy):
         fresh = RunKey.make(key, seed)
         self._key, self._journal = (fresh, Journal(fresh)) if self._directory is None else self._directory.share_key(fresh, plan)
         self._witness: tuple[int, bytes] | None = None  # of a round that is not in the journal yet
-        self._books = Books(plan, self._key.run_name(plan.digest), prior=prior, max_epsilon=max_epsilon)
+        self._books = Books(plan, self._key.run_name(), prior=prior, max_epsilon=max_epsilon)
         self._cohorts = cohorts_of(plan, population, self._key.sampling)
         self._aggregator = Aggregator(plan, self._key)
         self._server_state: dict[str, Any] = {}

@@ -43,7 +43,6 @@ WAYS_ON = "Put this run's files back as they were, or start a new run with a new
 _MAGIC = b"hushgrad journal 1     \n"  # frames stay aligned: no kill cuts one at the end of a page
 _FRAME, _SHORT, _CHAIN = 8, 5, 16  # bytes of a frame, of a digest in it, of the whole digest
 _SHARE = 100  # flushing takes at most one part in so many of the time
-_START = bytes(_CHAIN)
 
 
 class Journal:
@@ -67,7 +66,8 @@ class Journal:
         self._mark, self._block, self._flushed_at = 0, 1, 0.0
         self._checksum = zlib.crc32(_MAGIC)
         self.bound: dict[str, Any] = {}
-        self.position, self.chain = 0, _START
+        # Keyed from the start: the place that the first release is witnessed at follows from it, and must not be known.
+        self.position, self.chain = 0, hashlib.blake2b(b"start", digest_size=_CHAIN, key=self._key).digest()
         self.notes: tuple[str, ...] = ()
 
     # Files ---------------------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Journal:
         for name, value in bound.items():
             journal._bind(name, value)
         journal._tell(open=boot_identity())
-        journal._flush()
+        journal.flush()
         return journal
 
     @classmethod
@@ -97,7 +97,7 @@ class Journal:
         journal._file, journal._owner = _opened(path, os.O_RDWR | os.O_APPEND), owner
         journal._replay(path.read_bytes())
         journal._tell(open=boot_identity())
-        journal._flush()
+        journal.flush()
         return journal
 
     @classmethod
@@ -105,6 +105,16 @@ class Journal:
         """Whether the journal in ``path`` shows that a step may have been released; its key is not needed."""
         journal = cls(RunKey(bytes(32)))
         return any(kind in b"ram" for kind, _, _ in journal._frames(path.read_bytes()))
+
+    @classmethod
+    def steps_begun(cls, path: Path) -> int:
+        """How many steps the journal in ``path`` shows as begun or released; its key is not needed."""
+        journal = cls(RunKey(bytes(32)))
+        steps = mark = 0
+        for kind, content, _ in journal._frames(path.read_bytes()):
+            steps += kind == ord("r")
+            mark = int.from_bytes(content, "little") if kind == ord("m") else mark
+        return max(steps, mark)
 
     @property
     def durable(self) -> bool:
@@ -181,7 +191,7 @@ class Journal:
         """
         if name not in self.bound:
             self._bind(name, value)
-            self._flush()
+            self.flush()
         elif self.bound[name] != value:
             raise ArgumentError(f"Expected the {name} of this run as they were when it began; they have changed since. {WAYS_ON}")
 
@@ -246,7 +256,7 @@ class Journal:
         spent = began - self._flushed_at
         mark = step + self._block
         self._frame(ord("m"), mark.to_bytes(_SHORT, "little"))
-        self._flush()
+        self.flush()
         self._mark = mark
         self._flushed_at = time.perf_counter()
         took = self._flushed_at - began
@@ -283,7 +293,8 @@ class Journal:
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             raise _unwritable("the disk is full")
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Have the disk hold all that was written: before a state is saved that counts on it."""
         if self._file is not None:
             try:
                 os.fsync(self._file)

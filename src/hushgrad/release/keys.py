@@ -91,9 +91,9 @@ class RunKey:
         """Tells keys apart and tells nothing else: a hash of 256 unknown bits cannot be inverted."""
         return self._derive(b"fingerprint").hex()[:32]
 
-    def run_name(self, plan_digest: str) -> str:
-        """The name of the run of one plan under this key, the same after every restart."""
-        return self._derive(b"run/" + plan_digest.encode()).hex()[:16]
+    def run_name(self) -> str:
+        """The name of the run under this key, the same after every restart and for every plan: two plans would share its noise."""
+        return self._derive(b"run").hex()[:16]
 
     def _derive(self, label: bytes) -> bytes:
         return hashlib.blake2b(label, digest_size=_BYTES, key=self._secret, person=b"hushgrad/run").digest()

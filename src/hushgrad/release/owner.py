@@ -77,8 +77,10 @@ class Owner:
 
     @property
     def held(self) -> bool:
-        """Whether this is still the owner; a lease is looked up on the disk."""
-        return self._file is not None and (not self._lease or self._read().get("token") == self._token)
+        """Whether this is still the owner: the lock is the one on the disk (somebody may have deleted it), or the lease there is ours."""
+        if self._file is None:
+            return False
+        return self._read().get("token") == self._token if self._lease else _same_file(self._file, self._path)
 
     def require(self) -> None:
         """Before anything is released.

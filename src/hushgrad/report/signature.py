@@ -217,7 +217,9 @@ def _fingerprint(key: Ed25519PublicKey) -> str:
 
 
 def _secret_key(path: Path) -> Ed25519PrivateKey:
-    key = _loaded(path, lambda content: serialization.load_pem_private_key(content, None), "hushgrad report --new-signer makes one.")
+    key = _loaded(
+        path, lambda content: serialization.load_pem_private_key(content, None), "hushgrad report --new-signer makes one."
+    )
     if not isinstance(key, Ed25519PrivateKey):
         _check.fail("key", str(path), "to be an Ed25519 key", "hushgrad report --new-signer makes one.")
     return key

@@ -136,7 +136,13 @@ class Books:
         self.foreign = _check.integer(0, foreign=state["foreign"])
         self.broken, self.content = str(state.get("broken", "")), str(state.get("content", ""))
         self.declared = None if state["declared"] is None else Participation.from_json(state["declared"])
-        self.prior = Ledger.from_json(state["prior"])
+        stored = Ledger.from_json(state["prior"])
+        if len(self.prior) and self.prior != stored:
+            raise ArgumentError(
+                "Expected prior= to be the interrupted run's own, or left out: a run goes on with the prior it began with. To count "
+                "another phase too, start a new run with a fresh key and both ledgers as prior=."
+            )
+        self.prior = stored
         if self.max_epsilon is not None:
             self._limit = self._affordable(self.max_epsilon)
 

@@ -163,6 +163,7 @@ class Checkpoint:
         }
         if private.spread:
             tree = self._with_shards(tree)
+        private.journal.flush()  # a machine that stops now must not leave a state that is ahead of its journal
         if self._world.rank == 0:
             with replacing(self.directory / _STATE) as temporary:
                 write_tree(temporary, tree)

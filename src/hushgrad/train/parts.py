@@ -34,7 +34,6 @@ class Parts:
 
     def attach(self, model: nn.Module) -> Any:
         """Watch the model's passes; the handle to remove the hook with."""
-
         return model.register_forward_pre_hook(_Hook(model, self._enter), with_kwargs=True, prepend=True)
 
     def issued(self, batch: Batch) -> None:

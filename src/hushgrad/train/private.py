@@ -121,7 +121,7 @@ class Private:
         self._params = self._guard.params
         self._world = World.here()
         self._key = self._world.share_key(key)
-        self._books = Books(plan, self._key.run_name(plan.digest), prior=prior, max_epsilon=max_epsilon)
+        self._books = Books(plan, self._key.run_name(), prior=prior, max_epsilon=max_epsilon)
         self.placement = placement_of(self._params, self._world, plan)
         certificate = Certificate(plan.capacity, plan.capacity // self._world.size) if plan.certified else None
         self._capture = Capture(
@@ -525,7 +525,7 @@ class Private:
         if self.steps:
             raise ArgumentError(f"Expected a run without steps to adopt a key, got one at step {self.steps}.")
         self._key, self._journal = key, Journal(key)
-        self._books.run = key.run_name(self.plan.digest)
+        self._books.run = key.run_name()
         self._release.use_key(key)
 
     def keep_journal(self, journal: Journal) -> None:

@@ -160,7 +160,7 @@ def tune(
         spending.begin()
         best = _best(search, Draws(key.secret), data, folder, progress, journal)
         journal.close()
-        run = {"run": key.run_name(search.plan.digest), "content": journal.chain.hex()}
+        run = {"run": key.run_name(), "content": journal.chain.hex()}
         tuned = _released(search, best, folder, out, run)
         spending.commit(search.cost.event)
         return tuned

@@ -147,6 +147,13 @@ def surveyed(run: Run, layouts: Sequence[Layout | None], examples: int) -> Surve
     return Survey(run, examples, exits, graph, owners)
 
 
+def one_owner_each(each: Tensor) -> bool:
+    """Whether every row of dimension 0 has one owner, where a gradient reached it at all."""
+    rows = each.flatten(1) if each.dim() > 1 else each.unsqueeze(1)
+    top = rows.amax(1, keepdim=True)
+    return bool(((rows == top) | (rows == NOBODY)).all())
+
+
 def rows_of(owners: Owners, shape: Sequence[int]) -> Tensor:
     """The example of each row of dimension 0, -1 for rows that no gradient reached."""
     if owners.each is None or not owners.proved:

@@ -15,20 +15,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Quiet", "as_it_was", "buffers_of"]
+__all__ = ["ALMOST_ONE", "Quiet", "as_it_was", "buffers_of"]
 
 aten = torch.ops.aten
 _ONES = (aten.bernoulli_, aten.exponential_, aten.uniform_, aten.rand, aten.rand_like, aten.bernoulli)
 _ZEROS = (aten.normal_, aten.randn, aten.randn_like, aten.normal)
-_ALMOST_ONE = 0.9990234375  # of uniform numbers: above every probability with which something is left out
+ALMOST_ONE = 0.9990234375  # of uniform numbers: above every probability with which something is left out
 
 
 class Quiet(TorchDispatchMode):
-    """Dropout keeps everything, uniform numbers are almost 1, normal ones 0; ``drawn`` names what still draws."""
+    """Dropout keeps everything, uniform and normal numbers are constant; ``drawn`` names what still draws.
 
-    def __init__(self) -> None:
+    ``hushed`` says that a constant stood for a number: a branch or a factor may follow from it, so other constants must be tried too.
+    """
+
+    def __init__(self, *, uniform: float = ALMOST_ONE, normal: float = 0.0) -> None:
         super().__init__()
         self.drawn: set[str] = set()
+        self.hushed = False
+        self._uniform, self._normal = uniform, normal
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -38,7 +43,8 @@ class Quiet(TorchDispatchMode):
         if name in _ONES or name in _ZEROS:
             made = func(*args, **kwargs)
             uniform = name in (aten.uniform_, aten.rand, aten.rand_like)
-            return made.fill_(0 if name in _ZEROS else _ALMOST_ONE if uniform else 1)
+            self.hushed = self.hushed or uniform or name in _ZEROS
+            return made.fill_(self._normal if name in _ZEROS else self._uniform if uniform else 1)
         if torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot_product" not in str(
             name
         ):  # that with dropout falls apart

@@ -23,7 +23,7 @@ from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.tags import cotangents
 from hushgrad.clipping.runs import same
 
-__all__ = ["Broken", "Sealing", "broken"]
+__all__ = ["Broken", "Sealing", "broken", "swayed"]
 
 
 class Sealing(Stage, Protocol):
@@ -73,6 +73,18 @@ def broken(stage: Sealing, structure: Structure, survey: Survey, inputs: Any, lo
         return Broken(others, influence=True)
     singles = _by_singles(stage, structure, found, us, picks, inputs, B)
     return None if singles is None else Broken(singles, influence=False)
+
+
+def swayed(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> Broken | None:
+    """Whether others influence an example's outputs, with the constants of the present :class:`Quiet`."""
+    start = buffers_of(stage.model)
+    with torch.no_grad(), stage.paused():
+        outputs, _ = stage.alone(inputs)
+    after = buffers_of(stage.model)
+    if len(outputs) != len(structure.exits) or not _finite(structure, Run(outputs, []), B):
+        return None
+    others = _by_others(stage, structure, Run(outputs, []), inputs, B, start, after, lot)
+    return Broken(others, influence=True) if others else None
 
 
 def _finite(structure: Structure, run: Run, B: int) -> list[int]:

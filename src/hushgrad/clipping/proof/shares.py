@@ -169,4 +169,15 @@ def _one_by_one(border: Border, gs: Grads, masks: list[Tensor | None], examples:
         )
         raw = called(border.node, part)[border.slot]
         rows.append(next(g for g in gs if g is not None).new_zeros(shape) if raw is None else raw.sum_to_size(shape))
-    return torch.stack(rows)
+    shares = torch.stack(rows)
+    _require_apart(border, shares)
+    return shares
+
+
+def _require_apart(border: Border, shares: Tensor) -> None:
+    """One record that is not finite makes everybody's share so (0 * NaN is NaN): then they cannot be told apart."""
+    if int((~shares.flatten(1).isfinite().all(1)).sum()) > 1:
+        raise CaptureError(
+            f"A record that is not finite, or overflows, meets {border.node.name()}, which gives no example its own share of it. Bound the "
+            "inputs (torch.nan_to_num, clamp) before they reach the model. Nothing was released."
+        )
