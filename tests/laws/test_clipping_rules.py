@@ -23,7 +23,7 @@ def test_linear(B, positions, d, p, bias):
 @pytest.mark.parametrize("way", ["kept", "gram for time", "gram for memory"])
 @pytest.mark.parametrize("at_once", [1, 30, 1 << 22])
 def test_linear_by_every_way_and_in_blocks(monkeypatch, way, at_once):
-    monkeypatch.setattr(linear, "_WEIGHTED_AT_ONCE", at_once)
+    monkeypatch.setattr(linear, "_PIECE", at_once)
     monkeypatch.setattr(linear, "_READ_COST", 10**9 if way == "gram for time" else 0)
     monkeypatch.setattr(linear, "_SPARE", 0 if way == "gram for memory" else 1 << 40)
     assert linear._prefers_gram(5, 3, 20, 30) == (way != "kept")

@@ -80,7 +80,7 @@ def ledger(url: str) -> Ledger:
         connection.execute(sqlalchemy.text("DROP TABLE IF EXISTS hushgrad_ledger"))
     engine.dispose()
     ledger = Ledger.create(url)
-    ledger.add("shared", epsilon=1.1, delta=1e-6)
+    ledger.add("shared", epsilon=1.1, delta=1e-6, composition="pld")
     return ledger
 
 

@@ -75,7 +75,7 @@ def started(program: str, place: Path, writers: int, turns: int) -> list[subproc
 
 def ledger_with(tmp_path: Path, budget: float) -> Ledger:
     ledger = Ledger.create(tmp_path / "shared.db")
-    ledger.add("shared", epsilon=budget, delta=1e-6)
+    ledger.add("shared", epsilon=budget, delta=1e-6, composition="pld")
     return ledger
 
 

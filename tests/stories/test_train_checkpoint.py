@@ -51,7 +51,7 @@ def lives(tmp_path_factory):
         "lazy": ("lazy", EVERY_CALL, {}),
         "random": ("kalman", ["any"] * 3, {}),
         "random lazy": ("lazy", ["any"] * 3, {}),
-        "fresh": ("dpsgd", [8, 5], {"key": None}),
+        "fresh": ("dpsgd", [40, 5], {"key": None}),
         "ranks": ("blt", ["any"], {"ranks": 2}),
     }
     directory = tmp_path_factory.mktemp("lives")
