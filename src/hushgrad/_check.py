@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeVar
@@ -23,6 +24,7 @@ from hushgrad.errors import ArgumentError
 
 T = TypeVar("T")
 
+_DEEPEST = 200  # levels of JSON
 _LARGEST = 2**63 - 1  # of a count: more does not fit into any array, file or database
 
 
@@ -40,9 +42,25 @@ def fail(name: str, value: object, constraint: str, remedy: str = "") -> NoRetur
 def parsed(text: str | bytes) -> Any:
     """What JSON text says. Text that is none, or nested deeper than Python reads, is refused like any other argument."""
     try:
+        if _depth(text) > _DEEPEST:  # said before Python's own limit is met: there, nothing else works either
+            raise ArgumentError(f"Expected JSON text, got something else: it is nested more than {_DEEPEST} levels deep.")
         return json.loads(text)
     except (ValueError, RecursionError) as error:
+        if isinstance(error, ArgumentError):
+            raise
         raise ArgumentError(f"Expected JSON text, got something else: {error}.") from None
+
+
+def _depth(text: str | bytes) -> int:
+    """How deep brackets are nested outside of words; 0 where there are too few to matter."""
+    text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+    if text.count("[") + text.count("{") <= _DEEPEST:
+        return 0
+    level = deepest = 0
+    for bracket in re.findall(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', text):
+        level += (bracket in "[{") - (bracket in "]}")
+        deepest = max(deepest, level)
+    return deepest
 
 
 def _only(argument: dict[str, Any]) -> tuple[str, Any]:

@@ -466,7 +466,7 @@ def _wrong_gru(gates, hidden, state):
         (conv_transpose, "_padded", lambda r: F.pad(r.g, (0, 2)), lambda: nn.ConvTranspose1d(2, 3, 3, padding=1), torch.randn(4, 2, 6)),
         (embedding_bag, "measured", lambda _, r, t: r.values.square().sum(1).view(4, -1).sum(1), bag,
          torch.randint(3, (4, 6))),
-        (instance_norm.F, "instance_norm", lambda x, *_, **options: x.clone(), lambda: nn.InstanceNorm1d(3, affine=True), torch.randn(4, 3, 6)),
+        (instance_norm.F, "instance_norm", lambda x, *_, **o: x.clone(), lambda: nn.InstanceNorm1d(3, affine=True), torch.randn(4, 3, 6)),
         (rms_norm.torch, "rms_norm", lambda x, *_: x, lambda: nn.RMSNorm(3), torch.randn(4, 6, 3)),
     ],
 )  # fmt: skip

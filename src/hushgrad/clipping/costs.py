@@ -10,6 +10,8 @@ __all__ = ["AGAIN", "CROWD", "FLOOR", "LENGTHS", "READINGS", "SEAL", "TRIES"]
 FLOOR = {torch.float64: 1e-12, torch.float32: 1e-7, torch.bfloat16: 1e-4, torch.float16: 1e-4}
 # The seal: relative to the gradient over all parameters. Rounding was at most 5e-7 (float32) and 8e-16; mixing at least 0.5.
 SEAL = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 5e-2}
+# Of an example's norm: certified sums clip by a bound of it that is larger by what rounding may have taken.
+NORM = 2e-5
 # Copies of one example run together, as a multiple of the batch: a capacity that this batch does not reach binds for them.
 CROWD = 4
 # The proof is repeated at one step in so many, chosen by a generator of its own.

@@ -46,12 +46,14 @@ def worst_record(
 
     **Formal guarantee.** ``Worst.moved`` is attained by ``Worst.record``: it is a lower bound of the sum's sensitivity / C.
 
-        >>> from hushgrad.clipping import Flat, clipped_sum
+        >>> from hushgrad.clipping import Capture, Flat
         >>> model, x, y = torch.nn.Linear(3, 2), torch.randn(20, 3), torch.randn(20, 2)
+        >>> capture = Capture(model, loss_reduction="sum", check_isolation=False)  # the search is about sums
+        >>> capture.attach()
         >>> def total(record):
         ...     a, b = (x, y) if record is None else (torch.cat([x, record[0][None]]), torch.cat([y, record[1][None]]))
-        ...     loss = lambda out: ((out - b) ** 2).sum()
-        ...     return clipped_sum(model, loss, (a,), Flat(1.0), loss_reduction="sum").raw_sums
+        ...     ((model(a) - b) ** 2).sum().backward()
+        ...     return capture.collect(Flat(1.0)).raw_sums
         >>> worst_record(total, (torch.ones(3), torch.ones(2)), tries=20).moved < 1.0001
         True
     """

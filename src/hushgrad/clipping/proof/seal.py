@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.costs import CROWD, SEAL
+from hushgrad.clipping.costs import CROWD, NORM, SEAL
 from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.inputs import mapped
 from hushgrad.clipping.proof.prove import Run, Stage, Survey, exits_of
@@ -117,7 +117,7 @@ def _by_singles(
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             tolerance = max(tolerance, SEAL[torch.bfloat16])
         total = torch.stack([g.double().square().sum() for g in grads.values()]).sum().sqrt()
-        if not _close(norms[pick.example].double(), total, total, tolerance):
+        if not _close(norms[pick.example].double(), total, total, max(tolerance, NORM)):
             found_norm, alone = float(norms[pick.example]), float(total)
             return f"the gradient of example {pick.example} has the norm {found_norm:.6g} in its batch and {alone:.6g} alone"
         for name, g in grads.items():
