@@ -85,15 +85,15 @@ def _unfinished(folder: Path, reserved: Event) -> Finding:
     if planned != reserved.times:
         return Finding(reserved, "its plan is not the one that was reserved: the whole reservation is charged")
     saved = _check.integer(0, issued=books.get("issued", 0))
-    begun = _begun(folder / "checkpoint" / JOURNAL)
-    taken = min(max((saved // every + 1) * every, begun), planned)
-    why = f"{saved} steps in its checkpoint, {begun} in its journal; at most {taken} were taken before the next would have been saved"
+    released = _released(folder / "checkpoint" / JOURNAL)
+    taken = min(max((saved // every + 1) * every, released), planned)
+    why = f"{saved} steps in its checkpoint, {released} in its journal; at most {taken} were taken before the next would have been saved"
     return Finding(reserved.of * taken, why)
 
 
-def _begun(journal: Path) -> int:
+def _released(journal: Path) -> int:
     """Steps that the journal shows: a state that is lost, or old, says too little."""
-    return Journal.steps_begun(journal) if journal.exists() else 0
+    return Journal.steps_released(journal) if journal.exists() else 0
 
 
 def _saved_books(path: Path) -> dict[str, Any]:

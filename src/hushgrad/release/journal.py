@@ -107,14 +107,10 @@ class Journal:
         return any(kind in b"ram" for kind, _, _ in journal._frames(path.read_bytes()))
 
     @classmethod
-    def steps_begun(cls, path: Path) -> int:
-        """How many steps the journal in ``path`` shows as begun or released; its key is not needed."""
+    def steps_released(cls, path: Path) -> int:
+        """How many releases the journal in ``path`` shows; its key is not needed."""
         journal = cls(RunKey(bytes(32)))
-        steps = mark = 0
-        for kind, content, _ in journal._frames(path.read_bytes()):
-            steps += kind == ord("r")
-            mark = int.from_bytes(content, "little") if kind == ord("m") else mark
-        return max(steps, mark)
+        return sum(kind == ord("r") for kind, _, _ in journal._frames(path.read_bytes()))
 
     @property
     def durable(self) -> bool:
