@@ -78,11 +78,15 @@ def test_a_step_leaves_nothing_to_the_garbage_collector(passes: int) -> None:
             model(x).square().mean().backward()
         capture.collect(Flat(1.0))
 
+    def garbage() -> int:
+        gc.collect()
+        gc.disable()
+        try:
+            step()
+            return gc.collect()
+        finally:
+            gc.enable()
+
     step()  # what torch makes once
-    gc.collect()
-    gc.disable()
-    try:
-        step()
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
+    # Objects of earlier tests, whose finalizers needed one collection more, may be counted once; a step's own every time.
+    assert min(garbage() for _ in range(4)) == 0
