@@ -394,6 +394,7 @@ class Capture:
             )
         ids, index = torch.cat([b.units for b in batches if b.units is not None]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
         uses, start = [], 0
+        index = index.to(next(iter(self._params.values())).device, non_blocking=True)
         for batch in batches:
             uses += self._uses(batch, index[start : start + batch.examples])
             start += batch.examples

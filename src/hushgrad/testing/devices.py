@@ -1,0 +1,340 @@
+"""A pretend accelerator in main memory: what a private step would do on a real one, counted.
+
+Tensors on it hold ordinary numbers, refuse to meet tensors in main memory as a GPU's do, and every launch, wait, copy and byte is
+counted by the line that caused it. So a machine without any accelerator can show that a step runs on one, that it never waits, and how
+many launches it takes; it cannot show how long that lasts.
+
+    with pretend() as device:
+        model = device.put(model)
+        ...
+        with device.counting() as meter:
+            step(x.to("pretend"))
+        print(meter)
+
+One call of ATen that is not a view counts as one launch. Real libraries launch more for some calls (a sort, a convolution).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _DummyPrivateUse1Hook,
+    _setup_privateuseone_for_python_backend,
+)
+
+from hushgrad.errors import HushgradError
+
+__all__ = ["Meter", "PretendDevice", "WrongDevice", "on_host", "pretend"]
+
+NAME = "pretend"
+M = TypeVar("M", bound=nn.Module)
+
+_VIEWS = frozenset(
+    "view _unsafe_view t transpose permute expand slice select unsqueeze squeeze as_strided detach alias split split_with_sizes unbind "
+    "reshape _reshape_alias diagonal narrow unfold lift_fresh view_as_real empty empty_like new_empty empty_strided new_empty_strided "
+    "sym_size is_same_size chunk set resize is_pinned _pin_memory record_stream _sparse_coo_tensor_with_dims_and_tensors".split()
+)
+# The size of the result, or the answer itself, is needed by the host.
+_WAITS = frozenset(
+    "_local_scalar_dense nonzero equal unique_consecutive _unique2 unique_dim masked_select is_nonzero bincount repeat_interleave".split()
+)
+_INDEXING = frozenset(["index", "index_put", "index_put_", "_index_put_impl_"])
+_ROOT = str(Path(__file__).resolve().parents[1])
+_TORCH = str(Path(torch.__file__).resolve().parent)
+
+
+class WrongDevice(HushgradError, RuntimeError):
+    """Tensors of two devices met in one operation."""
+
+
+@dataclass
+class Meter:
+    """What happened, by the line that caused it: ``launches``, ``syncs`` (the host waits), ``copies`` and ``bytes`` from or to the host."""
+
+    launches: Counter[str] = field(default_factory=Counter)
+    operations: Counter[str] = field(default_factory=Counter)
+    syncs: Counter[str] = field(default_factory=Counter)
+    copies: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+
+    def copied(self, what: str, tensors: list[Tensor]) -> None:
+        """A copy between host and device."""
+        place = f"{what} {caller()}"
+        self.copies[place] += 1
+        self.bytes[place] += sum(t.numel() * t.element_size() for t in tensors)
+
+    def launched(self, name: str) -> None:
+        """An operation on the device."""
+        self.launches[caller()] += 1
+        self.operations[name] += 1
+
+    def waited(self, what: str) -> None:
+        """The host waits for the device."""
+        self.syncs[f"{what} {caller()}"] += 1
+
+    def __str__(self) -> str:
+        names = ("launches", "syncs", "copies", "bytes")
+        return ", ".join(f"{name} {sum(vars(self)[name].values())}" for name in names)
+
+
+_meter: list[Meter] = []  # the innermost block that counts is the last
+
+
+def caller() -> str:
+    """The innermost line of hushgrad that is running, or else of whoever called torch."""
+    frame, outside = sys._getframe(1), "torch"
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_ROOT) and name != __file__:
+            return f"{name[len(_ROOT) + 1 :]}:{frame.f_lineno}"
+        if outside == "torch" and not name.startswith(_TORCH) and name != __file__ and not name.startswith("<"):
+            outside = f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return outside
+
+
+class _OnDevice(Tensor):
+    """A tensor that says it is on the pretend device; its numbers are in ``host``."""
+
+    host: Tensor
+
+    @staticmethod
+    def __new__(cls, host: Tensor) -> _OnDevice:
+        dense = host.layout is torch.strided
+        memory = {"strides": host.stride(), "storage_offset": host.storage_offset()} if dense else {}
+        options: Any = {"dtype": host.dtype, "device": torch.device(NAME, 0), "layout": host.layout, **memory}
+        made = Tensor._make_wrapper_subclass(cls, host.size(), requires_grad=False, **options)  # type: ignore[attr-defined]
+        made.host = host
+        return made  # type: ignore[no-any-return]
+
+    def __init__(self, host: Tensor) -> None:
+        pass
+
+    def tolist(self) -> Any:
+        """The host reads it."""
+        for meter in _meter[-1:]:
+            meter.waited("tolist")
+        return self.host.tolist()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"pretend({self.host!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The memory of a tensor on the pretend device, shared; any other tensor as it is. For tests, which may look."""
+    return tensor.host if isinstance(tensor, _OnDevice) else tensor
+
+
+def _is_ours(device: Any) -> bool:
+    return device is not None and torch.device(device).type == NAME
+
+
+def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    name = func._schema.name.partition("::")[2]
+    flat = tree_flatten((args, kwargs))[0]
+    ours = [t for t in flat if isinstance(t, _OnDevice)]
+    theirs = [t for t in flat if isinstance(t, Tensor) and not isinstance(t, _OnDevice)]
+    options, there = dict(kwargs), bool(ours)
+    if options.get("device") is not None:
+        there, options["device"] = _is_ours(options["device"]), torch.device("cpu")
+    elif name == "copy_":
+        there = isinstance(args[0], _OnDevice)
+    _count(name, ours, theirs, there, flat, options)
+    result = _KERNELS.get(name, func)(*tree_map(on_host, args), **tree_map(on_host, options))
+    if not there:
+        return result
+    result = tree_map(lambda t: _OnDevice(t) if isinstance(t, Tensor) else t, result)
+    return return_and_correct_aliasing(func, args, kwargs, result) if ours else result
+
+
+def _count(
+    name: str, ours: list[_OnDevice], theirs: list[Tensor], there: bool, flat: list[Any], options: Mapping[str, Any]
+) -> None:
+    meter = _meter[-1] if _meter else Meter()
+    large = [t for t in theirs if t.dim() > 0]
+    if name in ("_to_copy", "copy_") and (bool(ours) != there or (name == "copy_" and large)):
+        _count_copy(meter, ours, theirs, there, options, flat)
+        return
+    if ours and large:
+        if name not in _INDEXING:
+            raise WrongDevice(
+                f"Expected all tensors of {name} on one device, got {[tuple(t.shape) for t in large]} in main memory, at {caller()}."
+            )
+        meter.waited(f"{name} with ids of the host")
+    if not (ours or there):
+        return
+    if name not in _VIEWS and name.rstrip("_") not in _VIEWS and name != "_local_scalar_dense":
+        meter.launched(name)
+    if name in _WAITS or (name in _INDEXING and any(isinstance(t, Tensor) and t.dtype is torch.bool for t in flat)):
+        meter.waited(name)
+
+
+def _count_copy(
+    meter: Meter, ours: list[_OnDevice], theirs: list[Tensor], there: bool, options: Mapping[str, Any], flat: list[Any]
+) -> None:
+    if there:
+        meter.copied("host to device", theirs)
+        return
+    meter.copied("device to host", list(ours))
+    asynchronous = options.get("non_blocking") or any(value is True for value in flat)
+    if not asynchronous:
+        meter.waited("copy to the host")
+
+
+# What torch has no kernel for in main memory: an accelerator's cells of recurrent layers, whose first tensors keep what backward needs.
+
+
+def _lstm_cell(x: Tensor, h: Tensor, cell: Tensor, of_x: Tensor | None = None, of_h: Tensor | None = None) -> tuple[Tensor, ...]:
+    gates = sum((bias for bias in (of_x, of_h) if bias is not None), x + h)
+    i, f, g, o = gates.chunk(4, 1)
+    after = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+    return o.sigmoid() * after.tanh(), after, gates
+
+
+def _lstm_cell_backward(
+    to_h: Tensor | None, to_cell: Tensor | None, cell: Tensor, after: Tensor, gates: Tensor, has_bias: bool
+) -> tuple[Tensor | None, ...]:
+    made = torch.ops.aten._thnn_differentiable_lstm_cell_backward(
+        to_h, to_cell, gates, torch.zeros_like(gates), None, None, cell, after
+    )
+    return made[0], made[4], made[0].sum(0) if has_bias else None
+
+
+def _gru_cell(
+    x: Tensor, h: Tensor, state: Tensor, of_x: Tensor | None = None, of_h: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    x, h = x if of_x is None else x + of_x, h if of_h is None else h + of_h
+    (r, z, n), (hr, hz, hn) = x.chunk(3, 1), h.chunk(3, 1)
+    z, n = (z + hz).sigmoid(), (n + (r + hr).sigmoid() * hn).tanh()
+    return n + z * (state - n), torch.cat([x, h, state], 1)
+
+
+def _gru_cell_backward(to_h: Tensor, kept: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
+    size = kept.shape[1] // 7
+    x, h, state = kept.split([3 * size, 3 * size, size], 1)
+    of_x, of_h, of_state = torch.ops.aten._thnn_differentiable_gru_cell_backward(to_h, x, h, state, None, None)[:3]
+    return of_x, of_h, of_state, of_x.sum(0) if has_bias else None, of_h.sum(0) if has_bias else None
+
+
+_KERNELS = {
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+}
+
+
+class _Dispatch(TorchDispatchMode):
+    """Catches what is made on the device from nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class _Functions(TorchFunctionMode):
+    """``torch.tensor`` makes its tensor behind the dispatcher's back."""
+
+    _FROM_NUMBERS: ClassVar = {torch.tensor, torch.as_tensor, Tensor.new_tensor}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if func in self._FROM_NUMBERS:
+            device = options.get("device") or (args[0].device if func is Tensor.new_tensor else None)
+            if _is_ours(device):
+                options["device"] = "cpu"
+                if func is Tensor.new_tensor:
+                    options.setdefault("dtype", args[0].dtype)
+                    return torch.tensor(*args[1:], **options).to(device)
+                return func(*args, **options).to(device)
+        return func(*args, **options)
+
+
+class PretendDevice:
+    """The device of a :func:`pretend` block."""
+
+    def put(self, model: M) -> M:
+        """``model`` with its parameters and buffers on the device, tied ones still tied."""
+        seen: dict[int, nn.Parameter] = {}
+        for module in model.modules():
+            for name, p in list(module._parameters.items()):
+                if p is not None:
+                    moved = seen.setdefault(id(p), nn.Parameter(_OnDevice(p.detach().clone()), requires_grad=p.requires_grad))
+                    module._parameters[name] = moved
+            for name, buffer in list(module._buffers.items()):
+                if buffer is not None:
+                    module._buffers[name] = _OnDevice(buffer.detach().clone())
+        return model
+
+    @contextmanager
+    def counting(self) -> Iterator[Meter]:
+        """Count what happens inside."""
+        meter = Meter()
+        _meter.append(meter)
+        try:
+            yield meter
+        finally:
+            _meter.remove(meter)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What happens inside is not counted: a test that looks."""
+        with self.counting():
+            yield
+
+
+class _Quiet(_DummyPrivateUse1Hook):
+    """An accelerator that nobody finds by looking for one: torch's own choice of a device stays what it was."""
+
+    def is_available(self) -> bool:
+        return False
+
+
+class _Module(_DummyBackendModule):
+    def is_available(self) -> bool:
+        return False
+
+
+# When this module is imported, because autograd makes its threads at the first backward, one for each device that there is by then.
+_setup_privateuseone_for_python_backend(rename=NAME, hook=_Quiet(), backend_module=_Module())
+
+
+def _require_autograd() -> None:
+    try:
+        _OnDevice(torch.ones(1)).requires_grad_().sum().backward()
+    except RuntimeError:
+        raise WrongDevice(
+            "A backward pass has run in this process before the pretend device was known. Import hushgrad.testing.devices first."
+        ) from None
+
+
+@contextmanager
+def pretend() -> Iterator[PretendDevice]:
+    """Inside, ``"pretend"`` is a device: ``tensor.to("pretend")``, ``torch.zeros(3, device="pretend")``.
+
+    >>> with pretend() as device:
+    ...     x = torch.arange(3.0).to("pretend")
+    ...     with device.counting() as meter:
+    ...         total = float((x + x).sum())
+    >>> total, str(meter)
+    (6.0, 'launches 2, syncs 1, copies 0, bytes 0')
+    """
+    with _Functions(), _Dispatch():
+        _require_autograd()
+        yield PretendDevice()
