@@ -15,7 +15,7 @@ setup(
     ext_modules=[
         Extension(
             "hushgrad.noise._gauss",
-            [f"src/hushgrad/noise/{name}.c" for name in ("_gauss", "_cipher", "_rows", "_grid")],
+            [f"src/hushgrad/noise/{name}.c" for name in ("_gauss", "_cipher", "_chacha", "_rows", "_grid")],
             depends=[
                 f"src/hushgrad/noise/{name}.h"
                 for name in ("_fused_of", "_gauss", "_gauss_of", "_grid_of", "_rows_drawn", "_rows_of", "_widths")

@@ -243,7 +243,7 @@ def trained(case: Case, device: devices.PretendDevice | None, *, meters: list[de
         else:
             step(batch)
     private.settle()
-    read = {"norms": private.raw_norms, "rejected": private.rejected, "clip": private.clip, "epsilon": private.spent().epsilon}
+    read = {"norms": private.raw_norms, "rejected": private.rejected, "clip": private.clip}
     if case.plan.get("average"):
         with private.averaged():
             read["average"] = [devices.on_host(p.detach()).clone() for p in model.parameters()]
@@ -310,7 +310,14 @@ def test_a_run_moves_between_main_memory_and_a_device(mechanism):
         assert distance(run(device, None), expected) <= 1e-6
 
 
-@pytest.mark.parametrize("name", CASES)
+# Those whose way through the house another case takes too; `make test-all` runs them.
+SLOW = {
+    "adam", "float64", "conv1d", "conv3d", "automatic", "low pass", "soft threshold", "banded inverse", "toeplitz", "honaker tree",
+    "users, micro-batches", "users, images", "second moment", "gru cell", "bags", "rms norm", "positions", "james-stein", "padding",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES])
 def test_a_step_on_a_device_is_the_step_in_main_memory(name):
     case = CASES[name]
     here = trained(case, None)
@@ -319,7 +326,7 @@ def test_a_step_on_a_device_is_the_step_in_main_memory(name):
         norms = devices.on_host(there["norms"])
     assert distance(there["weights"], here["weights"]) <= case.close
     assert norms.shape == here["norms"].shape and torch.allclose(norms, here["norms"], rtol=20 * case.close)
-    assert there["epsilon"] == here["epsilon"] and there["rejected"] == here["rejected"] == 0
+    assert there["rejected"] == here["rejected"] == 0
     clip, expected = (run["clip"].sensitivity(Relation.ADD_REMOVE) for run in (there, here))
     assert math.isclose(clip, expected, rel_tol=1e-6)
     if "average" in here:

@@ -55,6 +55,16 @@ class KeyStream:
         self._encryptor(counter.to_bytes(16, "big")).update_into(zeros[:size].data, stream.data)
         return stream[:size].view("<u4")
 
+    def scattered(self, step: int, index: int, groups: np.ndarray, blocks: int) -> np.ndarray:
+        """The words of scattered groups of ``blocks`` blocks each: counter mode is the cipher of the counters, written out here."""
+        counters = np.empty((len(groups), blocks, 2), ">u8")
+        counters[..., 0] = step << 16 | index >> 16
+        counters[..., 1] = (index & 0xFFFF) << 48
+        counters[..., 1] |= (groups[:, None] * blocks + np.arange(blocks)).astype(np.uint64)
+        words = np.empty(counters.nbytes + 15, np.uint8)
+        Cipher(self._cipher, modes.ECB()).encryptor().update_into(counters.view(np.uint8).reshape(-1).data, words.data)
+        return words[: counters.nbytes].view("<u4")
+
     def _encryptor(self, counter: bytes) -> CipherContext:
         if "encryptor" not in self._threads.__dict__:
             self._threads.encryptor = Cipher(self._cipher, modes.CTR(counter)).encryptor()

@@ -6,13 +6,12 @@ from functools import partial
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel, _memory
-from hushgrad.noise._keystream import KeyStream, check_address
+from hushgrad.noise._keystream import check_address
 from hushgrad.noise._threads import SHARE, over_chunks
 from hushgrad.noise._transform import GROUP, GROUP_BYTES
 from hushgrad.noise.source import Source
@@ -71,17 +70,6 @@ def _gather(source: Source, step: int, index: int, rows: np.ndarray, out: np.nda
     first, last = start // GROUP, (start + out.shape[1] - 1) // GROUP
     groups = np.unique(np.concatenate([np.minimum(first + k, last) for k in range(int((last - first).max()) + 1)]))
     z = np.empty(len(groups) * GROUP, out.dtype)
-    _kernel.KERNEL.gaussians(_words(source._stream, step, index, groups), z)
+    _kernel.KERNEL.gaussians(source._stream.scattered(step, index, groups, _BLOCKS), z)
     place = np.searchsorted(groups, first) * GROUP + start % GROUP  # a row's groups are neighbours here too
     np.take(z, place[:, None] + np.arange(out.shape[1]), out=out)
-
-
-def _words(stream: KeyStream, step: int, index: int, groups: np.ndarray) -> np.ndarray:
-    """The random words of scattered groups in one call: counter mode is the cipher of the counters, written out here."""
-    counters = np.empty((len(groups), _BLOCKS, 2), ">u8")
-    counters[..., 0] = step << 16 | index >> 16
-    counters[..., 1] = (index & 0xFFFF) << 48
-    counters[..., 1] |= (groups[:, None] * _BLOCKS + np.arange(_BLOCKS)).astype(np.uint64)
-    words = np.empty(counters.nbytes + 15, np.uint8)
-    Cipher(algorithms.AES(stream.key), modes.ECB()).encryptor().update_into(counters.view(np.uint8).reshape(-1).data, words.data)
-    return words[: counters.nbytes].view("<u4")

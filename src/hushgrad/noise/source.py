@@ -16,6 +16,7 @@ from torch import Tensor
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel, _memory
+from hushgrad.noise._chacha import ChaChaStream
 from hushgrad.noise._kernel import BufferedRow, Piece, SolvedRows
 from hushgrad.noise._keystream import KeyStream
 from hushgrad.noise._threads import CHUNK, over_shares, worth_one_thread
@@ -23,16 +24,27 @@ from hushgrad.noise._threads import CHUNK, over_shares, worth_one_thread
 if TYPE_CHECKING:
     from hushgrad.noise.secure import SecureNoise
 
-__all__ = ["Source"]
+__all__ = ["CIPHERS", "Source", "require_cipher"]
+
+CIPHERS = ("aes256", "chacha20")  # the first is what processors have instructions for, the second what devices compute fast
+
+
+def require_cipher(cipher: str, *, secure: bool) -> str:
+    """Refuse a cipher that there is not, and one that secure noise does not draw from."""
+    if cipher not in CIPHERS:
+        _check.fail("cipher", cipher, f"to be one of {', '.join(CIPHERS)}")
+    if secure and cipher != CIPHERS[0]:
+        _check.fail("cipher", cipher, f"to be {CIPHERS[0]!r} with secure=True, whose noise is rounded in main memory")
+    return cipher
 
 
 class Source:
     """z(step, index, offset): independent standard Gaussians as a pure function of a 256-bit key.
 
-    AES-256 in counter mode over the counter (step, tensor index, block) gives random words, and Box-Muller turns them into
-    Gaussians. There is no state: any part of any tensor at any step can be drawn anywhere, in any order, on any number of
-    threads, with the same bits. ``key`` defaults to 32 bytes of operating-system entropy. ``seed`` makes a run reproducible
-    and therefore not private against whoever knows the seed; ``reproducible`` says so.
+    A ``cipher`` (AES-256 in counter mode, or ChaCha20) over the counter (step, tensor index, block) gives random words, and
+    Box-Muller turns them into Gaussians. There is no state: any part of any tensor at any step can be drawn anywhere, in any
+    order, on any number of threads, with the same bits. ``key`` defaults to 32 bytes of operating-system entropy. ``seed`` makes
+    a run reproducible and therefore not private against whoever knows the seed; ``reproducible`` says so.
 
     | dtype of ``like`` | number |
     |---|---|
@@ -40,10 +52,11 @@ class Source:
     | float32 | the same point of the plane computed in single precision (relative difference below 1e-6) |
     | bfloat16, float16 | the float32 number, rounded |
 
-    **Formal guarantee.** If AES-256 is a pseudorandom permutation, N numbers are indistinguishable from independent draws of
-    the Box-Muller map up to N² 2⁻¹³⁰; its radius has 2⁻⁶³ resolution in probability, tails end at 9.42 standard deviations
-    (mass 2⁻⁶⁴), no number is 0. Floating-point attacks are outside this promise; with ``secure=True`` noise and sum live on
-    a public grid and the promise of :mod:`hushgrad.noise.secure` holds, for independent noise that is added to ``out``.
+    **Formal guarantee.** If AES-256 is a pseudorandom permutation (ChaCha20 a pseudorandom function), N numbers are
+    indistinguishable from independent draws of the Box-Muller map up to N² 2⁻¹³⁰; its radius has 2⁻⁶³ resolution in probability,
+    tails end at 9.42 standard deviations (mass 2⁻⁶⁴), no number is 0. Floating-point attacks are outside this promise; with
+    ``secure=True`` noise and sum live on a public grid and the promise of :mod:`hushgrad.noise.secure` holds, for independent
+    noise that is added to ``out``.
 
         >>> import torch
         >>> source = Source(seed=1)
@@ -51,15 +64,17 @@ class Source:
         >>> torch.equal(whole[700:], source.z(0, 3, torch.empty(300), offset=700))
         True
 
-    Reference: NIST SP 800-38A, section 6.5 (counter mode); Box and Muller (1958).
+    Reference: NIST SP 800-38A, section 6.5 (counter mode); RFC 8439 (ChaCha20); Box and Muller (1958).
     """
 
-    def __init__(self, key: bytes | None = None, *, seed: int | None = None, secure: bool = False) -> None:
+    def __init__(
+        self, key: bytes | None = None, *, seed: int | None = None, secure: bool = False, cipher: str = CIPHERS[0]
+    ) -> None:
         if key is not None and seed is not None:
             _check.fail("seed", seed, "to be absent when a key is given", "Give either key= or seed=.")
-        self.reproducible, self.secure = seed is not None, secure
+        self.reproducible, self.secure, self.cipher = seed is not None, secure, require_cipher(cipher, secure=secure)
         master = _master(key, seed)
-        self._stream = KeyStream(master, b"hushgrad noise")
+        self._stream = ChaChaStream(master, b"hushgrad chacha") if cipher == "chacha20" else KeyStream(master, b"hushgrad noise")
         self._grid: SecureNoise | None = None
         if secure:
             from hushgrad.noise.secure import SecureNoise  # brings mpmath, which plain noise does not need
