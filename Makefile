@@ -7,7 +7,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench zoo chaos fuzz soak worst rigorous sbom licences wheel vulnerabilities docs clean
+.PHONY: help demo test test-all check format bench zoo chaos fuzz soak worst rigorous calibrations sbom licences wheel vulnerabilities docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -70,6 +70,10 @@ worst: $(VENV)/.ready  ## search every path to a clipped sum for the record that
 
 rigorous: $(VENV)/.ready  ## try to refute the accountant's certified ends by ball arithmetic, enumeration, inversion (a minute)
 	PYTHONPATH=tests/rigorous OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/rigorous/adversary.py --docs docs/accounting-truth.md $(DRAWN)
+
+calibrations: $(VENV)/.ready  ## calibrate COUNT=10000 random runs and check every certificate (half an hour)
+	PYTHONPATH=tests/rigorous OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/rigorous/calibrations.py --docs docs/accounting-truth.md \
+	  $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 sbom: $(VENV)/.ready  ## list every installed package as CycloneDX into build/sbom.json
 	@mkdir -p build && $(BIN)/uv tool run -q --from cyclonedx-bom cyclonedx-py environment $(BIN)/python --output-reproducible -o build/sbom.json

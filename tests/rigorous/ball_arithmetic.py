@@ -15,7 +15,22 @@ from dataclasses import dataclass
 
 from flint import arb, ctx
 
-__all__ = ["Atoms", "Cell", "Gaussian", "Laplace", "Mirror", "Pair", "Replace", "Sampled", "precision", "profile", "two_bins"]
+__all__ = [
+    "Atoms",
+    "Bounds",
+    "Cell",
+    "Gaussian",
+    "Laplace",
+    "Mirror",
+    "Pair",
+    "Replace",
+    "Sampled",
+    "between",
+    "precision",
+    "profile",
+    "two_bins",
+    "upper_tail",
+]
 
 Bounds = tuple[arb, arb]
 
@@ -25,16 +40,17 @@ def precision(delta: float, largest: float) -> None:
     ctx.prec = int(220 - 1.2 * math.log2(delta) + 4 * math.log2(largest))
 
 
-def _upper_tail(z: arb) -> arb:
+def upper_tail(z: arb) -> arb:
+    """The mass of N(0, 1) above z."""
     return (z / arb(2).sqrt()).erfc() / 2
 
 
-def _between(a: arb | None, b: arb | None, centre: arb) -> arb:
+def between(a: arb | None, b: arb | None, centre: arb) -> arb:
     """The mass of N(centre, 1) between two places (None: infinitely far), from the nearer tail."""
     if a is not None and (b is None or a - centre > 0):
-        return _upper_tail(a - centre) - (arb(0) if b is None else _upper_tail(b - centre))
-    below = arb(1) if b is None else _upper_tail(centre - b)
-    return below - (arb(0) if a is None else _upper_tail(centre - a))
+        return upper_tail(a - centre) - (arb(0) if b is None else upper_tail(b - centre))
+    below = arb(1) if b is None else upper_tail(centre - b)
+    return below - (arb(0) if a is None else upper_tail(centre - a))
 
 
 @dataclass(frozen=True)
@@ -111,10 +127,10 @@ class Gaussian(_OnTheLine):
         if not x > 0:
             return arb(1)
         t = (x.log() + self.mu**2 / 2) / self.mu
-        return _upper_tail(t - self.mu) - x * _upper_tail(t)
+        return upper_tail(t - self.mu) - x * upper_tail(t)
 
     def masses(self, a: arb | None, b: arb | None) -> tuple[arb, arb]:
-        return _between(a, b, self.mu), _between(a, b, arb(0))
+        return between(a, b, self.mu), between(a, b, arb(0))
 
     def ratio(self, z: arb | None, *, right: bool) -> arb | None:
         if z is None:
@@ -138,10 +154,10 @@ class Replace(_OnTheLine):
         q, mu = self.rate, self.mu
         c, half = q * (-(mu**2) / 2).exp(), (1 - q) * (x - 1)
         t = ((half + (half**2 + 4 * c**2 * x).sqrt()) / (2 * c)).log() / mu
-        return q * (_upper_tail(t - mu) - x * _upper_tail(t + mu)) - half * _upper_tail(t)
+        return q * (upper_tail(t - mu) - x * upper_tail(t + mu)) - half * upper_tail(t)
 
     def masses(self, a: arb | None, b: arb | None) -> tuple[arb, arb]:
-        still, plus, minus = (_between(a, b, centre) for centre in (arb(0), self.mu, -self.mu))
+        still, plus, minus = (between(a, b, centre) for centre in (arb(0), self.mu, -self.mu))
         return (1 - self.rate) * still + self.rate * plus, (1 - self.rate) * still + self.rate * minus
 
     def ratio(self, z: arb | None, *, right: bool) -> arb | None:

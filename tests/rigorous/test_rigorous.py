@@ -8,13 +8,15 @@ from dataclasses import replace
 
 import adversary
 import ball_arithmetic as balls
+import enumeration
 import pytest
+import questions
 from flint import arb
 
 from hushgrad.accounting import epsilon_interval, gaussian_delta
 from hushgrad.accounting.pld import loss as losses
 from hushgrad.accounting.pld.search import solve
-from hushgrad.events import ApproxDP, Event, Gaussian, Laplace, PureDP
+from hushgrad.events import ApproxDP, DiscreteLaplace, Event, Gaussian, Laplace, PureDP
 
 # (questions, whether they take seconds each); all kinds together and for longer: make rigorous.
 COUNTS = {
@@ -23,7 +25,10 @@ COUNTS = {
     "three steps": (1, True),
     "discrete": (25, False),
     "fixed size": (4, True),
-    "two bins": (1, False),
+    "two bins (": (1, False),
+    "two bins, replaced": (1, True),
+    "many bins": (2, False),
+    "truncated": (6, False),
     "many steps": (3, True),
 }
 
@@ -33,11 +38,11 @@ def _marked(kind: str) -> object:
     return pytest.param(kind, marks=pytest.mark.slow) if slow else kind
 
 
-@pytest.mark.parametrize("kind", [_marked(kind) for kind in adversary.KINDS])
+@pytest.mark.parametrize("kind", [_marked(kind) for kind in questions.KINDS])
 def test_no_end_is_refuted(kind: str) -> None:
     rng, found = random.Random(8), adversary.Found()
     for _ in range(next(count for name, (count, _) in COUNTS.items() if kind.startswith(name))):
-        adversary.compare(adversary.KINDS[kind](rng), found)
+        adversary.compare(questions.KINDS[kind](rng), found)
     assert not found.violations
 
 
@@ -51,6 +56,7 @@ REFUTED: list[tuple[Event, float, str]] = [
         "replace_one",
     ),
     (PureDP(1.9792082224635934e-06) * 8, 1.944451106116477e-104, "add_remove"),
+    (DiscreteLaplace(63.85502662796978, 3).sampled(rate=3.1079231831465315e-06) * 2, 3.933205741931436e-18, "add_remove"),
 ]
 
 
@@ -64,6 +70,19 @@ def test_what_was_refuted_once(event: Event, delta: float, relation: str) -> Non
         assert pair.delta(arb(high).exp()) <= arb(delta)
 
 
+def test_an_epsilon_next_to_the_largest_loss() -> None:
+    """Between two grid points delta is read without differences of large numbers: losses of 1e-6, deltas of 1e-18."""
+    rng = random.Random(8)
+    for _ in range(10):
+        loss, rate = 10 ** rng.uniform(-7, -5), 10 ** rng.uniform(-7, -5)
+        delta = loss * rate * 10 ** rng.uniform(-6, -1)
+        balls.precision(delta, 1e8)
+        masses = enumeration.shown(enumeration.approximate(arb(loss), arb(0))[:2], arb(rate))
+        low, high = epsilon_interval(PureDP(loss).sampled(rate=rate) * 2, delta=delta, relation="zero_out")
+        both = [enumeration.composed(m, 2).delta for m in (masses, enumeration.mirrored(masses))]
+        assert max(float(f(arb(high).exp()).mid()) for f in both) <= delta <= max(float(f(arb(low).exp()).mid()) for f in both)
+
+
 def test_a_smaller_upper_end_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     real = losses.epsilon_bound
 
@@ -74,7 +93,7 @@ def test_a_smaller_upper_end_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(losses, "epsilon_bound", short)
     rng, found = random.Random(8), adversary.Found()
     for _ in range(10):
-        adversary.compare(adversary.few_steps(rng, 1), found)
+        adversary.compare(questions.few_steps(rng, 1), found)
     assert len(found.violations) > 5
 
 

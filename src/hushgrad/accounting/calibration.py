@@ -101,16 +101,15 @@ def certified_calibration(
     >>> found.epsilon <= 1.0 < found.neighbour_epsilon and found.neighbour / found.value > 1 - 3e-5
     True
     """
-    target, delta = _check.positive(epsilon=epsilon), _check.delta(delta=delta)
+    budget = _Budget.of(epsilon, delta, accountant, relation)
     tolerance = _check.between(1e-9, 0.5, tolerance=tolerance)
-    chosen, relation = accountant_of(accountant), Relation.of(relation)
     low, high = _WIDEST if bracket is None else sorted(_check.positive(bracket=end) for end in bracket)
     guess = start if start is not None else 1.0 if bracket is None else math.sqrt(low * high)
-    question = _Question(lambda x: chosen.loss(make_event(x), relation).epsilon(delta), target, low, high)
+    question = _Question(lambda x: budget.cost(make_event(x)), budget.epsilon, low, high)
     found, neighbour = question.crossing(min(max(guess, low), high), tolerance)
     if math.isnan(found) or (neighbour is None and bracket is None):
-        where = f"bracket={bracket} to contain a value that meets epsilon={target}"
-        wide = f"epsilon={target} to be reachable between x={low:g} and x={high:g}"
+        where = f"bracket={bracket} to contain a value that meets epsilon={budget.epsilon}"
+        wide = f"epsilon={budget.epsilon} to be reachable between x={low:g} and x={high:g}"
         raise ArgumentError(f"Expected {wide if bracket is None else where}. Allow more epsilon, do less, or look elsewhere.")
     return Calibration(
         value=found,
@@ -119,6 +118,27 @@ def certified_calibration(
         neighbour_epsilon=0.0 if neighbour is None else question.epsilon(neighbour),
         evaluations=len(question.seen),
     )
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """What a calibration must meet, and who says whether it does."""
+
+    epsilon: float
+    delta: float
+    accountant: Accountant
+    relation: Relation
+
+    @classmethod
+    def of(cls, epsilon: float, delta: float, accountant: str | Accountant, relation: Relation | str) -> _Budget:
+        """The same from a caller's arguments, checked."""
+        epsilon, delta = _check.positive(epsilon=epsilon), _check.delta(delta=delta)
+        return cls(epsilon, delta, accountant_of(accountant), Relation.of(relation))
+
+    def cost(self, event: Event) -> float:
+        """The certified epsilon of ``event``; what is not a number is infinite."""
+        value = self.accountant.loss(event, self.relation).epsilon(self.delta)
+        return math.inf if math.isnan(value) else value
 
 
 @dataclass
@@ -132,10 +152,9 @@ class _Question:
     seen: dict[float, float] = field(default_factory=dict)
 
     def epsilon(self, x: float) -> float:
-        """The certified epsilon at ``x``; what is not a number is infinite."""
+        """The certified epsilon at ``x``."""
         if x not in self.seen:
-            value = self.ask(x)
-            self.seen[x] = math.inf if math.isnan(value) else value
+            self.seen[x] = self.ask(x)
         return self.seen[x]
 
     def crossing(self, guess: float, tolerance: float) -> tuple[float, float | None]:
@@ -184,14 +203,15 @@ def calibrate_noise(
         delta=delta,
         accountant=accountant,
         relation=relation,
-        start=_likely_noise(epsilon, delta, steps, rate) * Relation.of(relation).contributions,
+        start=likely_noise(epsilon, delta, steps, rate, relation),
     )
 
 
-def _likely_noise(epsilon: float, delta: float, steps: int, rate: float) -> float:
+def likely_noise(epsilon: float, delta: float, steps: int, rate: float, relation: Relation | str) -> float:
     """The noise by the central limit theorem: rate sqrt(steps (e^{1/sigma^2} - 1)) is the distance of one Gaussian (a guess)."""
     mu = gaussian_mu(_check.positive(epsilon=epsilon), _check.delta(delta=delta))
-    return min(max(1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps)), 1e-3), 1e8)
+    alone = min(max(1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps)), 1e-3), 1e8)
+    return alone * Relation.of(relation).contributions
 
 
 def calibrate_steps(
@@ -265,13 +285,10 @@ def _largest(
 
     The first guess is where n times the square of the epsilon of 100 steps (or all) would be: losses add up like variances.
     """
-    target, delta = _check.positive(epsilon=epsilon), _check.delta(delta=delta)
-    most = _check.positive_int(most=most)
-    chosen, relation = accountant_of(accountant), Relation.of(relation)
+    budget, most = _Budget.of(epsilon, delta, accountant, relation), _check.positive_int(most=most)
 
     def g(n: int) -> float:
-        value = chosen.loss(make_event(n), relation).epsilon(delta)
-        return math.inf if math.isnan(value) else math.log(max(value, 1e-300) / target)
+        return math.log(max(budget.cost(make_event(n)), 1e-300) / budget.epsilon)
 
     few = min(100, most)
     return largest_integer(g, math.floor(few * math.exp(min(max(-2 * g(few), -600.0), 30.0))), most)

@@ -79,7 +79,7 @@ class Composed:
         weights, first = self._weights(start, upper=upper, offset=offset)
         if len(weights) < 2:
             return None
-        mass, scaled = _tail_sums(weights, self.step)
+        scaled = _discounted_tails(weights, self.step)
         losses: Array = self.low + (first + np.arange(len(weights), dtype=np.float64)) * self.step
         # delta at the grid points, by positive terms: from one point to the one before it grows by (1 - e^{-h}) scaled
         at = -math.expm1(-self.step) * np.append(np.cumsum(scaled[:0:-1])[::-1], 0.0)
@@ -95,9 +95,9 @@ class Composed:
         i = int(np.argmax(inside)) if upper else len(at) - int(np.argmax(~inside[::-1]))
         if i >= len(at):
             return None
-        # between the points i-1 and i delta is mass_i - e^{eps - l_i} scaled_i
-        room = (float(mass[i]) - left - float(subtracted[i - 1])) / float(scaled[i])
-        solved = losses[i] + math.log(room) if room > 0 else -math.inf
+        # between the points i-1 and i delta is at_i + (1 - e^{eps - l_i}) scaled_i: no difference of large numbers
+        drop = (left + float(subtracted[i - 1]) - float(at[i])) / float(scaled[i])
+        solved = losses[i] + math.log1p(-drop) if drop < 1 else -math.inf
         return float(min(max(solved, losses[i - 1]), losses[i]))
 
     def rounding(self, epsilon: float, delta: float) -> float:
@@ -127,12 +127,11 @@ class Composed:
         return max(0.0, (total - float(self._alias(epsilon, 0.0))) * (1 - self.relative) + self.infinite)
 
 
-def _tail_sums(weights: Array, step: float) -> tuple[Array, Array]:
-    """sum_{k >= i} w_k and sum_{k >= i} w_k e^{l_i - l_k}, by sums of positive terms.
+def _discounted_tails(weights: Array, step: float) -> Array:
+    """sum_{k >= i} w_k e^{l_i - l_k}, by sums of positive terms.
 
-    The second needs e^{l_i - l_k} over the whole range, so it goes in blocks of 300 from the top, each passing its sum on.
+    It needs e^{l_i - l_k} over the whole range, so it goes in blocks of 300 from the top, each passing its sum on.
     """
-    mass = np.cumsum(weights[::-1])[::-1]
     scaled = np.empty_like(weights)
     block, passed = max(1, int(300 / step)), 0.0
     for stop in range(len(weights), 0, -block):
@@ -141,7 +140,7 @@ def _tail_sums(weights: Array, step: float) -> tuple[Array, Array]:
         sums = np.cumsum((weights[start:stop] * np.exp(-distance))[::-1])[::-1]
         scaled[start:stop] = np.exp(distance) * (sums + passed * math.exp(-step * (stop - start)))
         passed = float(scaled[start])
-    return mass, scaled
+    return scaled
 
 
 def log_moment(parts: Sequence[Part], s: float) -> float:
