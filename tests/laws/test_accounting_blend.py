@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hushgrad.accounting.pld.bounds.grid import Masses, both_sides
 from hushgrad.accounting.pld.loss import PrivacyLoss
 from hushgrad.accounting.pld.profiles.curve import Array, GaussianCurve, Mirror
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove
+from hushgrad.accounting.policy import POLICY
 from hushgrad.events import Compose, Event, Gaussian
 
 EPSILON = np.concatenate([np.linspace(-3, 3, 121), np.geomspace(3, 40, 20)])
@@ -108,8 +110,7 @@ def test_blended_bounds_hold_and_are_near(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(loss, PrivacyLoss)
     low, high = loss.epsilon_interval(1e-5)  # so few are not merged
     for cells, near in ((20, 1.2), (100, 1.03)):
-        monkeypatch.setattr(merge, "MERGED", 10)
-        monkeypatch.setattr(merge, "_BLENDS", cells)
+        monkeypatch.setattr(merge, "POLICY", replace(POLICY, merged=10, merged_above=cells))
         monkeypatch.setattr(merge, "_CORNERS", 1)
         assert any(isinstance(curve, Blend) for curve, _ in loss._direction(0, 1e-4, upper=True))
         assert low <= loss.epsilon(1e-5) <= high * near

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hushgrad.accounting import PLD, RDP, delta, delta_curve, epsilon, estimate,
 from hushgrad.accounting.pld.bounds import blend, merge
 from hushgrad.accounting.pld.loss import PrivacyLoss
 from hushgrad.accounting.pld.search.solve import epsilon_bound
+from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Compose, Event, Exponential, Gaussian
 
@@ -80,7 +82,7 @@ def _schedule(count: int) -> PrivacyLoss:
 def test_merging_is_on_the_safe_side_and_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = _schedule(200)
     exact = loss.epsilon_interval(1e-5)
-    monkeypatch.setattr(merge, "MERGED", 10)
+    monkeypatch.setattr(merge, "POLICY", replace(POLICY, merged=10))
     merged = loss.epsilon_interval(1e-5, 1e-2)
     assert len(loss._direction(0, 1e-2, upper=True)) < 60
     assert merged[0] <= exact[0] * (1 + 1e-4)
@@ -99,7 +101,7 @@ def test_merging_in_the_wrong_direction_is_seen(monkeypatch: pytest.MonkeyPatch)
     loss = _schedule(200)
     exact = loss.epsilon_interval(1e-5)
     honest = merge._Steps._extremes
-    monkeypatch.setattr(merge, "MERGED", 10)
+    monkeypatch.setattr(merge, "POLICY", replace(POLICY, merged=10))
     monkeypatch.setattr(merge._Steps, "_extremes", lambda steps, cells, *, upper: honest(steps, cells, upper=not upper))
     parts = loss._direction(0, 1e-2, upper=False)
     assert len(parts) < 60 and epsilon_bound(parts, 1e-5, 1e-4, upper=False).epsilon > exact[1]

@@ -9,11 +9,13 @@ A missing or wrong one is printed with its question; then the exit code is 1.
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import random
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pages import written
@@ -54,7 +56,17 @@ class Calibrated:
 
 
 def drawn(rng: random.Random) -> Run:
-    """A question of any size: epsilon 0.03 to 20, delta 1e-3 to 1e-12, rates 1e-4 to 1, up to 30,000 steps, all relations."""
+    """A question of any size: epsilon 0.03 to 20, delta 1e-3 to 1e-12, rates 1e-4 to 1, up to 30,000 steps, all relations.
+
+    Where a record takes part with a probability of at most delta no noise is needed, and there is nothing to calibrate.
+    """
+    while True:
+        run = _any(rng)
+        if 1 - (1 - run.rate) ** run.steps > 1.1 * run.delta:
+            return run
+
+
+def _any(rng: random.Random) -> Run:
     return Run(
         epsilon=10 ** rng.uniform(-1.5, 1.3),
         delta=10 ** rng.uniform(-12, -3),
@@ -96,13 +108,25 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--docs", type=Path, default=None)
+    parser.add_argument(
+        "--notes", type=Path, default=None, help="keep results here, and go on where a run with this seed stopped"
+    )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long, if there are notes to go on from")
     options = parser.parse_args()
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    rng, results = random.Random(seed), []
+    results = [] if options.notes is None or not options.notes.exists() else _noted(options.notes)
+    rng, end = random.Random(seed), time.monotonic() + options.seconds
     for done in range(1, options.count + 1):
         run = drawn(rng)
+        if done <= len(results):
+            continue
+        if options.notes is not None and time.monotonic() > end:
+            return 2
         results.append(tried(run))
+        if options.notes is not None:
+            with options.notes.open("a") as notes:
+                notes.write(json.dumps(asdict(results[-1])) + "\n")
         if results[-1].wrong:
             print(f"WRONG {run}: {results[-1].wrong}", flush=True)
         elif results[-1].seconds > SLOW:
@@ -115,6 +139,10 @@ def main() -> int:
         command = f"`make calibrations COUNT={options.count} SEED={seed}`:"
         options.docs.write_text(written(options.docs.read_text(), "calibrations", [command, "", *table]))
     return 1 if any(result.wrong for result in results) else 0
+
+
+def _noted(notes: Path) -> list[Calibrated]:
+    return [Calibrated(**json.loads(line)) for line in notes.read_text().splitlines()]
 
 
 def _table(results: list[Calibrated]) -> list[str]:

@@ -73,12 +73,15 @@ def test_what_was_refuted_once(event: Event, delta: float, relation: str) -> Non
 def test_an_epsilon_next_to_the_largest_loss() -> None:
     """Between two grid points delta is read without differences of large numbers: losses of 1e-6, deltas of 1e-18."""
     rng = random.Random(8)
-    for _ in range(10):
+    for _ in range(20):
         loss, rate = 10 ** rng.uniform(-7, -5), 10 ** rng.uniform(-7, -5)
         delta = loss * rate * 10 ** rng.uniform(-6, -1)
         balls.precision(delta, 1e8)
-        masses = enumeration.shown(enumeration.approximate(arb(loss), arb(0))[:2], arb(rate))
-        low, high = epsilon_interval(PureDP(loss).sampled(rate=rate) * 2, delta=delta, relation="zero_out")
+        relation = rng.choice(["zero_out", "add_remove"])  # with the participation visible, and without
+        way = enumeration.shown if relation == "zero_out" else enumeration.sampled
+        rate, delta = (rate, delta) if rng.random() < 0.5 else (1.0, delta / rate)
+        masses = way(enumeration.approximate(arb(loss), arb(0))[:2], arb(rate))
+        low, high = epsilon_interval(PureDP(loss).sampled(rate=rate) * 2, delta=delta, relation=relation)
         both = [enumeration.composed(m, 2).delta for m in (masses, enumeration.mirrored(masses))]
         assert max(float(f(arb(high).exp()).mid()) for f in both) <= delta <= max(float(f(arb(low).exp()).mid()) for f in both)
 

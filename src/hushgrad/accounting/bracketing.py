@@ -11,13 +11,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import NumericalLimit
 
 __all__ = ["Bracket", "crossing", "largest_integer"]
-
-_FIRST = 0.02  # the first step of the expansion, in u = ln x: guesses are often that good
-_GROWTH = 4.0
-_MOST = 200  # evaluations: bisection of the widest range to the finest tolerance takes 40
 
 
 @dataclass
@@ -30,8 +27,10 @@ class Bracket:
     def __call__(self, u: float) -> float:
         """g(u)."""
         if u not in self.seen:
-            if len(self.seen) >= _MOST:
-                raise NumericalLimit(f"No crossing was found in {_MOST} evaluations. Is epsilon monotone in this parameter?")
+            if len(self.seen) >= POLICY.most_evaluations:
+                raise NumericalLimit(
+                    f"No crossing was found in {POLICY.most_evaluations} evaluations. Is epsilon monotone in this parameter?"
+                )
             self.seen[u] = self.g(u)
         return self.seen[u]
 
@@ -64,23 +63,23 @@ def _expanded(ask: Bracket, start: float, ends: tuple[float, float]) -> tuple[fl
     """(low, high) around the crossing; None for a side on which there is nothing to be found."""
     if ask(start) <= 0.0:
         return _down(ask, start, ends)
-    low, step = start, _FIRST
+    low, step = start, POLICY.first_step
     while low < ends[1]:
         u = min(low + step, ends[1])
         if ask(u) <= 0.0:
             return low, u
-        low, step = u, step * _GROWTH
+        low, step = u, step * POLICY.growth
     return low, None
 
 
 def _down(ask: Bracket, high: float, ends: tuple[float, float]) -> tuple[float | None, float]:
-    known, step = ask.failed_below(high), _FIRST
+    known, step = ask.failed_below(high), POLICY.first_step
     while known is None and high > ends[0]:
         u = max(high - step, ends[0])
         if ask(u) > 0.0:
             known = u
         else:
-            high, step = u, step * _GROWTH
+            high, step = u, step * POLICY.growth
     return known, high
 
 

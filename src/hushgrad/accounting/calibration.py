@@ -107,10 +107,14 @@ def certified_calibration(
     guess = start if start is not None else 1.0 if bracket is None else math.sqrt(low * high)
     question = _Question(lambda x: budget.cost(make_event(x)), budget.epsilon, low, high)
     found, neighbour = question.crossing(min(max(guess, low), high), tolerance)
-    if math.isnan(found) or (neighbour is None and bracket is None):
-        where = f"bracket={bracket} to contain a value that meets epsilon={budget.epsilon}"
-        wide = f"epsilon={budget.epsilon} to be reachable between x={low:g} and x={high:g}"
-        raise ArgumentError(f"Expected {wide if bracket is None else where}. Allow more epsilon, do less, or look elsewhere.")
+    if math.isnan(found):
+        where = f"the bracket from x={low:g} to x={high:g} to contain a value that meets epsilon={budget.epsilon}"
+        raise ArgumentError(f"Expected {where}. Allow more epsilon, do less, or look elsewhere.")
+    if neighbour is None and bracket is None:
+        raise ArgumentError(
+            f"Expected epsilon={budget.epsilon} to need some x, but every x down to {low:g} or up to {high:g} meets it. "
+            "Lower delta: it may be no smaller than the probability to take part at all."
+        )
     return Calibration(
         value=found,
         epsilon=question.epsilon(found),

@@ -31,6 +31,7 @@ from hushgrad.accounting.base import Loss, Nothing, Unbounded
 from hushgrad.accounting.composition import Terms
 from hushgrad.accounting.gaussian import gaussian_mu
 from hushgrad.accounting.gdp import GDPLoss
+from hushgrad.accounting.policy import POLICY
 from hushgrad.accounting.pool import Pool
 from hushgrad.accounting.rdp import RDPLoss
 from hushgrad.accounting.zcdp import ZCDPLoss
@@ -280,8 +281,9 @@ def order_for(plan: Event, epsilon: float, delta: float, relation: Relation) -> 
     if math.isinf(least):
         return None
     usual = math.log(_default_order(epsilon, delta) - 1.0)
+    wide = least / POLICY.most_copies
     # a plan that fits only at its best order must still fit
-    good = [order for share, order in shares if share <= (least / 0.85 if least / 0.85 <= 1.0 else max(least, 1.0))]
+    good = [order for share, order in shares if share <= (wide if wide <= 1.0 else max(least, 1.0))]
     return min(good, key=lambda order: abs(math.log(order - 1.0) - usual))
 
 

@@ -20,13 +20,13 @@ import numpy.typing as npt
 from scipy.special import gammaln
 
 from hushgrad.accounting._numeric import up
+from hushgrad.accounting.policy import POLICY
 from hushgrad.accounting.renyi import Curve
 
 __all__ = ["gaussian_mixture", "poisson", "poisson_gaussian", "without_replacement"]
 
 Array = npt.NDArray[np.float64]
 
-_POINTS = 60_000  # an integral over more points is not worth its time: the bound without sampling is used instead
 _REACH = 14.0  # standard deviations beyond the outermost peak: e^-98 of the mass
 
 
@@ -81,7 +81,7 @@ def _grid(sigma: float, largest: float, alpha: float) -> Array | None:
         step = min(step, 2.0 * math.pi * strip / (74.0 + strip**2 / (2.0 * sigma**2)))
     low, high = -_REACH * sigma - 2.0 * largest, max(alpha, 2.0) * largest + _REACH * sigma
     points = (high - low) / step
-    return np.arange(low, high, step) if points <= _POINTS else None
+    return np.arange(low, high, step) if points <= POLICY.quadrature_points else None
 
 
 def _excess(x: Array, sigma: float, shifts: Array, weights: Array) -> tuple[Array, Array]:
@@ -189,15 +189,12 @@ def _log_one_plus(log_terms: Array, log_weights: Array | None = None) -> float:
     return math.log1p(float(excess.sum())) * (1.0 + 1e-9)
 
 
-_LARGEST_ORDER = 4096  # the integer sums are not taken further: the bound without sampling is used instead
-
-
 def _interpolated(at_integer: Callable[[int], float], base: Curve) -> Curve:
     """A bound at every real order from one at integers: (alpha - 1) D_alpha is convex in alpha, and 0 at alpha = 1."""
     known = lru_cache(maxsize=None)(lambda order: min(at_integer(order), base(float(order))))
 
     def curve(alpha: float) -> float:
-        if alpha >= _LARGEST_ORDER:
+        if alpha >= POLICY.largest_order:
             return base(alpha)
         low = math.floor(alpha)
         weight = alpha - low

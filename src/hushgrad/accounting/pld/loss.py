@@ -9,19 +9,15 @@ from dataclasses import dataclass, field
 from hushgrad import _check
 from hushgrad.accounting.base import Loss
 from hushgrad.accounting.participation import unamplified
-from hushgrad.accounting.pld.bounds.merge import MERGED, rounded
+from hushgrad.accounting.pld.bounds.merge import rounded
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve
 from hushgrad.accounting.pld.search.solve import Answer, delta_bound, delta_bounds, epsilon_bound
+from hushgrad.accounting.policy import POLICY
 from hushgrad.accounting.rdp import RDP
 from hushgrad.errors import Contradiction, NoTheorem
 from hushgrad.events import Compose, Event, Relation
 
 __all__ = ["Pair", "PrivacyLoss", "merged"]
-
-WIDTH = 1e-4
-_COARSE = 0.02  # for very many steps in a direction that is expected to be the smaller one
-_RETRIES = 2
-_NET = 32  # as many distinct events at most are asked for a second bound
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class PrivacyLoss:
             tuple((event, relation, n * times) for event, relation, n in self.sources),
         )
 
-    def epsilon(self, delta: float, *, width: float = WIDTH) -> float:
+    def epsilon(self, delta: float, *, width: float = POLICY.width) -> float:
         """A certified upper bound on epsilon, too large by a fraction of about ``width`` at most."""
         delta = _check.between(0, 1, closed="left", delta=delta)
         return self._safe(self._uppers(delta, width), delta)
@@ -80,20 +76,22 @@ class PrivacyLoss:
         bounds = [0.0] * len(epsilons)
         for k in range(self._count(upper=True)):
             bounds = [
-                max(pair) for pair in zip(bounds, delta_bounds(self._direction(k, WIDTH, upper=True), epsilons), strict=True)
+                max(pair)
+                for pair in zip(bounds, delta_bounds(self._direction(k, POLICY.width, upper=True), epsilons), strict=True)
             ]
         net = None if self._attained() else self._net()
         return bounds if net is None else [min(bound, net.delta(e)) for bound, e in zip(bounds, epsilons, strict=True)]
 
-    def epsilon_interval(self, delta: float, width: float = WIDTH) -> tuple[float, float]:
+    def epsilon_interval(self, delta: float, width: float = POLICY.width) -> tuple[float, float]:
         """Certified bounds (lower, upper) on epsilon, ``width`` apart relative to epsilon if that can be had."""
         delta, width = _check.between(0, 1, closed="left", delta=delta), _check.positive(width=width)
-        found = self._uppers(delta, 0.62 * width)
+        found = self._uppers(delta, POLICY.width_above * width)
         upper = self._safe(found, delta)
         if math.isinf(upper):
             return 0.0, upper
-        lower, asked = self._lower(delta, 0.35 * width, found), 0.35
-        for _ in range(_RETRIES if self._can_meet() else 0):
+        asked = POLICY.width_below
+        lower = self._lower(delta, asked * width, found)
+        for _ in range(POLICY.retries if self._can_meet() else 0):
             missed = (upper - lower.epsilon) / max(width * upper, 1e-300)
             if missed <= 1 or not lower.improvable:
                 break
@@ -103,7 +101,7 @@ class PrivacyLoss:
 
     def _can_meet(self) -> bool:
         """Whether finer grids bring the two bounds together: all upper curves are attained, and no steps are merged."""
-        return len(self.parts) <= MERGED and self._attained()
+        return len(self.parts) <= POLICY.merged and self._attained()
 
     def _attained(self) -> bool:
         return all(pair.above == pair.below for pair, _ in self.parts)
@@ -125,11 +123,11 @@ class PrivacyLoss:
         epsilon = _check.non_negative(epsilon=epsilon)
         high = low = 0.0
         for k in range(self._count(upper=True)):
-            high = max(high, delta_bound(self._direction(k, WIDTH, upper=True), epsilon, upper=True, known=high))
+            high = max(high, delta_bound(self._direction(k, POLICY.width, upper=True), epsilon, upper=True, known=high))
         net = None if self._attained() else self._net()
         high = high if net is None else min(high, net.delta(epsilon))
         for k in range(self._count(upper=False) if lower else 0):
-            low = max(low, delta_bound(self._direction(k, WIDTH, upper=False), epsilon, upper=False))
+            low = max(low, delta_bound(self._direction(k, POLICY.width, upper=False), epsilon, upper=False))
         return _consistent("delta", low, high)
 
     def _safe(self, found: list[Answer], delta: float) -> float:
@@ -144,7 +142,7 @@ class PrivacyLoss:
     def _net(self) -> Loss | None:
         """The Rényi loss of the same events, where there is one and it costs little."""
         relations = {relation for _, relation, _ in self.sources}
-        if len(relations) != 1 or len(self.sources) > _NET:
+        if len(relations) != 1 or len(self.sources) > POLICY.net:
             return None
         try:
             return RDP().loss(Compose(unamplified(event) * n for event, _, n in self.sources), relations.pop())
@@ -156,9 +154,9 @@ class PrivacyLoss:
         found: list[Answer] = []
         known = 0.0
         for k in range(self._count(upper=True)):
-            parts = self._direction(k, _COARSE if known and len(self.parts) > MERGED else width, upper=True)
+            parts = self._direction(k, POLICY.coarse if known and len(self.parts) > POLICY.merged else width, upper=True)
             answer = epsilon_bound(parts, delta, width, upper=True, known=known)
-            if known < answer.epsilon and known and len(self.parts) > MERGED:
+            if known < answer.epsilon and known and len(self.parts) > POLICY.merged:
                 answer = epsilon_bound(self._direction(k, width, upper=True), delta, width, upper=True, known=known)
             found.append(answer)
             known = max(known, answer.epsilon)

@@ -23,6 +23,7 @@ way.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, TypeVar, cast
@@ -35,16 +36,13 @@ from hushgrad.accounting.pld.bounds.from_above import chords
 from hushgrad.accounting.pld.bounds.grid import GUARD
 from hushgrad.accounting.pld.profiles.atoms import Atoms
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, Mirror
+from hushgrad.accounting.policy import POLICY
 
 __all__ = ["CELLS", "AllocatedAbove", "AllocatedBelow", "mean_of", "normal_cells", "reaches"]
 
 _U = 2.0**-53
-_TAIL = 1e-30  # P's and Q's masses that an addition may leave at the ends
-_DEEP = math.sqrt(-2 * math.log(_TAIL))  # standard deviations of a Gaussian with that little beyond
-_FINENESS = 150  # places per spread of a partial mean
-_CORE = 8.0  # spreads above the mean that get all of them; farther out one large term makes the sum, on its own scale
 _EXPONENTIALS = 2048 * _U  # the relative error of places and masses of one term: exponentials of numbers below 700
-CELLS = 2.0**-36  # the relative error of a difference of normal tails, 1/_FINENESS apart: 200 times that of a tail
+CELLS = 2.0**-36  # the relative error of a difference of normal tails, at least 1/150 apart: 200 times that of a tail
 _TINY = 1e-280
 _NARROWEST, _WIDEST = 1e-6, 600.0  # of the losses of one term: narrower, and rounding counts; wider, and a ratio is no double
 
@@ -61,8 +59,9 @@ class _Table(Atoms):
         object.__setattr__(self, "infinite", self._ratio().infinite)
         object.__setattr__(self, "impossible", self._ratio().lost)
 
+    @abstractmethod
     def _ratio(self) -> _Ratio:
-        raise NotImplementedError
+        """The law behind the table."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def reaches(base: Curve) -> bool:
 
 def _ends(base: Curve) -> tuple[float, float]:
     """Losses outside which P and Q have next to no mass."""
-    return -Mirror(base).reach(_TAIL)[1], base.reach(_TAIL)[1]
+    return -Mirror(base).reach(POLICY.allocation_tail)[1], base.reach(POLICY.allocation_tail)[1]
 
 
 class _Mean(Protocol):
@@ -139,7 +138,7 @@ def mean_of(one: M, count: int) -> M:
 
 @dataclass(frozen=True)
 class _Ratio:
-    """W under Q: its law, P's mass at W = infinity and Q's mass at W = 0; places are about ``spread`` / _FINENESS apart in ln W."""
+    """W under Q: its law, P's mass at W = infinity and Q's mass at W = 0; places are about a share of ``spread`` apart in ln W."""
 
     law: Law
     spread: float
@@ -174,7 +173,7 @@ class _Above(_Ratio):
     def trimmed(self) -> _Above:
         """The masses at both ends at 0 and at infinity instead: two outcomes where there was one, which can only help to tell."""
         law, moment = self.law, self.law.mass * self.law.places
-        keep = (np.cumsum(law.mass) > _TAIL) & (np.cumsum(moment[::-1])[::-1] > _TAIL)
+        keep = (np.cumsum(law.mass) > POLICY.allocation_tail) & (np.cumsum(moment[::-1])[::-1] > POLICY.allocation_tail)
         lost, infinite = (float(np.sum(x[~keep])) * (1 + 2 * law.error) + _TINY for x in (law.mass, moment))
         return replace(self, law=law.kept(keep), infinite=self.infinite + infinite, lost=self.lost + lost)
 
@@ -195,12 +194,17 @@ class _Below(_Ratio):
     def trimmed(self) -> _Below:
         """The masses at each end together at their mean."""
         law, moment = self.law, self.law.mass * self.law.places
-        first = int(np.searchsorted(np.cumsum(law.mass), _TAIL))
-        last = len(law.mass) - 1 - int(np.searchsorted(np.cumsum(moment[::-1]), _TAIL))
+        first = int(np.searchsorted(np.cumsum(law.mass), POLICY.allocation_tail))
+        last = len(law.mass) - 1 - int(np.searchsorted(np.cumsum(moment[::-1]), POLICY.allocation_tail))
         starts = np.concatenate([[0], np.arange(first + 1, last), [last]]) if last > first + 1 else np.arange(len(law.mass))
         mass, moment = np.add.reduceat(law.mass, starts), np.add.reduceat(moment, starts)
         grown = (len(law.mass) - len(starts) + 4) * _U
         return replace(self, law=Law(moment / mass, mass, law.error + grown), moved=self.moved + 2 * grown)
+
+
+def _deep() -> float:
+    """Standard deviations of a Gaussian beyond which a mean may leave out its tails."""
+    return math.sqrt(-2 * math.log(POLICY.allocation_tail))
 
 
 def _variance(law: Law) -> float:
@@ -208,15 +212,16 @@ def _variance(law: Law) -> float:
 
 
 def _places(low: float, high: float, spread: float, widest: float) -> Array:
-    """Values of ln W from ``low`` to ``high``: even steps of the spread, from _CORE spreads above 0 on growing to steps of ``widest``."""
-    step, core = spread / _FINENESS, _CORE * spread
+    """Values of ln W from ``low`` to ``high``: even steps of the spread, from some spreads above 0 on growing to steps of ``widest``."""
+    fine = POLICY.allocation_fineness
+    step, core = spread / fine, POLICY.allocation_core * spread
     even = np.arange(math.floor(low / step) - 1, math.ceil(min(high, core) / step) + 2) * step
     if even[-1] >= high:
         return np.asarray(even)
-    count = math.ceil(math.log(max(widest / spread, 1.0)) * _FINENESS)
-    grown = even[-1] + spread * np.expm1(np.arange(1, count + 1) / _FINENESS)
+    count = math.ceil(math.log(max(widest / spread, 1.0)) * fine)
+    grown = even[-1] + spread * np.expm1(np.arange(1, count + 1) / fine)
     last = float(grown[-1]) if count else float(even[-1])
-    far = last + np.arange(1, max(1, math.ceil((high - last) / widest * _FINENESS) + 2)) * widest / _FINENESS
+    far = last + np.arange(1, max(1, math.ceil((high - last) / widest * fine) + 2)) * widest / fine
     places = np.concatenate([even, grown, far])
     return np.asarray(places[: int(np.searchsorted(places, high)) + 2])
 
@@ -225,8 +230,9 @@ def _places(low: float, high: float, spread: float, widest: float) -> Array:
 def _above(base: Curve, bins: int) -> _Above:
     """W from above; one term by the chords of its profile, which lie above it."""
     low, high = _ends(base)
-    spread = (high - low) / (2 * _DEEP)
-    losses = np.arange(math.floor(low / spread * _FINENESS) - 1, math.ceil(high / spread * _FINENESS) + 2) * spread / _FINENESS
+    spread = (high - low) / (2 * _deep())
+    step = spread / POLICY.allocation_fineness
+    losses = np.arange(math.floor(low / step) - 1, math.ceil(high / step) + 2) * step
     p, infinite, lost = chords(base, losses, int(np.searchsorted(losses, 0.0)))
     # the chords' masses sum to one up to GUARD; over many terms the mass of Q must not be short of one
     law = Law(np.exp(losses), p * np.exp(-losses) * (1 + 4 * GUARD), _EXPONENTIALS)
@@ -236,7 +242,8 @@ def _above(base: Curve, bins: int) -> _Above:
 @lru_cache(maxsize=16)
 def _below(mu: float, bins: int) -> _Below:
     """W from below; one term by the masses of cells under both distributions."""
-    edge = np.arange(-math.ceil(_DEEP * _FINENESS), math.ceil((_DEEP + mu) * _FINENESS) + 1) / _FINENESS
+    fine = POLICY.allocation_fineness
+    edge = np.arange(-math.ceil(_deep() * fine), math.ceil((_deep() + mu) * fine) + 1) / fine
     q, p = normal_cells(edge), normal_cells(edge - mu)
     kept = (q > _TINY) & (p > _TINY)
     law = Law(p[kept] / q[kept], q[kept], CELLS)

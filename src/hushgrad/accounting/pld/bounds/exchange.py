@@ -24,15 +24,10 @@ from hushgrad.accounting.pld.bounds.allocation import CELLS as _CELLS
 from hushgrad.accounting.pld.bounds.allocation import mean_of, normal_cells
 from hushgrad.accounting.pld.bounds.convex import Law, summed_above
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve
+from hushgrad.accounting.policy import POLICY
 
 __all__ = ["AllocatedReplace"]
 
-_TAIL = 1e-20  # of the moment that an addition may leave out
-_DEEP = 9.7  # standard deviations of a Gaussian with that little beyond
-_FINENESS = 60  # places per spread
-_CORE = 8.0
-_SMALL, _LARGE = 1e-7, 200.0  # of a spread
-_NODES, _FEW_NODES = 320, 80  # epsilons with a value of their own; for a whole curve every fourth
 _ALONE = 4  # epsilons asked together that are worth the finer nodes
 
 
@@ -46,13 +41,13 @@ class AllocatedReplace(Curve):
     smooth = False
 
     def __post_init__(self) -> None:
-        last = self._nodes(_FEW_NODES)[-1]
+        last = self._nodes(POLICY.exchange_few_nodes)[-1]
         object.__setattr__(self, "infinite", _delta(self.mu, self.bins, float(last)))
         object.__setattr__(self, "impossible", self.infinite)
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """See :class:`Curve`; chords in x between the nodes."""
-        nodes = self._nodes(_NODES if len(epsilon) <= _ALONE else _FEW_NODES)
+        nodes = self._nodes(POLICY.exchange_nodes if len(epsilon) <= _ALONE else POLICY.exchange_few_nodes)
         last = len(nodes) - 1
         at = np.clip(np.searchsorted(nodes, epsilon, side="right") - 1, 0, last - 1)
         values = np.zeros(len(nodes))
@@ -73,7 +68,7 @@ class AllocatedReplace(Curve):
     @property
     def support(self) -> tuple[float, float]:
         """What is farther out counts as infinite."""
-        last = float(self._nodes(_FEW_NODES)[-1])
+        last = float(self._nodes(POLICY.exchange_few_nodes)[-1])
         return -last, last
 
     def _nodes(self, count: int) -> Array:
@@ -83,7 +78,7 @@ class AllocatedReplace(Curve):
 
 @lru_cache(maxsize=64)
 def _farthest(mu: float) -> float:
-    return GaussianCurve(2 * mu).reach(_TAIL)[1]
+    return GaussianCurve(2 * mu).reach(POLICY.exchange_tail)[1]
 
 
 @lru_cache(maxsize=4096)
@@ -126,8 +121,8 @@ class _Signed:
         """Without the largest values, and with the smallest ones raised to one place."""
         law = self.law
         moment, beyond = (np.cumsum(x[::-1])[::-1] for x in (law.mass * np.maximum(law.places, 0.0), law.mass))
-        last = int(np.searchsorted(-np.maximum(moment, beyond), -_TAIL))
-        first = int(np.searchsorted(np.cumsum(law.mass), _TAIL))
+        last = int(np.searchsorted(-np.maximum(moment, beyond), -POLICY.exchange_tail))
+        first = int(np.searchsorted(np.cumsum(law.mass), POLICY.exchange_tail))
         mass = law.mass[first:last].copy()
         mass[0] += float(np.sum(law.mass[:first]))
         infinite, over = (float(x[last]) * (1 + 2 * law.error) + 1e-280 if last < len(x) else 0.0 for x in (moment, beyond))
@@ -143,24 +138,26 @@ def _quantiles(law: Law) -> Array:
 
 def _places(low: float, high: float, centre: float, spread: float) -> Array:
     """Even steps around the centre, farther out in proportion to the distance from it; fewer on the left, which hardly matters."""
-    step = spread / _FINENESS
-    even = np.arange(-math.ceil(_CORE * _FINENESS), math.ceil(_CORE * _FINENESS) + 1) * step
+    fine, core = POLICY.exchange_fineness, POLICY.allocation_core
+    even = np.arange(-math.ceil(core * fine), math.ceil(core * fine) + 1) * (spread / fine)
     sides = []
-    for reach, fineness in ((centre - low, _FINENESS / 2), (high - centre, _FINENESS)):
-        count = math.ceil(math.log1p(max(0.0, reach / spread - _CORE)) * fineness) + 2
+    for reach, fineness in ((centre - low, fine / 2), (high - centre, fine)):
+        count = math.ceil(math.log1p(max(0.0, reach / spread - core)) * fineness) + 2
         sides.append(even[-1] + spread * np.expm1(np.arange(1, count + 1) / fineness))
     places = centre + np.concatenate([-sides[0][::-1], even, sides[1]])
-    if spread < _LARGE:
+    if spread < POLICY.exchange_large:
         return np.asarray(places)
     # terms of all sizes: the mean of the positive ones is 1 at most, so sums that are small beside the spread count too
-    near = np.geomspace(_SMALL, spread, math.ceil(math.log(spread / _SMALL) * _FINENESS / 3))
+    small = POLICY.exchange_small
+    near = np.geomspace(small, spread, math.ceil(math.log(spread / small) * fine / 3))
     near = near[near < min(high, -low)]
     return np.unique(np.concatenate([places, -near[::-1], [0.0], near]))
 
 
 def _term(mu: float, x: float) -> _Signed:
     """One term, larger in the increasing convex order: the mass of each cell of z is split between its ends."""
-    edge = np.arange(-math.ceil((_DEEP + mu) * _FINENESS), math.ceil((_DEEP + mu) * _FINENESS) + 1) / _FINENESS
+    fine, far = POLICY.exchange_fineness, POLICY.exchange_deep + mu
+    edge = np.arange(-math.ceil(far * fine), math.ceil(far * fine) + 1) / fine
     plus, minus = np.exp(mu * edge - mu * mu / 2), np.exp(-mu * edge - mu * mu / 2)
     places = plus - x * minus
     q, p, n = (normal_cells(edge - shift) for shift in (0.0, mu, -mu))

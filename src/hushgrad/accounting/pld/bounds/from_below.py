@@ -32,11 +32,11 @@ from hushgrad.accounting.pld.bounds.grid import (
     rebuild,
 )
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve
+from hushgrad.accounting.policy import POLICY
 
 __all__ = ["floor", "lower", "touch"]
 
 _TINY = 1e-280
-_PASSES = 200  # of a hull; one that is not finished is no convex one, and the proof below finds that
 _WIDEST = 600.0  # of a loss: a hull needs x = e^epsilon itself, and differences of it
 
 
@@ -125,7 +125,7 @@ def _hull(values: Array, losses: Array, split: int, total: float, total_q: float
     they would leave the range of doubles.
     """
     kept = np.arange(len(values))
-    for _ in range(_PASSES):
+    for _ in range(POLICY.passes):
         at, level = losses[kept], values[kept]
         middle = int(np.searchsorted(kept, split))
         gaps, change = np.diff(at), np.diff(level)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve
 from hushgrad.accounting.pld.profiles.sums import discounted, masses_of_q
+from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import NumericalLimit
 
 __all__ = [
@@ -43,9 +44,6 @@ __all__ = [
 Indices = NDArray[np.int64]
 GUARD = 2.0**-47  # covers the rounding of sums of up to 2**24 positive terms by pairwise summation
 HAIR = 2.0**-41  # of a loss: more than the rounding of a grid point
-_FEW = 2**14  # atoms
-_ENDLESS = 2**26  # grid points over the losses of one step: before they are thinned out they are only counted
-_MOST = 2**16  # points on one side, about
 _PLACES = np.linspace(0.0, 1.0, 33)
 LESS, MORE = 1 - 2 * ACCURACY, 1 + 2 * ACCURACY
 
@@ -86,7 +84,7 @@ def anchored(curve: Curve, step: float, tail: float, tilt: float, *, hair: float
     one its point is a ``hair`` further outside, relatively, so that rounding cannot put it on the wrong side.
     """
     low, high = curve.reach(tail)
-    if not (high - low) / step < _ENDLESS:
+    if not (high - low) / step < POLICY.endless:
         raise NumericalLimit("The losses of a step reach too far for this grid.")
     shift = _crowd(curve, step) if curve.smooth else _anchored_shift(curve, step, tilt, hair)
     first = math.floor((min(low, 0.0) - shift) / step) - 3
@@ -114,7 +112,7 @@ def distinct(*indices: Any) -> Indices:
 def atoms_of(curve: Curve) -> tuple[Array, Array]:
     """``curve.atoms()``; none where there are so many that they are as good as a density."""
     losses, p = curve.atoms()
-    return (losses, p) if len(losses) <= _FEW else (np.zeros(0), np.zeros(0))
+    return (losses, p) if len(losses) <= POLICY.few_atoms else (np.zeros(0), np.zeros(0))
 
 
 def weights_of(curve: Curve, tilt: float) -> tuple[Array, Array]:
@@ -162,7 +160,7 @@ def _thinning(count: int, weight: Callable[[Array], Array], step: float, tilt: f
     blocks, start, gap = [], 0, 1
     while start < count:
         small = np.flatnonzero(beyond <= 1 / (300 * (2 * gap) ** 2))
-        wider = 2 * gap * step * (tilt + 1) < 0.2 or count > _MOST * gap
+        wider = 2 * gap * step * (tilt + 1) < 0.2 or count > POLICY.most_points * gap
         stop = int(points[small[0]] / step) + 1 if len(small) and wider else count
         stop = min(count, max(stop, start + 32 * gap))
         blocks.append(np.arange(start, stop, gap))

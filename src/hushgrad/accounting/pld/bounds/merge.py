@@ -19,16 +19,11 @@ from numpy.typing import NDArray
 from hushgrad.accounting.pld.bounds.blend import blended
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve, Mirror
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove
+from hushgrad.accounting.policy import POLICY
 
-__all__ = ["MERGED", "rounded"]
+__all__ = ["rounded"]
 
-MERGED = 300  # more different curves than these are merged
-_MANY = 2500  # so many at most: a composition then takes some seconds
-_COARSEST = 0.35  # ratio of the sides of a cell of mixtures
-_BLENDS = 1200  # cells of mixtures at most, four transforms each
 _CORNERS = 4
-_TILTED = 30.0  # how much larger than its estimate the cost of mixtures may be: large losses count more, and are more sensitive
-_SHARE = 0.6  # of the wanted width that merging may cost
 
 Parts = list[tuple[Curve, int]]
 Labels = NDArray[np.int64]
@@ -36,7 +31,7 @@ Labels = NDArray[np.int64]
 
 def rounded(parts: Parts, width: float, *, upper: bool) -> Parts:
     """``parts`` with sampled Gaussians merged where that costs less than about ``width`` of epsilon, or where there are too many."""
-    if len(parts) <= MERGED:
+    if len(parts) <= POLICY.merged:
         return parts
     result: Parts = []
     columns: dict[bool, tuple[list[float], list[float], list[int]]] = {}
@@ -65,10 +60,10 @@ class _Steps:
 
     def merged(self, width: float, *, upper: bool, mirrored: bool) -> Parts:
         """On the coarsest of some grids that costs its share of ``width`` at most, or the finest one with few enough cells."""
-        ratio, most = (_COARSEST, _BLENDS) if upper else (0.5, _MANY)
+        ratio, most = (POLICY.merged_ratio, POLICY.merged_above) if upper else (0.5, POLICY.merged_below)
         cells = self._cells(ratio)
         cost = self._cost_above if upper else self._cost_below
-        while ratio > 1e-12 and cost(cells) > _SHARE * width:
+        while ratio > 1e-12 and cost(cells) > POLICY.merged_share * width:
             ratio *= 0.7
             finer = self._cells(ratio)
             if int(np.max(finer)) >= most:
@@ -124,7 +119,7 @@ class _Steps:
         mixed += b * ((1 - a) * _size(q_low, mu_high) + a * _size(q_high, mu_high))
         spread = (q_high - q_low) + q_high * (mu_high - mu_low)
         excess = float(np.sum(self.times * mixed) / self._total() - 1) / 2
-        return _TILTED * excess + float(np.sum(self.times * spread**3)) / 3
+        return POLICY.merged_tilt * excess + float(np.sum(self.times * spread**3)) / 3
 
     def _total(self) -> float:
         return float(np.sum(self.times * _size(self.rate, self.mu)))

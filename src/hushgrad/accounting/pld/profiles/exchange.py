@@ -21,6 +21,7 @@ import numpy as np
 from hushgrad.accounting.pld.profiles.atoms import Atoms, DiscreteGaussianCurve, DiscreteLaplaceCurve
 from hushgrad.accounting.pld.profiles.curve import UNSEEN, Array, Curve
 from hushgrad.accounting.pld.profiles.poisson import _amplified, _mix
+from hushgrad.errors import NoTheorem
 
 __all__ = ["DiscreteReplace", "LaplaceReplace", "TwoDistances"]
 
@@ -146,8 +147,10 @@ class TwoDistances(Curve):
         return self.rate * (rest * near + share * far), share * (rest * above + share * above_far) + turned
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """Not known; ``Symmetrised`` does not ask."""
-        raise NotImplementedError
+        """Not known: a :class:`Symmetrised` one takes its left side from the right one."""
+        raise NoTheorem(
+            "This lemma says nothing below epsilon 0. Ask the symmetrised curve, which holds for an exchange of records."
+        )
 
     @property
     def support(self) -> tuple[float, float]:

@@ -29,11 +29,10 @@ import numpy as np
 
 from hushgrad.accounting.pld.profiles.continuous import BoundedRange, HalfRange
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve
+from hushgrad.accounting.policy import POLICY
 
 __all__ = ["choice_delta", "choice_epsilon", "is_choice"]
 
-_WORK = 1.2e8  # numbers to be computed, about
-_FINEST, _COARSEST = 400, 4  # steps of the grid per range
 _U = 2.0**-53
 
 Ranges = tuple[tuple[float, int], ...]
@@ -43,7 +42,7 @@ def is_choice(parts: Sequence[tuple[Curve, int]]) -> bool:
     """Whether all parts are exponential mechanisms, and few enough for this."""
     if not parts or not all(isinstance(curve, (BoundedRange, HalfRange)) for curve, _ in parts):
         return False
-    return _fineness(_ranges(parts)) >= _COARSEST
+    return _fineness(_ranges(parts)) >= POLICY.choice_coarsest
 
 
 def choice_epsilon(parts: Sequence[tuple[Curve, int]], delta: float, *, upper: bool) -> float:
@@ -86,7 +85,7 @@ def _fineness(ranges: Ranges) -> int:
     """Steps of the grid per shortest range: the work is steps x grid points per range x grid points of all."""
     shortest = min(eta for eta, _ in ranges)
     cells = sum(eta / shortest * n for eta, n in ranges)
-    return min(_FINEST, int(math.sqrt(_WORK / 2) / cells))
+    return min(POLICY.choice_finest, int(math.sqrt(POLICY.choice_work / 2) / cells))
 
 
 @lru_cache(maxsize=64)

@@ -17,14 +17,12 @@ from scipy.special import erfcx
 from hushgrad.accounting._numeric import reached
 from hushgrad.accounting.pld.bounds.compose import Window
 from hushgrad.accounting.pld.profiles.curve import Array, Curve
+from hushgrad.accounting.policy import POLICY
 
 __all__ = ["Moments", "Saddle", "saddle_for_delta", "saddle_for_epsilon", "window"]
 
-_POINTS = 160
-_LARGEST_TILT = 1e9
-_EXPONENTS = np.append(np.geomspace(0.01, 0.14, 4), np.geomspace(0.2, 2.0, 8))  # the small ones for rare large losses
-_DECADES = np.geomspace(1e-7, 1.0, _POINTS)
-_SHARES = 1 / (1 + np.exp(-np.linspace(-16.0, 16.0, _POINTS)))
+_DECADES = np.geomspace(1e-7, 1.0, POLICY.moment_points)
+_SHARES = 1 / (1 + np.exp(-np.linspace(-16.0, 16.0, POLICY.moment_points)))
 
 
 class Moments:
@@ -96,7 +94,7 @@ def _geometric(end: float) -> tuple[Array, Array]:
 
 
 def _logistic(end: float) -> tuple[Array, Array]:
-    return end * _SHARES, end * _SHARES * (1 - _SHARES) * (32.0 / (_POINTS - 1))
+    return end * _SHARES, end * _SHARES * (1 - _SHARES) * (32.0 / (len(_SHARES) - 1))
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def _root(decreasing: Callable[[float], float]) -> float:
     low, high = 1e-4, 1.0
     if not decreasing(low) > 0:
         return low
-    while decreasing(high) > 0 and high < _LARGEST_TILT:
+    while decreasing(high) > 0 and high < POLICY.largest_tilt:
         low, high = high, high * 4
     for _ in range(11):
         middle = math.sqrt(low * high)
@@ -154,7 +152,7 @@ def window(moments: Moments, at: Saddle, share: float) -> Window:
     """
     best = _window(moments, at, at.tilt, share)
     usual = 2.5 * math.sqrt(-2 * math.log(share)) * at.spread
-    for factor in (0.85, 0.7, 0.55, 0.4, 0.25, 0.12, 0.05):
+    for factor in POLICY.tilts:
         if best.high - best.low < usual:
             break
         other = _window(moments, at, factor * at.tilt, share)
@@ -166,7 +164,9 @@ def _window(moments: Moments, at: Saddle, t: float, share: float) -> Window:
     """By Chernoff's bound: what is lost above, and what re-enters from either side, is a quarter of ``share`` of delta each."""
     slack = -math.log(share / 4)
     rest = slack - at.log_delta  # -ln of the mass that may be lost
-    exponents = math.sqrt(2 * slack) / at.spread * _EXPONENTS  # for a Gaussian the best one is near the first factor
+    exponents = (
+        math.sqrt(2 * slack) / at.spread * np.array(POLICY.exponents)
+    )  # for a Gaussian the best one is near the first factor
     above = np.array([moments.log(t + s) for s in exponents])
     below = np.array([moments.log(-s) for s in exponents])
     up, high = _least((above + rest) / (t + exponents))

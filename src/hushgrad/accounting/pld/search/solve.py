@@ -18,16 +18,11 @@ from hushgrad.accounting.pld.profiles.curve import ACCURACY, UNSEEN, Curve
 from hushgrad.accounting.pld.search.choice import choice_delta, choice_epsilon, is_choice
 from hushgrad.accounting.pld.search.saddle import Moments, Saddle, saddle_for_delta, saddle_for_epsilon, window
 from hushgrad.accounting.pld.search.step import step_for
+from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import Contradiction, NumericalLimit
 
 __all__ = ["Answer", "delta_bound", "epsilon_bound"]
 
-CELLS = 2**21  # of the FFT window; keeps a question below about 150 MB
-_FEW_CELLS = 4096
-_ROUGH = 0.02  # of epsilon, for the choice of a grid
-_ATTEMPTS = 4
-_ALONE = 32  # parts that are asked one by one
-_SHORT = (0.01, 0.1, 0.4)  # shares of delta
 
 Parts = Sequence[tuple[Curve, int]]
 
@@ -77,7 +72,7 @@ def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, 
     budget = _Budget(parts, delta)
     at = _saddle_at(budget.moments, max(delta - infinite, delta * 1e-6))
     error = max(width * max(at.epsilon, 1e-9), 0.4 * (known - at.epsilon))
-    for _ in range(_ATTEMPTS):
+    for _ in range(POLICY.attempts):
         budget = budget.refined(at, error)
         grids, around = budget.discretised(at, error, upper=upper)
         composed = compose(grids, around)
@@ -86,7 +81,7 @@ def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, 
             rounding = composed.rounding(found, delta)
             if rounding > 30 * width and found > known:
                 found = _shortened(parts, delta, width, found, upper=upper)
-            improvable = len(composed.c) < CELLS / 4 and rounding < width
+            improvable = len(composed.c) < POLICY.cells / 4 and rounding < width
             return Answer(found, doubtful=found > 1.02 * at.epsilon, improvable=improvable)
         budget, error = budget.stricter(), error / 4
     raise NumericalLimit("The answer was not inside any window.")
@@ -99,7 +94,7 @@ def _shortened(parts: Parts, delta: float, width: float, found: float, *, upper:
     tilt grows. From above they count as infinite, from below as smaller ones, so each such bound is valid.
     """
     best = found
-    for share in _SHORT:
+    for share in POLICY.short:
         budget = _Budget(parts, delta, share)
         try:
             at = _saddle_at(budget.moments, delta * (1 - share))
@@ -134,7 +129,9 @@ def _simple(parts: Parts, delta: float, *, upper: bool) -> float:
         if len(parts) == 1:
             return single
         # to forget the other parts' outputs is post-processing: what one part loses alone is lost by all of them
-        return max(single, *(epsilon_bound([part], delta, 1e-3, upper=False, known=single).epsilon for part in parts[:_ALONE]))
+        return max(
+            single, *(epsilon_bound([part], delta, 1e-3, upper=False, known=single).epsilon for part in parts[: POLICY.alone])
+        )
     steps = sum(n for _, n in parts)
     worst = [(curve.corners[-1] if isinstance(curve, Blend) else curve, n) for curve, n in parts]
     return sum(n * _invert(curve, delta / steps * (1 - 1e-12), upper=True) for curve, n in worst) * (1 + 1e-12)
@@ -147,8 +144,8 @@ def _largest_at(parts: Parts, delta: float) -> float:
         return 0.0
     log_p = sum(n * math.log(max(p, 1e-300)) for _, p, n in tops) - 1e-9
     whole = sum(n * (loss - 1e-12 * abs(loss)) for loss, _, n in tops)
-    left = 1 - math.exp(min(math.log(delta) - log_p, 0.0))
-    return max(0.0, whole + math.log(left)) if left > 0 else 0.0
+    share = math.exp(min(math.log(delta) - log_p, 0.0))
+    return max(0.0, whole + math.log1p(-share)) if share < 1 else 0.0
 
 
 def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-4, known: float = 0.0) -> float:
@@ -232,7 +229,7 @@ def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, 
     at = saddle_for_epsilon(_Budget(parts, 1e-30).moments, epsilon)
     budget = _Budget(parts, min(max(math.exp(max(at.log_delta, -600.0)), 1e-260), 0.5))
     at, best = saddle_for_epsilon(budget.moments, epsilon), simple
-    for attempt in range(_ATTEMPTS + 2):
+    for attempt in range(POLICY.attempts + 2):
         error = width / at.slope / 4 ** max(0, attempt - 1)
         composed = compose(*budget.refined(at, error).discretised(at, error, upper=upper))
         yield composed
@@ -293,7 +290,7 @@ class _Budget:
         self.share = share  # the relative error of delta that truncation may cause
         self.tail = max(1e-300, share * delta / self.steps)
         # only an estimate, so a coarse one will do for very many steps
-        self.moments = Moments(rounded(list(parts), _ROUGH, upper=True), self.tail)
+        self.moments = Moments(rounded(list(parts), POLICY.rough, upper=True), self.tail)
 
     def refined(self, at: Saddle, error: float) -> _Budget:
         """The budget for an absolute error of epsilon: so much of ln(delta) times its slope, a 30th of it here."""
@@ -308,7 +305,7 @@ class _Budget:
         """Masses for every curve on one grid, and the window to compose them on."""
         around = window(self.moments, at, self.share)
         width = around.high - around.low
-        step = step_for(self.parts, at, error, max(width, self.moments.longest) / CELLS, upper=upper)
+        step = step_for(self.parts, at, error, max(width, self.moments.longest) / POLICY.cells, upper=upper)
         if not upper and _smooth(self.parts):
             # tangents need a few cells between zero and the end of the support at which the losses crowd
             step = min(step, max(0.3 * _nearest_end(self.parts), width / 2**17, self.moments.longest / 2**17))
@@ -324,7 +321,7 @@ def _from_above(curve: Curve, step: float, tail: float, tilt: float) -> Masses:
 def _widened(around: Window, grids: list[Part], step: float) -> Window:
     """All losses, where that costs little: then nothing is lost or re-enters. Few steps need it, for which Chernoff is poor."""
     least, most = range_of(grids)
-    if (most - least) / step > max(_FEW_CELLS, 1.25 * (around.high - around.low) / step):
+    if (most - least) / step > max(POLICY.few_cells, 1.25 * (around.high - around.low) / step):
         return around
     return replace(around, low=least - 2 * step, high=most + 4 * step)
 

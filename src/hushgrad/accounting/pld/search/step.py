@@ -22,13 +22,10 @@ import numpy as np
 from hushgrad.accounting.pld.bounds.grid import HAIR, atoms_of, heaviest, weights_of
 from hushgrad.accounting.pld.profiles.curve import Array, Curve
 from hushgrad.accounting.pld.search.saddle import Saddle
+from hushgrad.accounting.policy import POLICY
 
 __all__ = ["step_for"]
 
-_FEW = 128  # as many atoms can be fitted together
-_CANDIDATES = 512
-_FINER = 0.6
-_ROUNDS = 14
 
 Parts = Sequence[tuple[Curve, int]]
 
@@ -83,22 +80,22 @@ class _Atoms:
     def fitted(self, step: float, cost: float, least: float, *, upper: bool) -> float:
         """A step of at most ``step`` for which the atoms cost at most ``cost``, if there is one above ``least``."""
         best = step
-        for _ in range(_ROUNDS):
+        for _ in range(POLICY.rounds):
             best = self._best(step, upper=upper)
-            if self._cost(np.array([best]), upper=upper)[0] <= cost or _FINER * step < least:
+            if self._cost(np.array([best]), upper=upper)[0] <= cost or POLICY.finer * step < least:
                 break
-            step *= _FINER
+            step *= POLICY.finer
         return best * (1 + 2 * HAIR if upper else 1 - 2 * HAIR)  # the outermost atoms just inside their grid points, or outside
 
     def _best(self, step: float, *, upper: bool) -> float:
         """The best of some steps between 3/4 of ``step`` and all of it which suit one atom exactly."""
-        if len(self.distance) > _FEW:
+        if len(self.distance) > POLICY.fitted_atoms:
             return step
         whole = float(self.distance[int(np.argmax(self.weight * (self.gap + 1e-9 * self.reach)))])
         if whole < 0.7 * step:
             return step  # too near to each other for this grid
         cells = math.ceil(whole / step * (1 - 1e-12))
-        steps = whole / (cells + np.arange(min(_CANDIDATES, 1 + cells // 3)))
+        steps = whole / (cells + np.arange(min(POLICY.candidates, 1 + cells // 3)))
         return float(steps[int(np.argmin(self._cost(steps, upper=upper) * steps[0] / steps))])
 
     def _cost(self, steps: Array, *, upper: bool) -> Array:
