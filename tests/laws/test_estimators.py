@@ -33,6 +33,7 @@ from hushgrad.estimators import (
     quantile,
     select,
 )
+from hushgrad.estimators.bounded import bounded_rows
 from hushgrad.estimators.losses import HuberHinge, Logistic
 from hushgrad.estimators.methods import Budget
 from hushgrad.estimators.randomness import REPRODUCIBLE, Randomness, randomness
@@ -444,3 +445,14 @@ def test_bounds_have_the_lectures_rates():
     assert descent[1] < descent[0] / 30  # 1/n up to logarithms
     with pytest.raises(ArgumentError, match="epsilon"):
         bounds.output_perturbation(n=10, d=1, epsilon=2.0, delta=1e-5, lipschitz=1.0, diameter=1.0)
+
+
+@pytest.mark.parametrize("width", [3, 400, 16_000])
+@pytest.mark.parametrize("bound", [1.0, 3.7])
+def test_rows_normalised_in_single_precision_are_accepted_and_kept_within_the_bound(width, bound):
+    rows = np.random.default_rng(width).normal(size=(50, width)).astype(np.float32)
+    rows *= np.float32(bound) / np.linalg.norm(rows, axis=1, keepdims=True)
+    kept = bounded_rows(rows.astype(np.float64), bound, out_of_bounds="raise")
+    assert (np.linalg.norm(kept, axis=1) <= bound * (1 + 1e-14)).all()
+    with pytest.raises(ArgumentError, match="rows are longer"):
+        bounded_rows(rows * 1.001, bound, out_of_bounds="raise")

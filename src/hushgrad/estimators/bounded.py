@@ -15,7 +15,9 @@ from hushgrad.errors import ArgumentError
 
 __all__ = ["RowTooLong", "bounded_rows", "bounded_values", "finite", "regulariser", "representable", "with_intercept"]
 
-_ROUNDING = 1e-9  # rows that a user normalised to the bound may exceed it by rounding
+# Rows that a user normalised to the bound, in single precision too, may exceed it by rounding. They are scaled to the bound itself, so it
+# holds whatever this is; it only says which rows are a mistake to be told.
+_ROUNDING = 1e-5
 
 
 _SIZES = (1e-50, 1e50)  # of norms and bounds: their squares, and products with a regulariser, are numbers, too

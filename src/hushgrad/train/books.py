@@ -97,6 +97,8 @@ class Books:
         return ledger
 
     def _record(self, ledger: Ledger, steps: int) -> None:
+        if not steps and self.plan.before is not None:
+            ledger.record(self.plan.before, stream=self.run, run=self.run, content=self.content)  # released before the first step
         if not steps:
             return
         if self.declared is not None:

@@ -44,6 +44,8 @@ class Plan(_Description):
     With ``secure`` the sum plus its noise is correctly rounded, once, to a public grid (:mod:`hushgrad.noise.secure`).
     With ``certified`` the sum is added up in double precision, and no record moves it by more than (1 + kappa) C in the arithmetic that
     runs, kappa = 1e-4, which the event counts; else that bound holds in real numbers, and in single precision is measured.
+    ``before`` is what was released from the same records before the first step (a private mean, private bounds of columns): it is part
+    of the run's event, so the noise of the steps is calibrated for both together.
 
     **Formal guarantee.** A run of this plan satisfies ``plan.guarantee()``: (epsilon, ``delta``)-DP per ``unit`` under
     ``relation``, for the event that the mechanism's theorem gives for the sampler's participation. Where there is no such
@@ -73,6 +75,7 @@ class Plan(_Description):
     projection: Projection | None = None
     secure: bool = field(default=False, metadata=LATER)
     certified: bool = field(default=False, metadata=LATER)
+    before: Event | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         size = _check.positive(batch_size=self.batch_size)
@@ -88,6 +91,7 @@ class Plan(_Description):
         _check.instance((Denoiser, type(None)), denoise=self.denoise)
         _check.instance((Average, type(None)), average=self.average)
         _check.instance((Projection, type(None)), projection=self.projection)
+        _check.instance((Event, type(None)), before=self.before)
         if self.noise_multiplier is not None:
             fields["noise_multiplier"] = _check.non_negative(noise_multiplier=self.noise_multiplier)
         if not _check.instance(str, unit=self.unit) or not self.unit.isprintable():  # it stands in sentences and in reports
@@ -105,6 +109,8 @@ class Plan(_Description):
         object.__setattr__(self, "noise", self.noise.resolved(steps=self.steps, participation=self.participation))
         # The theorems are asked for now: a plan that nobody can account for is refused before any data is touched.
         _require_theorem(self.noise, self.participation, self.steps, self.relation)
+        if self.before is not None:
+            _require_finite(self.before, self.relation)
 
     def _require_adaptive(self, clip: Adaptive) -> None:
         """Gradient and count are one Gaussian mechanism only if the noise is independent, and the divisor is one."""
@@ -163,7 +169,7 @@ class Plan(_Description):
         if taken > self.steps:
             _check.fail("steps", taken, f"to be at most the plan's {self.steps}", "Make a longer plan.")
         if taken == 0:
-            return Compose(())
+            return Compose(() if self.before is None else (self.before,))
         try:
             return self.event_with(self._multiplier(), steps=taken)
         except NoTheorem:
@@ -177,9 +183,11 @@ class Plan(_Description):
         """What the run would cost with this noise multiplier, for another participation or number of steps if given.
 
         In a certified run a record moves the sum by (1 + kappa) clip norms at most: its noise counts for 1 / (1 + kappa) of itself.
+        What came ``before`` is counted too.
         """
         counted = noise_multiplier / (1 + self.kappa)
-        return self.noise.event(counted, participation or self.participation, self.steps if steps is None else steps)
+        steps_alone = self.noise.event(counted, participation or self.participation, self.steps if steps is None else steps)
+        return steps_alone if self.before is None else self.before + steps_alone
 
     def guarantee(self, accountant: str | Accountant = "pld", *, steps: int | None = None) -> Guarantee:
         """The (epsilon, delta) of the whole run, or of its first ``steps`` steps."""
@@ -223,6 +231,7 @@ class Plan(_Description):
             ("noise", f"{noise}, {_brief(self.noise)}"),
             ("neighbours", f"{self.relation} {self.unit}, delta = {at_most(self.delta, 6)}"),
         ]
+        rows += [("before", f"{self.before}, counted")] if self.before is not None else []
         options = (("denoising", self.denoise), ("averaging", self.average), ("projection", self.projection))
         rows += [(name, _brief(value)) for name, value in options if value is not None]
         bound = "" if self.certified else "; the sum's own bound is proved with certified=True only"
@@ -254,12 +263,14 @@ class Plan(_Description):
         projection: Projection | None = None,
         secure: bool = False,
         certified: bool = False,
+        before: Event | None = None,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-SGD: random batches, independent noise in each step, privacy amplified by the secrecy of the sampling.
 
         Each record takes part in a step with probability q = ``batch_size / dataset_size``. Give ``epsilon`` (the noise is
-        calibrated) or ``noise_multiplier``; ``epochs`` or ``steps``. ``dataset_size`` must be a number that may be known;
+        calibrated) or ``noise_multiplier``; ``epochs`` or ``steps``. With ``before`` the noise is calibrated so that epsilon covers
+        what was released before the run as well. ``dataset_size`` must be a number that may be known;
         under add/remove it only sets the rate, and the real size stays private.
 
         | ``sampling`` | batches |
@@ -301,6 +312,7 @@ class Plan(_Description):
         projection: Projection | None = None,
         secure: bool = False,
         certified: bool = False,
+        before: Event | None = None,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-FTRL: correlated noise over a fixed order of the data; no sampling assumption.
@@ -345,6 +357,7 @@ class Plan(_Description):
         projection: Projection | None = None,
         secure: bool = False,
         certified: bool = False,
+        before: Event | None = None,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-GD: the full data in every step. The sum is divided by the public ``dataset_size``.
@@ -380,6 +393,15 @@ def _require_theorem(noise: Mechanism, participation: Participation, steps: int,
     from hushgrad import accounting
 
     accounting.epsilon(noise.event(1.0, participation, steps), delta=0.5, relation=relation)
+
+
+@lru_cache(maxsize=64)
+def _require_finite(before: Event, relation: Relation) -> None:
+    """What came before must have a finite price, or no noise of the steps could ever meet a budget."""
+    from hushgrad import accounting
+
+    if accounting.epsilon(before, delta=0.5, relation=relation) == float("inf"):
+        _check.fail("before", str(before), "to have a finite epsilon", "Name the event of a private release.")
 
 
 def _arguments(scope: dict[str, Any]) -> dict[str, Any]:

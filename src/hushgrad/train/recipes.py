@@ -10,7 +10,7 @@ from hushgrad.clipping.base import Clipper
 from hushgrad.clipping.flat import Flat
 from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import ArgumentError
-from hushgrad.events import Relation
+from hushgrad.events import Event, Relation
 from hushgrad.noise.base import Mechanism
 from hushgrad.sampling.base import Sampler
 from hushgrad.train.after.averaging import Average
@@ -75,6 +75,7 @@ def _plan(
     projection: Projection | None,
     secure: bool,
     certified: bool,
+    before: Event | None,
     accountant: str,
 ) -> Plan:
     if (epsilon is None) == (noise_multiplier is None):
@@ -94,6 +95,7 @@ def _plan(
         projection=projection,
         secure=secure,
         certified=certified,
+        before=before,
     )
     return plan if epsilon is None else plan.calibrated(epsilon=epsilon, accountant=accountant)
 
