@@ -59,7 +59,8 @@ def test_wavelets_have_mean_zero_and_see_their_own_direction():
 def test_images_do_not_influence_each_other_and_rows_have_length_at_most_one():
     images = torch.rand(60, 1, 12, 12)  # more than a chunk
     rows = normalised_maps(scattering(images))
-    assert torch.equal(rows[[5, 37]], torch.cat([normalised_maps(scattering(images[[i]])) for i in (5, 37)]))
+    alone = torch.cat([normalised_maps(scattering(images[[i]])) for i in (5, 37)])
+    assert torch.allclose(rows[[5, 37]], alone, atol=1e-6)
     assert ((rows.norm(dim=1) > 0.3) & (rows.norm(dim=1) <= 1 + 1e-6)).all()
     assert normalised_maps(scattering(torch.zeros(1, 1, 8, 8))).norm() == 0
     assert scattering(torch.zeros(0, 1, 8, 8)).shape == (0, 81, 2, 2)
