@@ -81,8 +81,11 @@ def scattering(images: Tensor) -> Tensor:
     """
     if images.dim() != 4 or images.shape[2] != images.shape[3] or images.shape[2] % 4 or images.shape[2] < 8:
         _check.fail("images", tuple(images.shape), "to be (n, channels, size, size) with a size of 8, 12, 16, ...")
+    count, channels, size, _ = images.shape
+    if not count:
+        return torch.zeros(0, channels * MAPS, size // 4, size // 4)
     padded = F.pad(images.float(), (_BORDER,) * 4, mode="reflect")
-    return torch.cat([_maps(part) for part in padded.split(max(1, _CHUNK // images.shape[1]))]) if len(padded) else _maps(padded)
+    return torch.cat([_maps(part) for part in padded.split(max(1, _CHUNK // channels))])
 
 
 def _maps(x: Tensor) -> Tensor:
