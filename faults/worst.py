@@ -18,10 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hushgrad.audit.worst import Record, Worst, worst_record
 from hushgrad.clipping import Adaptive, Automatic, Capture, Clipper, Flat, PerLayer
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.events import Relation
-from hushgrad.testing.worst import Record, Worst, worst_record
 
 BOUND = 1 + 1e-4
 _OTHERS = 24

@@ -7,6 +7,7 @@ it never proves privacy.
 from __future__ import annotations
 
 from hushgrad.audit.auditor import Auditor
+from hushgrad.audit.bench import Bench
 from hushgrad.audit.bounds import (
     ErrorRates,
     curve_gap,
@@ -19,24 +20,28 @@ from hushgrad.audit.bounds import (
 from hushgrad.audit.canaries import Canaries
 from hushgrad.audit.checks import Check
 from hushgrad.audit.curve import ClaimedCurve
+from hushgrad.audit.deep import audit_run
 from hushgrad.audit.examples import ExampleCanaries, mislabelled, out_of_distribution
 from hushgrad.audit.exposure import exposure, secret_sequences, sequence_losses
 from hushgrad.audit.inversion import invert, likeness
 from hushgrad.audit.membership import MembershipReport, membership_inference
 from hushgrad.audit.one_run import epsilon_one_run, epsilon_one_run_fdp
-from hushgrad.audit.report import AuditReport, LowerBound
+from hushgrad.audit.report import AuditReport, DeepReport, LowerBound
 from hushgrad.clipping import isolation, self_check
 
 __all__ = [
     "AuditReport",
     "Auditor",
+    "Bench",
     "Canaries",
     "Check",
     "ClaimedCurve",
+    "DeepReport",
     "ErrorRates",
     "ExampleCanaries",
     "LowerBound",
     "MembershipReport",
+    "audit_run",
     "curve_gap",
     "epsilon_clopper_pearson",
     "epsilon_gaussian",

@@ -14,17 +14,18 @@ from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian, Repeat
 from hushgrad.guarantee import Guarantee
 
-__all__ = ["AuditReport", "LowerBound"]
+__all__ = ["AuditReport", "DeepReport", "LowerBound"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowerBound(_Finding):
-    """With ``confidence``, epsilon at the claim's delta is at least this, if ``assumption`` holds."""
+    """With ``confidence``, epsilon at the claim's delta is at least this against ``threat``, if ``assumption`` holds."""
 
     method: str
     epsilon: float
     confidence: float
     assumption: str
+    threat: str = "the attacker sees every released gradient and knows all records but one, whose gradient he has chosen"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,3 +120,44 @@ class AuditReport(_Finding):
         except ImportError:
             raise ArgumentError("A picture needs matplotlib. Install hushgrad[report].") from None
         draw(self, path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepReport(_Finding):
+    """What a deep audit found: the claim for the whole plan, its certified lower end, every check and every bound.
+
+    ``seconds`` of processor time by part. ``str()`` is a table and a sentence.
+    """
+
+    claimed: Guarantee
+    certified_low: float
+    lower_bounds: tuple[LowerBound, ...]
+    checks: tuple[Check, ...]
+    verdict: str
+    refuted_by: tuple[str, ...]
+    seconds: tuple[tuple[str, float], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check.one_of(("refuted", "not refuted"), verdict=self.verdict)
+
+    @property
+    def refuted(self) -> bool:
+        """Whether a check failed or a bound exceeds the claim."""
+        return self.verdict == "refuted"
+
+    @property
+    def lower_bound(self) -> float:
+        """The bound from this run's own noise, contributions and batches."""
+        return max((bound.epsilon for bound in self.lower_bounds), default=0.0)
+
+    def __str__(self) -> str:
+        lines = [f"{'ok    ' if check.passed else 'FAILED'} {check.name}: {check.seen}" for check in self.checks]
+        lines += [
+            f"epsilon >= {at_least(bound.epsilon)} ({bound.method}, {100 * bound.confidence:g}%): {bound.threat}; "
+            f"assumes {bound.assumption}"
+            for bound in self.lower_bounds
+        ]
+        claim = f"epsilon <= {at_most(self.claimed.epsilon)} at delta {self.claimed.delta:g} ({self.claimed.event})"
+        verdict = f"refuted by {', '.join(self.refuted_by)}" if self.refuted else "not refuted; this is no proof of privacy"
+        return "\n".join([*lines, *(f"Note: {note}." for note in self.notes), f"The claim {claim} is {verdict}."])

@@ -25,7 +25,7 @@ _HOMES = {
     "check_mechanism": "hushgrad.testing.mechanisms",
     "check_rule": "hushgrad.testing.rules",
     "check_sampler": "hushgrad.testing.samplers",
-    "worst_record": "hushgrad.testing.worst",
+    "worst_record": "hushgrad.audit.worst",
 }
 
 __all__ = [

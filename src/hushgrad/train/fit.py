@@ -25,7 +25,7 @@ from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar, SignalToNoise
 
-__all__ = ["fit", "run_steps"]
+__all__ = ["Passes", "fit", "run_steps"]
 
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -146,7 +146,7 @@ def run_steps(
     if remaining <= 0:
         return
     callbacks = tuple(callbacks)
-    passes = _Passes(private, loss_fn, max_physical_batch)
+    passes = Passes(private, loss_fn, max_physical_batch)
     with ExitStack() as stack:
         for callback in callbacks:
             if isinstance(callback, AbstractContextManager):
@@ -164,7 +164,7 @@ def run_steps(
                     callback(metrics)
 
 
-class _Passes:
+class Passes:
     """The forward and backward passes of one step, and the sums behind its metrics."""
 
     def __init__(self, private: Private, loss_fn: LossFunction, size: int | None) -> None:
@@ -193,22 +193,22 @@ class _Passes:
             self._by_outputs = self._gives_rows(part, examples)
         if not self._by_outputs:
             return None, None, self._loss(self._model, part)
-        output, target = self._answered(self._model, part)
+        output, target = self.answered(self._model, part)
         return output, target, self._loss(output, target)
 
     def _gives_rows(self, part: Any, examples: int) -> bool:
         """Whether the model's outputs have a row for each example, so that the loss can be taken of each example alone."""
         with self._private.losses.capture.pause(), aside(self._model):
-            by_outputs = has_rows(self._answered(self._model, part), examples)
+            by_outputs = has_rows(self.answered(self._model, part), examples)
         if not by_outputs:
             self._loss = self._private.loss(self._of_batch)
         return by_outputs
 
     def _of_batch(self, model: nn.Module, part: Any) -> Tensor:
-        return self._loss_fn(*self._answered(model, part))
+        return self._loss_fn(*self.answered(model, part))
 
     @staticmethod
-    def _answered(model: nn.Module, part: Any) -> tuple[Any, Any]:
+    def answered(model: nn.Module, part: Any) -> tuple[Any, Any]:
         """(output, target)."""
         if isinstance(part, Mapping):
             return model(**part), part
@@ -246,7 +246,7 @@ class _Observer:
         self.signal = SignalToNoise(self.private)
         self._epsilon = EpsilonSoFar(self.private.plan, steps=self.private.steps_allowed, prior=self.prior)
 
-    def metrics(self, passes: _Passes) -> dict[str, Any]:
+    def metrics(self, passes: Passes) -> dict[str, Any]:
         steps = self.private.steps
         metrics: dict[str, Any] = {
             "step": steps,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -257,6 +258,17 @@ class Private:
         self.settle()
         notes = (*self._bits.notes, *self.losses.notes, *self._journal.notes, *self._contract.notes)
         return guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant, notes=notes)
+
+    def audit(self, dataset: Any, loss_fn: Callable[[Any, Any], Tensor], **options: Any) -> Any:
+        """Audit this run on copies of its model and optimizer, under keys of the audit: the run itself is not touched.
+
+        ``dataset`` and ``loss_fn`` as for :func:`hushgrad.train.fit`. Returns a :class:`hushgrad.audit.DeepReport`; the options are
+        those of :func:`hushgrad.audit.audit_run`, and ``groups``, ``build``, ``whole``, ``loader_options``. For the owner's eyes.
+        """
+        # The auditor stands above this room and is called by name: nothing here depends on it.
+        return import_module("hushgrad.audit.deep").audit_private(
+            self, dataset, loss_fn, {"loss_reduction": self._capture.loss_reduction, "unused": self._capture.unused}, **options
+        )
 
     def declare(self, participation: Participation) -> None:
         """State who takes part in batches that do not come from :meth:`loader`; the promise is then yours, not the library's.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,7 +27,13 @@ class Worst(NamedTuple):
 
 
 def worst_record(
-    total: Callable[[Record | None], Sums], record: Record, *, clip_norm: float = 1.0, tries: int = 200, seed: int = 0
+    total: Callable[[Record | None], Sums],
+    record: Record,
+    *,
+    clip_norm: float = 1.0,
+    tries: int = 200,
+    seed: int = 0,
+    others: Sequence[Record] = (),
 ) -> Worst:
     r"""Search for the record r that maximises ‖S(D + r) - S(D)‖ / ``clip_norm``: more than 1 is more than clipping promises.
 
@@ -43,6 +49,7 @@ def worst_record(
         clip_norm: C.
         tries: records to try.
         seed: of the search; the same seed finds the same record.
+        others: records to borrow from, whole (a duplicate of somebody) or one tensor of them (a wrong label).
 
     **Formal guarantee.** ``Worst.moved`` is attained by ``Worst.record``: it is a lower bound of the sum's sensitivity / C.
 
@@ -70,7 +77,8 @@ def worst_record(
     for count in range(1, _check.integer(0, tries=tries) + 1):
         candidate = best.record
         for _ in range(1 + _below(3, generator)):
-            candidate = _changed(candidate, generator)
+            borrows = others and _below(4, generator) == 0
+            candidate = _borrowed(candidate, others, generator) if borrows else _changed(candidate, generator)
         distance = moved(candidate)
         if distance >= best.moved:  # equal ones too, so that the search wanders
             best = Worst(distance, candidate, count if distance > best.moved else best.found)
@@ -102,6 +110,15 @@ def _changed(record: Record, generator: torch.Generator) -> Record:
     elif floats:
         _CHANGES[_below(len(_CHANGES), generator)](floats, generator)
     return tuple(t.clamp_(-_LARGEST, _LARGEST) if t.is_floating_point() and bool(t.isfinite().all()) else t for t in record)
+
+
+def _borrowed(record: Record, others: Sequence[Record], generator: torch.Generator) -> Record:
+    """Somebody else's record, or this one with one tensor of theirs."""
+    other = others[_below(len(others), generator)]
+    place = _below(len(record) + 1, generator)
+    return tuple(
+        (theirs if place in (i, len(record)) else own).clone() for i, (own, theirs) in enumerate(zip(record, other, strict=True))
+    )
 
 
 def _exchange(ids: Tensor, generator: torch.Generator) -> None:

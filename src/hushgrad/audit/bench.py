@@ -1,0 +1,215 @@
+"""The bench: somebody's own run, taken again under other keys, so that nothing of theirs is released, charged or changed.
+
+The model and its optimizer are copies, the data, the loss, the plan and the way of every step are their own: ``make_private``, its
+loader, the passes of :func:`hushgrad.train.fit`, the release. A run on the bench may begin at any step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hushgrad.clipping.adaptive import Adaptive
+from hushgrad.clipping.base import Clipper
+from hushgrad.events import Relation
+from hushgrad.release.placement.sharded import is_sharded
+from hushgrad.sampling.batch import Batch
+from hushgrad.sampling.units import Grouping
+from hushgrad.train import Plan, make_private
+from hushgrad.train.fit import LossFunction, Passes
+from hushgrad.train.private import Private
+
+__all__ = ["Bench", "Live", "Seen", "copied", "numbers", "quiet", "row_std", "whole"]
+
+Build = Callable[[], tuple[nn.Module, Optimizer]]
+_RANDOM = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)  # their dropout is drawn anew in every pass
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seen:
+    """One step of a run on the bench, for its owner's eyes: who took part, and what was released, times the batch size.
+
+    ``before`` and ``after`` are the trainable parameters around the step.
+    """
+
+    step: int
+    batch: Batch
+    released: dict[str, Tensor]
+    clip: Clipper
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bench:
+    """What is audited: how to build the model and its optimizer, the plan, the data and the loss.
+
+    Args:
+        build: a fresh model and optimizer, as they are before ``make_private``; in runs of several processes, in every process.
+        whole: for a sharded model, how to build it whole: without it the layers and the releases are not looked at.
+        plan: the plan.
+        dataset: the run's own data.
+        loss_fn: as for :func:`hushgrad.train.fit`.
+        groups: each example's user, for a plan with ``unit="user"``.
+        options: further options of ``make_private``.
+        loader_options: further options of ``private.loader``.
+    """
+
+    build: Build
+    plan: Plan
+    dataset: Any
+    loss_fn: LossFunction
+    groups: Grouping | None = None
+    whole: Callable[[], nn.Module] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    loader_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def plain(self) -> nn.Module:
+        """The model alone, without anything attached, every parameter whole."""
+        return quiet(self.build()[0] if self.whole is None else self.whole())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a model to compare with."""
+        return self.whole is not None or not any(is_sharded(p) for p in self.build()[0].parameters())
+
+    @property
+    def bare_plan(self) -> Plan:
+        """The plan without what is done to released parameters."""
+        return replace(self.plan, average=None, projection=None)
+
+    @contextmanager
+    def run(self, key: bytes, *, step: int = 0) -> Iterator[Live]:
+        """A run under ``key`` that goes on from ``step``; its state is that of a new one otherwise."""
+        model, optimizer = self.build()
+        private = make_private(quiet(model), optimizer, self.bare_plan, key=key, **self.options)
+        try:
+            if step:
+                _jump(private, step)
+            yield Live(self, private)
+        finally:
+            private.detach()
+
+
+class Live:
+    """A run on the bench, step by step."""
+
+    def __init__(self, bench: Bench, private: Private) -> None:
+        self.bench, self.private = bench, private
+        self._passes = Passes(private, bench.loss_fn, None)
+        self._released: dict[str, Tensor] = {}
+        self._watch()
+
+    def _watch(self) -> None:
+        """See what is released: as the optimizer is given it, or, where there is a denoiser, as that is."""
+        if self.private.plan.denoise is None:
+            self.private.optimizer.register_step_pre_hook(self._note)
+            return
+        place, inner = self.private.placement, self.private.placement.denoised
+
+        def denoised(denoiser: Any, grads: dict[str, Tensor], info: Any, state: dict[str, Any]) -> dict[str, Tensor]:
+            self._released = {name: grad.clone() for name, grad in grads.items()}
+            return inner(denoiser, grads, info, state)
+
+        vars(place)["denoised"] = denoised
+
+    def _note(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        params = self.private.placement.params
+        self._released = {name: p.grad.clone() for name, p in params.items() if p.grad is not None}
+
+    def steps(self, count: int) -> Iterator[Seen]:
+        """Take the next ``count`` steps."""
+        options = {"identity": "audit", **self.bench.loader_options}
+        loader = iter(self.private.loader(self.bench.dataset, groups=self.bench.groups, **options))
+        for _ in range(min(count, self.private.steps_allowed - self.private.steps)):
+            yield self._take(next(loader))
+
+    def _take(self, batch: Batch) -> Seen:
+        before, clip = self.parameters(), self.private.clip
+        self.private.optimizer.step(partial(self._passes.run, batch))  # type: ignore[arg-type]
+        size = float(self.private.plan.batch_size)
+        released = {name: whole(grad).double() * size for name, grad in self._released.items()}
+        return Seen(step=batch.step, batch=batch, released=released, clip=clip, before=before, after=self.parameters())
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The trainable parameters now."""
+        return {name: whole(p.detach()).clone() for name, p in self.private.placement.params.items()}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor, gathered; any other as it is."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+
+
+def quiet(model: nn.Module) -> nn.Module:
+    """The model with torch's own dropout switched off: a gradient must be the same twice to be compared."""
+    for module in model.modules():
+        if isinstance(module, _RANDOM):
+            module.training = False
+    return model
+
+
+def _jump(private: Private, step: int) -> None:
+    """Go on as if ``step`` steps had been taken: the way of a resumed run."""
+    state = private.state_dict(with_key=True)
+    state.pop("noise", None)  # of another step: it is drawn again
+    chain = private.journal.chain.hex()
+    books = {**state["books"], "issued": step}
+    private.load_state_dict({**state, "books": books, "journal": {"position": step, "chain": chain}})
+
+
+def copied(model: nn.Module, optimizer: Optimizer) -> Build:
+    """How to build copies of a model and its optimizer as they are now; hooks that hushgrad put on them are left behind."""
+
+    def build() -> tuple[nn.Module, Optimizer]:
+        twin = _copied_model(model)
+        twins = dict(zip(map(id, model.parameters()), twin.parameters(), strict=True))
+        groups = [{**group, "params": [twins[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
+        other = type(optimizer)(groups)
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        return twin, other
+
+    return build
+
+
+def _copied_model(model: nn.Module) -> nn.Module:
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and isinstance(value, OrderedDict):
+                memo[id(value)] = OrderedDict((key, hook) for key, hook in value.items() if not _is_ours(hook))
+    with torch.no_grad():
+        twin = copy.deepcopy(model, memo)
+    for p in twin.parameters():
+        p.grad = None
+    return twin
+
+
+def _is_ours(hook: Any) -> bool:
+    while isinstance(hook, partial):
+        hook = hook.func
+    owner = getattr(hook, "__self__", hook)
+    return any(str(getattr(part, "__module__", "")).startswith("hushgrad") for part in (hook, owner, type(owner)))
+
+
+def row_std(plan: Plan, clip: Clipper) -> float:
+    """What a row is multiplied by before it is added to the sum, at this clip norm: the rest of an adaptive one's goes to its count."""
+    multiplier = float(plan.noise_multiplier or 0.0)
+    if isinstance(clip, Adaptive):
+        multiplier = clip.gradient_noise(multiplier)
+    return multiplier * clip.sensitivity(Relation.ADD_REMOVE)
+
+
+def numbers(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Flat arrays of double precision."""
+    return {name: tensor.detach().double().cpu().reshape(-1).numpy() for name, tensor in tensors.items()}
