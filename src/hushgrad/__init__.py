@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hushgrad.clipping import replace_batchnorm
     from hushgrad.guarantee import Guarantee, Ledger
     from hushgrad.planner import plan_for
+    from hushgrad.recipes import load_model
     from hushgrad.report import citation
     from hushgrad.train import Checkpoint, Plan, make_private
     from hushgrad.train.fit import fit
@@ -52,6 +53,7 @@ _HOMES = {
     "delta": "hushgrad.accounting",
     "epsilon": "hushgrad.accounting",
     "fit": "hushgrad.train",
+    "load_model": "hushgrad.recipes",
     "make_private": "hushgrad.train",
     "plan_for": "hushgrad.planner",
     "replace_batchnorm": "hushgrad.clipping",
@@ -89,6 +91,7 @@ __all__ = [
     "estimators",
     "events",
     "fit",
+    "load_model",
     "make_private",
     "noise",
     "plan_for",

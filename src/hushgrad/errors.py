@@ -15,6 +15,7 @@ __all__ = [
     "NoTheorem",
     "NotIsolated",
     "NumericalLimit",
+    "PolicyRefused",
     "StorageError",
     "WorkerLost",
 ]
@@ -50,6 +51,10 @@ class CaptureError(HushgradError, RuntimeError):
 
 class BudgetExceeded(HushgradError, RuntimeError):
     """The next step would spend more than the budget; it was not taken."""
+
+
+class PolicyRefused(HushgradError, RuntimeError):
+    """A policy file does not allow this; nothing was done."""
 
 
 class StorageError(HushgradError, OSError):

@@ -12,7 +12,9 @@ from hushgrad._printed import at_most
 from hushgrad._value import Value
 from hushgrad.events import Compose, Event, Relation, Unanalysed
 
-__all__ = ["Entry", "Guarantee", "Ledger"]
+__all__ = ["Entry", "Guarantee", "Ledger", "questions"]
+
+_LARGE_EPSILON, _LARGE_DELTA = 20.0, 1e-3
 
 
 class _Statement(Value, family="statement"):
@@ -77,6 +79,38 @@ class Guarantee(_Statement):
             delta=_group_delta(self.epsilon, self.delta, k),
             unit=f"group of {k} {self.unit}s",
         )
+
+
+def questions(epsilon: float | None, delta: float | None, *, records: float | None = None) -> tuple[str, ...]:
+    r"""What a reader should ask about an (epsilon, delta): sentences, none for a usual claim. Nothing is refused.
+
+    A mechanism that publishes a record outright with probability delta is (0, delta)-DP: n records are safe only if delta is well
+    below 1/n. And e^epsilon bounds how much more likely an outcome becomes by one record's presence.
+
+    Args:
+        epsilon: of the claim or of the budget; None where it is not known yet.
+        delta: of the claim; None where it is not known yet.
+        records: how many records there are, a public number, if it is known.
+
+        >>> questions(3.0, 1e-6, records=60_000)
+        ()
+        >>> len(questions(1e6, 0.5))
+        2
+    """
+    found = []
+    if epsilon is not None and epsilon > _LARGE_EPSILON:
+        size = "infinite" if math.isinf(epsilon) else at_most(epsilon, 6)
+        found.append(
+            f"An epsilon of {size} promises next to nothing: one record may change a probability by the factor e^epsilon."
+        )
+    limit = _LARGE_DELTA if records is None else min(_LARGE_DELTA, 1.0 / records)
+    if delta is not None and delta >= limit:
+        known = "the number of records" if records is None else f"{records:.6g} records"
+        found.append(
+            f"A delta of {at_most(delta, 6)} allows to publish that share of the records as they are: "
+            f"choose one well below 1 / {known}."
+        )
+    return tuple(found)
 
 
 def _group_delta(epsilon: float, delta: float, k: int) -> float:

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad.errors import ArgumentError
-from hushgrad.recipes.data import DATA, text_ids
+from hushgrad.recipes.data import DATA
+from hushgrad.recipes.encoders import text_ids
 from hushgrad.recipes.files import read_cifar10, read_idx
 
 

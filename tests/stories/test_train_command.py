@@ -180,19 +180,19 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, how):
     recipe, out = tmp_path / "recipe.toml", tmp_path / "cut"
     recipe.write_text(QUICK.replace('"logistic"', '"stumbling:net"').replace("steps = 30", "steps = 60"))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "STUMBLE": str(int(how))}
-    command = [sys.executable, "-m", "hushgrad.cli.main", "train", str(recipe), "--out", str(out), "--quiet"]
+    command = [sys.executable, "-m", "hushgrad.cli.main", "train", str(recipe), "--out", str(out), "--quiet", "--allow-code"]
     process = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=200)
     assert not (out / "guarantee.json").exists()
     if how == signal.SIGINT:
-        assert process.returncode == 130 and f"hushgrad train --out {out} --resume" in process.stderr
+        assert process.returncode == 130 and f"hushgrad train --out {out} --resume --allow-code" in process.stderr
     else:
         assert process.returncode == -signal.SIGKILL
     assert stat.S_IMODE((out / "checkpoint" / "key.json").stat().st_mode) == 0o600
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        whole = train(load_recipe(recipe), tmp_path / "whole", progress=False)
-        resumed = train(None, out, resume=True, progress=False)
+        whole = train(load_recipe(recipe, allow_code=True), tmp_path / "whole", progress=False)
+        resumed = train(None, out, resume=True, progress=False, allow_code=True)
     finally:
         torch.set_num_threads(threads)
     assert resumed.guarantee == whole.guarantee and resumed.test == whole.test

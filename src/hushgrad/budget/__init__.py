@@ -18,12 +18,14 @@
 | ``books`` | what the rows mean |
 | ``pricing`` | what charges cost together, and what would still fit |
 | ``store``, ``sqlite``, ``postgresql`` | where the rows are kept |
+| ``policy`` | what an organisation allows |
 | ``folder`` | what the folder of a killed run proves |
 | ``ledger`` | the ledger itself |
 """
 
 from hushgrad.budget.ledger import Ledger, Verification
+from hushgrad.budget.policy import Policy, read_policy
 from hushgrad.budget.rows import BrokenChain, Row
 from hushgrad.budget.values import Dataset, Reservation, Status
 
-__all__ = ["BrokenChain", "Dataset", "Ledger", "Reservation", "Row", "Status", "Verification"]
+__all__ = ["BrokenChain", "Dataset", "Ledger", "Policy", "Reservation", "Row", "Status", "Verification", "read_policy"]

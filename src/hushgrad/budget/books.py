@@ -108,6 +108,9 @@ class Books:
         known = self.reservations.get(row.reservation)
         if known is None:
             raise BrokenChain(f"Row {row.number} is about a reservation that does not exist.")
+        if row.kind == "approve":
+            self.reservations[known.id] = replace(known, approved=(*known.approved, row.note))
+            return
         if row.kind in _NEXT:
             before, after = _NEXT[row.kind]
             if known.state != before:
@@ -120,4 +123,5 @@ class Books:
         if row.event is None:
             raise BrokenChain(f"Row {row.number} does not say what the run is charged for.")
         state = "committed" if row.kind == "commit" else "settled"
-        self.reservations[known.id] = replace(known, state=state, charged=row.event, overrun=known.overrun or row.overrun)
+        overrun, model = known.overrun or row.overrun, row.model or known.model
+        self.reservations[known.id] = replace(known, state=state, charged=row.event, overrun=overrun, model=model)

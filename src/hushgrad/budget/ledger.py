@@ -14,10 +14,11 @@ from hushgrad import _check
 from hushgrad._printed import at_least, at_most
 from hushgrad.budget import folder as folders
 from hushgrad.budget.books import Books
+from hushgrad.budget.policy import Policy, read_policy
 from hushgrad.budget.pricing import advice, exceeds, fits, price
 from hushgrad.budget.rows import BrokenChain, Row, Stored, checked
 from hushgrad.budget.store import Writer, open_store
-from hushgrad.budget.values import Dataset, Reservation, Status, _Account, name_of
+from hushgrad.budget.values import Dataset, Reservation, Status, _Account, looks_like, name_of
 from hushgrad.errors import BudgetExceeded
 from hushgrad.events import Event, Relation
 
@@ -94,15 +95,32 @@ class Ledger:
         relation: Relation | str = Relation.ADD_REMOVE,
         composition: str = "adaptive",
         plan: Event | None = None,
+        policy: Policy | None = None,
+        records: int | None = None,
     ) -> Dataset:
         """Add a data set with its budget. A budget never changes afterwards.
 
         With a ``plan``, the event of everything that is meant to happen, all runs that use up parts of it, in whatever order and
         chosen after looking, are admitted at no price: together they are dominated by the plan.
 
+        Args:
+            name: unlike every other name in the ledger, to the eye too.
+            epsilon: of everything that is ever released about it.
+            delta: the same.
+            unit: what is protected: "example", "user" or another word.
+            relation: who is a neighbour.
+            composition: how runs add up; see :class:`Dataset`.
+            plan: the event of all that is meant to happen, for composition "adaptive".
+            policy: what is allowed; by default the policy that HUSHGRAD_POLICY names, if any.
+            records: the public number of records, for the policy's rule about delta.
+
         Raises:
             ArgumentError: if there is a data set of this name, or the plan does not fit into the budget.
+            PolicyRefused: if the policy does not allow such a budget.
         """
+        rules = read_policy() if policy is None else policy
+        if rules is not None:
+            rules.require(epsilon=epsilon, delta=delta, relation=relation, unit=unit, records=records)
         dataset = Dataset(
             name=name, epsilon=epsilon, delta=delta, unit=unit, relation=Relation.of(relation), composition=composition, plan=plan
         )
@@ -110,6 +128,10 @@ class Ledger:
         def decide(books: Books) -> dict[str, Any]:
             if name in books.datasets:
                 _check.fail("dataset", name, "to be new; it is in the ledger", "A budget that was promised is not changed.")
+            twins = [known for known in books.datasets if looks_like(known) == looks_like(name)]
+            if twins:
+                remedy = "One data set has one budget: use that name, or one that nobody can confuse with it."
+                _check.fail("dataset", name, f"to look unlike {twins[0]!r}, which is in the ledger", remedy)
             return {"kind": "dataset", "dataset": name, "budget": dataset}
 
         self._write(decide)
@@ -177,19 +199,28 @@ class Ledger:
 
         return self._write(decide).reservation(_id(reservation))
 
-    def commit(self, reservation: Reservation | str, event: Event, *, overrun: bool = False, note: str = "") -> Reservation:
+    def commit(
+        self, reservation: Reservation | str, event: Event, *, overrun: bool = False, note: str = "", model: str = ""
+    ) -> Reservation:
         """Say what a run really did; it is charged for that from now on.
 
         A run that did more than it is charged for is recorded at once, as an overrun, and then refused, so that nobody can
         miss it; ``overrun=True`` says that you know. A finished run's charge never goes down, and the same words twice are
         one commit.
 
+        Args:
+            reservation: the run's place in the ledger, or its id.
+            event: what it did.
+            overrun: you know that more happened than was reserved.
+            note: a remark for the row.
+            model: SHA-256 of the model file, in hex: what :meth:`booked` finds the run by.
+
         Raises:
             BudgetExceeded: if more happened than was charged (it *is* recorded).
             ArgumentError: if the run was committed, settled or cancelled before, and less is claimed now.
         """
         _check.instance(Event, event=event)
-        done = self._charge("commit", _id(reservation), lambda known: (event, note))
+        done = self._charge("commit", _id(reservation), lambda known: (event, note), model=model)
         if done.overrun and not overrun:
             raise BudgetExceeded(
                 f"Run {done.run!r} did more than it had reserved. That is recorded as an overrun of {done.dataset!r}: "
@@ -223,6 +254,31 @@ class Ledger:
                 return found.event, found.why
 
             return self._charge("settle", identifier, decide)
+
+    def approve(self, reservation: Reservation | str, *, by: str) -> Reservation:
+        """Approve a run; a policy may ask for several people's approval before its model is released.
+
+        The ledger records who says so; it cannot know who really does. Whoever can write it can write a name.
+
+        Args:
+            reservation: the run's place in the ledger, or its id.
+            by: who approves.
+        """
+        who, identifier = name_of("by", by), _id(reservation)
+
+        def decide(books: Books) -> dict[str, Any] | None:
+            known = books.reservation(identifier)
+            if known.state == "cancelled":
+                _check.fail("reservation", known.id, "to be of a run; it was cancelled")
+            again = looks_like(who) in map(looks_like, known.approved)
+            return None if again else {"kind": "approve", "reservation": known.id, "note": who}
+
+        return self._write(decide).reservation(identifier)
+
+    def booked(self, model: str) -> Reservation | None:
+        """The run that was committed with this model file, by its SHA-256; None where no run was."""
+        found = [r for r in self.reservations() if r.model == model and r.state in ("committed", "settled")]
+        return found[-1] if found else None
 
     def cancel(self, reservation: Reservation | str) -> Reservation:
         """Give back the room of a held reservation whose run has not begun.
@@ -325,7 +381,9 @@ class Ledger:
                 writer.append(_stored(row))
         return books if row is None else books.read([row])  # read after the commit: it is there now
 
-    def _charge(self, kind: str, identifier: str, decide: Callable[[Reservation], tuple[Event, str]]) -> Reservation:
+    def _charge(
+        self, kind: str, identifier: str, decide: Callable[[Reservation], tuple[Event, str]], *, model: str = ""
+    ) -> Reservation:
         """Replace what a run is charged for, never by less once it is closed."""
         known = self.reservation(identifier)
         event, note = decide(known)
@@ -335,10 +393,10 @@ class Ledger:
             others = books.charges(known.dataset, without=identifier)
             more = exceeds(books.dataset(known.dataset), event, known.charged, others)
             if not known.is_open and not more:
-                if event == known.charged:
+                if event == known.charged and model in ("", known.model):
                     return None
                 _check.fail("reservation", identifier, f"to be open; it is {known.state}, and its charge never goes down")
-            return {"kind": kind, "reservation": identifier, "event": event, "overrun": more, "note": note}
+            return {"kind": kind, "reservation": identifier, "event": event, "overrun": more, "note": note, "model": model}
 
         return self._write(row).reservation(identifier)
 

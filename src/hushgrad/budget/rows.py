@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hushgrad import _check
+from hushgrad._value import LATER
 from hushgrad.budget.values import Dataset, _Account
 from hushgrad.errors import HushgradError
 from hushgrad.events import Event
@@ -22,7 +23,7 @@ from hushgrad.events import Event
 __all__ = ["START", "BrokenChain", "Row", "Stored", "checked", "first_break"]
 
 START = "0" * 64
-KINDS = ("ledger", "dataset", "reserve", "hold", "begin", "commit", "settle", "cancel")
+KINDS = ("ledger", "dataset", "reserve", "hold", "begin", "commit", "settle", "cancel", "approve")
 
 
 class BrokenChain(HushgradError, RuntimeError):
@@ -39,7 +40,8 @@ class Row(_Account):
     | ``dataset`` | ``budget`` |
     | ``reserve``, ``hold`` | ``dataset``, ``reservation``, ``run``, ``event`` |
     | ``begin``, ``cancel`` | ``reservation`` |
-    | ``commit``, ``settle`` | ``reservation``, ``event``: what it is charged for from now on; ``overrun`` |
+    | ``approve`` | ``reservation``, ``note``: who approves |
+    | ``commit``, ``settle`` | ``reservation``, ``event``: what it is charged for from now on; ``overrun``; ``model`` |
     """
 
     number: int
@@ -53,6 +55,7 @@ class Row(_Account):
     budget: Dataset | None = None
     overrun: bool = False
     note: str = ""
+    model: str = field(default="", metadata=LATER)  # SHA-256 of the model file that a commit is about
 
     def __post_init__(self) -> None:
         _check.positive_int(number=self.number)

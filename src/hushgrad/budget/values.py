@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from dataclasses import dataclass, field
 
 from hushgrad import _check
@@ -10,9 +11,11 @@ from hushgrad._printed import at_most
 from hushgrad._value import LATER, Value
 from hushgrad.events import Event, Relation
 
-__all__ = ["COMPOSITIONS", "Dataset", "Reservation", "Status"]
+__all__ = ["COMPOSITIONS", "Dataset", "Reservation", "Status", "looks_like"]
 
 COMPOSITIONS = ("adaptive", "pld", "rdp", "zcdp", "gdp")
+# Cyrillic and Greek letters that look like Latin ones (Unicode TR 39, the common ones), and letters without their stroke or dot.
+_TWINS = str.maketrans("аеорсухіјѕһԁԛԝвмткнгαβεηικμνορτυχγωıłø", "aeopcyxijshdqwbmtkhrabehikuvoptuxywilo")
 
 
 class _Account(Value, family="account"):
@@ -25,6 +28,16 @@ def name_of(what: str, name: object) -> str:
     if not isinstance(name, str) or not name.strip() or len(name) > 200 or not name.isprintable():
         _check.fail(what, name, "to be a short name in one line", remedy)
     return name
+
+
+def looks_like(name: str) -> str:
+    """One form for all names that a person could take for each other: look-alikes, case, spaces and accents aside.
+
+    >>> looks_like("Patients ") == looks_like("patients") == looks_like("pаtients")  # the last one has a Cyrillic a
+    True
+    """
+    plain = unicodedata.normalize("NFKD", name).casefold().translate(_TWINS)
+    return "".join(letter for letter in plain if unicodedata.category(letter)[0] not in "CMZ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +109,8 @@ class Reservation(_Account):
     state: str
     overrun: bool = False
     since: str = ""
+    approved: tuple[str, ...] = field(default=(), metadata=LATER)  # by whom
+    model: str = field(default="", metadata=LATER)  # SHA-256 of the model file that was booked with the commit
 
     @property
     def is_open(self) -> bool:

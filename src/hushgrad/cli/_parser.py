@@ -6,10 +6,11 @@ import argparse
 import difflib
 import json
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["Parser", "UsageError", "print_json", "suggestion", "table"]
+__all__ = ["Parser", "UsageError", "ask", "print_json", "suggestion", "table"]
 
 
 class UsageError(Exception):
@@ -48,6 +49,12 @@ class Parser(argparse.ArgumentParser):
         """Raise instead of printing a usage block and exiting."""
         sentence = message[0].upper() + message[1:]
         raise UsageError(f"{sentence}{'' if sentence.endswith('.') else '.'} Try {self.prog} --help.")
+
+
+def ask(sentences: Iterable[str]) -> None:
+    """Questions about a claim, on stderr: the answer itself stays what a program reads."""
+    for sentence in sentences:
+        print(f"Question: {sentence}", file=sys.stderr)
 
 
 def print_json(content: dict[str, Any]) -> None:

@@ -35,25 +35,40 @@ def add_description(parser: Parser) -> None:
         "--from",
         dest="file",
         metavar="FILE",
-        help="a file instead: the JSON of an event, or an Opacus history [[sigma, rate, steps], ...]",
+        help="a file instead: the JSON of an event, a saved plan, or an Opacus history [[sigma, rate, steps], ...]",
     )
 
 
 def event_from(options: argparse.Namespace) -> Event:
     """The event that the options describe: ``--from`` or ``--event`` (JSON text, or @FILE), or a sampled Gaussian repeated."""
-    from hushgrad.events import Event, Gaussian
+    from hushgrad.events import Gaussian
 
     described = [word for word in (options.event, options.file and f"@{options.file}") if word is not None]
     if described:
         if len(described) > 1 or any(x is not None for x in (options.noise_multiplier, options.rate, options.steps)):
             raise UsageError("Give either --event or --from, or --noise-multiplier with --rate and --steps, not both.")
-        return Event.read(_text(described[0]))
+        return _described(_text(described[0]))
     if options.noise_multiplier is None:
         raise UsageError("Give --noise-multiplier (with --rate and --steps), or --event. Try hushgrad epsilon --help.")
     step: Event = Gaussian(options.noise_multiplier)
     if options.rate is not None and options.rate != 1.0:
         step = step.sampled(rate=options.rate)
     return step * (1 if options.steps is None else options.steps)
+
+
+def _described(text: str) -> Event:
+    """The event of a description: of an event, of an Opacus history, or of a plan."""
+    from hushgrad.events import Event
+
+    if '"plan"' in text:
+        from hushgrad import _check
+
+        content = _check.parsed(text)
+        if isinstance(content, dict) and content.get("plan") == "Plan":
+            from hushgrad.train.plan import Plan  # torch: only where it is a plan
+
+            return Plan.from_json(content).event()
+    return Event.read(text)
 
 
 def _text(word: str) -> str:

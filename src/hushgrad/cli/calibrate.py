@@ -6,8 +6,9 @@ import argparse
 from typing import Any
 
 from hushgrad._printed import at_least, at_most
-from hushgrad.cli._parser import Parser, UsageError, print_json, table
+from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table
 from hushgrad.cli._question import accountant_names, add_question
+from hushgrad.guarantee import questions
 
 __all__ = ["run"]
 
@@ -32,6 +33,7 @@ def run(words: list[str]) -> int:
     options = _parser().parse(words)
     names = accountant_names(options.accountant)
     answers = [_ask(name, options) for name in names]
+    ask(questions(options.epsilon, options.delta, records=options.dataset_size))
     if options.json:
         print_json({k: v for k, v in vars(options).items() if k not in ("json", "accountant")} | {"answers": answers})
     else:

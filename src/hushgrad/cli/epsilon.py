@@ -6,8 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from hushgrad._printed import at_least, at_most
-from hushgrad.cli._parser import Parser, UsageError, print_json, table
+from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table
 from hushgrad.cli._question import accountant_names, add_description, add_question, event_from
+from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
     from hushgrad.events import Event
@@ -35,6 +36,8 @@ def run(words: list[str]) -> int:
     event = event_from(options)
     names = accountant_names(options.accountant)
     answers = [_ask(event, name, options) for name in names]
+    found = [answer["epsilon"] for answer in answers if "epsilon" in answer]
+    ask(questions(min(found, default=None), options.delta))
     if options.plot:
         _plot(event, names, options)
     if options.json:

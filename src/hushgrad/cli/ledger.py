@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
-from hushgrad.cli._parser import Parser, UsageError, print_json, suggestion, table
+from hushgrad.cli._parser import Parser, UsageError, ask, print_json, suggestion, table
+from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
     from hushgrad.budget import Ledger, Reservation, Status
@@ -83,6 +84,8 @@ def _add_options(parser: Parser) -> None:
         default="adaptive",
         help="adaptive, rdp, zcdp or gdp: runs may be planned after looking; pld: tight, for runs fixed beforehand",
     )
+    parser.add_argument("--records", type=int, metavar="N", help="public number of records, for the policy's rule about delta")
+    parser.add_argument("--policy", metavar="FILE", help="a policy that must allow it (default: the variable HUSHGRAD_POLICY)")
     parser.add_argument(
         "--plan", metavar="JSON", help="the event of all that is meant to happen: then adaptivity is free (or @FILE)"
     )
@@ -96,7 +99,9 @@ def _reserve_options(parser: Parser) -> None:
 
 
 def _event_option(parser: Parser) -> None:
-    parser.add_argument("--event", metavar="JSON", help="the event's JSON, or @FILE with it (an event, a plan's run ledger)")
+    parser.add_argument(
+        "--event", metavar="JSON", help="the event's JSON, or @FILE with it (an event, a plan, or the ledger.json of a run)"
+    )
     parser.add_argument("--noise-multiplier", type=float, help="with --rate and --steps: DP-SGD")
     parser.add_argument("--rate", type=float, default=1.0, help="sampling rate")
     parser.add_argument("--steps", type=int, default=1)
@@ -115,6 +120,11 @@ def _reservation_option(parser: Parser) -> None:
 
 def _settle_options(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="the folder of the run")
+
+
+def _approve_options(parser: Parser) -> None:
+    _reservation_option(parser)
+    parser.add_argument("--by", required=True, metavar="NAME", help="who approves")
 
 
 def _dataset_option(parser: Parser) -> None:
@@ -152,7 +162,11 @@ def _init(options: argparse.Namespace) -> int:
 def _add(options: argparse.Namespace) -> int:
     names = ("epsilon", "delta", "unit", "relation", "composition")
     plan = None if options.plan is None else _event_of(options.plan)
-    dataset = _opened(options).add(options.dataset, plan=plan, **{name: vars(options)[name] for name in names})
+    from hushgrad.budget import read_policy
+
+    ask(questions(options.epsilon, options.delta, records=options.records))
+    more = {"plan": plan, "policy": read_policy(options.policy), "records": options.records}
+    dataset = _opened(options).add(options.dataset, **more, **{name: vars(options)[name] for name in names})
     _say(options, dataset.to_json(), str(dataset))
     return 0
 
@@ -186,6 +200,12 @@ def _settle(options: argparse.Namespace) -> int:
     reservation = ledger.settle(identifier, folder)
     why = next((row.note for row in reversed(ledger.entries()) if row.reservation == identifier), "")
     _say_reservation(options, reservation, f"Why: {why or 'its run had not begun'}.")
+    return 0
+
+
+def _approve(options: argparse.Namespace) -> int:
+    approved = _opened(options).approve(options.reservation, by=options.by)
+    _say_reservation(options, approved, f"Approved by {', '.join(approved.approved)}.")
     return 0
 
 
@@ -294,6 +314,10 @@ def _event_of(word: str) -> Event:
         from hushgrad.guarantee import Ledger as RunLedger
 
         return RunLedger.from_json(content).event()
+    if isinstance(content, dict) and content.get("plan") == "Plan":  # what hushgrad plan --save wrote, or a run's plan.json
+        from hushgrad.train.plan import Plan
+
+        return Plan.from_json(content).event()
     return Event.from_json(content)
 
 
@@ -345,6 +369,12 @@ _ACTIONS: dict[str, _Action] = {
         "budget.db runs/one",
         _settle_options,
         _settle,
+    ),
+    "approve": (
+        "Approve a run; a policy may ask for it before hushgrad release.",
+        "budget.db 0123456789abcdef --by 'A. Officer'",
+        _approve_options,
+        _approve,
     ),
     "cancel": (
         "Give back a held reservation whose run has not begun.",

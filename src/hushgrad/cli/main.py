@@ -9,6 +9,7 @@ of words, prints its answer, returns the exit code, and raises the house's error
 | 0 | done |
 | 1 | an answer that says no (a refuted claim, a failed check) |
 | 2 | the question was wrong, or a file could not be read or written: one sentence on stderr, no traceback |
+| 3 | a budget or a policy does not allow it; nothing was done |
 | 130 | interrupted |
 """
 
@@ -23,7 +24,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from hushgrad.cli._parser import UsageError, suggestion
-from hushgrad.errors import HushgradError
+from hushgrad.errors import BudgetExceeded, HushgradError, PolicyRefused
 
 __all__ = ["COMMANDS", "main"]
 
@@ -34,10 +35,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "calibrate": ("hushgrad.cli.calibrate:run", "which noise, steps, rate or batch meets a budget"),
     "plan": ("hushgrad.cli.plan:run", "which plan is best for a budget"),
     "train": ("hushgrad.cli.train:run", "train a model by a recipe"),
+    "predict": ("hushgrad.cli.predict:run", "what a trained model says about new records"),
+    "evaluate": ("hushgrad.cli.evaluate:run", "how good a trained model is on labelled records"),
+    "export": ("hushgrad.cli.export:run", "a trained model for other programs (.pt2, ONNX)"),
     "tune": ("hushgrad.cli.tune:run", "search hyper-parameters privately; what would it cost?"),
     "ledger": ("hushgrad.cli.ledger:run", "budgets of data sets: reserve, commit, verify"),
     "audit": ("hushgrad.cli.audit:run", "attack a run and bound its epsilon from below"),
     "report": ("hushgrad.cli.report:run", "the privacy card of a run"),
+    "compare": ("hushgrad.cli.compare:run", "two runs side by side"),
+    "release": ("hushgrad.cli.release:run", "let a model out, if a ledger has booked it"),
     "key": ("hushgrad.cli.key:run", "look after the secret key of a run, or destroy it"),
     "serve": ("hushgrad.cli.serve:run", "a local web page: planner, runs, cards, ledger"),
     "reproduce": ("hushgrad.cli.reproduce:run", "repeat a published result"),
@@ -97,7 +103,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 sys.stdout.flush()  # a reader that has gone, or a full disk, shows here and not after the end
     except (UsageError, HushgradError) as error:
         print(f"hushgrad: {error}", file=sys.stderr)
-        return 2
+        return 3 if isinstance(error, (BudgetExceeded, PolicyRefused)) else 2
     except BrokenPipeError:  # the reader (head, less) has gone: no more to say
         _drop_output()
         return 0

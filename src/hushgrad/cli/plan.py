@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
 from hushgrad._printed import at_most
-from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.cli._parser import Parser, UsageError, ask, print_json
+from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +55,7 @@ def run(words: list[str]) -> int:
             "--parameters", None, "to be given with --memory", "Noise state is kept per parameter: say how many there are."
         )
     _check_early(options)
+    ask(questions(options.epsilon, options.delta, records=options.dataset_size))
     from hushgrad.noise.workload import SGDWorkload
     from hushgrad.planner import compare
 
@@ -128,7 +130,7 @@ def _show(console: Console, found: Comparison, options: argparse.Namespace) -> N
     for dropped in found.dropped:
         console.print(f"- {dropped.name}: {dropped.reason}")
     if options.save:
-        console.print(f"The best plan is in {options.save}.")
+        console.print(f"The best plan is in {options.save}. Train with it: hushgrad train RECIPE --plan {options.save} --out DIR")
 
 
 def _save(path: str, plan: dict[str, Any]) -> None:

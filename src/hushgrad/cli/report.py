@@ -38,6 +38,9 @@ def _parser() -> Parser:
     parser.add_argument("--verify", metavar="CARD", help="check a saved card: signature, epsilon, and MODEL if it is given")
     parser.add_argument("--signer", metavar="PUB", help="with --verify: the public key of whoever must have signed")
     parser.add_argument("--new-signer", metavar="KEY", help="make a key to sign with, and its public half KEY.pub")
+    parser.add_argument(
+        "--policy", metavar="FILE", help="a policy that must allow the claim (default: the variable HUSHGRAD_POLICY)"
+    )
     parser.add_argument("--raw", action="store_true", help="add un-noised metrics: a card as sensitive as the data")
     return parser
 
@@ -104,9 +107,10 @@ def _card(options: argparse.Namespace) -> int:
     for path in filter(None, (options.html, options.markdown, options.citations, options.save)):
         if not Path(path).absolute().parent.is_dir():
             raise UsageError(f"Cannot write {path}: there is no such folder.")
+    from hushgrad.budget import read_policy
     from hushgrad.report import privacy_card
 
-    card = privacy_card(options.run, raw=options.raw)
+    card = privacy_card(options.run, raw=options.raw, policy=read_policy(options.policy))
     makers = {"html": card.to_html, "markdown": card.to_markdown, "citations": lambda: card.citations}
     makers["save"] = lambda: _saved(card, options.sign, options.by)
     wanted = {kind: vars(options)[kind] for kind in makers if vars(options)[kind]}

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.cli._parser import Parser, UsageError, ask, print_json
+from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
     from hushgrad.recipes import Recipe
 
 __all__ = ["run"]
 
-_EXCEEDED = 3
 _INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 
 
@@ -33,6 +33,11 @@ def _parser() -> Parser:
         "--take-over", action="store_true", help="take the folder from a process that is gone but not known to be"
     )
     parser.add_argument("--data", metavar="PATH", help="the same as --set data.path=PATH")
+    parser.add_argument("--plan", metavar="FILE", help="the plan that hushgrad plan --save wrote, instead of the recipe's [plan]")
+    parser.add_argument(
+        "--policy", metavar="FILE", help="a policy in TOML that must allow it (default: the variable HUSHGRAD_POLICY)"
+    )
+    parser.add_argument("--allow-code", action="store_true", help="run what the recipe names as module:function: trust it first")
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value of the recipe")
     parser.add_argument("--secure", action="store_true", help="noise on a public grid; the same as --set plan.secure=true")
     parser.add_argument("--ledger", metavar="PLACE", help="budget ledger that pays: a path or postgresql://... (with --dataset)")
@@ -48,17 +53,17 @@ def run(words: list[str]) -> int:
         raise UsageError("--ledger and --dataset belong together: who pays, and from which budget.")
     if options.ledger is not None and options.resume:
         raise UsageError("An interrupted run knows its ledger: leave --ledger and --dataset out with --resume.")
-    from hushgrad.errors import BudgetExceeded
     from hushgrad.recipes import train  # torch: imported after the words have been understood
 
     try:
-        how = {"resume": options.resume, "take_over": options.take_over}
-        outcome = train(_recipe(options), options.out, **how, progress=not options.quiet)
+        how = {"resume": options.resume, "take_over": options.take_over, "allow_code": options.allow_code}
+        recipe = _recipe(options)
+        asked = () if recipe is None else questions(recipe.plan.get("epsilon"), recipe.plan["delta"])
+        ask(asked)
+        outcome = train(recipe, options.out, **how, progress=not options.quiet, policy=options.policy)
     except KeyboardInterrupt:
         return _interrupted(options)
-    except BudgetExceeded as error:
-        print(f"hushgrad: {error}", file=sys.stderr)
-        return _EXCEEDED
+    ask(() if asked else questions(outcome.guarantee.epsilon, outcome.guarantee.delta))
     if options.json:
         print_json(outcome.to_json())
         return 0
@@ -73,15 +78,18 @@ def _recipe(options: argparse.Namespace) -> Recipe | None:
 
     changes = [*options.set, *([] if options.data is None else [f"data.path={options.data!r}"])]
     changes += ["plan.secure=true"] if options.secure else []
-    recipe = load_recipe(options.recipe, changes=changes) if options.recipe or changes or options.ledger else None
-    return recipe if recipe is None or options.ledger is None else recipe.paid_by(options.ledger, options.dataset)
+    if not (options.recipe or changes or options.ledger or options.plan):
+        return None
+    recipe = load_recipe(options.recipe, changes=changes, allow_code=options.allow_code, plan=options.plan)
+    return recipe if options.ledger is None else recipe.paid_by(options.ledger, options.dataset)
 
 
 def _interrupted(options: argparse.Namespace) -> int:
     folder = Path(options.out)
     saved = "a checkpoint is saved" if (folder / "checkpoint" / "state.safetensors").exists() else "no step is saved yet"
     if (folder / "recipe.json").exists():
-        command = f"hushgrad train --out {shlex.quote(options.out)} --resume"
+        code = " --allow-code" if options.allow_code or str(options.recipe).endswith(".py") else ""
+        command = f"hushgrad train --out {shlex.quote(options.out)} --resume{code}"
         print(f"Interrupted; {saved}. Continue with: {command}", file=sys.stderr)
     else:
         print("Interrupted before the training began.", file=sys.stderr)

@@ -8,7 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hushgrad._printed import at_most
-from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.cli._parser import Parser, UsageError, ask, print_json
+from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
     from hushgrad.recipes import Recipe
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_EXCEEDED = 3
 _INTERRUPTED = 130
 
 
@@ -41,6 +41,11 @@ def _parser() -> Parser:
     parser.add_argument("--delta", type=float, help="with --epsilon")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted search: the same one")
     parser.add_argument("--data", metavar="PATH", help="the same as --set data.path=PATH")
+    parser.add_argument("--plan", metavar="FILE", help="the plan that hushgrad plan --save wrote, instead of the recipe's [plan]")
+    parser.add_argument(
+        "--policy", metavar="FILE", help="a policy in TOML that must allow it (default: the variable HUSHGRAD_POLICY)"
+    )
+    parser.add_argument("--allow-code", action="store_true", help="run what the recipe names as module:function: trust it first")
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value of the recipe")
     parser.add_argument("--ledger", metavar="PLACE", help="budget ledger that pays (with --dataset)")
     parser.add_argument("--dataset", metavar="NAME", help="the data set in the ledger")
@@ -59,23 +64,21 @@ def run(words: list[str]) -> int:
     _require_sense(options)
     if options.dry and options.recipe is None and options.epsilon is not None:
         return _answer(options)
-    from hushgrad.errors import BudgetExceeded
     from hushgrad.tuning import priced, settings_of, tune
 
     recipe = None if options.resume else _recipe(options)
     settings = None if recipe is None else settings_of(recipe, over=options.over, changes=_changes(options))
+    if recipe is not None:
+        ask(questions(recipe.plan.get("epsilon"), recipe.plan["delta"]))
     if options.dry and recipe is not None:
         return _say_price(options, priced(recipe, settings=settings))
     try:
-        tuned = tune(
-            recipe, options.out, settings=settings, resume=options.resume, progress=options.progress and not options.quiet
-        )
+        how = {"resume": options.resume, "allow_code": options.allow_code, "policy": options.policy}
+        tuned = tune(recipe, options.out, settings=settings, **how, progress=options.progress and not options.quiet)
     except KeyboardInterrupt:
-        print(f"Interrupted. Continue with: hushgrad tune --out {shlex.quote(options.out)} --resume", file=sys.stderr)
+        code = " --allow-code" if options.allow_code or str(options.recipe).endswith(".py") else ""
+        print(f"Interrupted. Continue with: hushgrad tune --out {shlex.quote(options.out)} --resume{code}", file=sys.stderr)
         return _INTERRUPTED
-    except BudgetExceeded as error:
-        print(f"hushgrad: {error}", file=sys.stderr)
-        return _EXCEEDED
     return _say_outcome(options, tuned)
 
 
@@ -88,7 +91,9 @@ def _require_sense(options: argparse.Namespace) -> None:
         raise UsageError("--epsilon is for --dry without a recipe. Use --set plan.epsilon=... to change the recipe's budget.")
     if not options.dry and options.out is None:
         raise UsageError("Say where the winner goes: --out DIR. With --dry only the cost is printed.")
-    fixed = [name for name in ("recipe", "over", "mean", "shape", "score", "data", "set", "ledger") if vars(options)[name]]
+    fixed = [
+        name for name in ("recipe", "over", "mean", "shape", "score", "data", "set", "ledger", "plan") if vars(options)[name]
+    ]
     if options.resume and fixed:
         raise UsageError(f"An interrupted search is what it is: leave {', '.join(fixed)} out with --resume.")
 
@@ -110,7 +115,7 @@ def _recipe(options: argparse.Namespace) -> Recipe:
     from hushgrad.recipes import load_recipe
 
     changes = [*options.set, *([] if options.data is None else [f"data.path={options.data!r}"])]
-    recipe = load_recipe(options.recipe, changes=changes)
+    recipe = load_recipe(options.recipe, changes=changes, allow_code=options.allow_code, plan=options.plan)
     return recipe if options.ledger is None else recipe.paid_by(options.ledger, options.dataset)
 
 
@@ -122,6 +127,7 @@ def _answer(options: argparse.Namespace) -> int:
 
     chosen = {key: value for key, value in (("mean", options.mean), ("shape", _shape(options.shape))) if value is not None}
     stopping = Stopping(**chosen)
+    ask(questions(options.epsilon, options.delta))
     noise = calibrate(Gaussian, epsilon=options.epsilon, delta=options.delta)
     cost = tuning_cost(Gaussian(noise), delta=options.delta, stopping=stopping)
     needed = calibrated_noise(Gaussian, epsilon=options.epsilon, delta=options.delta, stopping=stopping)

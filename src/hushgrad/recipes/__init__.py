@@ -1,10 +1,46 @@
-"""Recipes: named models and data, and small files that say what to train on them; behind ``hushgrad train``."""
+"""Recipes: named models and data, small files that say what to train on them, and model files that predict; behind ``hushgrad train``."""
 
 from __future__ import annotations
 
-from hushgrad.recipes.data import DATA, Data
+from hushgrad.recipes.data import DATA
+from hushgrad.recipes.dataset import Data, from_datasets, label_numbers, labelled
+from hushgrad.recipes.encoders import ByteEncoder, Encoder, Records, TableEncoder, TensorEncoder, TextEncoder
+from hushgrad.recipes.export import export
+from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.models import MODELS
+from hushgrad.recipes.planned import read_plan
+from hushgrad.recipes.predict import Predictor, load_predictor
 from hushgrad.recipes.recipe import DEMO, Recipe, load_recipe
+from hushgrad.recipes.saved import Description, describe, load_model, read_description, save_model
 from hushgrad.recipes.session import Outcome, evaluate, train
 
-__all__ = ["DATA", "DEMO", "MODELS", "Data", "Outcome", "Recipe", "evaluate", "load_recipe", "train"]
+__all__ = [
+    "DATA",
+    "DEMO",
+    "MODELS",
+    "ByteEncoder",
+    "Data",
+    "Description",
+    "Encoder",
+    "ImageEncoder",
+    "Outcome",
+    "Predictor",
+    "Recipe",
+    "Records",
+    "TableEncoder",
+    "TensorEncoder",
+    "TextEncoder",
+    "describe",
+    "evaluate",
+    "export",
+    "from_datasets",
+    "label_numbers",
+    "labelled",
+    "load_model",
+    "load_predictor",
+    "load_recipe",
+    "read_description",
+    "read_plan",
+    "save_model",
+    "train",
+]

@@ -19,8 +19,10 @@ from hushgrad.clipping.base import Clipper
 from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import ArgumentError
 from hushgrad.noise.base import Mechanism
+from hushgrad.recipes.code import imported
 from hushgrad.recipes.data import DATA, Data
 from hushgrad.recipes.models import MODELS
+from hushgrad.recipes.planned import from_table, table_of
 from hushgrad.train.plan import Plan
 
 __all__ = ["DEMO", "Recipe", "load_recipe"]
@@ -74,6 +76,7 @@ class Recipe:
     """One training run, described: a file of five tables, ``[model] [data] [plan] [optimizer] [run]``, and two more if wanted.
 
     ``[ledger]`` names the budget ledger that pays (``place``, ``dataset``); ``[tune]`` what ``hushgrad tune`` searches over.
+    A recipe is data: where it names code as ``module:function``, that is run only if ``allow_code`` says so.
 
     >>> recipe = Recipe.from_tables({"model": {"name": "logistic"}, "data": {"name": "digits"}, "plan": {"epsilon": 3.0}})
     Traceback (most recent call last):
@@ -88,11 +91,12 @@ class Recipe:
     run: Run
     ledger: Mapping[str, Any] = field(default_factory=dict)
     tune: Mapping[str, Any] = field(default_factory=dict)
+    allow_code: bool = field(default=False, compare=False)
 
     @classmethod
-    def from_tables(cls, tables: Mapping[str, Any]) -> Recipe:
+    def from_tables(cls, tables: Mapping[str, Any], *, allow_code: bool = False) -> Recipe:
         """The recipe in a dict of tables; unknown keys are refused with the closest known one."""
-        _known(tables, [f.name for f in fields(cls)], "the recipe")
+        _known(tables, [f.name for f in fields(cls) if f.name != "allow_code"], "the recipe")
         for name, table in tables.items():
             _check.instance(dict, **{name: table})
         optimizer = {"name": "sgd", "lr": 0.5, **tables.get("optimizer", {})}
@@ -106,9 +110,8 @@ class Recipe:
         _check.one_of(_OPTIMIZERS, optimizer=optimizer["name"])
         ledger = _ledger_table(tables["ledger"]) if tables.get("ledger") else {}
         tune = dict(tables.get("tune", {}))
-        return cls(
-            model=tables["model"], data=tables["data"], plan=plan, optimizer=optimizer, run=Run(**run), ledger=ledger, tune=tune
-        )
+        given = {"model": tables["model"], "data": tables["data"], "plan": plan, "optimizer": optimizer}
+        return cls(**given, run=Run(**run), ledger=ledger, tune=tune, allow_code=allow_code)
 
     def paid_by(self, place: str, dataset: str) -> Recipe:
         """This recipe with the budget of ``dataset`` in the ledger at ``place`` paying for the run."""
@@ -123,13 +126,13 @@ class Recipe:
 
     def make_data(self) -> Data:
         """Read the data."""
-        return _check.instance(Data, data=_call(self.data, DATA, "data"))
+        return _check.instance(Data, data=_call(self.data, DATA, "data", allow_code=self.allow_code))
 
     def make_model(self, data: Data) -> nn.Module:
         """A fresh model; its initial weights follow from ``run.seed`` if there is one."""
         if self.run.seed is not None:
             torch.manual_seed(_check.integer(seed=self.run.seed) % 2**63)  # torch takes no larger one
-        model = _call(self.model, MODELS, "model", data)
+        model = _call(self.model, MODELS, "model", data, allow_code=self.allow_code)
         try:
             return _check.instance(nn.Module, model=model).to(self.run.device)
         except (RuntimeError, AssertionError) as error:  # torch's ways to say that a device is unknown, or not there
@@ -137,6 +140,8 @@ class Recipe:
 
     def make_plan(self, data: Data) -> Plan:
         """The plan, calibrated. ``dataset_size`` is that of the training set unless the recipe states a public one."""
+        if "saved" in self.plan:
+            return from_table(self.plan)
         options = {key: value for key, value in self.plan.items() if key not in ("method", "noise", "denoise", "clip")}
         for key, (family, kind) in _FAMILIES.items():
             if key in self.plan:
@@ -185,20 +190,31 @@ DEMO: dict[str, Any] = {
 """The recipe of ``hushgrad train`` without a recipe."""
 
 
-def load_recipe(path: str | Path | None, *, changes: Iterable[str] = ()) -> Recipe:
+def load_recipe(
+    path: str | Path | None, *, changes: Iterable[str] = (), allow_code: bool = False, plan: str | Path | None = None
+) -> Recipe:
     """The recipe in a .toml file, or in the variable ``recipe`` (a dict of tables) of a .py file; None is the demo.
 
-    A Python recipe is a program and is run: use only your own. Its folder is importable, so ``module:function`` can name
-    functions beside it. ``changes`` such as ``"plan.epsilon=8"`` replace single values.
+    A Python recipe is a program and is run: use only your own. A .toml file is data. Where code is allowed, the recipe's folder is
+    importable, so ``module:function`` can name functions beside it.
+
+    Args:
+        path: the file; None for the demo.
+        changes: words such as ``"plan.epsilon=8"``, each of which replaces a single value.
+        allow_code: whether a .toml file may name code as ``module:function``. A .py file always may.
+        plan: a file that ``hushgrad plan --save`` wrote, instead of the table ``[plan]``.
 
         >>> load_recipe(None, changes=["plan.epsilon=8", "model.name=mlp"]).plan["epsilon"]
         8
     """
-    tables = dict(DEMO if path is None else _tables(path))
+    allow_code = allow_code or (path is not None and Path(path).suffix == ".py")
+    tables = dict(DEMO if path is None else _tables(path, allow_code))
+    if plan is not None:
+        tables["plan"] = table_of(plan)
     for change in changes:
         table, key, value = _change(change)
         tables[table] = {**tables.get(table, {}), key: value}
-    return Recipe.from_tables(tables)
+    return Recipe.from_tables(tables, allow_code=allow_code)
 
 
 def _change(text: str) -> tuple[str, str, Any]:
@@ -225,12 +241,12 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def _tables(path: str | Path) -> dict[str, Any]:
+def _tables(path: str | Path, allow_code: bool) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         _check.fail("recipe", str(path), "to be a file", "Write a .toml or .py recipe, or give none for the demo.")
     folder = str(path.resolve().parent)
-    if folder not in sys.path:
+    if allow_code and folder not in sys.path:
         sys.path.insert(0, folder)
     if path.suffix == ".py":
         found: dict[str, Any] = _check.instance(dict, recipe=runpy.run_path(str(path)).get("recipe"))
@@ -276,12 +292,12 @@ def _known(table: Mapping[str, Any], names: list[str], where: str) -> None:
             raise ArgumentError(f"Expected {key!r} to be a key of {where}. {hint}")
 
 
-def _call(table: Mapping[str, Any], known: Mapping[str, Callable[..., Any]], what: str, *arguments: Any) -> Any:
+def _call(table: Mapping[str, Any], known: Mapping[str, Callable[..., Any]], what: str, *arguments: Any, allow_code: bool) -> Any:
     """Call the named function with the table's other keys as options."""
     name = str(table["name"])
     options = {key: value for key, value in table.items() if key != "name"}
     if ":" in name:
-        return _imported(name, what)(*arguments, **options)
+        return imported(name, what, allow_code)(*arguments, **options)
     make = known[_check.one_of(known, **{what: name})]
     parameters = inspect.signature(make).parameters
     _known(options, [p for p in parameters if parameters[p].kind is inspect.Parameter.KEYWORD_ONLY], f"[{what}] for {name!r}")
@@ -290,15 +306,6 @@ def _call(table: Mapping[str, Any], known: Mapping[str, Callable[..., Any]], wha
     except TypeError as error:
         raise ArgumentError(f"Expected a complete [{what}] for {name!r}: {error}.") from None
     return make(*arguments, **options)
-
-
-def _imported(name: str, what: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    try:
-        found: Callable[..., Any] = vars(importlib.import_module(module))[function]
-    except (ImportError, KeyError) as error:
-        raise ArgumentError(f"Expected {what}={name!r} to name a function as module:function ({error!r}).") from None
-    return found
 
 
 def _value(described: Any, key: str, family: str, kind: type) -> Any:

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_model
 from torch import nn
 from torch.nn import functional as F
 
 from hushgrad import _check
+from hushgrad.budget import Policy, read_policy
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.recipes.data import Data
 from hushgrad.recipes.interrupt import Interrupt
 from hushgrad.recipes.recipe import DEMO, Recipe
-from hushgrad.recipes.spending import Spending, alone_in
+from hushgrad.recipes.saved import describe, save_model
+from hushgrad.recipes.spending import Spending, alone_in, require_allowed
 from hushgrad.recipes.summary import write_report
 from hushgrad.release.atomic import replacing
 from hushgrad.release.keys import destroy, finish
@@ -84,6 +85,8 @@ def train(
     key: bytes | None = None,
     data: Data | None = None,
     take_over: bool = False,
+    allow_code: bool = False,
+    policy: Policy | str | Path | None = None,
 ) -> Outcome:
     """Train as ``recipe`` says (the demo if None) and write everything into the folder ``out``.
 
@@ -91,21 +94,39 @@ def train(
     killed has its last periodic checkpoint. Both go on with ``resume=True``, bit for bit. A finished session erases its key.
 
     Where the recipe has a ``[ledger]``, room for the whole plan is reserved there before anything else, and what was done is
-    committed at the end. ``key`` is the run's secret (fresh by default) and ``data`` what to train on (by default what the
-    recipe names): for programs that run many sessions. ``take_over`` takes the folder from an owner that is gone, where the
-    file system cannot tell (see :mod:`hushgrad.release.owner`).
+    committed at the end.
+
+    Args:
+        recipe: what to train; with ``resume`` it may be left out, and must else be that of the interrupted run.
+        out: a new or empty folder, or that of the interrupted run.
+        resume: go on with an interrupted run.
+        progress: show a bar with the (un-noised) loss on the terminal.
+        key: the run's secret, 32 bytes; fresh by default. For programs that run many sessions.
+        data: what to train on; by default what the recipe names.
+        take_over: take the folder from an owner that is gone, where the file system cannot tell (:mod:`hushgrad.release.owner`).
+        allow_code: whether a stored recipe that names code as ``module:function`` may run it on ``resume``. A folder is data.
+        policy: what is allowed, or its file; by default the one that HUSHGRAD_POLICY names, if any.
 
     Raises:
         BudgetExceeded: where the ledger has no room for the plan; nothing was trained then.
+        PolicyRefused: where the policy does not allow the plan; nothing was trained then.
     """
+    rules = policy if isinstance(policy, Policy) else read_policy(policy)
     out = Path(out)
-    recipe = _opened(recipe, out, resume)
+    recipe = _opened(recipe, out, resume, allow_code)
     with alone_in(out, take_over=take_over):
-        return _trained(recipe, out, resume, progress, key, data, take_over)
+        return _trained(recipe, out, resume, progress, key, data, take_over, rules)
 
 
 def _trained(
-    recipe: Recipe, out: Path, resume: bool, progress: bool, key: bytes | None, data: Data | None, take_over: bool
+    recipe: Recipe,
+    out: Path,
+    resume: bool,
+    progress: bool,
+    key: bytes | None,
+    data: Data | None,
+    take_over: bool,
+    rules: Policy | None,
 ) -> Outcome:
     began = time.monotonic()
     run = recipe.run
@@ -114,6 +135,7 @@ def _trained(
     data = recipe.make_data() if data is None else data
     model = recipe.make_model(data)
     plan = _plan(recipe, data, out, resume)
+    require_allowed(rules, plan, paid=bool(recipe.ledger))
     optimizer = recipe.make_optimizer(model)
     scheduler = recipe.make_schedule(optimizer, plan.steps)
     private = make_private(model, optimizer, plan, key=key, seed=run.seed, max_epsilon=run.max_epsilon)
@@ -166,7 +188,7 @@ def _tested(private: Private, data: Data) -> dict[str, float]:
 def _finished(recipe: Recipe, private: Private, data: Data, out: Path, began: float) -> Outcome:
     with private.averaged() if private.plan.average is not None else nullcontext():
         test = evaluate(private.model, data.test)
-        save_model(private.model, str(out / "model.safetensors"))
+        save_model(private.model, out / "model.safetensors", describe(recipe.model, data))
     _write(out / "ledger.json", private.ledger.to_json())
     guarantee = private.spent()
     private.detach()
@@ -179,7 +201,7 @@ def _finished(recipe: Recipe, private: Private, data: Data, out: Path, began: fl
 # The folder ------------------------------------------------------------------------------------------------------------
 
 
-def _opened(recipe: Recipe | None, out: Path, resume: bool) -> Recipe:
+def _opened(recipe: Recipe | None, out: Path, resume: bool, allow_code: bool) -> Recipe:
     """The recipe of this session; the folder is made, or found to be one that can go on."""
     known = _read(out / "recipe.json")
     if resume:
@@ -194,7 +216,7 @@ def _opened(recipe: Recipe | None, out: Path, resume: bool) -> Recipe:
             raise ArgumentError(
                 "Expected the recipe to be that of the interrupted run. Leave it out, or start a new run elsewhere."
             )
-        return Recipe.from_tables(known)
+        return Recipe.from_tables(known, allow_code=allow_code or (recipe is not None and recipe.allow_code))
     recipe = Recipe.from_tables(DEMO) if recipe is None else recipe
     if out.exists() and any(out.iterdir()):
         if known != recipe.tables() or known != Recipe.from_tables(DEMO).tables():
@@ -216,6 +238,8 @@ def _plan(recipe: Recipe, data: Data, out: Path, resume: bool) -> Plan:
 
 def _require_same_size(recipe: Recipe, data: Data, plan: Plan) -> None:
     """Steps that are repeated on other data, under the noise that they were released with, would show the difference."""
+    if "saved" in recipe.plan:
+        return  # a plan from a file states its numbers itself; the journal compares the records
     table = {key: value for key, value in recipe.plan.items() if key not in ("epsilon", "clip")}
     anew = replace(recipe, plan={**table, "noise": "Independent", "noise_multiplier": 1.0})  # no calibration, which takes a while
     if anew.make_plan(data).sampler != plan.sampler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,16 +10,40 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
-from hushgrad.budget import Ledger, Reservation
+from hushgrad.budget import Ledger, Policy, Reservation
 from hushgrad.budget.folder import RESERVATION, SETTLED, reservation_of
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event
+from hushgrad.guarantee import Guarantee
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.release.atomic import replacing
 from hushgrad.release.owner import Owner
 from hushgrad.train.plan import Plan
 
-__all__ = ["Spending", "alone_in"]
+__all__ = ["Spending", "alone_in", "public_size", "require_allowed"]
+
+
+def public_size(plan: Plan) -> float | None:
+    """The number of records that a plan is made for: what its sampler states, or what its rate says."""
+    stated, rate = vars(plan.sampler).get("dataset_size"), vars(plan.participation).get("rate")
+    return float(stated) if stated else plan.batch_size / rate if rate else None
+
+
+def require_allowed(policy: Policy | None, plan: Plan, *, paid: bool, guarantee: Guarantee | None = None) -> None:
+    """Refuse a run that the policy does not allow, before it begins.
+
+    Args:
+        policy: what is allowed; None allows everything.
+        plan: what is to be run.
+        paid: whether a ledger pays for it.
+        guarantee: what is claimed, if that is not the plan's own (a search).
+    """
+    if policy is None:
+        return
+    policy.require_plan(certified=plan.certified, secure=plan.secure, paid=paid)
+    claim = plan.guarantee() if guarantee is None else guarantee
+    same = {"delta": claim.delta, "relation": claim.relation, "unit": claim.unit, "accountant": claim.accountant}
+    policy.require(epsilon=claim.epsilon, records=public_size(plan), **same)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -70,10 +95,12 @@ class Spending:
             self._ledger.begin(self._reservation)
 
     def commit(self, event: Event) -> None:
-        """The run is finished, and this is what it did."""
+        """The run is finished, and this is what it did; its model file is booked with it."""
         if self._ledger is None or self._reservation is None:
             return
-        done = self._ledger.commit(self._reservation, event)
+        file = self._out / "model.safetensors"
+        model = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        done = self._ledger.commit(self._reservation, event, model=model)
         status = self._ledger.status(done.dataset)
         budget = {"budget_epsilon": status.dataset.epsilon, "budget_delta": status.dataset.delta}
         self._note(done, head=self._ledger.head, spent_epsilon=status.epsilon, **budget)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hushgrad import __version__
-from hushgrad.guarantee import Guarantee
+from hushgrad.guarantee import Guarantee, questions
 from hushgrad.train.plan import Plan
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def write_report(
 ) -> None:
     """Write ``report.json`` and ``report.md`` into ``out``; ``tuned`` says that the guarantee counts the search too."""
     versions = {"hushgrad": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    doubts = caveats(recipe, plan, tuned=tuned)
+    doubts = [*questions(guarantee.epsilon, guarantee.delta), *caveats(recipe, plan, tuned=tuned)]
     content = {
         "outcome": outcome,
         "plan_digest": plan.digest,

@@ -7,12 +7,25 @@
 | ``words`` | the guarantee in plain words |
 | ``markdown``, ``page``, ``plots`` | the card as text, as one self-contained HTML page, its pictures |
 | ``signature`` | ``sign`` and ``verify``: who stands for a card, and for which model file |
+| ``compare`` | ``compare_runs``: two runs side by side |
 | ``citations``, ``papers`` | ``citation``: BibTeX for exactly what a plan used |
 """
 
 from hushgrad.report.card import Card, privacy_card
 from hushgrad.report.citations import citation
+from hushgrad.report.compare import SideBySide, compare_runs
 from hushgrad.report.papers import Paper
 from hushgrad.report.signature import Verified, new_signing_key, sign, verify
 
-__all__ = ["Card", "Paper", "Verified", "citation", "new_signing_key", "privacy_card", "sign", "verify"]
+__all__ = [
+    "Card",
+    "Paper",
+    "SideBySide",
+    "Verified",
+    "citation",
+    "compare_runs",
+    "new_signing_key",
+    "privacy_card",
+    "sign",
+    "verify",
+]

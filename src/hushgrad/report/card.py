@@ -9,9 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hushgrad.budget import Policy, read_policy
 from hushgrad.errors import NoTheorem
 from hushgrad.events import RepeatAndSelect
-from hushgrad.guarantee import Guarantee
+from hushgrad.guarantee import Guarantee, questions
+from hushgrad.recipes.spending import public_size, require_allowed
 from hushgrad.report.citations import USED_BY, citation
 from hushgrad.report.folder import Folder, read_folder
 from hushgrad.report.papers import PAPERS
@@ -82,16 +84,24 @@ class Card:
         return to_html(self)
 
 
-def privacy_card(run_folder: str | Path, *, raw: bool = False) -> Card:
+def privacy_card(run_folder: str | Path, *, raw: bool = False, policy: Policy | None = None) -> Card:
     """The card of a finished ``hushgrad train`` run.
 
     The files are checked against each other, and epsilon against the ledger. The checkpoint folder, where a key may lie, is
-    never opened. ``raw=True`` adds metrics that show un-noised data; such a card is for those who may see the data.
+    never opened.
+
+    Args:
+        run_folder: the ``--out`` of ``hushgrad train`` or ``tune``.
+        raw: add metrics that show un-noised data; such a card is for those who may see the data.
+        policy: what is allowed; by default the policy that HUSHGRAD_POLICY names, if any.
 
     Raises:
+        PolicyRefused: where the policy does not allow the claim.
         ArgumentError: where the folder holds no finished run, or its files contradict each other.
     """
     folder = read_folder(run_folder)
+    rules = read_policy() if policy is None else policy
+    require_allowed(rules, folder.plan, paid=folder.reservation is not None, guarantee=folder.guarantee)
     guarantee, plan, steps = folder.guarantee, folder.plan, folder.ledger.steps
     gap, gap_note = _distance(plan)
     return Card(
@@ -224,9 +234,9 @@ def _provenance(folder: Folder) -> dict[str, str]:
 
 
 def _about(plan: Plan) -> str | None:
-    """How many units the plan's rate is meant for, to two digits."""
-    rate = vars(plan.participation).get("rate")
-    return f"about {plan.batch_size / rate:.2g}" if rate else None
+    """How many units the plan is meant for, to two digits."""
+    size = public_size(plan)
+    return None if size is None else f"about {size:.2g}"
 
 
 def _results(folder: Folder) -> dict[str, float]:
@@ -256,7 +266,8 @@ def _versions(folder: Folder) -> dict[str, str]:
 
 
 def _caveats(folder: Folder, raw: bool) -> tuple[str, ...]:
-    found = [str(caveat) for caveat in folder.report.get("caveats", ())]
+    found = [*questions(folder.guarantee.epsilon, folder.guarantee.delta)]
+    found += [str(caveat) for caveat in folder.report.get("caveats", ())]
     if folder.tuning is None:
         found.append("What was tuned, and on which data, is not recorded in the run folder: its cost is unknown and not counted.")
     if raw:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from hushgrad import _check
 from hushgrad._printed import at_most
 from hushgrad.errors import ArgumentError
-from hushgrad.guarantee import Guarantee
+from hushgrad.guarantee import Guarantee, questions
 from hushgrad.report.folder import read_object
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class Verified:
             trust = "that is the key you gave" if self.trusted else "whose key that is, you must know: give --signer"
             found = f"The card is as {self.by or 'somebody'} signed it with the key {self.signer} ({trust})."
         model = "The model file is the one it is about." if self.model else "No model file was compared."
-        return f"{self.guarantee}\n{found} {model}"
+        asked = "".join(f"\nQuestion: {sentence}" for sentence in questions(self.guarantee.epsilon, self.guarantee.delta))
+        return f"{self.guarantee}\n{found} {model}{asked}"
 
 
 def new_signing_key(path: str | Path) -> str:

@@ -14,6 +14,8 @@ Taking the plain accuracy on held-out *private* records, as everybody does witho
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
@@ -41,7 +43,7 @@ def held_out(data: Data, settings: Settings, key: bytes) -> tuple[Data, TensorDa
     coins = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
     scored = torch.from_numpy(coins.random(len(data.train)) < settings.holdout)
     parts = [TensorDataset(*(t[mask] for t in data.train.tensors)) for mask in (~scored, scored)]
-    return Data(train=parts[0], test=data.test, classes=data.classes, vocabulary=data.vocabulary), parts[1]
+    return replace(data, train=parts[0]), parts[1]
 
 
 def private_score(model: nn.Module, records: TensorDataset, settings: Settings, key: bytes) -> float:

@@ -13,13 +13,14 @@ from typing import Any
 from safetensors.torch import load_model
 
 from hushgrad import _check
+from hushgrad.budget import Policy, read_policy
 from hushgrad.budget.folder import SETTLED
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.recipes.data import Data
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.session import train
-from hushgrad.recipes.spending import Spending, alone_in
+from hushgrad.recipes.spending import Spending, alone_in, require_allowed
 from hushgrad.recipes.summary import write_report
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
 from hushgrad.release.keys import KEY, RunKey, destroy, finish, read_key, write_key
@@ -33,6 +34,7 @@ from hushgrad.tuning.space import Settings, settings_of, with_candidate
 
 __all__ = ["Priced", "Tuned", "priced", "tune"]
 
+_ANY = Policy(delta_below_one_over_n=False)  # of a single trial: what counts is the search
 _COPIED = ("model.safetensors", "plan.json", "recipe.json")
 
 
@@ -136,7 +138,14 @@ def _one_event(base: Recipe, settings: Settings, data: Data) -> Plan:
 
 
 def tune(
-    recipe: Recipe | None, out: str | Path, *, settings: Settings | None = None, resume: bool = False, progress: bool = False
+    recipe: Recipe | None,
+    out: str | Path,
+    *,
+    settings: Settings | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    allow_code: bool = False,
+    policy: Policy | str | Path | None = None,
 ) -> Tuned:
     """Search as the recipe's ``[tune]`` table says, and write the winner into the folder ``out``, like a run of its own.
 
@@ -145,14 +154,25 @@ def tune(
     the key, and K, the losers and their scores are not covered by the guarantee. It is erased at the end. ``progress=True`` shows the
     progress of every trial, and with it K: for the eyes of those who may see the data. The time that a search takes is not hidden.
 
+    Args:
+        recipe: what to search over; None with ``resume``.
+        out: a new or empty folder, or that of the interrupted search.
+        settings: the table ``[tune]``, checked; by default the recipe's.
+        resume: go on with an interrupted search.
+        progress: show every trial's progress.
+        allow_code: whether a stored recipe which names code as ``module:function`` may run it.
+        policy: what is allowed, or its file; by default the one that HUSHGRAD_POLICY names, if any.
+
     **Formal guarantee.** What is in ``out`` afterwards (the winner, its metrics, its score, and which candidate it was) is
     (epsilon, delta)-DP with the epsilon of :func:`priced`, which counts the search. See :class:`Stopping` for the theorem.
     """
     out = Path(out)
-    recipe, settings = _opened(recipe, settings, out, resume)
+    recipe, settings = _opened(recipe, settings, out, resume, allow_code)
     with alone_in(out) as owner:
         data = recipe.make_data()
         search = priced(recipe, settings=settings, data=data)
+        rules = policy if isinstance(policy, Policy) else read_policy(policy)
+        require_allowed(rules, search.plan, paid=bool(recipe.ledger), guarantee=_claim(search))
         spending = Spending(recipe, search.plan, out, event=search.cost.event)
         folder = out / "search"
         key, journal = _key(folder, search, owner)
@@ -205,7 +225,7 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
     if settings.score == "private":
         data, records = held_out(data, settings, draws.scoring(trial))
     if not (folder / "guarantee.json").exists():
-        train(recipe, folder, resume=(folder / "recipe.json").exists(), progress=progress, key=key, data=data)
+        train(recipe, folder, resume=(folder / "recipe.json").exists(), progress=progress, key=key, data=data, policy=_ANY)
     if records is None:
         outcome = _check.parsed((folder / "report.json").read_text())["outcome"]
         score = outcome["test_accuracy"] if settings.metric == "accuracy" else -outcome["test_loss"]
@@ -220,7 +240,9 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
 # The folder ---------------------------------------------------------------------------------------------------------------
 
 
-def _opened(recipe: Recipe | None, settings: Settings | None, out: Path, resume: bool) -> tuple[Recipe, Settings]:
+def _opened(
+    recipe: Recipe | None, settings: Settings | None, out: Path, resume: bool, allow_code: bool
+) -> tuple[Recipe, Settings]:
     """The recipe and settings of this search; the folder is made, or found to be one that can go on."""
     known = out / "search" / "recipe.json"
     finish(out)  # what a crash at the very end may have left
@@ -231,7 +253,7 @@ def _opened(recipe: Recipe | None, settings: Settings | None, out: Path, resume:
     if resume:
         if not known.exists():
             _check.fail("--out", str(out), "to hold an interrupted search", "Leave --resume out to start a new one.")
-        recipe = _found(known, Recipe.from_tables)
+        recipe = replace(_found(known, Recipe.from_tables), allow_code=allow_code)
         return recipe, settings_of(recipe)
     if recipe is None:
         raise ArgumentError("Expected a recipe with a [tune] table, or --over.")
@@ -272,10 +294,10 @@ def _key(folder: Path, search: Priced, owner: Owner) -> tuple[RunKey, Journal]:
     return key, made
 
 
-def _released(search: Priced, best: _Result | None, folder: Path, out: Path, run: dict[str, str]) -> Tuned:
-    """Copy the winner out with the guarantee of the whole search; then erase everything else."""
+def _claim(search: Priced) -> Guarantee:
+    """What is promised for the whole search."""
     seeded = search.recipe.run.seed is not None
-    guarantee = Guarantee(
+    return Guarantee(
         epsilon=search.cost.epsilon,
         delta=search.cost.delta,
         event=search.cost.event,
@@ -284,6 +306,11 @@ def _released(search: Priced, best: _Result | None, folder: Path, out: Path, run
         unit=search.plan.unit,
         notes=("Reproducible: not private against whoever knows the seed",) if seeded else (),
     )
+
+
+def _released(search: Priced, best: _Result | None, folder: Path, out: Path, run: dict[str, str]) -> Tuned:
+    """Copy the winner out with the guarantee of the whole search; then erase everything else."""
+    guarantee = _claim(search)
     tuned = Tuned(
         guarantee=guarantee, naive_epsilon=search.plan.guarantee().epsilon, candidate=None, score=None, test={}, out=out
     )

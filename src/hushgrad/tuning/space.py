@@ -118,4 +118,4 @@ def with_candidate(recipe: Recipe, candidate: Mapping[str, Any]) -> Recipe:
     for place, value in candidate.items():
         table, _, key = place.partition(".")
         tables[table] = {**tables[table], key: value}
-    return Recipe.from_tables(tables)
+    return Recipe.from_tables(tables, allow_code=recipe.allow_code)

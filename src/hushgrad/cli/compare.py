@@ -1,0 +1,33 @@
+"""``hushgrad compare``: two runs side by side."""
+
+from __future__ import annotations
+
+from hushgrad.cli._parser import Parser, print_json, table
+
+__all__ = ["run"]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "compare",
+        "Two finished runs side by side: what each promises, how it was made, what it reached. Epsilons are computed again from the\n"
+        "runs' ledgers, and at one delta where the runs' differ.",
+        example="hushgrad compare runs/one runs/two",
+    )
+    parser.add_argument("first", metavar="A", help="the folder of a run")
+    parser.add_argument("second", metavar="B", help="the folder of another run")
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Compare; see ``hushgrad compare --help``."""
+    options = _parser().parse(words)
+    from hushgrad.report import compare_runs
+
+    found = compare_runs(options.first, options.second)
+    if options.json:
+        print_json(found.to_json())
+        return 0
+    print(table([("", *found.names), *found.rows]))
+    print("\n".join(found.remarks))
+    return 0

@@ -1,0 +1,40 @@
+"""``hushgrad export``: a trained model for other programs, as torch.export's .pt2 or as ONNX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hushgrad.cli._parser import Parser, UsageError, print_json
+
+__all__ = ["run"]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "export",
+        "Write the network of a run for programs without hushgrad: FILE.pt2 (torch.export) or FILE.onnx (needs hushgrad[onnx]).\n"
+        "The batch may have any size. Inputs are encoded as before: hushgrad.recipes.load_predictor(MODEL).encoder says how.",
+        example="hushgrad export runs/bank bank.onnx",
+    )
+    parser.add_argument("model", metavar="MODEL", help="the folder of a run, or its model.safetensors")
+    parser.add_argument("file", metavar="FILE", help="ends in .pt2 or .onnx")
+    parser.add_argument(
+        "--allow-code", action="store_true", help="run what the model file names as module:function: trust it first"
+    )
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Export; see ``hushgrad export --help``."""
+    options = _parser().parse(words)
+    if Path(options.file).suffix not in (".pt2", ".onnx"):
+        raise UsageError(f"FILE {options.file} must end in .pt2 or .onnx.")
+    from hushgrad.recipes import load_predictor
+    from hushgrad.recipes.export import export
+
+    export(load_predictor(options.model, allow_code=options.allow_code), options.file)
+    if options.json:
+        print_json({"file": options.file})
+    else:
+        print(f"Written: {options.file}")
+    return 0

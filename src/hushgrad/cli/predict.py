@@ -1,0 +1,76 @@
+"""``hushgrad predict``: what a trained model says about new records."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hushgrad.cli._parser import Parser, UsageError, print_json
+
+if TYPE_CHECKING:
+    from hushgrad.recipes.predict import Predictor
+
+__all__ = ["run"]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "predict",
+        "Predict with a trained model. The model file holds the network and the encoder, so nothing else is needed. FILE is what the\n"
+        "model was trained on, with labels or without: a CSV table, lines of text, a picture or a folder of them, an array (.npy).\n"
+        "Predictions cost no privacy for the training records.",
+        example="hushgrad predict runs/bank new-customers.csv --out predictions.csv",
+    )
+    parser.add_argument("model", metavar="MODEL", help="the folder of a run, or its model.safetensors")
+    parser.add_argument("file", metavar="FILE", help="the records")
+    parser.add_argument("--out", metavar="PATH", help="write a CSV file instead of printing it")
+    parser.add_argument("--probabilities", action="store_true", help="a column for each class")
+    parser.add_argument(
+        "--allow-code", action="store_true", help="run what the model file names as module:function: trust it first"
+    )
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Predict; see ``hushgrad predict --help``."""
+    options = _parser().parse(words)
+    if options.out and not Path(options.out).absolute().parent.is_dir():
+        raise UsageError(f"Cannot write {options.out}: there is no such folder.")
+    from hushgrad.recipes import load_predictor
+
+    predictor = load_predictor(options.model, allow_code=options.allow_code)
+    titles, lines = _answers(predictor, options)
+    if options.json:
+        print_json({"predictions": [dict(zip(titles, line, strict=True)) for line in lines]})
+        return 0
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([titles, *lines])
+    if options.out:
+        Path(options.out).write_text(text.getvalue(), encoding="utf-8")
+        print(f"{len(lines)} predictions: {options.out}")
+    else:
+        sys.stdout.write(text.getvalue())
+    return 0
+
+
+def _answers(predictor: Predictor, options: argparse.Namespace) -> tuple[list[str], list[list[Any]]]:
+    rows = predictor.rows(options.file)
+    titles = [*(["file"] if rows and isinstance(rows[0], Path) else []), "prediction"]
+    first = [[str(row)] if isinstance(row, Path) else [] for row in rows]
+    if predictor.description.vocabulary == predictor.description.classes:  # a language model: text follows text
+        return titles, [[*start, text] for start, text in zip(first, predictor(rows), strict=True)]
+    found = predictor.probabilities(rows)
+    best = found.max(dim=1) if len(rows) else None
+    names = predictor.names
+    lines = [
+        [*first[i], names[int(best.indices[i])], round(float(best.values[i]), 6)] for i in range(len(rows)) if best is not None
+    ]
+    titles += ["probability"]
+    if options.probabilities:
+        titles += [f"p({name})" for name in names]
+        lines = [[*line, *(round(float(p), 6) for p in found[i])] for i, line in enumerate(lines)]
+    return titles, lines

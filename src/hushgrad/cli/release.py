@@ -1,0 +1,91 @@
+"""``hushgrad release``: let a model out, if a ledger has booked it and the policy allows it."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.errors import PolicyRefused
+
+if TYPE_CHECKING:
+    from hushgrad.budget import Ledger
+
+__all__ = ["run"]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "release",
+        "Check that a model may leave the house: the ledger's chain is whole, a committed run has booked exactly this file, its budget is\n"
+        "not exceeded, and as many people have approved it as the policy wants. Exit code 3: it may not.",
+        example="hushgrad release runs/one --ledger budget.db --out public/model.safetensors",
+    )
+    parser.add_argument("model", metavar="MODEL", help="the folder of a run, or its model.safetensors")
+    parser.add_argument("--ledger", required=True, metavar="PLACE", help="a path or postgresql://...")
+    parser.add_argument("--policy", metavar="FILE", help="a policy in TOML (default: the variable HUSHGRAD_POLICY)")
+    parser.add_argument("--out", metavar="PATH", help="copy the model file there")
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Release; see ``hushgrad release --help``."""
+    options = _parser().parse(words)
+    from hushgrad.budget import Ledger, read_policy
+
+    policy = read_policy(options.policy)
+    file = _file(options.model)
+    if options.out and (Path(options.out).exists() or not Path(options.out).absolute().parent.is_dir()):
+        raise UsageError(f"--out {options.out} must be a new file in a folder that is there.")
+    found = released(Ledger(options.ledger), file, approvals=0 if policy is None else policy.approvals)
+    if options.out:
+        shutil.copyfile(file, options.out)
+    if options.json:
+        print_json(found)
+        return 0
+    by = f", approved by {', '.join(found['approved'])}" if found["approved"] else ""
+    print(f"May be released: run {found['run']!r} on {found['dataset']!r} is {found['state']}{by}.")
+    print(f"Budget: {found['budget']}")
+    if options.out:
+        print(f"Written: {options.out}")
+    return 0
+
+
+def _file(model: str) -> Path:
+    path = Path(model)
+    file = path / "model.safetensors" if path.is_dir() else path
+    if not file.is_file():
+        raise UsageError(f"{model} is no model file, and no folder with one. Give the --out of hushgrad train.")
+    return file
+
+
+def released(ledger: Ledger, file: Path, *, approvals: int) -> dict[str, Any]:
+    """The facts about a model that may leave.
+
+    Args:
+        ledger: where its run must be booked.
+        file: the model.
+        approvals: how many people must have approved the run.
+
+    Raises:
+        PolicyRefused: with what is missing.
+    """
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    booked = ledger.booked(digest)
+    if booked is None:
+        raise PolicyRefused(
+            f"Not released: no run in the ledger has booked {file.name} (SHA-256 {digest[:16]}...). Train it with --ledger and "
+            "--dataset; a file that was changed afterwards is another one."
+        )
+    status = ledger.status(booked.dataset)
+    if booked.overrun or status.exceeded:
+        raise PolicyRefused(f"Not released: the budget is exceeded, or the run did more than it had reserved. {status}")
+    if len(booked.approved) < approvals:
+        raise PolicyRefused(
+            f"Not released: the policy wants {approvals} approvals, and run {booked.id} has {len(booked.approved)}. "
+            f"hushgrad ledger approve {ledger.place} {booked.id} --by NAME"
+        )
+    facts = {"run": booked.run, "dataset": booked.dataset, "state": booked.state, "approved": list(booked.approved)}
+    return {**facts, "reservation": booked.id, "model_sha256": digest, "budget": str(status)}

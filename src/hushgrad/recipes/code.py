@@ -1,0 +1,39 @@
+"""The one place where a file may name code. Recipes, run folders and model files are data; a name is imported only on demand.
+
+``module:function`` in a file runs that module when it is imported. Whoever passes such a file on could so run a program on the reader's
+machine. So it is refused unless the reader says that code is allowed: ``--allow-code``, or a recipe that is a program (.py) itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from hushgrad.errors import ArgumentError
+
+__all__ = ["imported"]
+
+
+def imported(name: str, what: str, allow_code: bool) -> Callable[..., Any]:
+    """The function that ``module:function`` names.
+
+    Args:
+        name: ``module:function``.
+        what: the table that names it, for the message.
+        allow_code: whether the reader of the file has said that code may run.
+
+    Raises:
+        ArgumentError: where code is not allowed, or there is no such function.
+    """
+    if not allow_code:
+        raise ArgumentError(
+            f"{what}={name!r} names code, which would be run. Read that module, and add --allow-code if you trust it "
+            "(allow_code=True in Python)."
+        )
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[..., Any] = vars(importlib.import_module(module))[function]
+    except (ImportError, KeyError) as error:
+        raise ArgumentError(f"Expected {what}={name!r} to name a function as module:function ({error!r}).") from None
+    return found

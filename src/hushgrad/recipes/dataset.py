@@ -1,0 +1,141 @@
+"""A training set and a test set with what a model has to know of them, and how labelled records become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from hushgrad import _check
+from hushgrad.recipes.encoders import Encoder, Records, TensorEncoder
+
+__all__ = ["Data", "from_datasets", "label_numbers", "labelled", "split"]
+
+_SPLIT_SEED = 20_000  # the split of data that come in one piece; public, and the same in every run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A training set, a test set that the guarantee does not cover, and what a model has to know of them."""
+
+    train: TensorDataset
+    test: TensorDataset
+    classes: int
+    vocabulary: int = 0  # number of token ids; 0 for numbers
+    groups: tuple[str, ...] | None = None  # owner of each training record, for privacy of whole users
+    encoder: Encoder | None = None  # from a raw record to an input; saved with the model
+    names: tuple[str, ...] = ()  # of the classes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.train.tensors[0].shape[1:])
+
+
+def split(count: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Record numbers for training and for the test, in the same way in every run."""
+    _check.between(0, 1, test_fraction=fraction)
+    if count < 2:
+        _check.fail("records", count, "to be at least 2: one to train on and one to test on")
+    order = np.random.default_rng(_SPLIT_SEED).permutation(count)
+    cut = min(max(1, round(fraction * count)), count - 1)
+    return np.sort(order[cut:]), np.sort(order[:cut])
+
+
+def labelled(
+    encoder: Encoder,
+    path: str,
+    classes: Sequence[str],
+    *,
+    test_path: str | None = None,
+    test_fraction: float = 0.2,
+    vocabulary: int = 0,
+) -> Data:
+    """The records of a file, with the labels that ``classes`` names, encoded by ``encoder`` and split.
+
+    Args:
+        encoder: how a record becomes an input; it is saved with the model.
+        path: the file, or the folder, that ``encoder`` reads.
+        classes: the names of the classes, in the order of the model's outputs.
+        test_path: records to test on; without it a part of ``path`` is split off.
+        test_fraction: the size of that part.
+        vocabulary: the number of token ids, for text.
+    """
+    names = tuple(str(name) for name in classes)
+    records = encoder.read(Path(path), names)
+    inputs, targets = encoder(records.rows), label_numbers(records, names, path)
+    if test_path is not None:
+        tested = encoder.read(Path(test_path), names)
+        test_inputs, test_targets = encoder(tested.rows), label_numbers(tested, names, test_path)
+        train = np.arange(len(targets))
+    else:
+        train, test = split(len(targets), test_fraction)
+        test_inputs, test_targets = inputs[test], targets[test]
+    return Data(
+        train=TensorDataset(inputs[train], targets[train]),
+        test=TensorDataset(test_inputs, test_targets),
+        classes=len(names),
+        vocabulary=vocabulary,
+        groups=None if records.owners is None else tuple(records.owners[i] for i in train),
+        encoder=encoder,
+        names=names,
+    )
+
+
+def label_numbers(records: Records, names: Sequence[str], path: str | Path) -> Tensor:
+    """The labels of records as the numbers of their classes.
+
+    Args:
+        records: from an encoder's ``read``.
+        names: the classes, in the order of the model's outputs.
+        path: where the records are from, for the message.
+
+    Raises:
+        ArgumentError: where there are no labels, or one that ``names`` lacks.
+    """
+    if records.labels is None:
+        remedy = "A table needs its column of labels, a line of text a label and a tab, a picture a folder that names its class."
+        _check.fail("file", str(path), "to have labels", remedy)
+    places = {name: number for number, name in enumerate(names)}
+    for label in records.labels:
+        if label not in places:
+            _check.fail("label", label, f"to be one of data.classes={list(names)}", "Name every label in the recipe.")
+    return torch.tensor([places[label] for label in records.labels], dtype=torch.int64)
+
+
+def from_datasets(train: Dataset[Any], test: Dataset[Any], *, classes: Sequence[str], vocabulary: int = 0) -> Data:
+    """Two torch data sets of pairs (input, number of the class) as the data of a recipe.
+
+    Args:
+        train: the private records; all inputs have one shape.
+        test: records that the guarantee does not cover.
+        classes: the names of the classes, in the order of the numbers. They are declared, not looked up in the records.
+        vocabulary: the number of token ids, where inputs are ids.
+
+        >>> pairs = [(torch.zeros(3), 0), (torch.ones(3), 1)]
+        >>> from_datasets(pairs, pairs, classes=["no", "yes"]).shape
+        (3,)
+    """
+    names = tuple(str(name) for name in classes)
+    parts = [_stacked(part, len(names)) for part in (train, test)]
+    encoder = TensorEncoder(shape=tuple(parts[0].tensors[0].shape[1:]))
+    return Data(train=parts[0], test=parts[1], classes=len(names), vocabulary=vocabulary, encoder=encoder, names=names)
+
+
+def _stacked(part: Dataset[Any], classes: int) -> TensorDataset:
+    pairs = [part[i] for i in range(len(part))]  # type: ignore[arg-type]
+    if not pairs:
+        _check.fail("dataset", part, "to hold at least one record")
+    inputs = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
+    targets = torch.tensor([int(pair[1]) for pair in pairs])
+    if int(targets.min()) < 0 or int(targets.max()) >= classes:
+        _check.fail(
+            "labels", (int(targets.min()), int(targets.max())), f"to lie in 0..{classes - 1}, one for each name in classes"
+        )
+    return TensorDataset(inputs, targets)

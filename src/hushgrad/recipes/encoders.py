@@ -1,0 +1,248 @@
+"""Encoders: from a record, as it stands in a file, to the input of a model. The rule is fixed, and it is saved with the model.
+
+An encoder is a frozen value with a JSON form, so a model file carries it, and a prediction needs neither the recipe nor the training
+data. Whatever an encoder knows (columns, buckets, sizes) was declared, or learned privately before it was made: nothing is
+estimated from records when it is called, and each row is encoded without a look at the others.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import zlib
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hushgrad import _check
+from hushgrad._value import Value
+from hushgrad.recipes.files import lines
+
+__all__ = ["ByteEncoder", "Encoder", "Records", "TableEncoder", "TensorEncoder", "TextEncoder", "text_ids"]
+
+WORD_BUCKETS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What a file of records holds: the rows that an encoder takes, and their labels and owners where the file has them."""
+
+    rows: list[Any]
+    labels: list[str] | None = None
+    owners: list[str] | None = None
+
+
+class Encoder(Value, family="encoder"):
+    """From raw records to a batch of inputs; a subclass is a frozen dataclass and so has ``to_json`` and ``from_json``."""
+
+    @abstractmethod
+    def __call__(self, rows: Sequence[Any]) -> Tensor:
+        """The inputs of a model for ``rows``, one by one."""
+
+    @abstractmethod
+    def read(self, path: Path, names: Sequence[str] = ()) -> Records:
+        """The records in a file; ``names`` are the names of the classes, by which labels are told from content."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableEncoder(Encoder):
+    """Cells of a table: a number x gives sign(x) ln(1 + |x|) in its column's place, a word sets one of ``buckets`` hashed places.
+
+    Each row is then scaled to length 1. ``columns`` are the used columns by name (by position where there is no header).
+
+        >>> encode = TableEncoder(columns=("age", "job"), buckets=4)
+        >>> encode([("30", "clerk"), {"job": "clerk", "age": 30}]).shape
+        torch.Size([2, 6])
+    """
+
+    columns: tuple[str, ...]
+    buckets: int = 64
+    header: bool = True
+    delimiter: str = ","
+    label: str | None = None
+    user: str | None = None
+
+    def __post_init__(self) -> None:
+        _check.positive_int(buckets=self.buckets)
+        if len(self.delimiter) != 1:
+            _check.fail("delimiter", self.delimiter, "to be one character")
+
+    def __call__(self, rows: Sequence[Any]) -> Tensor:
+        """One row of ``len(columns) + buckets`` numbers for each record: cells in the columns' order, or a mapping by name."""
+        inputs = np.zeros((len(rows), len(self.columns) + self.buckets), np.float32)
+        for into, row in zip(inputs, rows, strict=True):
+            cells = [row.get(name, "") for name in self.columns] if isinstance(row, Mapping) else row
+            if len(cells) != len(self.columns):
+                _check.fail("row", tuple(cells), f"to have the {len(self.columns)} cells {', '.join(self.columns)}")
+            for place, cell in enumerate(cells):
+                self._cell(into, place, str(cell).strip())
+        inputs /= np.maximum(np.linalg.norm(inputs, axis=1, keepdims=True), 1e-12)
+        return torch.from_numpy(inputs)
+
+    def _cell(self, row: np.ndarray, place: int, text: str) -> None:
+        try:
+            x = float(text)
+        except ValueError:
+            x = math.nan
+        if math.isfinite(x):
+            row[place] = math.copysign(math.log1p(abs(x)), x)
+        else:
+            row[len(self.columns) + zlib.crc32(f"{place}={text}".encode()) % self.buckets] += 1.0
+
+    def read(self, path: Path, names: Sequence[str] = ()) -> Records:
+        """The rows of a CSV file; columns are found by name, so a file for prediction may lack the label or have more."""
+        titles, body = read_table(path, header=self.header, delimiter=self.delimiter)
+        if not self.header and len(titles) == len(self.columns):
+            titles = list(self.columns)  # the same table without its label
+        missing = [name for name in self.columns if name not in titles]
+        if missing:
+            _check.fail("file", str(path), f"to have the columns of the training file; it lacks {', '.join(missing)}")
+        used = [titles.index(name) for name in self.columns]
+        label, user = (titles.index(name) if name in titles else None for name in (self.label, self.user))
+        return Records(
+            rows=[tuple(row[i] for i in used) for row in body],
+            labels=None if label is None else [row[label].strip() for row in body],
+            owners=None if user is None else [row[user] for row in body],
+        )
+
+
+def read_table(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], list[list[str]]]:
+    """The titles (or positions) of a CSV file's columns, and its rows, which all have as many cells."""
+    rows = [row for row in csv.reader(lines(path), delimiter=delimiter, skipinitialspace=True) if row]
+    if len(rows) < 1 + header:
+        _check.fail("file", str(path), "to hold at least one row")
+    titles = [name.strip() for name in rows[0]] if header else [str(i) for i in range(len(rows[0]))]
+    twice = sorted({name for name in titles if titles.count(name) > 1})
+    if twice:
+        _check.fail("file", str(path), f"to have a title of its own for each column; {', '.join(twice)} is there twice")
+    body = rows[1:] if header else rows
+    for number, row in enumerate(body, start=1):
+        if len(row) != len(titles):
+            _check.fail("row", number, f"to have {len(titles)} cells as the first one; it has {len(row)}")
+    return titles, body
+
+
+def text_ids(text: str, length: int) -> list[int]:
+    """The words of ``text`` as hashed ids 1..4095, cut or padded with 0 to ``length``."""
+    ids = [1 + zlib.crc32(word.encode()) % (WORD_BUCKETS - 1) for word in text.lower().split()[:length]]
+    return ids + [0] * (length - len(ids))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEncoder(Encoder):
+    """Words of a text, hashed into 4,095 ids, cut or padded to ``length``.
+
+    >>> TextEncoder(length=3)(["Now now"]).shape
+    torch.Size([1, 3])
+    """
+
+    length: int
+
+    def __post_init__(self) -> None:
+        _check.positive_int(length=self.length)
+
+    def __call__(self, rows: Sequence[Any]) -> Tensor:
+        """Ids of the words, (rows, length)."""
+        return torch.tensor([text_ids(str(row), self.length) for row in rows], dtype=torch.int64).reshape(-1, self.length)
+
+    def read(self, path: Path, names: Sequence[str] = ()) -> Records:
+        """Lines of a file (``text``, or ``label<TAB>text``), or the .txt files of a folder (in folders of their labels, or not)."""
+        return _text_folder(path, names) if path.is_dir() else _text_lines(path, names)
+
+
+def _text_lines(path: Path, names: Sequence[str]) -> Records:
+    parts = [line.partition("\t") for line in lines(path)]
+    labelled = [bool(tab) and label in names for label, tab, _ in parts]
+    if not any(labelled):
+        return Records(rows=["".join(part) for part in parts])
+    if not all(labelled):
+        _check.fail("line", labelled.index(False) + 1, f"to begin with one of {list(names)} and a tab")
+    return Records(rows=[text for _, _, text in parts], labels=[label for label, _, _ in parts])
+
+
+def files_of_classes(path: Path, names: Sequence[str], suffixes: Sequence[str]) -> tuple[list[Path], list[str] | None]:
+    """The files of a folder in order, with labels where they lie in folders that are called by the classes."""
+    there = [name for name in names if (path / name).is_dir()]
+    if not there:
+        return sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes), None
+    found = [(file, name) for name in there for file in sorted((path / name).iterdir()) if file.suffix.lower() in suffixes]
+    return [file for file, _ in found], [name for _, name in found]
+
+
+def _text_folder(path: Path, names: Sequence[str]) -> Records:
+    files, labels = files_of_classes(path, names, (".txt",))
+    return Records(rows=["\n".join(lines(file)) for file in files], labels=labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteEncoder(Encoder):
+    """Bytes of a text for next-byte prediction, at most ``length`` of them.
+
+    >>> ByteEncoder(length=4)(["hushed"]).tolist()
+    [[115, 104, 101, 100]]
+    """
+
+    length: int
+
+    def __post_init__(self) -> None:
+        _check.positive_int(length=self.length)
+
+    def __call__(self, rows: Sequence[Any]) -> Tensor:
+        """The last ``length`` bytes of each row; rows of one call are equally long."""
+        ids = [list((row if isinstance(row, bytes) else str(row).encode())[-self.length :]) for row in rows]
+        if len({len(row) for row in ids}) > 1:
+            _check.fail("rows", [len(row) for row in ids], "to be equally long", "Encode texts of different lengths one by one.")
+        return torch.tensor(ids, dtype=torch.int64)
+
+    def read(self, path: Path, names: Sequence[str] = ()) -> Records:
+        """The lines of a text."""
+        return Records(rows=lines(path))
+
+    def windows(self, path: Path) -> tuple[Tensor, Tensor]:
+        """Windows that do not overlap, and for each byte of them the next one."""
+        content = "\n".join(lines(path)).encode()
+        count = len(content) // (self.length + 1)
+        if not count:
+            _check.fail("file", str(path), f"to hold at least one window of {self.length + 1} bytes")
+        flat = np.frombuffer(content, np.uint8)[: count * (self.length + 1)]
+        ids = torch.from_numpy(flat.reshape(count, self.length + 1).astype(np.int64))
+        return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorEncoder(Encoder):
+    """Numbers as they are: records that a program of yours has encoded, of one ``shape``.
+
+    >>> TensorEncoder(shape=(2,))([[1.0, 2.0]]).tolist()
+    [[1.0, 2.0]]
+    """
+
+    shape: tuple[int, ...]
+
+    def __call__(self, rows: Sequence[Any]) -> Tensor:
+        """The rows as one tensor of float32 (whole numbers stay whole numbers)."""
+        batch = torch.as_tensor(np.asarray(rows))
+        if tuple(batch.shape[1:]) != tuple(self.shape):
+            _check.fail("rows", tuple(batch.shape), f"to be records of shape {tuple(self.shape)}")
+        return batch.float() if batch.is_floating_point() else batch.long()
+
+    def read(self, path: Path, names: Sequence[str] = ()) -> Records:
+        """A .npy file of records, or a .npz file with the arrays ``inputs`` and, if there are labels, ``labels``."""
+        try:
+            loaded = np.load(path, allow_pickle=False)
+            inputs, labels = (loaded["inputs"], loaded.get("labels")) if path.suffix == ".npz" else (loaded, None)
+        except (OSError, ValueError, KeyError, EOFError, AttributeError) as error:
+            _check.fail("file", str(path), f"to be a .npy file, or a .npz file with the array inputs ({error})")
+        return Records(rows=list(inputs), labels=None if labels is None else [_name(label, names) for label in labels])
+
+
+def _name(label: Any, names: Sequence[str]) -> str:
+    if isinstance(label, np.integer) and 0 <= int(label) < len(names):
+        return names[int(label)]
+    return str(label)

@@ -1,0 +1,58 @@
+"""Plans as input: what ``hushgrad plan --save`` wrote, in the place of a recipe's ``[plan]`` table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.train.plan import Plan
+
+__all__ = ["from_table", "read_plan", "table_of"]
+
+_LARGEST = 1 << 26  # bytes; mechanisms with many coefficients are long
+_KEYS = ("saved", "method", "delta", "noise_multiplier", "epsilon", "unit")
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan in a file.
+
+    Args:
+        path: of the JSON that ``hushgrad plan --save``, or ``plan.to_json()``, wrote; a run's ``plan.json`` is one.
+
+    Raises:
+        ArgumentError: where there is no such file, or it holds no plan.
+    """
+    file = Path(path)
+    if not file.is_file():
+        _check.fail("--plan", str(path), "to be a file", "hushgrad plan --save PATH writes one.")
+    if file.stat().st_size > _LARGEST:
+        _check.fail("--plan", str(path), f"to have at most {_LARGEST} bytes")
+    try:
+        return Plan.from_json(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ArgumentError(f"Expected {file.name} to be the JSON of a plan. hushgrad plan --save PATH writes one.") from None
+
+
+def table_of(path: str | Path) -> dict[str, Any]:
+    """A ``[plan]`` table that is the plan in a file."""
+    plan = read_plan(path)
+    if plan.noise_multiplier is None:
+        _check.fail("--plan", str(path), "to be calibrated", "Write it with hushgrad plan --epsilon ... --save PATH.")
+    return {"saved": plan.to_json(), "noise_multiplier": plan.noise_multiplier, "delta": plan.delta, "unit": plan.unit}
+
+
+def from_table(table: Mapping[str, Any]) -> Plan:
+    """The plan of such a table: as it was saved, or with the noise (or the epsilon) that the table states beside it."""
+    for key in table:
+        if key not in _KEYS:
+            raise ArgumentError(
+                f"Expected no {key!r} beside a saved plan: it says everything. Make another plan with hushgrad plan."
+            )
+    plan = replace(Plan.from_json(table["saved"]), delta=table["delta"], unit=table.get("unit", "example"))
+    if "epsilon" in table:
+        return plan.calibrated(epsilon=table["epsilon"])
+    return replace(plan, noise_multiplier=table["noise_multiplier"])

@@ -1,0 +1,178 @@
+"""Policies, approvals and releases: what an organisation allows is asked everywhere, and strange claims are questioned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hushgrad.budget import Ledger, Policy, read_policy
+from hushgrad.cli.main import main
+from hushgrad.errors import ArgumentError, PolicyRefused
+from hushgrad.events import Gaussian
+from hushgrad.guarantee import questions
+from hushgrad.recipes import Recipe, train
+from hushgrad.report import compare_runs, privacy_card
+
+TABLES = {
+    "model": {"name": "logistic"},
+    "data": {"name": "digits"},
+    "plan": {"noise_multiplier": 2.0, "delta": 1e-5, "batch_size": 64, "steps": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A ledger with one finished run on one data set."""
+    place = tmp_path_factory.mktemp("policy")
+    ledger = Ledger.create(place / "budget.db")
+    ledger.add("digits", epsilon=5.0, delta=1e-5)
+    train(Recipe.from_tables(TABLES).paid_by(str(place / "budget.db"), "digits"), place / "run", progress=False)
+    return place
+
+
+def _policy(folder: Path, **rules: object) -> str:
+    lines = [f"{name} = {json.dumps(value)}" for name, value in rules.items()]
+    (folder / "policy.toml").write_text("\n".join(lines))
+    return str(folder / "policy.toml")
+
+
+@pytest.mark.parametrize(
+    "rules, match",
+    [
+        ({"max_epsilon": 0.01}, "epsilon of at most 0.01"),
+        ({"max_delta": 1e-7}, "delta of at most 1e-07"),
+        ({"relations": ["zero_out"]}, "'zero_out'"),
+        ({"units": ["user"]}, "'user'"),
+    ],
+)
+def test_train_tune_ledger_and_card_obey(place, tmp_path, capsys, rules, match):
+    policy = _policy(tmp_path, **rules)
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(
+        '[model]\nname = "logistic"\n[data]\nname = "digits"\n'
+        "[plan]\nnoise_multiplier = 2.0\ndelta = 1e-5\nbatch_size = 64\nsteps = 3\n"
+    )
+    out = str(tmp_path / "out")
+    ledger = str(place / "budget.db")
+    for words in (
+        ["train", str(recipe), "--out", out, "--policy", policy],
+        ["tune", str(recipe), "--over", "optimizer.lr=0.1,1", "--mean", "2", "--out", out + "t", "--policy", policy],
+        ["ledger", "add", ledger, "others", "--epsilon", "3", "--delta", "1e-5", "--policy", policy],
+        ["report", str(place / "run"), "--policy", policy],
+    ):
+        assert main(words) == 3, words
+        assert match in capsys.readouterr().err
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert [dataset.name for dataset in Ledger(ledger).datasets()] == ["digits"]
+
+
+def test_the_variable_names_a_policy_for_everybody(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("HUSHGRAD_POLICY", _policy(tmp_path, max_epsilon=0.01))
+    with pytest.raises(PolicyRefused, match="epsilon of at most"):
+        privacy_card(place / "run")
+    with pytest.raises(PolicyRefused, match="epsilon of at most"):
+        train(Recipe.from_tables(TABLES), tmp_path / "out", progress=False)
+    with pytest.raises(PolicyRefused, match="epsilon of at most"):
+        Ledger(place / "budget.db").add("others", epsilon=1.0, delta=1e-6)
+    monkeypatch.setenv("HUSHGRAD_POLICY", str(tmp_path / "gone.toml"))
+    with pytest.raises(ArgumentError, match="gone"):  # a policy that cannot be read allows nothing
+        train(Recipe.from_tables(TABLES), tmp_path / "out", progress=False)
+
+
+def test_how_a_run_is_carried_out_is_part_of_a_policy(tmp_path):
+    for name in ("certified", "secure", "ledger"):
+        with pytest.raises(PolicyRefused, match=repr(name)):
+            train(Recipe.from_tables(TABLES), tmp_path / "out", progress=False, policy=Policy(**{name: True}))
+    with pytest.raises(PolicyRefused, match="accountant 'rdp'"):
+        train(Recipe.from_tables(TABLES), tmp_path / "out", progress=False, policy=Policy(accountants=("rdp",)))
+    many = {**TABLES, "plan": {**TABLES["plan"], "delta": 0.01}}
+    with pytest.raises(PolicyRefused, match="below 1 / 1438"):
+        train(Recipe.from_tables(many), tmp_path / "out", progress=False, policy=Policy())
+
+
+@pytest.mark.parametrize(
+    "content", ["max_epsilom = 3", "max_epsilon = -1", "relations = 'add'", "[", "units = [1]", "approvals = 1.5"]
+)
+def test_a_policy_that_is_not_understood_is_refused(tmp_path, content):
+    (tmp_path / "p.toml").write_text(content)
+    with pytest.raises(ArgumentError):
+        read_policy(tmp_path / "p.toml")
+
+
+def test_only_what_a_ledger_has_booked_and_people_have_approved_is_released(place, tmp_path, capsys):
+    ledger, run = str(place / "budget.db"), place / "run"
+    other = tmp_path / "other.safetensors"
+    other.write_bytes((run / "model.safetensors").read_bytes() + b"\0")
+    assert main(["release", str(other), "--ledger", ledger]) == 3
+    assert "no run in the ledger has booked" in capsys.readouterr().err
+    policy = _policy(tmp_path, approvals=2)
+    words = ["release", str(run), "--ledger", ledger, "--policy", policy, "--out", str(tmp_path / "public.safetensors")]
+    assert main(words) == 3
+    assert "wants 2 approvals" in capsys.readouterr().err and not (tmp_path / "public.safetensors").exists()
+    identifier = json.loads((run / "reservation.json").read_text())["reservation"]
+    for who in ("Ada", "ada ", "Ａda"):  # one person, however she writes her name
+        assert main(["ledger", "approve", ledger, identifier, "--by", who]) == 0
+    assert main(words) == 3
+    assert main(["ledger", "approve", ledger, identifier, "--by", "Grace"]) == 0
+    assert main(words) == 0
+    assert (tmp_path / "public.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+    assert "approved by Ada, Grace" in capsys.readouterr().out
+    assert Ledger(ledger).verify().ok
+
+
+def test_names_that_look_alike_are_one_budget(tmp_path):
+    ledger = Ledger.create(tmp_path / "b.db")
+    ledger.add("Patients 2024", epsilon=1.0, delta=1e-6)
+    for twin in (
+        "patients 2024",
+        "Patients  2024 ",
+        "Patients2024",
+        "Pаtients 2024",
+        "Patients\u00a02024",
+        "Ｐatients 2024",
+        "Pátients 2024",
+    ):
+        with pytest.raises(ArgumentError, match="to look unlike 'Patients 2024'"):
+            ledger.add(twin, epsilon=1.0, delta=1e-6)
+        with pytest.raises(ArgumentError, match="to be in the ledger"):
+            ledger.reserve(twin, Gaussian(50.0))
+    ledger.add("Patients 2025", epsilon=1.0, delta=1e-6)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["epsilon", "--noise-multiplier", "1", "--delta", "0.5"],
+        ["calibrate", "--epsilon", "1", "--delta", "0.5"],
+        ["plan", "--epsilon", "1", "--delta", "0.5", "--dataset-size", "1000", "--batch-size", "100", "--steps", "4"],
+        ["tune", "--dry", "--epsilon", "1", "--delta", "0.5"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_strange_claims_are_questioned(words, capsys):
+    assert main(words) == 0
+    assert "Question: A delta of 0.5" in capsys.readouterr().err
+
+
+def test_a_claim_of_a_million_is_questioned_on_every_page(tmp_path, capsys):
+    tables = {**TABLES, "plan": {**TABLES["plan"], "noise_multiplier": 0.01, "delta": 0.1}}
+    train(Recipe.from_tables(tables), tmp_path / "run", progress=False)
+    for page in ((tmp_path / "run" / "report.md").read_text(), privacy_card(tmp_path / "run").to_markdown()):
+        assert "promises next to nothing" in page and "A delta of 0.1" in page
+    assert questions(1.0, 1e-6) == () and len(questions(1.0, 1e-4, records=10_000)) == 1
+
+
+def test_two_runs_side_by_side(place, tmp_path, capsys):
+    tables = {**TABLES, "plan": {**TABLES["plan"], "delta": 1e-6, "noise_multiplier": 4.0}}
+    train(Recipe.from_tables(tables), tmp_path / "other", progress=False)
+    assert main(["compare", str(place / "run"), str(tmp_path / "other")]) == 0
+    printed = capsys.readouterr().out
+    assert "Their deltas differ. At delta 1e-06" in printed and "other promises more" in printed
+    found = compare_runs(place / "run", tmp_path / "other")
+    rows = {what: (first, second) for what, first, second in found.rows}
+    assert rows["delta"] == ("1e-05", "1e-06") and rows["steps"] == ("3", "3")
+    guarantee = json.loads((tmp_path / "other" / "guarantee.json").read_text())
+    (tmp_path / "other" / "guarantee.json").write_text(json.dumps({**guarantee, "epsilon": 0.001}))
+    assert main(["compare", str(place / "run"), str(tmp_path / "other")]) == 2  # a forged epsilon is not compared
