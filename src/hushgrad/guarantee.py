@@ -184,7 +184,15 @@ class Ledger:
         self._entries: list[Entry] = []
 
     def record(self, event: Event, *, times: int = 1, stream: str = "", run: str = "", content: str = "") -> None:
-        """Append: ``event`` happened ``times`` more times. A stream that is known goes on, in the latest part that knows it."""
+        """Append: ``event`` happened ``times`` more times. A stream that is known goes on, in the latest part that knows it.
+
+        Args:
+            event: what happened.
+            times: how often.
+            stream: the name of a correlated run, which is charged once; empty for independent steps.
+            run: whose noise it is.
+            content: a keyed digest of what was released.
+        """
         parts = [entry.part for entry in self._entries if entry.stream == stream] if stream else []
         self._append(Entry(event, times, stream, run, content, max(parts, default=0)))
 

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import griffe
 import pytest
 
 import hushgrad
@@ -19,7 +20,7 @@ ROOMS = [name for name in hushgrad.__all__ if isinstance(getattr(hushgrad, name)
 
 
 def test_the_front_door_is_small_and_complete():
-    assert len(hushgrad.__all__) <= 25
+    assert len(hushgrad.__all__) <= 27
     for name in hushgrad.__all__:
         assert getattr(hushgrad, name) is not None
     assert set(hushgrad.__all__) <= set(dir(hushgrad))
@@ -65,3 +66,80 @@ def test_no_address_of_a_machine_in_the_tree():
         for file in (ROOT / folder).rglob("*"):
             if file.suffix in {".py", ".md", ".toml", ".json", ".c"} and file.name != Path(__file__).name:
                 assert not suspicious.search(file.read_text()), file
+
+
+# The reference ----------------------------------------------------------------------------------------------------------
+
+EVERY_ROOM = sorted({*ROOMS, "budget", "experiments", "federated", "guarantee", "serve", "tuning"})
+
+
+def _listed() -> set[str]:
+    """What the reference pages ask mkdocstrings for."""
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    return {name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), flags=re.MULTILINE)}
+
+
+def _shown(package: griffe.Module, name: str) -> set[str]:
+    """The paths of all that a page shows for ``::: name``: the thing itself, or the documented members of a module."""
+    thing = package[name.removeprefix("hushgrad.")]
+    thing = thing.final_target if thing.is_alias else thing
+    if not thing.is_module:
+        return {thing.path}
+    members = [thing.members[str(one)] for one in thing.exports or () if str(one) in thing.members]
+    found = [one.final_target if one.is_alias else one for one in members]
+    return {thing.path, *(one.path for one in found if one.docstring is not None and not one.is_module)}
+
+
+def _path(package: griffe.Module, module: ModuleType, name: str) -> str:
+    """Where a public name is really defined."""
+    thing = getattr(module, name)
+    if inspect.ismodule(thing):
+        return thing.__name__
+    if inspect.isclass(thing) or inspect.isfunction(thing):
+        return f"{thing.__module__}.{thing.__qualname__}"
+    member = package[f"{module.__name__}.{name}".removeprefix("hushgrad.")]  # a constant
+    return str(member.final_target.path if member.is_alias else member.path)
+
+
+def test_every_public_name_has_a_reference_entry():
+    package = griffe.load("hushgrad", search_paths=[str(ROOT / "src")], resolve_aliases=True)
+    shown = set().union(*(_shown(package, name) for name in _listed()))
+    missing = []
+    for room in ["", *EVERY_ROOM]:
+        module = importlib.import_module(f"hushgrad.{room}".rstrip("."))
+        for name in module.__all__:
+            if _path(package, module, name) not in shown:
+                missing.append(f"{module.__name__}.{name}")
+    assert missing == [], missing
+
+
+def _functions(room: str) -> dict[str, object]:
+    """The functions that a room offers, and the methods of its classes, by name."""
+    module = importlib.import_module(f"hushgrad.{room}")
+    found: dict[str, object] = {}
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if inspect.isfunction(thing):
+            found[f"{room}.{name}"] = thing
+        elif inspect.isclass(thing) and thing.__module__.startswith("hushgrad"):
+            for method, value in vars(thing).items():
+                function = getattr(value, "__func__", value)
+                if inspect.isfunction(function) and not method.startswith("_"):
+                    above = [vars(base)[method] for base in thing.__mro__[1:] if method in vars(base)]
+                    documented = [one for one in above if "Args:" in (inspect.getdoc(getattr(one, "__func__", one)) or "")]
+                    if not documented:  # an override says no more than what it overrides
+                        found[f"{room}.{name}.{method}"] = function
+    return found
+
+
+@pytest.mark.parametrize("room", EVERY_ROOM)
+def test_every_public_function_with_three_arguments_explains_each(room):
+    for name, function in _functions(room).items():
+        taken = [p for p in inspect.signature(function).parameters if p not in ("self", "cls")]
+        if len(taken) < 3:
+            continue
+        text = inspect.getdoc(function) or ""
+        assert "\nArgs:\n" in text, f"{name} has {len(taken)} arguments and no Args section"
+        section = text.partition("\nArgs:\n")[2].split("\n\n")[0]
+        explained = re.findall(r"^    \*{0,2}(\w+):", section, flags=re.MULTILINE)
+        assert explained == taken or sorted(explained) == sorted(taken), f"{name} explains {explained} of {taken}"

@@ -108,6 +108,12 @@ def delta(
 ) -> float:
     """The smallest delta that is known to hold for ``event`` at ``epsilon``; never below the truth.
 
+    Args:
+        event: what is released, as an event; or its JSON, a dp-accounting event or an Opacus history.
+        epsilon: at which delta is asked.
+        accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+
     >>> from hushgrad.events import Gaussian
     >>> round(delta(Gaussian(1.0), epsilon=1.0, accountant="gdp"), 6)
     0.126937
@@ -126,6 +132,13 @@ def epsilon_interval(
     """(lower, upper): the tight epsilon of the event's dominating pairs lies between, both ends certified.
 
     ``width`` is the wanted relative width. The lower end refutes; only the upper end may be claimed.
+
+    Args:
+        event: what is released, as an event; or its JSON, a dp-accounting event or an Opacus history.
+        delta: at which epsilon is asked.
+        accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+        width: the wanted relative width of the interval.
 
     Raises:
         NoTheorem: where the accountant bounds epsilon from above only (all but pld and gdp).
@@ -149,6 +162,12 @@ def delta_curve(
     relation: Relation | str = Relation.ADD_REMOVE,
 ) -> list[float]:
     """Delta at each of ``epsilons``; the event is analysed once.
+
+    Args:
+        event: what is released, as an event; or its JSON, a dp-accounting event or an Opacus history.
+        epsilons: at which delta is asked.
+        accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
 
     >>> from hushgrad.events import Gaussian
     >>> [round(d, 4) for d in delta_curve(Gaussian(1.0), [0, 1, 2], accountant="gdp")]

@@ -63,6 +63,16 @@ def calibrate(
     (:func:`certified_calibration` returns them). epsilon(x) may fall (noise) or rise (rate) but must be monotone between the
     ends of ``bracket`` (default: any positive x). ``start`` is a guess; a bad one costs time only.
 
+    Args:
+        make_event: the event for an x, for example ``lambda noise: Gaussian(noise) * 100``.
+        epsilon: the target that must not be exceeded.
+        delta: of the target.
+        accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+        bracket: the ends between which x is looked for; any positive number by default.
+        tolerance: how close the answer is to the best one, relatively.
+        start: a guess of x; a bad one costs time only.
+
         >>> from hushgrad.events import Gaussian
         >>> round(calibrate(lambda s: Gaussian(s), epsilon=1.0, delta=1e-5, accountant="gdp"), 3)
         3.731
@@ -95,6 +105,16 @@ def certified_calibration(
     start: float | None = None,
 ) -> Calibration:
     """As :func:`calibrate`, with its certificate.
+
+    Args:
+        make_event: the event for an x.
+        epsilon: the target that must not be exceeded.
+        delta: of the target.
+        accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+        bracket: the ends between which x is looked for; any positive number by default.
+        tolerance: how close the answer is to the best one, relatively.
+        start: a guess of x; a bad one costs time only.
 
     >>> from hushgrad.events import Gaussian
     >>> found = certified_calibration(lambda s: Gaussian(s), epsilon=1.0, delta=1e-5, accountant="gdp")
@@ -197,6 +217,14 @@ def calibrate_noise(
 ) -> float:
     """The smallest noise multiplier for ``steps`` Gaussian steps on Poisson samples at ``rate``.
 
+    Args:
+        epsilon: the target that must not be exceeded.
+        delta: of the target.
+        steps: number of Gaussian steps.
+        rate: Poisson sampling rate; 1 is the whole data in every step.
+        accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+
     >>> round(calibrate_noise(epsilon=1.0, delta=1e-6, steps=1000, accountant="gdp"), 2)
     133.6
     """
@@ -229,6 +257,14 @@ def calibrate_steps(
 ) -> int:
     """The largest number of repetitions of ``step`` within the budget; 0 if not even one fits, ``most`` at the most.
 
+    Args:
+        step: what one step releases.
+        epsilon: the target that must not be exceeded.
+        delta: of the target.
+        most: where the search ends.
+        accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+
     >>> calibrate_steps(Gaussian(100.0), epsilon=1.0, delta=1e-6, accountant="gdp")
     560
     """
@@ -244,7 +280,16 @@ def calibrate_rate(
     accountant: str | Accountant = "pld",
     relation: Relation | str = Relation.ADD_REMOVE,
 ) -> float:
-    """The largest Poisson sampling rate for ``steps`` runs of ``of``; 1 if the budget allows the whole data every time."""
+    """The largest Poisson sampling rate for ``steps`` runs of ``of``; 1 if the budget allows the whole data every time.
+
+    Args:
+        of: what one step does to its sample.
+        epsilon: the target that must not be exceeded.
+        delta: of the target.
+        steps: number of steps.
+        accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+    """
     steps = _check.positive_int(steps=steps)
     return calibrate(
         lambda rate: of.sampled(rate=min(1.0, rate)) * steps,
@@ -266,7 +311,17 @@ def calibrate_batch_size(
     accountant: str | Accountant = "pld",
     relation: Relation | str = Relation.ADD_REMOVE,
 ) -> int:
-    """The largest expected batch size for ``steps`` runs of ``of`` on Poisson samples of ``dataset_size`` records, or 0."""
+    """The largest expected batch size for ``steps`` runs of ``of`` on Poisson samples of ``dataset_size`` records, or 0.
+
+    Args:
+        of: what one step does to its sample.
+        epsilon: the target that must not be exceeded.
+        delta: of the target.
+        steps: number of steps.
+        dataset_size: a public number of records.
+        accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+    """
     n = _check.positive_int(dataset_size=dataset_size)
     steps = _check.positive_int(steps=steps)
 

@@ -46,6 +46,11 @@ class Estimate:
 def estimate(event: Event, *, delta: float, relation: Relation | str = Relation.ADD_REMOVE) -> Estimate:
     """An uncertified estimate of epsilon for compositions of (Poisson-sampled) Gaussians.
 
+    Args:
+        event: a composition of Gaussians, sampled or not.
+        delta: at which epsilon is estimated.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+
     >>> run = Gaussian(1.1).sampled(rate=256 / 60_000) * 14_040
     >>> round(estimate(run, delta=1e-5).epsilon, 6)
     2.379555

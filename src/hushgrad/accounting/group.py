@@ -170,6 +170,13 @@ def epsilon_for_group(
 ) -> float:
     """The smallest epsilon known to hold for a group of ``size`` records: by the group's own event, or by the general theorem.
 
+    Args:
+        event: what is released.
+        size: number of records that act together.
+        delta: of the guarantee.
+        accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+
     >>> round(epsilon_for_group(Gaussian(2.0), 2, delta=1e-5, accountant="gdp"), 4)
     4.3772
     """

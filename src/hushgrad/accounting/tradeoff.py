@@ -32,6 +32,13 @@ def trade_off(
 ) -> list[float]:
     """The least miss rate of any attacker with false-alarm rate alpha, for each of ``alphas``: a lower bound on f(alpha).
 
+    Args:
+        event: what is released.
+        alphas: false-alarm rates at which the curve is asked.
+        accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+        points: tangents from which the curve is built; more are tighter and slower.
+
     >>> from hushgrad.events import Gaussian
     >>> [round(f, 3) for f in trade_off(Gaussian(1.0), [0.05, 0.5], accountant="gdp")]  # Phi(Phi^-1(1 - alpha) - 1)
     [0.74, 0.159]
@@ -58,6 +65,11 @@ def _miss_rate(epsilon: float, delta: float, alpha: float) -> float:
 
 def advantage(event: Event, *, accountant: str | Accountant = "pld", relation: Relation | str = Relation.ADD_REMOVE) -> float:
     """The largest difference of true and false alarm rates that any attacker reaches: the total variation, delta at epsilon 0.
+
+    Args:
+        event: what is released.
+        accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
 
     >>> from hushgrad.events import Gaussian
     >>> round(advantage(Gaussian(1.0), accountant="gdp"), 4)
@@ -91,6 +103,12 @@ def attack(
     relation: Relation | str = Relation.ADD_REMOVE,
 ) -> Attack:
     """Advantage and attack accuracy in plain words: bounds on every attacker, whatever they know beside the output.
+
+    Args:
+        event: what is released.
+        false_alarms: the share of records not used that the attacker may wrongly accuse.
+        accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
 
     >>> from hushgrad.events import Gaussian
     >>> print(attack(Gaussian(2.0), accountant="gdp"))  # doctest: +NORMALIZE_WHITESPACE

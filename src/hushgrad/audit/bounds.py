@@ -82,6 +82,12 @@ def rate_upper_bound(successes: int, trials: int, *, confidence: float) -> float
 def error_rates(inside: ArrayLike, outside: ArrayLike, *, threshold: float, confidence: float = 0.95) -> ErrorRates:
     """Count the errors at a threshold that was fixed without looking at these scores.
 
+    Args:
+        inside: attack scores of runs (or records) with the canary.
+        outside: attack scores without it.
+        threshold: scores above it count as "inside"; fixed without looking at these scores.
+        confidence: probability with which the bounds hold.
+
     >>> rates = error_rates([2.0, 3.0, 0.5], [-1.0, 0.0, 1.0], threshold=1.0)
     >>> rates.false_alarms, round(rates.misses, 2)
     (0.3333333333333333, 0.33)
@@ -102,7 +108,14 @@ def error_rates(inside: ArrayLike, outside: ArrayLike, *, threshold: float, conf
 
 
 def split_rates(inside: ArrayLike, outside: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> ErrorRates:
-    """Choose the threshold on one half of the scores (by the Gaussian bound), count the errors on the other half."""
+    """Choose the threshold on one half of the scores (by the Gaussian bound), count the errors on the other half.
+
+    Args:
+        inside: attack scores of runs (or records) with the canary.
+        outside: attack scores without it.
+        confidence: probability with which the bounds hold.
+        seed: of the split into two halves.
+    """
     rng = np.random.default_rng(seed)
     (ins, ins_rest), (outs, outs_rest) = (_halves(_scores(x=x), rng) for x in (inside, outside))
     with np.errstate(invalid="ignore"):
@@ -117,7 +130,14 @@ def split_rates(inside: ArrayLike, outside: ArrayLike, *, confidence: float = 0.
 def grid_rates(
     inside: ArrayLike, outside: ArrayLike, *, thresholds: Sequence[float], confidence: float = 0.95
 ) -> list[ErrorRates]:
-    """The errors at each of a few thresholds fixed beforehand; all bounds hold together with ``confidence`` (Bonferroni)."""
+    """The errors at each of a few thresholds fixed beforehand; all bounds hold together with ``confidence`` (Bonferroni).
+
+    Args:
+        inside: attack scores of runs (or records) with the canary.
+        outside: attack scores without it.
+        thresholds: a few, fixed beforehand.
+        confidence: probability with which all bounds hold together.
+    """
     if not thresholds:
         _check.fail("thresholds", thresholds, "to hold at least one number")
     shared = 1.0 - (1.0 - _check.between(0, 1, confidence=confidence)) / len(thresholds)
@@ -172,6 +192,11 @@ def curve_gap(rates: ErrorRates, claimed: Event | Curve, *, relation: Relation |
     **Formal guarantee.** If the claim is true and the scores are independent, the gap exceeds 0 with probability at most
     1 - ``rates.confidence``. Nothing is assumed about the mechanism. ``claimed`` is an event, whose curve the accountant bounds
     from below (so that rounding never refutes), or the curve itself.
+
+    Args:
+        rates: counted errors with their upper bounds.
+        claimed: the event that is claimed, or its trade-off curve.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
 
         >>> from hushgrad.events import Gaussian
         >>> rates = error_rates(np.full(1000, 1.0), np.full(1000, 0.0), threshold=0.5)

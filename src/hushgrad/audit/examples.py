@@ -41,6 +41,13 @@ def mislabelled(inputs: Tensor, labels: Tensor, *, classes: int, count: int, see
 
     Take them from data that is *not* trained on otherwise: the right label of the same input would teach the model the opposite.
 
+    Args:
+        inputs: examples that are not trained on otherwise.
+        labels: their right labels.
+        classes: number of classes.
+        count: how many canaries.
+        seed: of the choice and of the wrong labels.
+
         >>> found = mislabelled(torch.zeros(10, 2), torch.zeros(10, dtype=torch.long), classes=3, count=5)
         >>> len(found), bool((found.labels == 0).any())
         (5, False)
@@ -58,6 +65,12 @@ def mislabelled(inputs: Tensor, labels: Tensor, *, classes: int, count: int, see
 
 def out_of_distribution(inputs: Tensor, *, classes: int, count: int, seed: int = 0) -> ExampleCanaries:
     """``count`` inputs of independent uniform noise over the range of ``inputs``, with uniform labels: only memory can fit them.
+
+    Args:
+        inputs: examples whose shape and range are taken.
+        classes: number of classes.
+        count: how many canaries.
+        seed: of the noise and the labels.
 
     >>> out_of_distribution(torch.rand(4, 1, 8, 8), classes=10, count=3).inputs.shape
     torch.Size([3, 1, 8, 8])

@@ -23,6 +23,13 @@ __all__ = ["exposure", "secret_sequences", "sequence_losses"]
 def secret_sequences(count: int, *, length: int, vocabulary: int, prefix: Sequence[int] = (), seed: int = 0) -> Tensor:
     """``count`` distinct sequences of token ids: the ``prefix`` ("my number is"), then ``length`` random tokens.
 
+    Args:
+        count: how many sequences.
+        length: of the random part, in tokens.
+        vocabulary: number of token ids.
+        prefix: ids that every sequence begins with.
+        seed: of the random tokens.
+
     >>> secret_sequences(2, length=3, vocabulary=10, prefix=[7, 7]).shape
     torch.Size([2, 5])
     """
@@ -39,7 +46,13 @@ def secret_sequences(count: int, *, length: int, vocabulary: int, prefix: Sequen
 
 
 def sequence_losses(model: nn.Module, sequences: Tensor, *, start: int = 1) -> Tensor:
-    """Minus the log-probability that ``model`` (token ids to logits of the next token) gives to the tokens from ``start`` on."""
+    """Minus the log-probability that ``model`` (token ids to logits of the next token) gives to the tokens from ``start`` on.
+
+    Args:
+        model: from token ids to logits of the next token.
+        sequences: token ids, one sequence in each row.
+        start: the first token whose probability counts.
+    """
     start = _check.integer(1, start=start, remedy="The first token has no prediction.")
     with torch.no_grad():
         logits = model(sequences[:, :-1])

@@ -19,6 +19,14 @@ def invert(
 ) -> Tensor:
     """An input of ``shape`` in [0, 1] with the greatest log-probability of ``label``, minus ``penalty`` times its squared norm.
 
+    Args:
+        model: from an input to class scores.
+        label: the class whose typical input is looked for.
+        shape: of one input.
+        steps: of gradient ascent.
+        learning_rate: of each step.
+        penalty: of the squared norm, against inputs that are all bright.
+
     >>> model = nn.Linear(4, 2)
     >>> _ = nn.init.zeros_(model.bias), model.weight.data.copy_(torch.tensor([[1.0, 1, 0, 0], [0, 0, 1, 1]]))
     >>> invert(model, 0, shape=(4,)).round().tolist()

@@ -64,6 +64,16 @@ def membership_inference(
     The confidence interval is Clopper-Pearson's on the true positives at the threshold. The threshold is the lowest score with at
     most ``false_positive_rate`` false alarms among the others, so fewer than 1 / rate of them make the report coarse.
 
+    Args:
+        losses: of n examples under the attacked model.
+        members: which of them it was trained on.
+        reference_losses: of the same examples under k reference models, (k, n).
+        reference_members: which examples each reference model was trained on, (k, n).
+        method: "lira", "rmia" or, without reference models, "loss".
+        false_positive_rate: at which true positives are reported.
+        gamma: how much likelier a member must be than others, for "rmia".
+        confidence: probability with which the bounds hold.
+
         >>> rng = np.random.default_rng(0)
         >>> members = rng.random(2000) < 0.5
         >>> losses = rng.exponential(1.0, 2000) * np.where(members, 0.5, 1.0)

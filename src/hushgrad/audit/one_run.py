@@ -72,6 +72,13 @@ def epsilon_one_run(
     **Formal guarantee.** With probability ``confidence`` over the coins and the run, epsilon is at least this. Each of
     ``fractions`` pays its share (Bonferroni).
 
+    Args:
+        scores: one for each canary; high means "was in".
+        members: which canaries the coins put in.
+        delta: of the claim.
+        confidence: probability with which the bounds hold.
+        fractions: shares of the canaries with the most extreme scores on which a guess is made.
+
     Reference: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", theorem 5.2.
     """
     delta, level = _check.delta(delta=delta), _share(confidence, fractions)
@@ -122,6 +129,13 @@ def epsilon_one_run_fdp(
 
     **Formal guarantee.** With probability ``confidence`` a mechanism that is mu-GDP has a mu of at least the one refuted here;
     what is returned is that mu's epsilon at ``delta``. The scores need not be independent.
+
+    Args:
+        scores: one for each canary; high means "was in".
+        members: which canaries the coins put in.
+        delta: at which the refuted mu's epsilon is returned.
+        confidence: probability with which the bounds hold.
+        fractions: shares of the canaries with the most extreme scores on which a guess is made.
 
     Reference: Mahloujifar, Melis and Chaudhuri 2024, algorithm 3.
     """

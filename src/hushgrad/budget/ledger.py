@@ -169,6 +169,14 @@ class Ledger:
         With ``hold=True`` the run may begin only after :meth:`begin`; until then it can be cancelled. ``unit`` and
         ``relation`` of the run, where given, must be the data set's: an epsilon per example is none per user.
 
+        Args:
+            dataset: whose budget pays.
+            event: what the run will release, at most.
+            run: what to call it.
+            hold: begin only after :meth:`begin`, so that it can be cancelled.
+            unit: what the run protects; must be the data set's.
+            relation: under which neighbours; must be the data set's.
+
         Raises:
             BudgetExceeded: if everything charged and this would exceed the budget; nothing is recorded then.
         """
@@ -301,6 +309,11 @@ class Ledger:
         """Reserve, run the block, commit. A block that raises leaves its reservation charged in full, and open.
 
         Inside the block ``ledger.commit(reservation, event)`` says that less happened than reserved.
+
+        Args:
+            dataset: whose budget pays.
+            event: what the block will release, at most.
+            run: what to call it.
         """
         reservation = self.reserve(dataset, event, run=run)
         yield reservation

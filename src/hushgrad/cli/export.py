@@ -30,7 +30,7 @@ def run(words: list[str]) -> int:
     if Path(options.file).suffix not in (".pt2", ".onnx"):
         raise UsageError(f"FILE {options.file} must end in .pt2 or .onnx.")
     from hushgrad.recipes import load_predictor
-    from hushgrad.recipes.export import export
+    from hushgrad.recipes.exporting import export
 
     export(load_predictor(options.model, allow_code=options.allow_code), options.file)
     if options.json:

@@ -68,7 +68,13 @@ class Clipper(Value, family="clipper"):
         """
 
     def clip(self, rows: Sequence[Tensor], factor: float, dtype: torch.dtype = torch.float64) -> Clipped:
-        """Norms and weights in ``dtype`` for squared norms of ``factor`` times the sum of ``rows``, all parameters clipped together."""
+        """Norms and weights in ``dtype`` for squared norms of ``factor`` times the sum of ``rows``, all parameters clipped together.
+
+        Args:
+            rows: squared norms of each example's gradient, one row of numbers for each parameter.
+            factor: what the squared norms are multiplied by.
+            dtype: of the norms and weights.
+        """
         measured = _fused.total(rows, factor)
         if measured is None:
             total = added(rows).mul_(factor)
@@ -183,7 +189,13 @@ class Rule(ABC):
         return {name: sq_norm(G) for name, G in record.kept.items()}
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
-        """Add ``sum_i weights[name][i] G_i`` to ``out[name]`` for every name in ``record.names``."""
+        """Add ``sum_i weights[name][i] G_i`` to ``out[name]`` for every name in ``record.names``.
+
+        Args:
+            record: what the capture kept of one call of the layer.
+            weights: for each parameter, one weight per example.
+            out: the sums to add to, by parameter.
+        """
         kept = record.kept or self.per_example(record)
         for name in record.names:
             out[name].add_kept(kept[name], weights[name])
@@ -213,7 +225,13 @@ class Rule(ABC):
         return (0,) * outputs
 
     def select(self, record: Record, index: Tensor, examples: int) -> Record:
-        """The same record for the examples in ``index`` alone. Default: every tensor whose first dimension is ``examples``."""
+        """The same record for the examples in ``index`` alone. Default: every tensor whose first dimension is ``examples``.
+
+        Args:
+            record: what the capture kept of one call of the layer.
+            index: numbers of the wanted examples.
+            examples: how many the record holds.
+        """
 
         def pick(value: Any) -> Any:
             batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == examples

@@ -248,6 +248,11 @@ class Capture:
         """Clip, add up and clear: ``raw_sums[name]`` = scale * sum_i w_i G_i, added to ``out[name]`` in place where that is given.
 
         Without a backward since the last collect the sum is empty: zeros (or ``out`` as it was), and no norms.
+
+        Args:
+            clipper: turns norms into weights.
+            out: tensors to add the sums to, by parameter.
+            scale: what the sums are multiplied by.
         """
         try:
             with torch.set_grad_enabled(False):  # as a decorator, or as no_grad, it takes three times as long

@@ -25,6 +25,13 @@ def clipped_sum(
     ``batch`` is (inputs, *targets); the loss is ``loss_fn(model(inputs), *targets)``. ``p.grad`` is left alone. The inputs hold the
     examples in the first dimension, or in the second if time comes first.
 
+    Args:
+        model: any module that keeps examples apart.
+        loss_fn: the loss of a batch.
+        batch: (inputs, *targets).
+        clipper: for example ``Flat(1.0)``.
+        loss_reduction: whether the loss is the "mean" or the "sum" over the examples.
+
         >>> from hushgrad.clipping import Flat
         >>> model, batch = nn.Linear(3, 2), (torch.randn(8, 3), torch.randint(2, (8,)))
         >>> clipped = clipped_sum(model, nn.functional.cross_entropy, batch, Flat(0.1))

@@ -36,6 +36,12 @@ def isolation(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = 
     **Formal guarantee.** None: the check is a test at one input. A model that passes may still mix examples elsewhere, for instance
     through an operation that only large batches reach. A model that fails does mix them, or changes their order inside.
 
+    Args:
+        model: the module to test.
+        inputs: positional inputs with two examples or more.
+        named: inputs by name.
+        batch_dim: the dimension of the first tensor that holds the examples.
+
         >>> isolation(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)), torch.randn(5, 4))
         >>> isolation(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), torch.randn(5, 4))
         Traceback (most recent call last):

@@ -27,6 +27,13 @@ def self_check(
     layers, is switched off meanwhile. A model that mixes examples fails, and so does a loss that is not the ``loss_reduction`` over
     examples (a mean over all tokens).
 
+    Args:
+        model: the module to test.
+        loss_fn: the loss of a batch.
+        batch: (inputs, *targets), a few examples.
+        loss_reduction: whether the loss is the "mean" or the "sum" over the examples.
+        tolerance: the largest relative error that passes.
+
         >>> model, batch = nn.Linear(3, 2), (torch.randn(6, 3), torch.randint(2, (6,)))
         >>> max(self_check(model, nn.functional.cross_entropy, batch).values()) < 1e-5
         True

@@ -109,6 +109,12 @@ class Denoiser(Value, family="denoiser"):
         """``__call__`` where each process holds a part of every tensor: on the parts if they are enough, else tensor by tensor.
 
         A denoiser of whole tensors must not keep state: there is no place where it would be whole.
+
+        Args:
+            shards: this process's part of every noisy gradient, by name.
+            info: what is known of the noise in them.
+            state: what the denoiser keeps between steps.
+            seams: how the parts lie in the whole tensors, and how whole ones are gathered.
         """
         if not self.needs_whole_tensor:
             return self(shards, info, state)

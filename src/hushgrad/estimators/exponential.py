@@ -48,6 +48,13 @@ def select(
 
     **Formal guarantee.** epsilon-DP if one record changes every score by at most ``sensitivity``.
 
+    Args:
+        scores: one for each candidate; higher is better.
+        epsilon: what the choice costs.
+        sensitivity: how much one record changes a score, at most.
+        method: "permute_and_flip" (never worse) or "exponential".
+        random_state: a seed, for experiments; secret randomness without it.
+
         >>> select([0.0, 1.0, 50.0], epsilon=1.0, sensitivity=1.0, random_state=0)
         2
     """

@@ -63,7 +63,14 @@ class Outcome:
 
 
 def reproduce(experiment: Experiment, context: Context, out: Path | None = None, *, picture: bool = True) -> Outcome:
-    """Run an experiment; with ``out``, write ``results.json``, ``NAME.md`` and ``NAME.png`` into ``out/NAME``."""
+    """Run an experiment; with ``out``, write ``results.json``, ``NAME.md`` and ``NAME.png`` into ``out/NAME``.
+
+    Args:
+        experiment: one of ``EXPERIMENTS``.
+        context: quick or full, seed, where the data are.
+        out: folder for the results; nothing is written without it.
+        picture: draw the picture too (needs matplotlib).
+    """
     wall, cpu = time.perf_counter(), time.process_time()
     findings = experiment.run(context)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

@@ -71,6 +71,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         heavy=True,
     ),
 )
+"""All experiments, in the order of the results page."""
 
 
 def find(name: str) -> Experiment:

@@ -158,7 +158,15 @@ class LocalGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """A message to one node."""
+        """A message to one node.
+
+        Args:
+            content: what is sent.
+            message_type: Flower's word for what the node shall do.
+            dst_node_id: the node.
+            group_id: the round.
+            ttl: seconds that the message is good for.
+        """
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

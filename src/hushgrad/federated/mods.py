@@ -22,6 +22,11 @@ def clip_update(message: Message, context: Context, call_next: ClientAppCallable
 
     Put it last in the list, so that it sees what other mods have made of the update. A message without a clip norm (evaluation,
     another strategy) passes untouched.
+
+    Args:
+        message: from the server; it holds the clip norm.
+        context: of the client, as Flower hands it over.
+        call_next: the rest of the client.
     """
     configs = message.content.config_records.values()
     norms = [norm for config in configs if isinstance(norm := config.get(CLIP_NORM), float)]

@@ -24,6 +24,12 @@ class ServerOptimizer(Value, family="server_optimizer"):
         """New weights from the flat float64 ``weights`` and the private mean ``update`` (a direction of descent, not a gradient).
 
         ``round`` counts from 0; ``state`` is changed in place.
+
+        Args:
+            weights: the flat float64 weights of the global model.
+            update: the private mean update, a direction of descent.
+            round: counted from 0.
+            state: what the optimiser keeps between rounds; changed in place.
         """
 
 

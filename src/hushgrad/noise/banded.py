@@ -64,7 +64,14 @@ class Banded(LowerToeplitz):
 
     @classmethod
     def optimal(cls, *, steps: int, bands: int, loss: str = "mean", participation: Participation | None = None) -> Banded:
-        """The banded Toeplitz strategy of least mean or max error; one participation within ``bands`` unless told otherwise."""
+        """The banded Toeplitz strategy of least mean or max error; one participation within ``bands`` unless told otherwise.
+
+        Args:
+            steps: number of rows.
+            bands: number of non-zero diagonals.
+            loss: what is least: "mean" (the root of the mean squared error) or "max".
+            participation: when a record may take part; once by default.
+        """
         from hushgrad.events import Once
 
         participation = Once() if participation is None else participation

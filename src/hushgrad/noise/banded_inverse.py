@@ -57,7 +57,13 @@ class BandedInverse(LowerToeplitz):
         return self
 
     def stream(self, source: Any, *, steps: int | None = None, memory: int = MEMORY) -> NoiseStream:
-        """The filter of the last ``bands`` rows, drawn again; ``memory`` numbers per parameter make that rarer."""
+        """The filter of the last ``bands`` rows, drawn again; ``memory`` numbers per parameter make that rarer.
+
+        Args:
+            source: the Gaussians, a function of key, step, tensor and place.
+            steps: how many rows will be asked for; needed by mechanisms whose filter depends on it.
+            memory: numbers per parameter that may be kept, so that less is drawn again.
+        """
         return filter_stream(self, source, steps, memory, taps=self.bands)
 
     def state_size(self, *, steps: int) -> int:

@@ -67,6 +67,14 @@ class NoiseStream(ABC):
         A fresh tensor, or ``out`` with the row added to it in place. ``offset`` is the position of ``like``'s first element in
         the full flattened tensor, so that a shard can be drawn where it lives. Asking beyond the last row, or out of order,
         raises: noise is never repeated.
+
+        Args:
+            step: which row.
+            index: which tensor of the model.
+            like: shape, dtype and device of the result.
+            offset: position of ``like``'s first element in the full flattened tensor, so that a shard is drawn where it lives.
+            out: a tensor to add the numbers to, in place; a fresh one is returned without it.
+            scale: what the numbers are multiplied by.
         """
 
     def rows(
@@ -79,7 +87,16 @@ class NoiseStream(ABC):
         out: Sequence[Tensor] | None = None,
         scale: float = 1.0,
     ) -> list[Tensor]:
-        """``row`` for several tensors at once, with the same bits and perhaps faster; ``indices`` are 0, 1, ... by default."""
+        """``row`` for several tensors at once, with the same bits and perhaps faster; ``indices`` are 0, 1, ... by default.
+
+        Args:
+            step: which row.
+            likes: shapes, dtypes and devices of the results.
+            indices: which tensors of the model; 0, 1, ... by default.
+            offsets: positions of their first elements in the full flattened tensors; 0 by default.
+            out: tensors to add the numbers to, in place.
+            scale: what the numbers are multiplied by.
+        """
         count = len(likes)
         numbers, starts = range(count) if indices is None else indices, [0] * count if offsets is None else offsets
         sums: Sequence[Tensor | None] = [None] * count if out is None else out
@@ -146,7 +163,13 @@ class Mechanism(Value, family="mechanism"):
         return self
 
     def event(self, noise_multiplier: float, participation: Participation, steps: int) -> Event:
-        """The theorem: what ``steps`` steps cost with noise of std ``noise_multiplier`` x N Z. Raises NoTheorem elsewhere."""
+        """The theorem: what ``steps`` steps cost with noise of std ``noise_multiplier`` x N Z. Raises NoTheorem elsewhere.
+
+        Args:
+            noise_multiplier: standard deviation of Z in units of the clip norm.
+            participation: when a record may take part.
+            steps: number of rows.
+        """
         sigma = _check.non_negative(noise_multiplier=noise_multiplier)
         steps = _check.positive_int(steps=steps)
         amplified = self._amplified(sigma, participation, steps)
@@ -159,7 +182,13 @@ class Mechanism(Value, family="mechanism"):
         return None
 
     def error(self, *, steps: int, participation: Participation, workload: AnyWorkload = None) -> MechanismError:
-        """Predicted error of the workload (prefix sums by default) and its certified lower bound."""
+        """Predicted error of the workload (prefix sums by default) and its certified lower bound.
+
+        Args:
+            steps: number of rows.
+            participation: when a record may take part.
+            workload: what the optimiser makes of the gradients; prefix sums by default.
+        """
         steps = _check.positive_int(steps=steps)
         mechanism = self.resolved(steps=steps, participation=participation)
         work = as_workload(workload, steps)

@@ -68,7 +68,14 @@ class BLT(LowerToeplitz):
 
     @classmethod
     def optimal(cls, *, steps: int, buffers: int = 4, loss: str = "mean", participation: Participation | None = None) -> BLT:
-        """The BLT with the least mean (rmse) or max error for ``steps`` steps; one participation unless told otherwise."""
+        """The BLT with the least mean (rmse) or max error for ``steps`` steps; one participation unless told otherwise.
+
+        Args:
+            steps: number of rows.
+            buffers: numbers of state per parameter.
+            loss: what is least: "mean" (the root of the mean squared error) or "max".
+            participation: when a record may take part; once by default.
+        """
         participation = Once() if participation is None else participation
         return cls(buffers=buffers, loss=loss).resolved(steps=steps, participation=participation)
 

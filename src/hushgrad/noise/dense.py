@@ -62,7 +62,14 @@ class Dense(Mechanism):
         participation: Participation | None = None,
         workload: AnyWorkload = None,
     ) -> Dense:
-        """The C of least mean (rmse) or max error for a workload; one participation and prefix sums unless told otherwise."""
+        """The C of least mean (rmse) or max error for a workload; one participation and prefix sums unless told otherwise.
+
+        Args:
+            steps: number of rows.
+            loss: what is least: "mean" (the root of the mean squared error) or "max".
+            participation: when a record may take part; once by default.
+            workload: what the optimiser makes of the gradients; prefix sums by default.
+        """
         return cls(cls.optimum(steps=steps, loss=loss, participation=participation, workload=workload).strategy)  # type: ignore[arg-type]
 
     @staticmethod
@@ -73,7 +80,14 @@ class Dense(Mechanism):
         participation: Participation | None = None,
         workload: AnyWorkload = None,
     ) -> DenseOptimum:
-        """The optimal C with its certificate: ``upper`` (its error), ``lower`` (no mechanism is better) and ``gap``."""
+        """The optimal C with its certificate: ``upper`` (its error), ``lower`` (no mechanism is better) and ``gap``.
+
+        Args:
+            steps: number of rows.
+            loss: what is least: "mean" (the root of the mean squared error) or "max".
+            participation: when a record may take part; once by default.
+            workload: what the optimiser makes of the gradients; prefix sums by default.
+        """
         steps = _check.positive_int(steps=steps)
         if steps > _LARGEST:
             remedy = "Use BLT.optimal, which is within a few per cent of it."
@@ -112,7 +126,13 @@ class Dense(Mechanism):
         return float(_row_stds(self)[step])
 
     def stream(self, source: Any, *, steps: int | None = None, memory: int = MEMORY) -> NoiseStream:
-        """Past draws are made again; ``memory`` numbers per parameter make that ``memory`` times rarer."""
+        """Past draws are made again; ``memory`` numbers per parameter make that ``memory`` times rarer.
+
+        Args:
+            source: the Gaussians, a function of key, step, tensor and place.
+            steps: how many rows will be asked for; needed by mechanisms whose filter depends on it.
+            memory: numbers per parameter that may be kept, so that less is drawn again.
+        """
         from hushgrad.noise.streams import DenseStream
 
         noising = self.noising(known_steps(steps))

@@ -66,7 +66,13 @@ class Nu(LowerToeplitz):
         return replace(self, nu=tuned(lambda nu: Nu(nu=nu), steps, participation, low=1e-2 / steps, high=0.9))
 
     def stream(self, source: Any, *, steps: int | None = None, memory: int = MEMORY) -> NoiseStream:
-        """The filter of all past rows, which are drawn again; ``memory`` numbers per parameter make that ``memory`` times rarer."""
+        """The filter of all past rows, which are drawn again; ``memory`` numbers per parameter make that ``memory`` times rarer.
+
+        Args:
+            source: the Gaussians, a function of key, step, tensor and place.
+            steps: how many rows will be asked for; needed by mechanisms whose filter depends on it.
+            memory: numbers per parameter that may be kept, so that less is drawn again.
+        """
         return filter_stream(self, source, steps, memory)
 
     def state_size(self, *, steps: int) -> int:

@@ -92,6 +92,14 @@ class Source:
 
         ``offset`` is the position of ``like``'s first element in the full flattened tensor. With ``out`` the numbers are
         added to it in place, in one pass, and it is returned; otherwise the result is a fresh tensor.
+
+        Args:
+            step: which row.
+            index: which tensor of the model.
+            like: shape, dtype and device of the result.
+            offset: position of ``like``'s first element in the full flattened tensor, so that a shard is drawn where it lives.
+            out: a tensor to add the numbers to, in place; a fresh one is returned without it.
+            scale: what the numbers are multiplied by.
         """
         return self.z_all(step, (like,), indices=(index,), offsets=(offset,), out=None if out is None else (out,), scale=scale)[0]
 
@@ -109,20 +117,42 @@ class Source:
 
         Tensor number ``indices[k]`` (k by default) is drawn like ``likes[k]`` from ``offsets[k]`` (0 by default) on, and added
         to ``out[k]`` if ``out`` is given.
+
+        Args:
+            step: which row.
+            likes: shapes, dtypes and devices of the results.
+            indices: which tensors of the model; 0, 1, ... by default.
+            offsets: positions of their first elements in the full flattened tensors; 0 by default.
+            out: tensors to add the numbers to, in place.
+            scale: what the numbers are multiplied by.
         """
         pieces = pieces_of(likes, indices, offsets, out, exact=self.secure)
         self.draw(_check.integer(0, step=step), pieces, _check.number(scale=scale), fresh=out is None)
         return delivered(pieces, likes, out, exact=self.secure)
 
     def draw(self, step: int, pieces: Sequence[Piece], scale: float, *, fresh: bool) -> None:
-        """Compute the numbers of every piece, on all threads: written if ``fresh``, else added."""
+        """Compute the numbers of every piece, on all threads: written if ``fresh``, else added.
+
+        Args:
+            step: the row.
+            pieces: which places of which tensors.
+            scale: what the numbers are multiplied by.
+            fresh: write; else add.
+        """
         if worth_one_thread(pieces):
             self.write(step, scale, fresh, pieces)
         else:
             over_shares(pieces, partial(self.write, step, scale, fresh))
 
     def write(self, step: int, scale: float, fresh: bool, pieces: Sequence[Piece]) -> None:
-        """A share of ``draw``, on one thread: ``out = scale * z`` if fresh, else ``out += scale * z``."""
+        """A share of ``draw``, on one thread: ``out = scale * z`` if fresh, else ``out += scale * z``.
+
+        Args:
+            step: the row.
+            scale: what the numbers are multiplied by.
+            fresh: write; else add.
+            pieces: which places of which tensors.
+        """
         if self._grid is None:
             _kernel.KERNEL.draw_all(self._stream, step, pieces, scale, fresh)
             return
@@ -132,21 +162,54 @@ class Source:
                 self._grid.write(step, piece.which, piece.start + low, out[low : low + CHUNK], scale, fresh)
 
     def fill(self, step: int, index: int, start: int, out: np.ndarray) -> None:
-        """Write the Gaussians at ``start``, ``start + 1``, ... to the float32 or float64 array ``out``, on one thread."""
+        """Write the Gaussians at ``start``, ``start + 1``, ... to the float32 or float64 array ``out``, on one thread.
+
+        Args:
+            step: the row.
+            index: the tensor.
+            start: the first place in the flattened tensor.
+            out: an array of float32 or float64.
+        """
         _kernel.KERNEL.draw(self._stream, step, index, start, 1.0, out, fresh=True)
 
     def buffer(self, step: int, index: int, start: int, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
-        """Send the Gaussians at ``start``, ``start + 1``, ... through the buffers of ``row`` to ``out``, on one thread."""
+        """Send the Gaussians at ``start``, ``start + 1``, ... through the buffers of ``row`` to ``out``, on one thread.
+
+        Args:
+            step: the row.
+            index: the tensor.
+            start: the first place in the flattened tensor.
+            row: the buffers, their decays and weights.
+            out: an array of float32 or float64.
+            fresh: write; else add.
+        """
         _kernel.KERNEL.draw_buffers(self._stream, (step, index, start), row, out, fresh)
 
     def solve(self, step: int, index: int, start: int, rows: SolvedRows, out: np.ndarray, fresh: bool) -> None:
-        """Solve ``rows`` for the Gaussians of ``step``, ``step + 1``, ..., emit the first to ``out``, on one thread."""
+        """Solve ``rows`` for the Gaussians of ``step``, ``step + 1``, ..., emit the first to ``out``, on one thread.
+
+        Args:
+            step: the row.
+            index: the tensor.
+            start: the first place in the flattened tensor.
+            rows: the triangular system of the next rows.
+            out: an array of float32 or float64.
+            fresh: write; else add.
+        """
         weights, inner, diagonal = (table.astype(out.dtype) for table in (rows.weights, rows.inner, rows.diagonal))
         rows = rows._replace(weights=weights, inner=inner, diagonal=diagonal)
         _kernel.KERNEL.draw_solutions(self._stream, (step, index, start), rows, out, fresh)
 
     def combine(self, step: int, index: int, start: int, weights: np.ndarray, out: np.ndarray) -> None:
-        """``out[k] += sum_j weights[k, j] z`` of step ``step + j``, on one thread."""
+        """``out[k] += sum_j weights[k, j] z`` of step ``step + j``, on one thread.
+
+        Args:
+            step: the row.
+            index: the tensor.
+            start: the first place in the flattened tensor.
+            weights: one row for each result, one column for each step from ``step`` on.
+            out: the results, to which is added.
+        """
         _kernel.KERNEL.draw_combinations(self._stream, (step, index, start), weights.astype(out.dtype), out)
 
 

@@ -62,7 +62,13 @@ class Toeplitz(LowerToeplitz):
         return beta
 
     def stream(self, source: Any, *, steps: int | None = None, memory: int = MEMORY) -> NoiseStream:
-        """The filter of all past rows, which are drawn again; ``memory`` numbers per parameter make that ``memory`` times rarer."""
+        """The filter of all past rows, which are drawn again; ``memory`` numbers per parameter make that ``memory`` times rarer.
+
+        Args:
+            source: the Gaussians, a function of key, step, tensor and place.
+            steps: how many rows will be asked for; needed by mechanisms whose filter depends on it.
+            memory: numbers per parameter that may be kept, so that less is drawn again.
+        """
         return filter_stream(self, source, steps, memory)
 
     def state_size(self, *, steps: int) -> int:

@@ -106,6 +106,22 @@ def compare(
     **Formal guarantee.** Every plan that is returned satisfies (``epsilon``, ``delta``)-DP under ``relation``; the choice uses
     public numbers only and costs nothing.
 
+    Args:
+        epsilon: of the whole run, which every ranked plan meets.
+        delta: of the guarantee.
+        dataset_size: a public number of records.
+        batch_size: expected records in a step; by default the power of two nearest to the square root of ``dataset_size``.
+        epochs: passes over the data. Give this or ``steps``.
+        steps: number of steps.
+        parameters: how many the model has, to say what the noise state takes.
+        memory: bytes that the noise state may take; needs ``parameters``.
+        sampling_allowed: whether batches may be random and secret; else only plans over a fixed order are ranked.
+        max_grad_norm: the clip norm.
+        workload: what the optimiser makes of the gradients, for example ``SGDWorkload(momentum=0.9)``; prefix sums by default.
+        relation: which data sets are neighbours.
+        unit: what is protected.
+        tune_bands: optimise banded noise for the workload, which takes longer.
+
         >>> found = compare(epsilon=8.0, delta=1e-6, dataset_size=2000, batch_size=100, epochs=5)
         >>> found[0].relative, found[0].rmse <= found[-1].rmse
         (1.0, True)
@@ -131,6 +147,22 @@ def plan_for(
     tune_bands: bool = False,
 ) -> list[Plan]:
     """Calibrated plans for a budget, best first: the plans of :func:`compare`, whose arguments these are.
+
+    Args:
+        epsilon: of the whole run, which every ranked plan meets.
+        delta: of the guarantee.
+        dataset_size: a public number of records.
+        batch_size: expected records in a step; by default the power of two nearest to the square root of ``dataset_size``.
+        epochs: passes over the data. Give this or ``steps``.
+        steps: number of steps.
+        parameters: how many the model has, to say what the noise state takes.
+        memory: bytes that the noise state may take; needs ``parameters``.
+        sampling_allowed: whether batches may be random and secret; else only plans over a fixed order are ranked.
+        max_grad_norm: the clip norm.
+        workload: what the optimiser makes of the gradients, for example ``SGDWorkload(momentum=0.9)``; prefix sums by default.
+        relation: which data sets are neighbours.
+        unit: what is protected.
+        tune_bands: optimise banded noise for the workload, which takes longer.
 
     >>> plans = plan_for(epsilon=0.5, delta=1e-6, dataset_size=2000, batch_size=100, epochs=5)
     >>> print(plans[0].participation, type(plans[0].noise).__name__)

@@ -48,6 +48,14 @@ def dry_run(
     checks that the model keeps examples apart); ``repeats`` more are timed and the fastest counts. Noise that regenerates its
     past (Toeplitz, Nu, Dense) gets slower towards the end of a run, so that its time is a lower bound.
 
+    Args:
+        model: stays as it is.
+        optimizer: stays as it is.
+        plan: of the run that is rehearsed.
+        batch: (inputs, ..., target), of the size that the run will have.
+        loss_fn: from outputs and target to a loss.
+        repeats: timed steps after the first one.
+
     >>> model = nn.Linear(2, 2)
     >>> plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=40, steps=50)
     >>> batch = (torch.randn(8, 2), torch.randint(2, (8,)))

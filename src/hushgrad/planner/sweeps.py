@@ -44,6 +44,11 @@ def sweep(question: Question, *, over: str, values: Iterable[float]) -> list[Poi
 
     A question in steps that is swept over epochs (or the other way round) is asked in what is swept.
 
+    Args:
+        question: what is asked again and again.
+        over: the field that changes.
+        values: of that field.
+
     >>> question = Question(epsilon=1.0, delta=1e-6, dataset_size=1000, batch_size=100, epochs=2)
     >>> points = sweep(question, over="epsilon", values=[0.5, 8.0])
     >>> points[0].error > points[1].error

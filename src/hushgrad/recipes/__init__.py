@@ -5,7 +5,7 @@ from __future__ import annotations
 from hushgrad.recipes.data import DATA
 from hushgrad.recipes.dataset import Data, from_datasets, label_numbers, labelled
 from hushgrad.recipes.encoders import ByteEncoder, Encoder, Records, TableEncoder, TensorEncoder, TextEncoder
-from hushgrad.recipes.export import export
+from hushgrad.recipes.exporting import export
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.models import MODELS
 from hushgrad.recipes.planned import read_plan

@@ -62,7 +62,13 @@ class Outcome:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, dataset: Any, *, batch_size: int = 1000) -> dict[str, float]:
-    """Mean loss and accuracy on a test set (which the guarantee does not cover)."""
+    """Mean loss and accuracy on a test set (which the guarantee does not cover).
+
+    Args:
+        model: from inputs to class scores.
+        dataset: a ``TensorDataset`` of inputs and class numbers.
+        batch_size: records at a time; the result does not depend on it.
+    """
     device = next(model.parameters()).device
     was_training, loss, hits, targets = model.training, 0.0, 0, 0
     model.eval()

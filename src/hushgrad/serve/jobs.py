@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hushgrad.errors import ArgumentError, HushgradError, NoTheorem
+from hushgrad.errors import ArgumentError, HushgradError, NoTheorem, PolicyRefused
 
 if TYPE_CHECKING:
     from hushgrad.budget import Status
     from hushgrad.planner import Candidate, Question
+    from hushgrad.report import Card
     from hushgrad.train.plan import Plan
 
 __all__ = ["JOBS"]
@@ -116,6 +117,18 @@ def card(*, root: str, parts: list[str], raw: bool) -> dict[str, Any]:
 
     The copy is read as suspiciously as everything else here, so that nothing outside the folder can come into a card.
     """
+    found = _card(root, parts, raw)
+    return {"html": found.to_html(), "markdown": found.to_markdown(), "json": found.to_json()}
+
+
+def compare(*, root: str, first: list[str], second: list[str]) -> dict[str, Any]:
+    """Two runs side by side."""
+    from hushgrad.report import compare_runs
+
+    return compare_runs(*(_card(root, parts, False) for parts in (first, second))).to_json()
+
+
+def _card(root: str, parts: list[str], raw: bool) -> Card:
     from hushgrad.report import privacy_card
     from hushgrad.serve.files import LIMITS, RunFolder
 
@@ -127,13 +140,14 @@ def card(*, root: str, parts: list[str], raw: bool) -> dict[str, Any]:
             if run.stat(name) is not None:
                 (copy / name).write_text(run.text(name), encoding="utf-8")
         try:
-            found = privacy_card(copy, raw=raw)
+            return privacy_card(copy, raw=raw)
+        except PolicyRefused:
+            raise  # its sentence quotes the policy and the claim, nothing else
         except (HushgradError, ValueError, TypeError, KeyError):
             # The reason may quote the file, and nothing of a file that we do not understand is shown.
             raise ArgumentError(
                 "The files of this run contradict each other, or are not what hushgrad train writes. `hushgrad report` says more."
             ) from None
-        return {"html": found.to_html(), "markdown": found.to_markdown(), "json": found.to_json()}
 
 
 # The ledger ------------------------------------------------------------------------------------------------------------
@@ -185,5 +199,11 @@ def _status(status: Status) -> dict[str, Any]:
     }
 
 
-JOBS: dict[str, Callable[..., dict[str, Any]]] = {"plan": plan, "curves": curves, "card": card, "ledger": ledger}
+JOBS: dict[str, Callable[..., dict[str, Any]]] = {
+    "plan": plan,
+    "curves": curves,
+    "card": card,
+    "compare": compare,
+    "ledger": ledger,
+}
 """What a worker can be asked."""

@@ -104,14 +104,14 @@ async def _ranking(request: Request, question: dict[str, Any], show: str) -> dic
 
 
 def _command(question: dict[str, Any]) -> str:
-    """The same question on the command line."""
+    """The same question on the command line, and the training that follows."""
     words = ["hushgrad", "plan"]
     for name, value in question.items():
         if name == "sampling":
             words += ["--no-sampling"] if value == "fixed" else []
         elif name != "relation" or value != "add_remove":
             words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join([*words, "--save", "plan.json"])
+    return shlex.join([*words, "--save", "plan.json"]) + "\nhushgrad train recipe.toml --plan plan.json --out runs/mine"
 
 
 async def _figures(request: Request, question: dict[str, Any], show: str) -> dict[str, Any]:
@@ -211,6 +211,14 @@ async def card(request: Request, name: str) -> Response:
     bar = bytes(page(request, "_cardbar.html", name=name).body).decode()
     text = found["html"].replace("<body>", "<body>\n" + bar, 1)
     return HTMLResponse(text, headers={"content-security-policy": CARD_POLICY})
+
+
+@router.get("/compare", response_class=HTMLResponse)
+async def compare(request: Request, a: str = "", b: str = "") -> Response:
+    """Two finished runs side by side; without two names, the form alone."""
+    finished = [run.name for run in site(request).shelf.all()[0] if run.state == "finished"]
+    found = await while_wanted(request, site(request).compare(a, b)) if a and b else None
+    return page(request, "compare.html", names=finished, a=a, b=b, found=found)
 
 
 @router.get("/download/{form}/{name:path}")

@@ -56,9 +56,7 @@ class Site:
 
     async def card(self, name: str) -> dict[str, Any]:
         """The privacy card of a finished run, in all its forms."""
-        run, folder = await asyncio.to_thread(self.run, name)
-        if run.state != "finished":
-            raise NotThere(f"The run {name[:80]} has no card yet: a card states what a finished run promises.")
+        run, folder = await self._finished(name)
         arguments = {"root": str(folder.root), "parts": list(folder.parts), "raw": self.settings.raw}
         try:
             found = await self.reader.ask("card", version=run.version, **arguments)
@@ -67,6 +65,18 @@ class Site:
             raise
         self.shelf.note(run, VERIFIED)
         return found
+
+    async def _finished(self, name: str) -> tuple[Run, RunFolder]:
+        run, folder = await asyncio.to_thread(self.run, name)
+        if run.state != "finished":
+            raise NotThere(f"The run {name[:80]} has no card yet: a card states what a finished run promises.")
+        return run, folder
+
+    async def compare(self, first: str, second: str) -> dict[str, Any]:
+        """Two finished runs side by side."""
+        (a, here), (b, there) = [await self._finished(name) for name in (first, second)]
+        arguments = {"root": str(here.root), "first": list(here.parts), "second": list(there.parts)}
+        return await self.reader.ask("compare", version=f"{a.version} {b.version}", **arguments)
 
     async def ledger(self) -> dict[str, Any]:
         """The budgets as they are, or were a moment ago."""

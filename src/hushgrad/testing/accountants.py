@@ -71,6 +71,11 @@ class _Unheard(Event):
 def check_accountant(accountant: Accountant, *, delta: float = _DELTA, events: tuple[Event, ...] = EVENTS) -> None:
     """Raise AssertionError, with one sentence, where ``accountant`` breaks a law that every accountant keeps.
 
+    Args:
+        accountant: the one to check.
+        delta: at which it is asked.
+        events: what it is asked about.
+
     >>> from hushgrad.accounting import GDP
     >>> check_accountant(GDP())
 

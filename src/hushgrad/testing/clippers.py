@@ -23,6 +23,11 @@ def check_clipper(
 
     ``names`` are parameter names that the clipper's groups, if it has any, are asked about; a clipper for the small model of this check
     must cover those of the default.
+
+    Args:
+        clipper: the one to check.
+        names: parameters that its groups are asked about.
+        seed: of the small model and its gradients.
     """
     generator = torch.Generator().manual_seed(seed)
     grouping = clipper.groups(names)

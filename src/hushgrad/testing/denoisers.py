@@ -203,6 +203,11 @@ def apply_operator(u: Tensor, sigma: float, boundary: str, axes: int) -> Tensor:
 def check_laplacian(denoiser: Laplacian, shape: tuple[int, ...], *, seed: int = 0) -> None:
     """Raise AssertionError unless A_σ(A_σ⁻¹ v) = v for a random float64 ``v``, with A_σ applied from its definition.
 
+    Args:
+        denoiser: the one to check.
+        shape: of the tensor that it is checked on.
+        seed: of that tensor.
+
     >>> check_laplacian(Laplacian(2.0), (1009,))
     """
     v = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -33,6 +33,11 @@ def check_mechanism(mechanism: Mechanism, *, steps: int = 12, participation: Par
     promises no more than that allows and improves with the noise; the live rows are N Z, resume bit for bit and end with the
     last row; their covariance is right, by a test that rejects a copy with one row 5 % too large; ``row_std``, ``unit_error``
     and ``state_size`` are true; the JSON form gives the mechanism back.
+
+    Args:
+        mechanism: the one to check.
+        steps: number of rows; brute force over all patterns grows with it.
+        participation: the only one to check; all that matter by default.
     """
     for who in _PARTICIPATIONS if participation is None else (participation,):
         fixed = mechanism.resolved(steps=steps, participation=who)

@@ -48,6 +48,18 @@ def assert_private(
     data may be. ``event`` is a finer claim than (epsilon, delta), such as ``guarantee_.event``, stated under ``relation``: more can
     be refuted with it.
 
+    Args:
+        mechanism: a plan, a running ``Private``, or a function of a data set and a seed.
+        epsilon: of the claim.
+        delta: of the claim.
+        neighbours: two neighbouring data sets, for a function.
+        event: a finer claim than (epsilon, delta), for a function.
+        relation: under which the event is stated.
+        runs: runs on each neighbour, or canaries.
+        steps: of the audited run, for a plan.
+        confidence: with which a claim is refuted.
+        seed: of everything random in the test.
+
         >>> mean = lambda data, seed: sum(data) + np.random.default_rng(seed).laplace(scale=2.0)  # 0.5-DP for data in [0, 1]
         >>> assert_private(mean, epsilon=0.5, delta=1e-6, neighbours=([0, 1, 1], [0, 1]))
         >>> assert_private(mean, epsilon=0.1, delta=1e-6, neighbours=([0, 1, 1], [0, 1]), runs=2000)

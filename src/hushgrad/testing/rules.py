@@ -59,6 +59,14 @@ def check_rule(
 
     ``inputs`` have the examples in dimension ``batch_dim``; tensors of another size there are shared by all examples. The loss
     must be a sum over examples. Raises AssertionError.
+
+    Args:
+        module_factory: makes the layer.
+        inputs: of the layer, examples in dimension ``batch_dim``.
+        loss: a sum over examples.
+        dtype: in which the rule runs.
+        tolerance: the largest relative error that passes.
+        batch_dim: where the examples are.
     """
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     module = module_factory().to(dtype)

@@ -161,6 +161,13 @@ def guarantee_of(
     """The guarantee for everything in ``ledger``, asked with the delta, relation and unit of ``plan``.
 
     Ledgers of several phases on the same data add up: ``guarantee_of(first.ledger + second.ledger, plan)``.
+
+    Args:
+        ledger: what happened.
+        plan: whose delta, relation and unit are asked for.
+        reproducible: whether the noise came from a seed, which the guarantee then says.
+        accountant: who computes epsilon.
+        notes: further sentences for the guarantee.
     """
     event = ledger.event()
     notes = ((_SEEDED,) if reproducible else ()) + ((_CERTIFIED,) if plan.certified else ()) + notes

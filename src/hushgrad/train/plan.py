@@ -184,6 +184,11 @@ class Plan(_Description):
 
         In a certified run a record moves the sum by (1 + kappa) clip norms at most: its noise counts for 1 / (1 + kappa) of itself.
         What came ``before`` is counted too.
+
+        Args:
+            noise_multiplier: in units of the clip norm.
+            participation: another one than the sampler's.
+            steps: another number of steps than the plan's.
         """
         counted = noise_multiplier / (1 + self.kappa)
         steps_alone = self.noise.event(counted, participation or self.participation, self.steps if steps is None else steps)
@@ -281,6 +286,28 @@ class Plan(_Description):
         | ``"balls_in_bins"`` | each record in one random batch per epoch, the same in all epochs |
         | a :class:`~hushgrad.sampling.Sampler` | as it says |
 
+        Args:
+            delta: of the guarantee; well below 1 / dataset_size.
+            batch_size: the expected number of records in a step, and the constant by which every sum is divided.
+            dataset_size: a public number of records (of users, for ``unit="user"``).
+            max_grad_norm: the clip norm C of one record's gradient, for the flat clipper.
+            epsilon: of the whole run; the noise is calibrated to it. Give this or ``noise_multiplier``.
+            noise_multiplier: standard deviation of the noise in units of the clip norm.
+            epochs: expected passes over the data. Give this or ``steps``.
+            steps: number of steps.
+            sampling: how batches are dealt, by a name of the table or as a sampler.
+            clip: another clipper than the flat one.
+            noise: the mechanism that correlates the noise of different steps.
+            denoise: post-processing of each noisy gradient; costs no privacy.
+            relation: which data sets are neighbours.
+            unit: what is protected, "example" or "user"; a run with users takes ``groups``.
+            average: "ema" or another average of the iterates, for the model that is used.
+            projection: a set to which the parameters are projected after each step.
+            secure: round sum plus noise correctly to a public grid.
+            certified: add up in double precision, with a proved bound that the event counts.
+            before: what was released from the same records before the run; part of its event and of its calibration.
+            accountant: who calibrates.
+
             >>> Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=256, dataset_size=60_000, epochs=10).steps
             2344
 
@@ -332,6 +359,28 @@ class Plan(_Description):
         | ``"balls_in_bins"`` | each record in one random batch, the same in all epochs |
         | a :class:`~hushgrad.sampling.Sampler` | as it says |
 
+        Args:
+            delta: of the guarantee; well below 1 / dataset_size.
+            batch_size: the expected number of records in a step, and the constant by which every sum is divided.
+            dataset_size: a public number of records (of users, for ``unit="user"``).
+            max_grad_norm: the clip norm C of one record's gradient, for the flat clipper.
+            epsilon: of the whole run; the noise is calibrated to it. Give this or ``noise_multiplier``.
+            noise_multiplier: standard deviation of the noise in units of the clip norm.
+            epochs: expected passes over the data. Give this or ``steps``.
+            steps: number of steps.
+            sampling: how batches are dealt, by a name of the table or as a sampler.
+            clip: another clipper than the flat one.
+            noise: the mechanism that correlates the noise of different steps.
+            denoise: post-processing of each noisy gradient; costs no privacy.
+            relation: which data sets are neighbours.
+            unit: what is protected, "example" or "user"; a run with users takes ``groups``.
+            average: "ema" or another average of the iterates, for the model that is used.
+            projection: a set to which the parameters are projected after each step.
+            secure: round sum plus noise correctly to a public grid.
+            certified: add up in double precision, with a proved bound that the event counts.
+            before: what was released from the same records before the run; part of its event and of its calibration.
+            accountant: who calibrates.
+
         Reference: Kairouz et al. 2021; Denisov et al. 2022, theorem 2.1; Choquette-Choo et al. 2023 (several epochs).
         """
         from hushgrad.train import recipes
@@ -361,6 +410,25 @@ class Plan(_Description):
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-GD: the full data in every step. The sum is divided by the public ``dataset_size``.
+
+        Args:
+            delta: of the guarantee; well below 1 / dataset_size.
+            dataset_size: a public number of records (of users, for ``unit="user"``).
+            steps: number of steps.
+            max_grad_norm: the clip norm C of one record's gradient, for the flat clipper.
+            epsilon: of the whole run; the noise is calibrated to it. Give this or ``noise_multiplier``.
+            noise_multiplier: standard deviation of the noise in units of the clip norm.
+            clip: another clipper than the flat one.
+            noise: the mechanism that correlates the noise of different steps.
+            denoise: post-processing of each noisy gradient; costs no privacy.
+            relation: which data sets are neighbours.
+            unit: what is protected, "example" or "user"; a run with users takes ``groups``.
+            average: "ema" or another average of the iterates, for the model that is used.
+            projection: a set to which the parameters are projected after each step.
+            secure: round sum plus noise correctly to a public grid.
+            certified: add up in double precision, with a proved bound that the event counts.
+            before: what was released from the same records before the run; part of its event and of its calibration.
+            accountant: who calibrates.
 
             >>> str(Plan.dpgd(noise_multiplier=20.0, delta=1e-6, dataset_size=1000, steps=60).participation)
             'Everyone()'

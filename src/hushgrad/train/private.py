@@ -188,6 +188,12 @@ class Private:
         ``groups`` gives each example's user for a plan with ``unit="user"``. ``identity`` names the data and their version
         where they are read from files as they are asked for; otherwise their content is compared. Data and groups stay the same
         for the whole run. Other options go to torch's ``DataLoader``.
+
+        Args:
+            dataset: indexable, or a data set of torch; the same one for the whole run.
+            groups: the owner of each example, for ``unit="user"``.
+            identity: a name of the data and their version, where their content cannot be compared.
+            dataloader_options: go to torch's ``DataLoader``.
         """
         if self._books.declared is not None:
             raise ArgumentError("Expected no loader: declare() stated that this run's batches come from elsewhere.")

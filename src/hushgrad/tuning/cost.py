@@ -87,6 +87,12 @@ class TuningCost(_Tuning):
 def tuning_cost(trial: Event, *, delta: float, stopping: Stopping, relation: Relation | str = Relation.ADD_REMOVE) -> TuningCost:
     """What a search costs whose trials cost ``trial`` each: training, and scoring where that touches private data.
 
+    Args:
+        trial: what one trial costs.
+        delta: of the whole search.
+        stopping: the distribution of the number of trials.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+
     >>> from hushgrad.events import Gaussian
     >>> cost = tuning_cost(Gaussian(10.0), delta=1e-6, stopping=Stopping(mean=10.0))
     >>> round(cost.naive, 2), round(cost.epsilon, 2)
@@ -113,6 +119,13 @@ def calibrated_noise(
     relation: Relation | str = Relation.ADD_REMOVE,
 ) -> float:
     """The smallest noise multiplier with which the *whole search* is (``epsilon``, ``delta``)-DP.
+
+    Args:
+        trial: the event of one trial for a noise multiplier.
+        epsilon: of the whole search.
+        delta: of the whole search.
+        stopping: the distribution of the number of trials.
+        relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
 
     >>> from hushgrad.events import Gaussian
     >>> noise = calibrated_noise(Gaussian, epsilon=1.0, delta=1e-6, stopping=Stopping(mean=10.0))

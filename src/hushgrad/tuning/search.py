@@ -95,6 +95,11 @@ def priced(recipe: Recipe, *, settings: Settings | None = None, data: Data | Non
     An ``epsilon`` in the recipe's plan is the budget of the *whole search*: the noise of the trials is calibrated so that it is
     met. A ``noise_multiplier`` is taken as it is.
 
+    Args:
+        recipe: with a ``[tune]`` table, unless ``settings`` are given.
+        settings: that table, checked.
+        data: what the recipe names, if it was read already.
+
     Raises:
         ArgumentError: where candidates differ in what a trial costs: the theorem is about one mechanism.
     """

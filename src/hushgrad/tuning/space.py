@@ -49,6 +49,11 @@ class Settings:
 def settings_of(recipe: Recipe, *, over: Iterable[str] = (), changes: Mapping[str, Any] | None = None) -> Settings:
     """The settings in a recipe's ``[tune]`` table; ``over`` adds words such as ``"optimizer.lr=0.1,0.3"``.
 
+    Args:
+        recipe: whose table ``[tune]`` is read.
+        over: more values to try.
+        changes: keys of the table that are replaced.
+
     Raises:
         ArgumentError: for anything that is not understood, before anything is trained.
     """
