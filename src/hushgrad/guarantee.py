@@ -99,12 +99,10 @@ def questions(epsilon: float | None, delta: float | None, *, records: float | No
     """
     found = []
     if epsilon is not None and epsilon > _LARGE_EPSILON:
-        size = "infinite" if math.isinf(epsilon) else at_most(epsilon, 6)
-        found.append(
-            f"An epsilon of {size} promises next to nothing: one record may change a probability by the factor e^epsilon."
-        )
+        size = "An infinite epsilon" if math.isinf(epsilon) else f"An epsilon of {at_most(epsilon, 6)}"
+        found.append(f"{size} promises next to nothing: one record may change a probability by the factor e^epsilon.")
     limit = _LARGE_DELTA if records is None else min(_LARGE_DELTA, 1.0 / records)
-    if delta is not None and delta >= limit:
+    if delta is not None and limit <= delta < 1:
         known = "the number of records" if records is None else f"{records:.6g} records"
         found.append(
             f"A delta of {at_most(delta, 6)} allows to publish that share of the records as they are: "

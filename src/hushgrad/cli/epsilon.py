@@ -36,14 +36,14 @@ def run(words: list[str]) -> int:
     event = event_from(options)
     names = accountant_names(options.accountant)
     answers = [_ask(event, name, options) for name in names]
-    found = [answer["epsilon"] for answer in answers if "epsilon" in answer]
-    ask(questions(min(found, default=None), options.delta))
     if options.plot:
         _plot(event, names, options)
     if options.json:
         print_json(_as_json(event, answers, options))
     else:
         _print(event, answers, options)
+    found = [answer["epsilon"] for answer in answers if "epsilon" in answer]
+    ask(questions(min(found, default=None), options.delta))
     return 2 if all("refused" in answer for answer in answers) else 0
 
 

@@ -58,7 +58,7 @@ def run(words: list[str]) -> int:
     try:
         how = {"resume": options.resume, "take_over": options.take_over, "allow_code": options.allow_code}
         recipe = _recipe(options)
-        asked = () if recipe is None else questions(recipe.plan.get("epsilon"), recipe.plan["delta"])
+        asked = () if recipe is None else recipe.questions()
         ask(asked)
         outcome = train(recipe, options.out, **how, progress=not options.quiet, policy=options.policy)
     except KeyboardInterrupt:

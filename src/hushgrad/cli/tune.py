@@ -69,7 +69,7 @@ def run(words: list[str]) -> int:
     recipe = None if options.resume else _recipe(options)
     settings = None if recipe is None else settings_of(recipe, over=options.over, changes=_changes(options))
     if recipe is not None:
-        ask(questions(recipe.plan.get("epsilon"), recipe.plan["delta"]))
+        ask(recipe.questions())
     if options.dry and recipe is not None:
         return _say_price(options, priced(recipe, settings=settings))
     try:

@@ -18,6 +18,7 @@ from hushgrad import _check
 from hushgrad.clipping.base import Clipper
 from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import ArgumentError
+from hushgrad.guarantee import questions
 from hushgrad.noise.base import Mechanism
 from hushgrad.recipes.code import imported
 from hushgrad.recipes.data import DATA, Data
@@ -123,6 +124,12 @@ class Recipe:
         tables = {"model": self.model, "data": self.data, "plan": self.plan, "optimizer": self.optimizer}
         optional = {name: dict(table) for name, table in (("ledger", self.ledger), ("tune", self.tune)) if table}
         return {**{name: dict(table) for name, table in tables.items()}, "run": run, **optional}
+
+    def questions(self) -> tuple[str, ...]:
+        """What a reader should ask about the (epsilon, delta) that the plan states; nothing where they are no numbers."""
+        stated = [self.plan.get(key) for key in ("epsilon", "delta")]
+        known = [float(x) if isinstance(x, (int, float)) and not isinstance(x, bool) else None for x in stated]
+        return questions(*known)
 
     def make_data(self) -> Data:
         """Read the data."""
