@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hushgrad.audit.worst import worst_record
     from hushgrad.testing.accountants import check_accountant
     from hushgrad.testing.clippers import check_clipper
     from hushgrad.testing.denoisers import check_denoiser, check_disk, check_laplacian
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from hushgrad.testing.private import assert_private
     from hushgrad.testing.rules import check_rule
     from hushgrad.testing.samplers import check_sampler
-    from hushgrad.testing.worst import worst_record
 
 # Checks and the modules where they live; imported on first use, so that checking an accountant does not import torch.
 _HOMES = {

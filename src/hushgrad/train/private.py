@@ -268,8 +268,12 @@ class Private:
     def audit(self, dataset: Any, loss_fn: Callable[[Any, Any], Tensor], **options: Any) -> Any:
         """Audit this run on copies of its model and optimizer, under keys of the audit: the run itself is not touched.
 
-        ``dataset`` and ``loss_fn`` as for :func:`hushgrad.train.fit`. Returns a :class:`hushgrad.audit.DeepReport`; the options are
-        those of :func:`hushgrad.audit.audit_run`, and ``groups``, ``build``, ``whole``, ``loader_options``. For the owner's eyes.
+        Returns a :class:`hushgrad.audit.DeepReport`, for the owner's eyes.
+
+        Args:
+            dataset: as for :func:`hushgrad.train.fit`.
+            loss_fn: as for :func:`hushgrad.train.fit`.
+            options: those of :func:`hushgrad.audit.audit_run`, and ``groups``, ``build``, ``whole``, ``loader_options``.
         """
         # The auditor stands above this room and is called by name: nothing here depends on it.
         return import_module("hushgrad.audit.deep").audit_private(
