@@ -124,6 +124,8 @@ def plan(**options: Any) -> hushgrad.Plan:
     make = hushgrad.Plan.dpftrl if isinstance(options.get("noise"), noise.Mechanism) else hushgrad.Plan.dpsgd
     if "clip" not in options:
         options["max_grad_norm"] = 0.5
+    if not options.get("secure"):
+        options.setdefault("cipher", "chacha20")
     sizes = {"batch_size": B, "dataset_size": N, **options.pop("sizes", {})}
     return make(noise_multiplier=0.7, delta=1e-5, steps=STEPS, **sizes, **options)
 
@@ -151,6 +153,7 @@ USERS: dict[str, Any] = {"users": True, "plan": {"unit": "user", "sizes": {"batc
 CASES = {
     "mlp": Case(options={"check_isolation": True}),
     "adam": Case(optimizer=adam),
+    "drawn by the host": Case(plan={"cipher": "aes256"}),
     "micro-batches": Case(micro=3),
     "text": Case(**TEXT),
     "tied": Case(**TEXT | {"model": lambda: Tokens(tied=True)}),

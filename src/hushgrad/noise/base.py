@@ -85,7 +85,7 @@ class NoiseStream(ABC):
         indices: Sequence[int] | None = None,
         offsets: Sequence[int] | None = None,
         out: Sequence[Tensor] | None = None,
-        scale: float = 1.0,
+        scale: float | Tensor = 1.0,
     ) -> list[Tensor]:
         """``row`` for several tensors at once, with the same bits and perhaps faster; ``indices`` are 0, 1, ... by default.
 
@@ -101,13 +101,17 @@ class NoiseStream(ABC):
         numbers, starts = range(count) if indices is None else indices, [0] * count if offsets is None else offsets
         sums: Sequence[Tensor | None] = [None] * count if out is None else out
         return [
-            self.row(step, index, like, offset=offset, out=total, scale=scale)
+            self.row(step, index, like, offset=offset, out=total, scale=float(scale))
             for index, like, offset, total in zip(numbers, likes, starts, sums, strict=True)
         ]
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """What a resumed stream needs beside the key and the step (empty if everything is regenerated)."""
+
+    def takes(self, state: dict[str, Any], likes: Sequence[Tensor]) -> bool:
+        """Whether ``state`` can be gone on with where these tensors lie (it can, by default); else earlier rows are drawn again."""
+        return True
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -81,6 +81,12 @@ class Source:
 
             self._grid = SecureNoise(master)
 
+    @property
+    def chacha(self) -> ChaChaStream:
+        """The key stream that devices draw from."""
+        assert isinstance(self._stream, ChaChaStream)
+        return self._stream
+
     def __repr__(self) -> str:
         return f"Source({'seed=…' if self.reproducible else 'key=…'}{', secure=True' if self.secure else ''})"
 

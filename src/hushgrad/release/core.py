@@ -65,7 +65,7 @@ class Release:
 
     def use_key(self, key: RunKey) -> None:
         """Start the noise of another key, from its first row."""
-        self._key, self.source = key, Source(key=key.secret, secure=self._plan.secure)
+        self._key, self.source = key, Source(key=key.secret, secure=self._plan.secure, cipher=self._plan.drawn_by)
         self.stream = self._plan.noise.stream(self.source, steps=self._plan.steps)
         self._ahead = False
 
@@ -100,7 +100,8 @@ class Release:
         ``contributions`` is how many examples or units the issued batch has; None for a batch from elsewhere.
         """
         # A sum that is rounded together with its noise must be complete before.
-        early = [] if self._plan.secure else self.placement.early(capture.scattered)
+        names = [] if self._plan.secure else self.placement.early(capture.scattered)
+        early = [name for name in names if name not in self.lazy]
         begun: dict[str, Tensor] = {}
         if early:
             require_contributions(step, capture.check(), contributions)  # a step is refused before its noise is drawn
@@ -221,6 +222,13 @@ class Release:
         index = len(self.placement.params)  # that no tensor has
         self.source.z(step, index, count, out=count, scale=clip.count_noise or 0.0)
         self.use_clip(clip.moved(float(count)))
+
+    def load_noise(self, state: dict[str, Any] | None, steps: int) -> None:
+        """Bring the stream of a fresh key to row ``steps``: from its saved state, or by drawing the rows before it once more."""
+        if state is not None and self.stream.takes(state, [self._like(name) for name in self.placement.params]):
+            self.stream.load_state_dict(state)
+        else:
+            self.replay(steps)
 
     # Restarts --------------------------------------------------------------------------------------------------------
 

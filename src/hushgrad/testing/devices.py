@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +36,8 @@ from torch.utils.backend_registration import (
 )
 
 from hushgrad.errors import HushgradError
+from hushgrad.noise._chacha import ChaChaStream
+from hushgrad.noise.devices import DeviceKernel, Target, Turn, reference_row, register
 
 __all__ = ["Meter", "PretendDevice", "WrongDevice", "on_host", "pretend"]
 
@@ -264,6 +266,27 @@ class _Functions(TorchFunctionMode):
                     return torch.tensor(*args[1:], **options).to(device)
                 return func(*args, **options).to(device)
         return func(*args, **options)
+
+
+class _Kernel(DeviceKernel):
+    """Noise in one launch, as a kernel on a real device makes it; here by the reference."""
+
+    def row(self, stream: ChaChaStream, turn: Turn, targets: Sequence[Target], scale: float | Tensor, *, fresh: bool) -> None:
+        for _ in dict.fromkeys(target.out.dtype for target in targets):
+            for meter in _meter[-1:]:
+                meter.launched("noise_row")
+        by = float(on_host(scale)) if isinstance(scale, Tensor) else scale
+        for out, state, index, offset in targets:
+            into = on_host(out.detach())
+            real = torch.float64 if into.dtype is torch.float64 else torch.float32
+            made = into if into.dtype is real else into.to(real)
+            kept = None if state is None else on_host(state).numpy()
+            reference_row(stream, turn, made.numpy().reshape(-1), kept, (index, offset), by, fresh=fresh)
+            if made is not into:
+                into.copy_(made)
+
+
+register(NAME, _Kernel())
 
 
 class PretendDevice:

@@ -20,6 +20,7 @@ from hushgrad.events import Compose, Event, Participation, Relation
 from hushgrad.guarantee import Guarantee
 from hushgrad.noise.base import Mechanism
 from hushgrad.noise.independent import Independent
+from hushgrad.noise.source import CIPHERS, require_cipher
 from hushgrad.sampling.base import Sampler
 from hushgrad.train.after.averaging import Average
 from hushgrad.train.after.projection import Projection
@@ -46,6 +47,8 @@ class Plan(_Description):
     runs, kappa = 1e-4, which the event counts; else that bound holds in real numbers, and in single precision is measured.
     ``before`` is what was released from the same records before the first step (a private mean, private bounds of columns): it is part
     of the run's event, so the noise of the steps is calibrated for both together.
+    ``cipher`` is what the noise is drawn from, ``"aes256"`` or ``"chacha20"``; None: AES in main memory, ChaCha20 on a device that
+    draws for itself, as the plan of the run then says.
 
     **Formal guarantee.** A run of this plan satisfies ``plan.guarantee()``: (epsilon, ``delta``)-DP per ``unit`` under
     ``relation``, for the event that the mechanism's theorem gives for the sampler's participation. Where there is no such
@@ -76,6 +79,7 @@ class Plan(_Description):
     secure: bool = field(default=False, metadata=LATER)
     certified: bool = field(default=False, metadata=LATER)
     before: Event | None = field(default=None, metadata=LATER)
+    cipher: str | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         size = _check.positive(batch_size=self.batch_size)
@@ -106,6 +110,8 @@ class Plan(_Description):
             self._require_adaptive(self.clip)
         if _check.instance(bool, secure=self.secure):
             self._require_rounding()
+        if self.cipher is not None:
+            require_cipher(self.cipher, secure=self.secure)
         object.__setattr__(self, "noise", self.noise.resolved(steps=self.steps, participation=self.participation))
         # The theorems are asked for now: a plan that nobody can account for is refused before any data is touched.
         _require_theorem(self.noise, self.participation, self.steps, self.relation)
@@ -152,6 +158,11 @@ class Plan(_Description):
     def capacity(self) -> int:
         """Contributions to a step at most, in a certified run: four times ``batch_size``, and a thousand. More are refused."""
         return int(4 * self.batch_size) + 1000
+
+    @property
+    def drawn_by(self) -> str:
+        """The cipher that the noise comes from: what ``cipher`` says, or AES."""
+        return self.cipher or CIPHERS[0]
 
     @property
     def noise_std(self) -> float:
@@ -241,6 +252,7 @@ class Plan(_Description):
         rows += [(name, _brief(value)) for name, value in options if value is not None]
         bound = "" if self.certified else "; the sum's own bound is proved with certified=True only"
         rows += [("secure", f"sum plus noise correctly rounded to a public grid{bound}")] if self.secure else []
+        rows += [("cipher", self.cipher)] if self.cipher else []
         rows += [("certified", f"sums in double precision; kappa = {KAPPA:g}, counted")] if self.certified else []
         return "\n".join([f"Plan {self.digest[:12]}", *(f"  {name:<11}{text}" for name, text in rows)])
 
@@ -269,6 +281,7 @@ class Plan(_Description):
         secure: bool = False,
         certified: bool = False,
         before: Event | None = None,
+        cipher: str | None = None,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-SGD: random batches, independent noise in each step, privacy amplified by the secrecy of the sampling.
@@ -340,6 +353,7 @@ class Plan(_Description):
         secure: bool = False,
         certified: bool = False,
         before: Event | None = None,
+        cipher: str | None = None,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-FTRL: correlated noise over a fixed order of the data; no sampling assumption.
@@ -407,6 +421,7 @@ class Plan(_Description):
         secure: bool = False,
         certified: bool = False,
         before: Event | None = None,
+        cipher: str | None = None,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-GD: the full data in every step. The sum is divided by the public ``dataset_size``.

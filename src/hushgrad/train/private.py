@@ -25,6 +25,7 @@ from hushgrad.release.keys import RunKey
 from hushgrad.release.lazy import LazyTables, require_lazy_plan
 from hushgrad.release.passes import Closure, run_passes
 from hushgrad.release.placement import placement_of
+from hushgrad.release.placement.device import with_cipher
 from hushgrad.release.placement.sharded import Sharded, is_sharded
 from hushgrad.release.placement.world import World
 from hushgrad.release.witness import witness
@@ -117,9 +118,10 @@ class Private:
         lazy_tables: bool = False,
         unused: str = "raise",
     ) -> None:
-        self.plan, self.model, self.optimizer = _check.instance(Plan, plan=plan), model, optimizer
+        self.model, self.optimizer = model, optimizer
         self._guard = Guard(model, optimizer)
         self._params = self._guard.params
+        plan = self.plan = with_cipher(_check.instance(Plan, plan=plan), self._params)
         self._world = World.here()
         self._key = self._world.share_key(key)
         self._books = Books(plan, self._key.run_name(), prior=prior, max_epsilon=max_epsilon)
@@ -517,10 +519,7 @@ class Private:
         self._journal.seek(state["journal"]["position"], bytes.fromhex(state["journal"]["chain"]))
         self._books.load_state_dict(state["books"])
         self._release.use_key(self._key)
-        if "noise" in state:
-            self._release.stream.load_state_dict(state["noise"])
-        else:
-            self._release.replay(self.steps)
+        self._release.load_noise(state.get("noise"), self.steps)
         self._release.use_clip(Clipper.from_json(state["clip"]))
         self._release.filter_state = dict(state["filter"])
         if self._averaged is not None:

@@ -76,6 +76,7 @@ def _plan(
     secure: bool,
     certified: bool,
     before: Event | None,
+    cipher: str | None,
     accountant: str,
 ) -> Plan:
     if (epsilon is None) == (noise_multiplier is None):
@@ -96,6 +97,7 @@ def _plan(
         secure=secure,
         certified=certified,
         before=before,
+        cipher=cipher,
     )
     return plan if epsilon is None else plan.calibrated(epsilon=epsilon, accountant=accountant)
 

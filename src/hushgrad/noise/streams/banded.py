@@ -9,6 +9,7 @@ import numpy as np
 
 from hushgrad import _check
 from hushgrad.noise import _kernel
+from hushgrad.noise.devices import MOST_THERE, Turn
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.blocks import BlockStream, Emit
 from hushgrad.noise.streams.ordered import Lane
@@ -59,6 +60,14 @@ class BandedStream(BlockStream[_Plan]):
             diagonal[t - first] = band[0]
             table[t - first, t + 1 - len(band) - oldest : t - oldest] = -band[:0:-1]
         return _Plan(table[:, : first - oldest], table[:, first - oldest :], diagonal)
+
+    def _turn(self, step: int) -> Turn | None:
+        band, slots = self._coefficients(step), self._slots
+        if slots > MOST_THERE:
+            return None
+        past = [(-c, (step - j) % slots) for j, c in reversed(list(enumerate(band))) if j and c != 0]
+        weights, rows = tuple(c for c, _ in past), tuple(row for _, row in past)
+        return Turn(step, weights=weights, rows=rows, divisor=float(band[0]), keep=step % slots if slots else -1)
 
     def _begin(self, lane: Lane, plan: _Plan, block: range, low: int, high: int, emit: Emit) -> None:
         ring = lane.rows("rows")[:, low:high]

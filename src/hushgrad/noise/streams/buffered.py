@@ -9,6 +9,7 @@ import numpy as np
 
 from hushgrad import _check
 from hushgrad.noise import _kernel
+from hushgrad.noise.devices import Turn
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.ordered import ChunkedStream, Lane
 
@@ -38,6 +39,9 @@ class BufferStream(ChunkedStream):
 
     def _sizes(self) -> Mapping[str, int]:
         return {"buffers": len(self._decay)}
+
+    def _turn(self, step: int) -> Turn:
+        return Turn(step, weights=tuple(-self._weight), rows=tuple(range(len(self._weight))), decay=tuple(self._decay))
 
     def _advance(self, lane: Lane, low: int, high: int, out: np.ndarray, scale: float, fresh: bool) -> None:
         decay, weight = self._decay.astype(out.dtype), self._weight.astype(out.dtype)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from hushgrad.noise._kernel import Piece
+from hushgrad.noise.devices import Turn
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.ordered import Lane, OrderedStream
 
@@ -30,6 +31,9 @@ class IndependentStream(OrderedStream):
 
     def _sizes(self) -> Mapping[str, int]:
         return {}
+
+    def _turn(self, step: int) -> Turn:
+        return Turn(step)
 
     def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
         self._source.draw(step, pieces, scale, fresh=fresh)  # nothing to update, so all of a model's tensors take one call

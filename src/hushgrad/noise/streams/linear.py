@@ -11,6 +11,7 @@ import numpy as np
 from hushgrad import _check
 from hushgrad.noise import _kernel
 from hushgrad.noise._threads import SHARE
+from hushgrad.noise.devices import MOST_THERE, Turn
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.blocks import BlockStream, Emit
 from hushgrad.noise.streams.ordered import Lane
@@ -70,6 +71,18 @@ class FilterStream(_LinearStream):
             _check.fail("coefficients", coefficients, "to have at least one entry")
         super().__init__(source, steps=steps, memory=memory, longest=len(beta))
         self._beta = beta
+
+    def _kept_there(self) -> int:
+        return len(self._beta) - 1
+
+    def _turn(self, step: int) -> Turn | None:
+        kept = self._kept_there()
+        if kept > MOST_THERE:
+            return None
+        past = [(c, (step - j) % kept) for j, c in reversed(list(enumerate(self._beta[: step + 1]))) if j and c != 0]
+        weights, rows = tuple(c for c, _ in past), tuple(row for _, row in past)
+        own, keep = float(self._beta[0]), step % kept if kept else -1
+        return Turn(step, weights=weights, rows=rows, last=True, own=own, keep=keep, keeps_z=True)
 
     def _weights(self, t: int) -> tuple[int, np.ndarray]:
         used = self._beta[: t + 1]

@@ -16,11 +16,14 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.noise import _memory
 from hushgrad.noise._kernel import Piece
+from hushgrad.noise._keystream import check_address
 from hushgrad.noise._threads import CHUNK, over_chunks
+from hushgrad.noise._transform import GROUP, GROUP_BYTES
 from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.devices import DeviceKernel, Target, Turn, kernel_for
 from hushgrad.noise.source import Source, delivered, pieces_of
 
-__all__ = ["ChunkedStream", "Lane", "OrderedStream"]
+__all__ = ["ChunkedStream", "Lane", "OrderedStream", "fresh_like"]
 
 
 @dataclass
@@ -72,6 +75,14 @@ class OrderedStream(NoiseStream):
     def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
         """Write or add row ``step`` of every lane to its piece and update its state."""
 
+    def _turn(self, step: int) -> Turn | None:
+        """Row ``step`` as a device makes it; None (the default): the host draws this mechanism for every device."""
+        return None
+
+    def _kept_there(self) -> int:
+        """Rows of state that turns use on a device."""
+        return sum(self._sizes().values())
+
     @final
     def row(
         self, step: int, index: int, like: Tensor, *, offset: int = 0, out: Tensor | None = None, scale: float = 1.0
@@ -89,9 +100,13 @@ class OrderedStream(NoiseStream):
         indices: Sequence[int] | None = None,
         offsets: Sequence[int] | None = None,
         out: Sequence[Tensor] | None = None,
-        scale: float = 1.0,
+        scale: float | Tensor = 1.0,
     ) -> list[Tensor]:
         """See NoiseStream. No row is drawn unless all can be."""
+        kernel = self._kernel_of(step, likes)
+        if kernel is not None:
+            return self._rows_there(kernel, step, likes, indices, offsets, out, scale)
+        scale = float(scale)
         pieces = pieces_of(likes, indices, offsets, out, exact=self._source.secure)
         lanes = [self._lane(piece) for piece in pieces]
         step, scale = _check.integer(0, step=step), _check.number(scale=scale)
@@ -106,6 +121,67 @@ class OrderedStream(NoiseStream):
             lane.interrupted, lane.next = False, step + 1
         return delivered(pieces, likes, out, exact=self._source.secure)
 
+    # On a device -------------------------------------------------------------------------------------------------------
+
+    def _kernel_of(self, step: int, likes: Sequence[Tensor]) -> DeviceKernel | None:
+        """What draws these tensors' rows where they lie; None: the host."""
+        if not likes or likes[0].is_cpu or self._source.cipher != "chacha20" or self._source.secure or self._turn(step) is None:
+            return None
+        return kernel_for(likes[0].device)
+
+    def draws_there(self, likes: Sequence[Tensor]) -> bool:
+        """Whether the rows of these tensors are drawn on their device."""
+        return self._kernel_of(0, likes) is not None
+
+    def takes(self, state: dict[str, Any], likes: Sequence[Tensor]) -> bool:
+        """Whether a saved state can be gone on with where these tensors lie; else the rows so far must be drawn again.
+
+        What is kept on a device and in main memory has other forms, and follows from the key in either.
+        """
+        kept = [lane["state"] for lane in state["lanes"] if lane["state"]]
+        return all(("there" in rows) == self.draws_there(likes) for rows in kept)
+
+    def _rows_there(
+        self,
+        kernel: DeviceKernel,
+        step: int,
+        likes: Sequence[Tensor],
+        indices: Sequence[int] | None,
+        offsets: Sequence[int] | None,
+        out: Sequence[Tensor] | None,
+        scale: float | Tensor,
+    ) -> list[Tensor]:
+        """All tensors' rows in one launch: added to ``out``, or in new memory, one tensor behind the other."""
+        numbers, starts = range(len(likes)) if indices is None else indices, offsets or [0] * len(likes)
+        places = dict.fromkeys(like.device for like in likes)
+        if len(places) > 1:  # a launch for each
+            found: dict[int, Tensor] = {}
+            for place in places:
+                own = [k for k, like in enumerate(likes) if like.device == place]
+                given = None if out is None else [out[k] for k in own]
+                asked = {"indices": [numbers[k] for k in own], "offsets": [starts[k] for k in own], "out": given, "scale": scale}
+                found |= zip(own, self.rows(step, [likes[k] for k in own], **asked), strict=True)  # type: ignore[arg-type]
+            return [found[k] for k in range(len(likes))]
+        made = fresh_like(likes) if out is None else [t if t.is_contiguous() else t.contiguous() for t in out]
+        pieces = [Piece(i, o, t, 0, t.numel()) for i, o, t in zip(numbers, starts, made, strict=True)]
+        lanes = [self._lane(piece) for piece in pieces]
+        for lane in lanes:
+            self._check_step(step, lane)
+            check_address(step, lane.index, -(-lane.end // GROUP) * (GROUP_BYTES // 16))
+            lane.interrupted = True
+        turn = self._turn(step)
+        assert turn is not None
+        targets = [Target(t, lane.state.get("there"), lane.index, lane.offset) for t, lane in zip(made, lanes, strict=True)]
+        kernel.row(self._source.chacha, turn, targets, scale, fresh=out is None)
+        for lane in lanes:
+            lane.interrupted, lane.next = False, step + 1
+        if out is None:
+            return made
+        for to, t in zip(out, made, strict=True):
+            if t is not to:
+                to.copy_(t)
+        return list(out)
+
     def _check_step(self, step: int, lane: Lane) -> None:
         if step == lane.next and not lane.interrupted and (self._steps is None or step < self._steps):
             return
@@ -118,22 +194,25 @@ class OrderedStream(NoiseStream):
             _check.fail("step", step, f"to be less than steps={self._steps}", "Make a stream with more steps.")
 
     def _lane(self, piece: Piece) -> Lane:
-        index, offset, dtype = piece.which, piece.start, piece.target.dtype
+        index, offset, dtype = piece.which, piece.start, _computed_in(piece.target.dtype)
         lane = self._lanes.get((index, offset))
         if lane is None:
             lane = Lane(_check.integer(0, index=index), offset, piece.size, dtype)
             for other in self._lanes.values():
                 if other.index == index and other.offset < lane.end and offset < other.end:
                     _check.fail("offset", offset, f"to lie outside the shard at {other.offset}", "Shards must not overlap.")
-            self._start(lane)
+            self._start(lane, piece.target.device)
             self._lanes[index, offset] = lane
         if lane.count != piece.size or lane.dtype is not dtype:
             _check.fail("like", (piece.size, dtype), f"to keep its {lane.count} elements of {lane.dtype}")
         return lane
 
-    def _start(self, lane: Lane) -> None:
+    def _start(self, lane: Lane, device: torch.device) -> None:
         """Give a new lane its first state: zeros, or the pieces of a checkpoint that cover it."""
-        lane.state = {name: _memory.zeros((rows, lane.count), lane.dtype) for name, rows in self._sizes().items()}
+        if device.type == "cpu":
+            lane.state = {name: _memory.zeros((rows, lane.count), lane.dtype) for name, rows in self._sizes().items()}
+        elif self._kept_there():
+            lane.state = {"there": torch.zeros(self._kept_there(), lane.count, dtype=lane.dtype, device=device)}
         pieces = [p for p in self._loaded if p.index == lane.index and p.offset < lane.end and lane.offset < p.end]
         if not pieces:
             return
@@ -161,8 +240,8 @@ class OrderedStream(NoiseStream):
         if state.get("stream") != type(self).__name__:
             _check.fail("state", state.get("stream"), f"to come from a {type(self).__name__}")
         loaded = [Lane(**{**lane, "state": {k: v.clone() for k, v in lane["state"].items()}}) for lane in state["lanes"]]
-        sizes = dict(self._sizes())
         for lane in loaded:
+            sizes = {"there": self._kept_there()} if "there" in lane.state else dict(self._sizes())
             if {name: tuple(rows.shape) for name, rows in lane.state.items()} != {n: (r, lane.count) for n, r in sizes.items()}:
                 _check.fail("state", sorted(lane.state), f"to hold {sizes} rows of {lane.count} numbers", "Same mechanism?")
         self._lanes, self._loaded = {}, loaded
@@ -187,12 +266,28 @@ class ChunkedStream(OrderedStream):
         self._advance(lane, low, high, flat[low:high], scale, fresh)
 
 
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    """The precision in which a tensor's noise is made."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def fresh_like(likes: Sequence[Tensor]) -> list[Tensor]:
+    """New tensors of these shapes and types on their device, those of one type one behind the other."""
+    made: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(like.dtype for like in likes):
+        alike = [k for k, like in enumerate(likes) if like.dtype is dtype]
+        sizes = [likes[k].numel() for k in alike]
+        flat = torch.empty(sum(sizes), dtype=dtype, device=likes[0].device)
+        made |= {k: part.view(likes[k].shape) for k, part in zip(alike, flat.split(sizes), strict=True)}
+    return [made[k] for k in range(len(likes))]
+
+
 def _overlap(a: Lane, b: Lane) -> bool:
     return a.index == b.index and a.offset < b.end and b.offset < a.end
 
 
 def _pack(lane: Lane) -> dict[str, Any]:
-    state = {name: rows.clone() for name, rows in lane.state.items()}
+    state = {name: rows.to("cpu", copy=True) for name, rows in lane.state.items()}
     return {
         "index": lane.index,
         "offset": lane.offset,

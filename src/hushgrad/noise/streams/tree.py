@@ -9,6 +9,7 @@ import numpy as np
 
 from hushgrad import _check
 from hushgrad.noise import _kernel
+from hushgrad.noise.devices import Turn
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.ordered import ChunkedStream, Lane
 
@@ -48,12 +49,25 @@ class TreeStream(ChunkedStream):
     def _sizes(self) -> Mapping[str, int]:
         return {"nodes": self._size.bit_length()}  # the estimates of the open prefix, by level
 
+    def _turn(self, step: int) -> Turn | None:
+        if self._honaker:  # an estimate of several numbers
+            return None
+        leaf, levels = step % self._size, self._size.bit_length()
+        top = self._top(leaf)
+        below = tuple(level for level in range(min(top, leaf.bit_length())) if leaf >> level & 1)
+        return Turn(node(step, top), weights=(-1.0,) * len(below), rows=below, keep=top if top < levels else -1, keeps_z=True)
+
+    def _top(self, leaf: int) -> int:
+        """The level of the node that a leaf completes."""
+        if self._completion and leaf == self._size - 1:
+            return (self._size - 1).bit_length()
+        return ((leaf + 1) & -(leaf + 1)).bit_length() - 1
+
     def _advance(self, lane: Lane, low: int, high: int, out: np.ndarray, scale: float, fresh: bool) -> None:
         leaf = lane.next % self._size
         nodes = lane.rows("nodes")[:, low:high]
         open_levels = [level for level in range(leaf.bit_length()) if leaf >> level & 1]
-        ends = self._completion and leaf == self._size - 1
-        top = (self._size - 1).bit_length() if ends else ((leaf + 1) & -(leaf + 1)).bit_length() - 1
+        top = self._top(leaf)
         estimate = self._estimate(lane, leaf, top, low, high)
         row = estimate.copy()
         term = -np.ones((1, 1), row.dtype)

@@ -1,4 +1,4 @@
-"""Where the tensors of a run lie: in one process, replicated in several, or sharded over them.
+"""Where the tensors of a run lie: in one process, on a device, replicated in several processes, or sharded over them.
 
 A placement is a value that the core asks; :func:`placement_of` finds the one of a model, and is the only place that tells them
 apart.
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from hushgrad.release.placement.device import OnDevice, draws_there
 from hushgrad.release.placement.replicated import Replicated
 from hushgrad.release.placement.sharded import Sharded, is_sharded
 from hushgrad.release.placement.whole import Whole
@@ -18,7 +19,7 @@ from hushgrad.release.placement.world import World
 if TYPE_CHECKING:
     from hushgrad.train.plan import Plan
 
-__all__ = ["Replicated", "Sharded", "Whole", "placement_of"]
+__all__ = ["OnDevice", "Replicated", "Sharded", "Whole", "placement_of"]
 
 
 def placement_of(params: dict[str, Tensor], world: World, plan: Plan) -> Whole:
@@ -29,4 +30,7 @@ def placement_of(params: dict[str, Tensor], world: World, plan: Plan) -> Whole:
     """
     if any(is_sharded(p) for p in params.values()):
         return Sharded.checked(params, world, plan)
-    return Replicated(params, world) if world.size > 1 else Whole(params, world)
+    if world.size > 1:
+        return Replicated(params, world)
+    on_device = plan.drawn_by == "chacha20" and draws_there(params)
+    return OnDevice(params, world) if on_device else Whole(params, world)

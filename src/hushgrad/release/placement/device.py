@@ -1,0 +1,38 @@
+"""On a device: every parameter lies whole in this process, on an accelerator that draws its own noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from hushgrad.noise.devices import kernel_for
+from hushgrad.release.placement.whole import Whole
+
+if TYPE_CHECKING:
+    from hushgrad.train.plan import Plan
+
+__all__ = ["OnDevice", "draws_there", "with_cipher"]
+
+
+def draws_there(params: Mapping[str, Tensor]) -> bool:
+    """Whether all parameters lie on devices that have a kernel for noise."""
+    devices = {p.device for p in params.values()}
+    return all(device.type != "cpu" and kernel_for(device) is not None for device in devices)
+
+
+def with_cipher(plan: Plan, params: Mapping[str, Tensor]) -> Plan:
+    """The plan of a run whose parameters lie here: one that leaves the cipher open takes the one that their device draws with."""
+    if plan.cipher is None and not plan.secure and draws_there(params):
+        return replace(plan, cipher="chacha20")
+    return plan
+
+
+class OnDevice(Whole):
+    """Whole, on a device: a row of noise is one launch, and the sums are added to it in place."""
+
+    def early(self, scattered: frozenset[str]) -> list[str]:
+        """All: noise that is there already costs no launch to be added."""
+        return list(self.params)
