@@ -319,6 +319,7 @@ class Plan(_Description):
             secure: round sum plus noise correctly to a public grid.
             certified: add up in double precision, with a proved bound that the event counts.
             before: what was released from the same records before the run; part of its event and of its calibration.
+            cipher: what the noise is drawn from, "aes256" or "chacha20"; None: as the device draws it.
             accountant: who calibrates.
 
             >>> Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=256, dataset_size=60_000, epochs=10).steps
@@ -393,6 +394,7 @@ class Plan(_Description):
             secure: round sum plus noise correctly to a public grid.
             certified: add up in double precision, with a proved bound that the event counts.
             before: what was released from the same records before the run; part of its event and of its calibration.
+            cipher: what the noise is drawn from, "aes256" or "chacha20"; None: as the device draws it.
             accountant: who calibrates.
 
         Reference: Kairouz et al. 2021; Denisov et al. 2022, theorem 2.1; Choquette-Choo et al. 2023 (several epochs).
@@ -443,6 +445,7 @@ class Plan(_Description):
             secure: round sum plus noise correctly to a public grid.
             certified: add up in double precision, with a proved bound that the event counts.
             before: what was released from the same records before the run; part of its event and of its calibration.
+            cipher: what the noise is drawn from, "aes256" or "chacha20"; None: as the device draws it.
             accountant: who calibrates.
 
             >>> str(Plan.dpgd(noise_multiplier=20.0, delta=1e-6, dataset_size=1000, steps=60).participation)
