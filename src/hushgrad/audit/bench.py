@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -175,7 +175,7 @@ def copied(model: nn.Module, optimizer: Optimizer) -> Build:
         twin = _copied_model(model)
         twins = dict(zip(map(id, model.parameters()), twin.parameters(), strict=True))
         groups = [{**group, "params": [twins[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
-        other = type(optimizer)(groups)
+        other = cast(Any, type(optimizer))(groups)  # a group holds every setting
         other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         return twin, other
 

@@ -29,7 +29,7 @@ from scipy.stats import beta, chi2
 from hushgrad.accounting import epsilon_interval
 from hushgrad.audit.bounds import rate_upper_bound
 from hushgrad.errors import NoTheorem
-from hushgrad.events import Everyone, Gaussian, MinSep, Once, Poisson
+from hushgrad.events import Event, Everyone, Gaussian, MinSep, Once, Poisson
 from hushgrad.noise import Independent
 from hushgrad.sampling import FullBatch
 from hushgrad.train import Plan
@@ -79,7 +79,7 @@ def step_gdp(plan: Plan, *, ratio: float, rate: float | None = None, reach: floa
     """
     how, sigma = plan.participation, ratio * float(plan.noise_multiplier or 0.0)
     if isinstance(how, (Everyone, MinSep, Once)):
-        event = Gaussian(sigma / reach)
+        event: Event = Gaussian(sigma / reach)
     else:
         observed = replace(how, rate=rate) if isinstance(how, Poisson) and rate is not None else how
         try:

@@ -72,9 +72,9 @@ def contributions(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> list
 
 
 def _plain(batch: Batch) -> Any:
-    return (
-        dict(batch) if isinstance(batch, dict) else list(batch) if isinstance(batch, (list, tuple)) else batch.as_subclass(Tensor)
-    )  # type: ignore[attr-defined]
+    if isinstance(batch, dict):
+        return dict(batch)
+    return list(batch) if isinstance(batch, (list, tuple)) else torch.as_tensor(batch).as_subclass(Tensor)
 
 
 def clipped(clip: Clipper, rows: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:

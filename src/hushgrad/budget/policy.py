@@ -141,7 +141,8 @@ def read_policy(path: str | Path | None = None) -> Policy | None:
     known = [field.name for field in fields(Policy)]
     for key in table:
         _check.one_of(known, policy_key=key)
-    return Policy(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    return Policy(**values)
 
 
 def _toml(text: str) -> dict[str, Any]:

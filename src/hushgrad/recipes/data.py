@@ -38,7 +38,7 @@ def _of_images(
 def _images(encoder: ImageEncoder, images: np.ndarray, labels: np.ndarray) -> TensorDataset:
     if len(images) != len(labels):
         _check.fail("labels", len(labels), f"to be as many as the images ({len(images)})")
-    return TensorDataset(encoder(images), torch.from_numpy(labels.astype(np.int64)))
+    return TensorDataset(encoder(list(images)), torch.from_numpy(labels.astype(np.int64)))
 
 
 def digits(*, test_fraction: float = 0.2) -> Data:

@@ -67,10 +67,10 @@ class _Bank(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _bank(size: int) -> _Bank:
-    spectra = [
+    fine, coarse = (
         torch.stack([torch.fft.fft2(morlet(size, scale=j, direction=a)).real for a in range(_DIRECTIONS)]).float() for j in (0, 1)
-    ]
-    return _Bank(*spectra, whole=low_pass(size, sigma=1.6, stride=4), half=low_pass(size // 2, sigma=0.8, stride=2))
+    )
+    return _Bank(fine, coarse, low_pass(size, sigma=1.6, stride=4), low_pass(size // 2, sigma=0.8, stride=2))
 
 
 def scattering(images: Tensor) -> Tensor:

@@ -82,10 +82,12 @@ def _remarks(a: Card, b: Card) -> list[str]:
 
     delta = min(mine.delta, others.delta)
     try:
-        at = [epsilon(one.event, delta=delta, accountant=one.accountant, relation=one.relation) for one in (mine, others)]
+        first, second = (
+            epsilon(one.event, delta=delta, accountant=one.accountant, relation=one.relation) for one in (mine, others)
+        )
     except NoTheorem:
         return ["Their deltas differ, and an epsilon at the other one's delta is not known."]
-    return [f"Their deltas differ. {_smaller(a, b, *at, delta)}"]
+    return [f"Their deltas differ. {_smaller(a, b, first, second, delta)}"]
 
 
 def _smaller(a: Card, b: Card, first: float, second: float, delta: float) -> str:

@@ -232,7 +232,7 @@ def _above(base: Curve, bins: int) -> _Above:
     low, high = _ends(base)
     spread = (high - low) / (2 * _deep())
     step = spread / POLICY.allocation_fineness
-    losses = np.arange(math.floor(low / step) - 1, math.ceil(high / step) + 2) * step
+    losses: Array = np.arange(math.floor(low / step) - 1, math.ceil(high / step) + 2, dtype=np.float64) * step
     p, infinite, lost = chords(base, losses, int(np.searchsorted(losses, 0.0)))
     # the chords' masses sum to one up to GUARD; over many terms the mass of Q must not be short of one
     law = Law(np.exp(losses), p * np.exp(-losses) * (1 + 4 * GUARD), _EXPONENTIALS)
