@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import io
 import itertools
 import json
@@ -15,9 +17,12 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, RecordDict
 from safetensors import safe_open
 
+from hushgrad.accounting import epsilon
 from hushgrad.budget import Ledger as Budget
 from hushgrad.budget.folder import finding, reservation_of
 from hushgrad.budget.rows import START, Stored, checked, digest
@@ -27,11 +32,18 @@ from hushgrad.events import Gaussian, Poisson, Sampled
 from hushgrad.federated.aggregate import Aggregator
 from hushgrad.federated.layout import Layout, Unusable
 from hushgrad.guarantee import Guarantee
+from hushgrad.guarantee import Ledger as Books
 from hushgrad.recipes.recipe import DEMO, Recipe
+from hushgrad.release.journal import JOURNAL, Journal
 from hushgrad.release.keys import RunKey, read_key, write_key
+from hushgrad.release.owner import Owner
+from hushgrad.release.placement.world import World
+from hushgrad.report.card import privacy_card
+from hushgrad.report.signature import _canonical, plain, verify
 from hushgrad.serve.runs import Shelf
 from hushgrad.train import Checkpoint, Plan, make_private
-from hushgrad.train.tree import _digest, write_tree
+from hushgrad.train.shard_files import Piece, ShardFiles
+from hushgrad.train.tree import _digest, understood, write_tree
 from hushgrad.tuning.search import _found
 
 _STEP = Sampled(Poisson(0.01), Gaussian(1.0))
@@ -118,6 +130,80 @@ def _forged() -> bytes:
         return file.metadata()["hushgrad"].encode()
 
 
+def read_journal(data: bytes) -> None:
+    """A run's journal: opened by its owner, who goes on from where it says; a look from outside; whatever was cut is not a release."""
+    path = _PLACE / "journal" / JOURNAL
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    with contextlib.suppress(HushgradError):
+        assert Journal.steps_released(path) >= 0 and Journal.is_begun(path) in (True, False)
+    owner = Owner(path.parent, newest=True)
+    try:
+        journal = Journal.open(path, _KEY, owner)
+        try:
+            journal.seek(0, Journal(_KEY).chain)
+            assert journal.position == 0 and journal.ahead >= 0
+        finally:
+            journal.close()
+    finally:
+        owner.release()
+
+
+def read_shard(data: bytes) -> None:
+    """One process's file of a sharded run, with a digest that fits: what is read has the length that was asked for."""
+    folder = _PLACE / "shards"
+    folder.mkdir(exist_ok=True)
+    path = folder / "shard-1-0.safetensors"
+    path.write_bytes(data)
+    files, shards = [[path.name, hashlib.blake2b(data, digest_size=32).hexdigest()]], ShardFiles(folder, World())
+    with understood(path):
+        shards.verify(files)
+        assert shards.reader(files)("tensor.0", 1, 3).shape[1] == 3
+        shards.rng(files)
+
+
+def _shard() -> bytes:
+    folder = _PLACE / "whole-shards"
+    folder.mkdir()
+    pieces = {"tensor.0": Piece(0, torch.arange(6.0).reshape(1, 6)), "noise.0.buffer": Piece(2, torch.zeros(2, 4))}
+    ((name, _),) = ShardFiles(folder, World()).write(pieces, 1)
+    return (folder / name).read_bytes()
+
+
+def read_card(data: bytes) -> None:
+    """A privacy card: as it comes, and once more as a forger would sign it."""
+    path = _PLACE / "card.json"
+    path.write_bytes(data)
+    with contextlib.suppress(HushgradError):
+        assert verify(path).guarantee.epsilon >= 0
+    try:
+        body = {name: value for name, value in json.loads(data).items() if name != "signature"}
+        signed = _SIGNER.sign(_canonical(body))
+    except (AttributeError, RecursionError, ValueError):  # nothing that anybody could sign
+        return
+    path.write_text(json.dumps({**body, "signature": base64.b64encode(signed).decode()}))
+    verify(path)
+
+
+def _cards() -> tuple[bytes, ...]:
+    """A signed card, by the forger's key, and one that claims no signature."""
+    folder = _PLACE / "carded"
+    folder.mkdir()
+    event = _PLAN.event(10)
+    spent = epsilon(event, delta=_PLAN.delta)
+    claim = Guarantee(epsilon=spent * 1.001, delta=_PLAN.delta, event=event, accountant="pld")
+    ledger = Books()
+    ledger.record(_PLAN.event(1), times=10)
+    for name, value in {"plan": _PLAN, "ledger": ledger, "guarantee": claim}.items():
+        (folder / f"{name}.json").write_text(json.dumps(value.to_json()))
+    (folder / "recipe.json").write_text(json.dumps(DEMO))
+    card = plain(privacy_card(folder).to_json())
+    public = _SIGNER.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    body = {**card, "signed_by": "a forger", "signer": base64.b64encode(public).decode()}
+    signature = base64.b64encode(_SIGNER.sign(_canonical(body))).decode()
+    return json.dumps({**body, "signature": signature}).encode(), json.dumps(card).encode()
+
+
 def read_search_file(data: bytes) -> None:
     """A file in the folder of an interrupted search."""
     path = _PLACE / "score.json"
@@ -202,11 +288,21 @@ def targets(scratch: Path, by_bytes: Mutate, by_json: Mutate, by_lines: Mutate) 
         ("noted heads", read_notes, (f"{head} 2\n".encode() * 3,), by_lines),
         ("keys", read_key_file, (key,), by_json),
         ("forged checkpoints", read_forged, (_forged(),), by_json),
+        ("journals", read_journal, (_journal(),), by_bytes),
+        ("shard files", read_shard, (_shard(),), by_bytes),
+        ("signed cards", read_card, _cards(), by_json),
         ("folders of searches", read_search_file, searched, by_json),
         ("folders to be settled", read_settled, (b"",), by_folder),
         ("folders on the page", read_page, (b"",), by_folder),
     ]
 
 
+def _journal() -> bytes:
+    """That of two steps; ``_forged`` took them."""
+    return (_PLACE / "run" / JOURNAL).read_bytes()
+
+
 _PLACE = Path()
+_KEY = RunKey(bytes(range(32)))
+_SIGNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 _FILES: dict[str, bytes] = {}

@@ -130,3 +130,19 @@ def test_a_cancelled_reservation_decides_nothing(tmp_path: Path) -> None:
     ledger.reserve("d", Gaussian(20.0).sampled(rate=0.1))
     (dataset,) = ledger.datasets()
     assert dataset.first == Gaussian(20.0) and price(dataset, ()) == 0.0
+
+
+def test_the_order_without_a_plan_suits_steps_on_samples_too() -> None:
+    """Below the order where their divergences jump, and Gaussian steps keep 95 % of what the best order admits."""
+    for step, epsilon_, delta_, least in [
+        (Gaussian(0.6).sampled(rate=0.001), 8.0, 1e-6, 100_000),
+        (Gaussian(1.1).sampled(rate=0.00427), 3.0, 1e-5, 17_500),
+        (Gaussian(20.0), 3.0, 1e-5, 0.94 * 178),
+    ]:
+        assert Filter(epsilon=epsilon_, delta=delta_, kind="rdp").used_with(step * int(least)) <= 1.0
+    budget = Filter(epsilon=1.0, delta=1e-5, kind="rdp")
+    with pytest.raises(BudgetExceeded, match="give plan="):  # no single order admits many of these: a pool admits 254
+        budget.spend(Gaussian(1.0).sampled(rate=0.01))
+    plan = Gaussian(1.0).sampled(rate=0.01)
+    assert Filter(epsilon=1.0, delta=1e-5, kind="rdp", plan=plan).admits(plan)
+    assert Filter(epsilon=1.0, delta=1e-5, plan=plan * 254).admits(plan * 254)

@@ -16,7 +16,7 @@ from flint import arb
 from hushgrad.accounting import epsilon_interval, gaussian_delta
 from hushgrad.accounting.pld import loss as losses
 from hushgrad.accounting.pld.search import solve
-from hushgrad.events import ApproxDP, DiscreteLaplace, Event, Gaussian, Laplace, PureDP
+from hushgrad.events import ApproxDP, BallsInBins, DiscreteLaplace, Event, Gaussian, Laplace, PureDP, Sampled
 
 # (questions, whether they take seconds each); all kinds together and for longer: make rigorous.
 COUNTS = {
@@ -84,6 +84,13 @@ def test_an_epsilon_next_to_the_largest_loss() -> None:
         low, high = epsilon_interval(PureDP(loss).sampled(rate=rate) * 2, delta=delta, relation=relation)
         both = [enumeration.composed(m, 2).delta for m in (masses, enumeration.mirrored(masses))]
         assert max(float(f(arb(high).exp()).mid()) for f in both) <= delta <= max(float(f(arb(low).exp()).mid()) for f in both)
+
+
+def test_few_bins_replaced_from_both_sides() -> None:
+    for bins, sigma, delta in [(3, 1.0, 1e-4), (10, 2.0, 1e-6)]:
+        low, high = epsilon_interval(Sampled(BallsInBins(bins=bins), Gaussian(sigma)), delta=delta, relation="replace_one")
+        one_bin = epsilon_interval(Gaussian(sigma).sampled(rate=1 / bins), delta=delta, relation="replace_one")[0]
+        assert one_bin < 0.98 * high < low <= high
 
 
 def test_a_smaller_upper_end_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:

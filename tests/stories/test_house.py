@@ -36,7 +36,7 @@ def test_the_arrows_hold(copy):
     [
         ("accounting/base.py", "import hushgrad.noise.base"),
         ("accounting/base.py", "import torch"),
-        ("events.py", "import numpy"),
+        ("events/composed.py", "import numpy"),
         ("clipping/base.py", "from hushgrad.noise import base"),
         ("denoise/base.py", "import hushgrad.train"),
     ],

@@ -42,6 +42,7 @@ __all__ = ["Filter", "order_for"]
 
 _CALIBRATED = 1e-9  # a plan that was calibrated to exactly this budget fits, whatever its last digit
 _ORDERS = [1.0 + math.exp(0.15 * k) for k in range(-20, 60)]
+_FINE_ORDERS = [1.0 + math.exp(0.03 * k) for k in range(-100, 800)]  # up to 1e10: tiny epsilons need them
 
 
 class _Rule(Protocol):
@@ -139,9 +140,20 @@ class Filter:
         if not self._rule.used(after) <= 1.0:
             raise BudgetExceeded(
                 f"Expected event={event} to fit into the budget epsilon={at_most(self.epsilon, 6)}, delta={at_most(self.delta, 6)}: "
-                f"{self.used:.1%} of it is used. The step was not taken."
+                f"{self.used:.1%} of it is used. The step was not taken.{self._remedy(event)}"
             )
         self._spent = after
+
+    def _remedy(self, event: Event) -> str:
+        """What helps where a Rényi order that nobody chose for these steps admits none of them."""
+        alone = (
+            Filter(epsilon=self.epsilon, delta=self.delta, kind=self.kind, relation=self.relation) if self.kind == "rdp" else None
+        )
+        if alone is None or alone.admits(event):
+            return ""
+        return (
+            " No such step fits at the Rényi order that suits this budget alone: give plan=, for a pool or an order of its own."
+        )
 
     def _after(self, event: Event) -> tuple[float, ...]:
         loss = loss_of(event, self._rule.accountant, self.relation)
@@ -276,14 +288,21 @@ def order_for(plan: Event, epsilon: float, delta: float, relation: Relation) -> 
     loss = loss_of(plan, "rdp", relation)
     if not isinstance(loss, RDPLoss):
         return None
-    shares = [(loss.renyi(a) / room, a) for a in _ORDERS if (room := _room(a, epsilon, delta)) > 0.0]
-    least = min((share for share, _ in shares), default=math.inf)
-    if math.isinf(least):
+
+    def share(order: float) -> float:
+        room = _room(order, epsilon, delta)
+        return loss.renyi(order) / room if room > 0.0 else math.inf
+
+    shares = {order: share(order) for order in _ORDERS}
+    best = min(shares, key=lambda order: shares[order])
+    if math.isinf(shares[best]):
         return None
-    usual = math.log(_default_order(epsilon, delta) - 1.0)
-    wide = least / POLICY.most_copies
+    around = [1.0 + (best - 1.0) * math.exp(0.01 * k) for k in range(-14, 15)]  # where divergences jump, a few per cent matter
+    shares |= {order: share(order) for order in around}
+    least = min(shares.values())
+    usual, wide = math.log(_default_order(epsilon, delta) - 1.0), least / POLICY.most_copies
     # a plan that fits only at its best order must still fit
-    good = [order for share, order in shares if share <= (wide if wide <= 1.0 else max(least, 1.0))]
+    good = [order for order, used in shares.items() if used <= (wide if wide <= 1.0 else max(least, 1.0))]
     return min(good, key=lambda order: abs(math.log(order - 1.0) - usual))
 
 
@@ -292,6 +311,13 @@ def _room(order: float, epsilon: float, delta: float) -> float:
     return epsilon - math.log1p(-1.0 / order) + (math.log(delta) + math.log(order)) / (order - 1.0)
 
 
+@lru_cache(maxsize=256)
 def _default_order(epsilon: float, delta: float) -> float:
-    """The order at which a zCDP budget of this size would be converted: 1 + sqrt(ln(1/delta)/rho)."""
-    return 1.0 + math.sqrt(math.log(1.0 / delta) / _rho_for(epsilon, delta))
+    """The smallest order that admits a share of the Gaussian steps that the best one does (``Policy.least_copies``).
+
+    Nothing is known about the steps. Those on samples have divergences that jump at an order of their own, and below it small ones: a lower
+    order costs Gaussian steps a little and admits more of the others.
+    """
+    rooms = {order: max(_room(order, epsilon, delta), 0.0) / order for order in _FINE_ORDERS}
+    most = max(rooms.values())
+    return min((order for order, room in rooms.items() if room >= POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[-1])

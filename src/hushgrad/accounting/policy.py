@@ -61,8 +61,10 @@ class Policy:
     exchange_tail: float = 1e-20  # of the moment that an addition of signed terms may leave out
     exchange_deep: float = 9.7  # standard deviations of a Gaussian with that little beyond
     exchange_fineness: int = 60  # places per spread: one epsilon then takes a tenth of a second
+    exchange_places: int = 2000  # of a sum at most, about, where terms are of all sizes: a tenth of a second again
     exchange_small: float = 1e-7  # sums this small beside 1 do not matter
     exchange_large: float = 200.0  # spreads from here on have terms of all sizes: small sums get places of their own
+    exchange_left: float = 1e-5  # the share of delta that an addition may leave out at either end, from below
     exchange_nodes: int = 320  # epsilons with a value of their own, if one epsilon is asked
     exchange_few_nodes: int = 80  # for a whole curve: every fourth
 
@@ -80,6 +82,8 @@ class Policy:
     quadrature_points: int = 60_000  # an integral over more points is not worth its time: the bound without sampling is used
     largest_order: int = 4096  # integer sums are not taken further, for the same reason
     most_copies: float = 0.85  # of the copies of a plan that the best order admits: an order nearer to the budget's own may do
+
+    least_copies: float = 0.95  # of the Gaussian steps that the best order admits, if nothing is known about the steps
 
     # The estimate by a contour.
     contour_block: int = 1_500_000  # points of one block of the double integral: 50 MB

@@ -69,7 +69,7 @@ def understood(path: Path) -> Iterator[None]:
         yield
     except (HushgradError, torch.distributed.DistError):  # refused already, or another process's fault
         raise
-    except (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         # Not its words: they may quote the state, which holds noise.
         raise ArgumentError(
             f"Expected {path.name} to hold the state of this run; what is in it does not fit ({type(error).__name__}). "

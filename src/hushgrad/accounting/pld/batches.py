@@ -10,6 +10,7 @@ from hushgrad.accounting.base import Loss
 from hushgrad.accounting.pld.accountant import PLD
 from hushgrad.accounting.pld.bounds.allocation import AllocatedAbove, AllocatedBelow, reaches
 from hushgrad.accounting.pld.bounds.exchange import AllocatedReplace
+from hushgrad.accounting.pld.bounds.exchange_below import AllocatedReplaceBelow
 from hushgrad.accounting.pld.loss import Pair, PrivacyLoss
 from hushgrad.accounting.pld.profiles.atoms import DiscreteGaussianCurve, DiscreteLaplaceCurve
 from hushgrad.accounting.pld.profiles.continuous import LaplaceCurve
@@ -126,10 +127,10 @@ def balls(of: Event, how: BallsInBins, relation: Relation) -> Loss:
     mu = math.sqrt(how.epochs) / of.noise_multiplier
     if relation is not Relation.REPLACE_ONE:
         return _allocated(GaussianCurve(mu * (1 + 1e-15)), how.bins)
-    far = reaches(GaussianCurve(2 * mu))
-    return once(
-        AllocatedReplace(mu * (1 + 1e-15), how.bins) if far else GaussianCurve(2 * mu), below=_alone(mu, 1 / how.bins, relation)
-    )
+    if not reaches(GaussianCurve(2 * mu)):
+        return once(GaussianCurve(2 * mu), below=_alone(mu, 1 / how.bins, relation))
+    above = AllocatedReplace(mu * (1 + 1e-15), how.bins)
+    return once(above, below=(AllocatedReplaceBelow(mu * (1 - 1e-15), above),))
 
 
 def _allocated(base: Curve, bins: int) -> Loss:

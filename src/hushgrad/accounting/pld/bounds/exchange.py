@@ -26,7 +26,7 @@ from hushgrad.accounting.pld.bounds.convex import Law, summed_above
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve
 from hushgrad.accounting.policy import POLICY
 
-__all__ = ["AllocatedReplace"]
+__all__ = ["AllocatedReplace", "middle_of", "places_of"]
 
 _ALONE = 4  # epsilons asked together that are worth the finer nodes
 
@@ -41,18 +41,18 @@ class AllocatedReplace(Curve):
     smooth = False
 
     def __post_init__(self) -> None:
-        last = self._nodes(POLICY.exchange_few_nodes)[-1]
-        object.__setattr__(self, "infinite", _delta(self.mu, self.bins, float(last)))
+        last = self.nodes(POLICY.exchange_few_nodes)[-1]
+        object.__setattr__(self, "infinite", self.value(float(last)))
         object.__setattr__(self, "impossible", self.infinite)
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """See :class:`Curve`; chords in x between the nodes."""
-        nodes = self._nodes(POLICY.exchange_nodes if len(epsilon) <= _ALONE else POLICY.exchange_few_nodes)
+        nodes = self.nodes(POLICY.exchange_nodes if len(epsilon) <= _ALONE else POLICY.exchange_few_nodes)
         last = len(nodes) - 1
         at = np.clip(np.searchsorted(nodes, epsilon, side="right") - 1, 0, last - 1)
         values = np.zeros(len(nodes))
         for k in np.unique(np.concatenate([at, at + 1])):
-            values[k] = _delta(self.mu, self.bins, float(nodes[k]))
+            values[k] = self.value(float(nodes[k]))
         gap = nodes[at + 1] - nodes[at]
         share = np.expm1(np.minimum(epsilon - nodes[at], gap)) / np.expm1(gap)
         call = values[at] + share * (values[at + 1] - values[at])
@@ -68,10 +68,14 @@ class AllocatedReplace(Curve):
     @property
     def support(self) -> tuple[float, float]:
         """What is farther out counts as infinite."""
-        last = float(self._nodes(POLICY.exchange_few_nodes)[-1])
+        last = float(self.nodes(POLICY.exchange_few_nodes)[-1])
         return -last, last
 
-    def _nodes(self, count: int) -> Array:
+    def value(self, epsilon: float) -> float:
+        """An upper bound on delta at one epsilon, as sharp as can be."""
+        return _value(self.mu, self.bins, epsilon)
+
+    def nodes(self, count: int) -> Array:
         """Epsilons up to where delta is next to nothing, closest near 0 where it falls fastest."""
         return _farthest(self.mu) * (np.arange(count + 1) / count) ** 2
 
@@ -82,7 +86,7 @@ def _farthest(mu: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _delta(mu: float, bins: int, epsilon: float) -> float:
+def _value(mu: float, bins: int, epsilon: float) -> float:
     """An upper bound on delta at one epsilon: this mean's, or that of the run without the bins' secrecy."""
     mean = mean_of(_term(mu, math.exp(epsilon)), bins)
     positive = float(np.sum(mean.law.mass * np.maximum(mean.law.places, 0.0)))
@@ -102,20 +106,13 @@ class _Signed:
         rest = 1 - share
         low, high = (share * self.law.places[i] + rest * other.law.places[i] for i in (0, -1))
         law, outside = summed_above(
-            self.law, other.law, (share, rest), _places(low, high, *self._middle(other, share)), raised=True
+            self.law, other.law, (share, rest), places_of(low, high, *middle_of(self.law, other.law, share)), raised=True
         )
         law.mass[0] += outside.below  # raised to the first place
         # the positive part of a sum is at most the sum of the positive parts, and the mean of one of them is at most one
         infinite = share * (self.infinite + other.lost) + rest * (other.infinite + self.lost) + outside.above_moment
         more = 1 + 2 * law.error
         return _Signed(law, infinite * more, (self.lost + other.lost + outside.above) * more).trimmed()
-
-    def _middle(self, other: _Signed, share: float) -> tuple[float, float]:
-        """About the median of a mean, and half of the distance of two quantiles: where the places should be closest."""
-        mine, others = (_quantiles(of.law) for of in (self, other))
-        sums = np.sort((share * mine[:, None] + (1 - share) * others).ravel())
-        low, middle, high = (float(sums[int(q * len(sums))]) for q in (0.16, 0.5, 0.84))
-        return middle, (high - low) / 2
 
     def trimmed(self) -> _Signed:
         """Without the largest values, and with the smallest ones raised to one place."""
@@ -130,26 +127,36 @@ class _Signed:
         return replace(self, law=kept, infinite=self.infinite + infinite, lost=self.lost + over)
 
 
+def middle_of(mine: Law, others: Law, share: float) -> tuple[float, float]:
+    """About the median of a mean, and half of the distance of two quantiles: where the places should be closest."""
+    sums = np.sort((share * _quantiles(mine)[:, None] + (1 - share) * _quantiles(others)).ravel())
+    low, middle, high = (float(sums[int(q * len(sums))]) for q in (0.16, 0.5, 0.84))
+    return middle, (high - low) / 2
+
+
 def _quantiles(law: Law) -> Array:
     """So few places, all equally likely, about."""
     at = np.searchsorted(np.cumsum(law.mass), (np.arange(64) + 0.5) / 64)
     return np.asarray(law.places[np.minimum(at, len(law.places) - 1)])
 
 
-def _places(low: float, high: float, centre: float, spread: float) -> Array:
+def places_of(low: float, high: float, centre: float, spread: float) -> Array:
     """Even steps around the centre, farther out in proportion to the distance from it; fewer on the left, which hardly matters."""
-    fine, core = POLICY.exchange_fineness, POLICY.allocation_core
+    core = POLICY.allocation_core
+    spans = [math.log1p(max(0.0, reach / spread - core)) for reach in (centre - low, high - centre)]
+    small = math.log(spread / POLICY.exchange_small) if spread >= POLICY.exchange_large else 0.0
+    # a sum takes the square of the number of places
+    fine = min(float(POLICY.exchange_fineness), POLICY.exchange_places / (2 * core + spans[0] / 2 + spans[1] + 2 * small / 3))
     even = np.arange(-math.ceil(core * fine), math.ceil(core * fine) + 1) * (spread / fine)
     sides = []
-    for reach, fineness in ((centre - low, fine / 2), (high - centre, fine)):
-        count = math.ceil(math.log1p(max(0.0, reach / spread - core)) * fineness) + 2
+    for span, fineness in zip(spans, (fine / 2, fine), strict=True):
+        count = math.ceil(span * fineness) + 2
         sides.append(even[-1] + spread * np.expm1(np.arange(1, count + 1) / fineness))
     places = centre + np.concatenate([-sides[0][::-1], even, sides[1]])
-    if spread < POLICY.exchange_large:
+    if not small:
         return np.asarray(places)
     # terms of all sizes: the mean of the positive ones is 1 at most, so sums that are small beside the spread count too
-    small = POLICY.exchange_small
-    near = np.geomspace(small, spread, math.ceil(math.log(spread / small) * fine / 3))
+    near = np.geomspace(POLICY.exchange_small, spread, math.ceil(small * fine / 3))
     near = near[near < min(high, -low)]
     return np.unique(np.concatenate([places, -near[::-1], [0.0], near]))
 

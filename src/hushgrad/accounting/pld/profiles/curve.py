@@ -78,6 +78,10 @@ class Curve(ABC):
         at = np.array([epsilon], dtype=float)
         return float(self.right(at)[0][0]) if epsilon >= 0 else float(self.left(at)[0][0]) - math.expm1(epsilon)
 
+    def likely(self, delta: float) -> float:
+        """Where a search for the epsilon at which the profile is ``delta`` starts."""
+        return 1.0
+
     def reach(self, tail: float) -> tuple[float, float]:
         """Losses (low, high) with put(low) and call(high) - infinite at most ``tail``; found by bisection."""
         return _reach(self, tail)

@@ -268,11 +268,13 @@ def _invert(curve: Curve, delta: float, *, upper: bool) -> float:
     target = delta / (1 + ACCURACY) if upper else delta / (1 - ACCURACY)
     if curve.delta(0.0) <= target:
         return 0.0
-    low, high = 0.0, 1.0
+    low, high = 0.0, curve.likely(target)
     while curve.delta(high) > target:
         low, high = high, 2 * high
         if high > 1e15:
             return math.inf if upper else low
+    if low == 0.0 and curve.delta(0.98 * high) > target:  # a good first guess
+        low = 0.98 * high
     while low == 0.0 and high > 1e-290:  # to a relative accuracy, however small it is
         low, high = (high / 16, high) if curve.delta(high / 16) > target else (0.0, high / 16)
     for _ in range(56):

@@ -1,0 +1,54 @@
+"""Checks and words that all values of this room share."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import fields as fields_of
+from typing import Any
+
+from hushgrad import _check
+from hushgrad._value import Value, is_silent
+
+__all__ = ["noise", "set_fields", "shown", "word"]
+
+_LEAST_NOISE = 1e-100  # less, or more than its inverse, and squares leave the range of floats
+
+
+def noise(**argument: Any) -> float:
+    """A scale of noise: 0, or a number whose square and its inverse are still numbers."""
+    ((name, value),) = argument.items()
+    scale = _check.non_negative(**argument)
+    if scale and not _LEAST_NOISE <= scale <= 1 / _LEAST_NOISE:
+        _check.fail(name, value, f"to be 0 or to lie in [{_LEAST_NOISE:g}, {1 / _LEAST_NOISE:g}]")
+    return scale
+
+
+def word(kind: Any, **argument: Any) -> Any:
+    """The member of an enumeration, given itself or its word."""
+    ((_, value),) = argument.items()
+    return value if isinstance(value, kind) else kind(_check.one_of([member.value for member in kind], **argument))
+
+
+def set_fields(value: Value, **fields: object) -> None:
+    """Store checked fields of a frozen value during its construction."""
+    for name, content in fields.items():
+        object.__setattr__(value, name, content)
+
+
+def shown(value: Value) -> str:
+    """The name of its class and the fields that say something."""
+    texts = [_show_field(f.name, getattr(value, f.name)) for f in fields_of(value) if not is_silent(value, f)]  # type: ignore[arg-type]
+    return f"{type(value).__name__}({', '.join(text for text in texts if text)})"
+
+
+def _show_field(name: str, x: object) -> str:
+    if isinstance(x, enum.Enum):
+        return f"{name}={x.value}"
+    if isinstance(x, bool):
+        return name if x else ""  # a flag shows its name or nothing
+    if isinstance(x, float):
+        return f"{x:.6g}"
+    if isinstance(x, tuple):
+        shown = [_show_field(name, item) for item in x[:4]]
+        return f"[{', '.join(shown)}{', ...' if len(x) > 4 else ''}]"
+    return str(x)

@@ -1,0 +1,163 @@
+"""Events, and events made of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hushgrad import _check, _foreign
+from hushgrad._value import Value
+from hushgrad.events._fields import set_fields, shown
+from hushgrad.events.neighbours import Absent, Answers
+from hushgrad.events.participation import Participation, Poisson
+
+__all__ = ["Compose", "Event", "NonPrivate", "Repeat", "RepeatAndSelect", "Sampled", "Unanalysed", "to_dp_accounting"]
+
+
+class Event(Value, family="event"):
+    """One private computation, or several composed ones.
+
+    ``event * n`` repeats it adaptively, ``a + b`` composes, ``event.sampled(rate=q)`` runs it on a Poisson sample. What theorems
+    about samples need to know is part of the event: ``absent``, ``answers``, and ``single_answers`` (one for each record).
+    """
+
+    absent = Absent.UNKNOWN
+    answers = Answers.ANONYMOUS
+    single_answers = False
+
+    def __mul__(self, times: int) -> Event:
+        times = _check.integer(0, times=times)
+        return self if times == 1 else Repeat(self, times)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Event) -> Event:
+        if not isinstance(other, Event):
+            return NotImplemented
+        return Compose((*_parts(self), *_parts(other)))
+
+    def sampled(self, *, rate: float) -> Event:
+        """This event on a Poisson sample: each record takes part with probability ``rate``, secretly."""
+        return Sampled(Poisson(rate), self)
+
+    @classmethod
+    def read(cls, description: object) -> Event:
+        """An event itself, or one that is described by its JSON, by a dp-accounting event or by an Opacus history.
+
+        >>> print(Event.read([(1.1, 0.01, 1000), (0.9, 0.01, 500)]))
+        1000 x Poisson(0.01) Gaussian(1.1) + 500 x Poisson(0.01) Gaussian(0.9)
+        """
+        return description if isinstance(description, Event) else Event.from_json(_foreign.json_of(description))
+
+    def __str__(self) -> str:
+        return _show(self)
+
+
+def to_dp_accounting(event: Event) -> Any:
+    """``event`` as a dp-accounting ``DpEvent``.
+
+    **Formal guarantee.** The two describe the same computation, so an accountant of dp-accounting bounds the same epsilon; what
+    has no exact counterpart there raises an error. ``Event.read`` reads it back.
+
+        >>> from hushgrad.events import Gaussian
+        >>> to_dp_accounting(Gaussian(1.1).sampled(rate=0.01))
+        PoissonSampledDpEvent(sampling_probability=0.01, event=GaussianDpEvent(noise_multiplier=1.1))
+
+    Raises:
+        ArgumentError: where there is no counterpart, or dp-accounting is not installed.
+    """
+    return _foreign.dp_accounting_of(_check.instance(Event, event=event).to_json())
+
+
+@dataclass(frozen=True)
+class Sampled(Event):
+    """``of`` run on the records that ``how`` selects, the selection kept secret.
+
+    One ``Sampled`` is one step for ``Poisson``, ``TruncatedPoisson`` and ``FixedSize``; one whole cycle of ``period`` steps
+    for ``CyclicPoisson``; and the whole run for ``BallsInBins``, ``MinSep`` and ``Once``, whose steps are not independent.
+    """
+
+    how: Participation
+    of: Event
+
+    def __post_init__(self) -> None:
+        _check.instance(Participation, how=self.how)
+        _check.instance(Event, of=self.of)
+
+
+@dataclass(frozen=True)
+class Repeat(Event):
+    """``of`` run ``times`` times, each run free to depend on the outputs before it (adaptive composition)."""
+
+    of: Event
+    times: int
+
+    def __post_init__(self) -> None:
+        of: Event = _check.instance(Event, of=self.of)
+        times = _check.integer(0, times=self.times)
+        if isinstance(of, Repeat):  # never nested: equality is by what happened
+            times, of = _check.integer(0, times=of.times * times), of.of
+        set_fields(self, of=of, times=times)
+
+
+@dataclass(frozen=True)
+class Compose(Event):
+    """Several events on the same data, adaptively. ``Compose(())`` is doing nothing."""
+
+    events: tuple[Event, ...]
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        flat: list[Event] = []
+        for event in events:
+            flat.extend(_parts(_check.instance(Event, events=event)))
+        set_fields(self, events=tuple(flat))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatAndSelect(Event):
+    """``of`` run a random number K of times; only the best result is released (private tuning).
+
+    K has mean ``mean`` and is Poisson for ``shape`` = inf, else truncated negative binomial with that shape (1: geometric,
+    0: logarithmic). Papernot and Steinke 2022, theorems 2 and 6.
+    """
+
+    of: Event
+    mean: float
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check.instance(Event, of=self.of)
+        shape = float(self.shape) if self.shape == float("inf") else _check.between(-1, 1e300, shape=self.shape)
+        set_fields(self, mean=_check.positive(mean=self.mean), shape=shape)
+
+
+@dataclass(frozen=True)
+class NonPrivate(Event):
+    """Something without any privacy: epsilon is infinite."""
+
+
+@dataclass(frozen=True)
+class Unanalysed(Event):
+    """Something for which no analysis is known, and ``why``: epsilon is infinite until somebody proves better."""
+
+    why: str
+
+    def __post_init__(self) -> None:
+        _check.instance(str, why=self.why)
+
+
+def _parts(event: Event) -> tuple[Event, ...]:
+    return event.events if isinstance(event, Compose) else (event,)
+
+
+def _show(value: Value) -> str:
+    if isinstance(value, Repeat):
+        inner = str(value.of)
+        return f"{value.times} x {'(' + inner + ')' if isinstance(value.of, Compose) else inner}"
+    if isinstance(value, Compose):
+        return " + ".join(map(str, value.events)) or "nothing"
+    if isinstance(value, Sampled):
+        inner = str(value.of)
+        return f"{value.how} {'(' + inner + ')' if isinstance(value.of, (Compose, Repeat)) else inner}"
+    return shown(value)

@@ -1,0 +1,200 @@
+"""Single mechanisms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hushgrad import _check
+from hushgrad._value import LATER
+from hushgrad.events._fields import noise, set_fields, word
+from hushgrad.events.composed import Event
+from hushgrad.events.neighbours import Absent, Answers
+
+__all__ = [
+    "ZCDP",
+    "ApproxDP",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "Exponential",
+    "Gaussian",
+    "GaussianMixture",
+    "Laplace",
+    "PureDP",
+    "RandomizedResponse",
+]
+
+
+@dataclass(frozen=True)
+class Gaussian(Event):
+    """N(0, ``noise_multiplier``² I) added to a sum of contributions of L2 norm at most 1. Multiplier 0 is no privacy."""
+
+    noise_multiplier: float
+    absent = Absent.NOTHING
+
+    def __post_init__(self) -> None:
+        set_fields(self, noise_multiplier=noise(noise_multiplier=self.noise_multiplier))
+
+
+@dataclass(frozen=True)
+class Laplace(Event):
+    """Laplace noise of ``scale`` b (density exp(-|x|/b)/2b) added to a number to which each record contributes at most 1.
+
+    Under add/remove it is (1/b)-DP. For a vector with a total L1 contribution of 1 this event is an upper bound, unless it says
+    that the answer is a single number (``scalar``), which costs less on Poisson samples under replace-one.
+    """
+
+    scale: float
+    scalar: bool = field(default=False, metadata=LATER)
+    absent = Absent.NOTHING
+
+    def __post_init__(self) -> None:
+        set_fields(self, scale=noise(scale=_check.positive(scale=self.scale)), scalar=_check.instance(bool, scalar=self.scalar))
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian(Event):
+    """Integer noise with P(k) proportional to exp(-k²/2 ``sigma``²) on an integer sum, contributions at most ``sensitivity``."""
+
+    sigma: float
+    sensitivity: int = 1
+    absent = Absent.NOTHING
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            sigma=noise(sigma=_check.positive(sigma=self.sigma)),
+            sensitivity=_check.positive_int(sensitivity=self.sensitivity),
+        )
+
+
+@dataclass(frozen=True)
+class DiscreteLaplace(Event):
+    """Integer noise with P(k) proportional to exp(-|k|/``scale``) on an integer sum, contributions at most ``sensitivity``.
+
+    Or on each place of a ``vector`` of sums, to which a record contributes at most ``sensitivity`` in total.
+    """
+
+    scale: float
+    sensitivity: int = 1
+    vector: bool = field(default=False, metadata=LATER)
+    absent = Absent.NOTHING
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            scale=noise(scale=_check.positive(scale=self.scale)),
+            sensitivity=_check.positive_int(sensitivity=self.sensitivity),
+            vector=_check.instance(bool, vector=self.vector),
+        )
+
+
+@dataclass(frozen=True)
+class RandomizedResponse(Event):
+    """Each record answers truthfully, except that with ``noise_probability`` the answer is uniform over ``categories``.
+
+    ``answers`` says whether the answers stand beside names or are only counted; a null record gives some answer too.
+    """
+
+    noise_probability: float
+    categories: int = 2
+    answers: Answers = field(default=Answers.UNKNOWN, metadata=LATER)
+    single_answers = True
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            noise_probability=_check.probability(noise_probability=self.noise_probability),
+            categories=_check.integer(2, categories=self.categories),
+            answers=word(Answers, answers=self.answers),
+        )
+
+
+@dataclass(frozen=True)
+class Exponential(Event):
+    """The exponential mechanism with P(y) proportional to exp(``epsilon`` u(y) / 2), u of sensitivity 1: epsilon-DP.
+
+    Its log-odds have a range of at most epsilon between neighbours, so it composes better than epsilon-DP alone tells.
+    ``absent="nothing"`` says that a null record's utility is 0 everywhere.
+    """
+
+    epsilon: float
+    absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
+
+    def __post_init__(self) -> None:
+        set_fields(self, epsilon=_check.non_negative(epsilon=self.epsilon), absent=word(Absent, absent=self.absent))
+
+
+@dataclass(frozen=True)
+class PureDP(Event):
+    """Any mechanism that is ``epsilon``-DP under the relation that the question is asked for.
+
+    ``absent="nothing"`` says that a null record is to the mechanism as if it were not there; see :class:`Absent`.
+    """
+
+    epsilon: float
+    absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
+
+    def __post_init__(self) -> None:
+        set_fields(self, epsilon=_check.non_negative(epsilon=self.epsilon), absent=word(Absent, absent=self.absent))
+
+
+@dataclass(frozen=True)
+class ApproxDP(Event):
+    """Any mechanism that is (``epsilon``, ``delta``)-DP under the relation that the question is asked for.
+
+    ``absent="nothing"`` says that a null record is to the mechanism as if it were not there; see :class:`Absent`.
+    """
+
+    epsilon: float
+    delta: float
+    absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            epsilon=_check.non_negative(epsilon=self.epsilon),
+            delta=_check.between(0, 1, closed="left", delta=self.delta),
+            absent=word(Absent, absent=self.absent),
+        )
+
+
+@dataclass(frozen=True)
+class ZCDP(Event):
+    """Any mechanism that is ``rho``-zCDP (Bun and Steinke 2016) under the relation that the question is asked for.
+
+    ``absent="nothing"`` says that a null record is to the mechanism as if it were not there; see :class:`Absent`.
+    """
+
+    rho: float
+    absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
+
+    def __post_init__(self) -> None:
+        set_fields(self, rho=_check.non_negative(rho=self.rho), absent=word(Absent, absent=self.absent))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianMixture(Event):
+    """N(0, ``noise_multiplier``²) added to a sum to which the record contributes a random amount, hidden from the observer.
+
+    The contribution has norm ``sensitivities[i]`` with probability ``probabilities[i]``. Poisson sampling of a Gaussian is
+    the case (0, 1) with (1 - q, q); a banded matrix mechanism under cyclic Poisson sampling is another.
+    """
+
+    noise_multiplier: float
+    sensitivities: tuple[float, ...]
+    probabilities: tuple[float, ...]
+    absent = Absent.NOTHING
+
+    def __post_init__(self) -> None:
+        sensitivities = tuple(_check.non_negative(sensitivities=s) for s in self.sensitivities)
+        probabilities = tuple(_check.probability(probabilities=p) for p in self.probabilities)
+        if not sensitivities or len(sensitivities) != len(probabilities):
+            _check.fail("probabilities", self.probabilities, "to be as many as the sensitivities, at least one")
+        if abs(sum(probabilities) - 1) > 1e-9:
+            _check.fail("probabilities", self.probabilities, "to sum to 1")
+        set_fields(
+            self,
+            noise_multiplier=noise(noise_multiplier=self.noise_multiplier),
+            sensitivities=sensitivities,
+            probabilities=probabilities,
+        )

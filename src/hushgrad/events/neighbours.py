@@ -1,0 +1,67 @@
+"""Between which data sets a guarantee holds, and what a mechanism shows of a record that is not there."""
+
+from __future__ import annotations
+
+import enum
+
+from hushgrad import _check
+
+__all__ = ["Absent", "Answers", "Relation"]
+
+
+class Relation(enum.Enum):
+    """When two data sets are neighbours. The guarantee compares the outputs on neighbours, so it has no meaning without.
+
+    | relation | neighbours | distance of the two sums of a query (contributions of norm at most 1) |
+    |---|---|---|
+    | ``ADD_REMOVE`` | one record is added or removed | 1 |
+    | ``REPLACE_ONE`` | one record is replaced by any other; the size is public | 2 |
+    | ``ZERO_OUT`` | one record is replaced by a null record that contributes 0; the size is public | 1 |
+    """
+
+    ADD_REMOVE = "add_remove"
+    REPLACE_ONE = "replace_one"
+    ZERO_OUT = "zero_out"
+
+    def __str__(self) -> str:
+        return {"add_remove": "add/remove one", "replace_one": "replace one", "zero_out": "zero out one"}[self.value]
+
+    @classmethod
+    def of(cls, relation: Relation | str) -> Relation:
+        """The relation itself, or the one that a word such as ``"replace_one"`` names."""
+        if isinstance(relation, Relation):
+            return relation
+        return cls(_check.one_of([r.value for r in cls], relation=relation))
+
+    @property
+    def contributions(self) -> int:
+        """How many bounded contributions the two neighbouring sums differ by: 2 for ``REPLACE_ONE``, else 1."""
+        return 2 if self is Relation.REPLACE_ONE else 1
+
+
+class Absent(enum.Enum):
+    """What a mechanism sees of a record that is not there, or that is null: what amplification by sampling needs to know.
+
+    | value | meaning |
+    |---|---|
+    | ``NOTHING`` | as if it contributed 0: the output's distribution is the same without it. Noise added to a sum is like that |
+    | ``UNKNOWN`` | its place may be visible: a mechanism may print how many records it was given |
+    """
+
+    NOTHING = "nothing"
+    UNKNOWN = "unknown"
+
+
+class Answers(enum.Enum):
+    """Whether what a mechanism releases says which records it comes from.
+
+    | value | meaning |
+    |---|---|
+    | ``ANONYMOUS`` | a function of the records as a set: a name, where there is one, is part of the record |
+    | ``NAMED`` | each answer stands beside its record's name, which is public |
+    | ``UNKNOWN`` | nobody said; then the worse of the two is assumed |
+    """
+
+    ANONYMOUS = "anonymous"
+    NAMED = "named"
+    UNKNOWN = "unknown"

@@ -1,0 +1,131 @@
+"""Who takes part when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hushgrad import _check
+from hushgrad._value import LATER, Value
+from hushgrad.events._fields import set_fields, shown
+
+__all__ = [
+    "BallsInBins",
+    "CyclicPoisson",
+    "Everyone",
+    "FixedSize",
+    "MinSep",
+    "Once",
+    "Participation",
+    "Poisson",
+    "TruncatedPoisson",
+]
+
+
+class Participation(Value, family="participation"):
+    """In which steps a record may take part. The sampler promises it, the mechanism's theorem needs it."""
+
+    def __str__(self) -> str:
+        return shown(self)
+
+
+@dataclass(frozen=True)
+class Poisson(Participation):
+    """In each step every record takes part independently with probability ``rate``."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        set_fields(self, rate=_check.rate(rate=self.rate))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruncatedPoisson(Participation):
+    """As Poisson, but a batch of more than ``size`` records is cut, uniformly at random, to ``size`` of them.
+
+    The batch then has a fixed physical size at most; records compete, which the accounting has to pay for.
+    ``dataset_size`` is public under this participation.
+    """
+
+    rate: float
+    dataset_size: int
+    size: int
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            rate=_check.rate(rate=self.rate),
+            dataset_size=_check.positive_int(dataset_size=self.dataset_size),
+            size=_check.positive_int(size=self.size),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSize(Participation):
+    """In each step a uniformly random subset of exactly ``size`` of the ``dataset_size`` records (no replacement)."""
+
+    dataset_size: int
+    size: int
+
+    def __post_init__(self) -> None:
+        n = _check.positive_int(dataset_size=self.dataset_size)
+        size = _check.positive_int(size=self.size)
+        if size > n:
+            _check.fail("size", size, f"to be at most dataset_size={n}")
+        set_fields(self, dataset_size=n, size=size)
+
+    @property
+    def rate(self) -> float:
+        """The fraction of the records that take part in one step."""
+        return self.size / self.dataset_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicPoisson(Participation):
+    """Records are split once into ``period`` groups; step t takes a Poisson sample at ``rate`` of group t mod period.
+
+    A record's possible steps are thus ``period`` apart, which is what amplifies banded mechanisms.
+    """
+
+    period: int
+    rate: float
+
+    def __post_init__(self) -> None:
+        set_fields(self, period=_check.positive_int(period=self.period), rate=_check.rate(rate=self.rate))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinSep(Participation):
+    """At most ``times`` participations of one record, any two of them at least ``gap`` steps apart; no randomness."""
+
+    gap: int
+    times: int
+
+    def __post_init__(self) -> None:
+        set_fields(self, gap=_check.positive_int(gap=self.gap), times=_check.positive_int(times=self.times))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BallsInBins(Participation):
+    """Each record is thrown into one of ``bins`` batches, uniformly: once for all ``epochs`` passes, or anew (``fresh``) for each."""
+
+    bins: int
+    epochs: int = 1
+    fresh: bool = field(default=False, metadata=LATER)
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            bins=_check.positive_int(bins=self.bins),
+            epochs=_check.positive_int(epochs=self.epochs),
+            fresh=_check.instance(bool, fresh=self.fresh),
+        )
+
+
+@dataclass(frozen=True)
+class Once(Participation):
+    """Each record takes part in at most one step; no randomness."""
+
+
+@dataclass(frozen=True)
+class Everyone(Participation):
+    """Every record takes part in every step (full batch)."""
