@@ -61,9 +61,9 @@ def test_filters_with_a_plan() -> None:
         Filter(epsilon=2.0, delta=1e-6, plan=STEP * (steps + 10))
     with pytest.raises(ArgumentError, match="plan"):
         Filter(epsilon=2.0, delta=1e-6, kind="pool")
-    little = Gaussian(0.6).sampled(rate=0.001)
-    shares = [Filter(epsilon=8.0, delta=1e-6, kind="rdp", plan=plan).used_with(little * 1000) for plan in (little * 1000, None)]
-    assert shares[0] < 0.6 * shares[1]  # the order that suits the budget alone admits half as many
+    little = Gaussian(0.8).sampled(rate=0.01)
+    shares = [Filter(epsilon=3.0, delta=1e-6, kind="rdp", plan=plan).used_with(little * 100) for plan in (little * 100, None)]
+    assert shares[0] < 0.6 * shares[1]  # the order that suits the budget alone admits fewer by far
 
 
 def _responses(e: np.ndarray, pure: float) -> np.ndarray:

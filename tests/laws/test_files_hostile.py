@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 
 import mpmath
 import pytest
+import safetensors.torch
+import torch
+from safetensors import safe_open
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError, HushgradError
@@ -15,7 +19,10 @@ from hushgrad.events import Event
 from hushgrad.guarantee import Ledger
 from hushgrad.noise import secure
 from hushgrad.release.atomic import replacing
+from hushgrad.release.placement.world import World
 from hushgrad.train import Plan
+from hushgrad.train.shard_files import Piece, ShardFiles
+from hushgrad.train.tree import understood
 
 DEEP = [
     "[" * 100_000,
@@ -79,3 +86,25 @@ def test_exact_roundings_have_a_precision_of_their_own(monkeypatch):
     finally:
         mpmath.mp.prec = before
     assert fine[0] == fine[1] and all(x != float(x) for x in fine[0])
+
+
+def test_a_forged_shard_file_is_refused(tmp_path):
+    """Its digest fits, and what it says about its tensors does not."""
+    shards = ShardFiles(tmp_path, World())
+    ((name, _),) = shards.write({"tensor.0": Piece(0, torch.arange(6.0).reshape(1, 6))}, 1)
+    path = tmp_path / name
+    with safe_open(path, framework="pt") as file:
+        tensors, header = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118  (not a dict)
+    (label,) = header
+    for forged in (
+        {label: header[label].replace('"tensor.0": 0', '"tensor.0": 0, "tensor.1": 0')},  # a tensor that is not there
+        {label: header[label].replace('"offsets"', '"other"')},
+        {label: "[]"},
+        {"other": "1"},
+    ):
+        safetensors.torch.save_file(tensors, path, metadata=forged)
+        files = [[name, hashlib.blake2b(path.read_bytes(), digest_size=32).hexdigest()]]
+        with pytest.raises(HushgradError), understood(path):
+            shards.verify(files)
+            shards.reader(files)("tensor.0", 0, 6)
+            shards.rng(files)

@@ -5,9 +5,10 @@ epsilon; gradient descent needs none, and is noisier otherwise, the more so the 
 epsilon below 0.5 a share of epsilon buys a noisy count of the records, and gradient descent is chosen where count x epsilon > 100 √d
 (measured, see docs/estimators.md).
 
-**Where the line is drawn.** A hinge loss that is regularised strongly ranks well and puts its threshold anywhere: it counts the classes. A
-share of epsilon chooses a better one among a few public multiples of the largest possible score, by the number of records on their right
-side. Staying at 0 has as much weight as all others together, so little is lost where the line was good.
+**Where the line is drawn.** A hinge loss that is regularised strongly, as objective perturbation needs it, ranks well and puts its
+threshold anywhere: it counts the classes. A share of epsilon chooses a better one among a few public multiples of the largest possible
+score, by the number of records on their right side. Staying at 0 has as much weight as all others together, so little is lost where the
+line was good. Gradient descent has no such regulariser; its line stays.
 
 **Formal guarantee.** A count moves by at most 1 with one record, added, removed or replaced; so does the number of records on their right
 side of any line. Laplace noise and the exponential mechanism (McSherry and Talwar 2007, theorem 6; a constant added to one candidate's

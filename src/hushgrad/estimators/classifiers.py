@@ -266,12 +266,17 @@ class DPLinearSVC(_LinearClassifier):
         return HuberHinge(_check.positive(width=self.width))
 
     def _release(self, problem: Problem, budget: Budget, random: Randomness) -> Release:
-        """With ``method="auto"`` the threshold is chosen anew: the fitted one counts the classes where epsilon is small."""
+        """With ``method="auto"`` objective perturbation's threshold is chosen anew: a strong regulariser makes it count the classes."""
         if self.method != "auto" or not self.fit_intercept or len(self.classes_) != 2:
             return super()._release(problem, budget, random)
+        descends, left, counted = prefers_descent(budget, problem.size, len(problem.X), random)
+        if descends:
+            release = self._by("gd", problem, left, random)
+            return release if counted is None else together(release, counted, budget)
         spent = LINE_SHARE * budget.epsilon
-        release = super()._release(problem, Budget(budget.epsilon - spent, budget.delta, budget.relation), random)
+        release = self._by("objective", problem, Budget(left.epsilon - spent, left.delta, left.relation), random)
         theta, reach = release.theta.copy(), float(np.linalg.norm(release.theta)) * problem.row_norm
         line = drawn_line(problem.X @ theta[0], problem.y > 0, reach=reach, epsilon=spent, random=random)
         theta[0, -1] -= line / (_INTERCEPT * float(self.data_norm))  # type: ignore[arg-type]  # the constant column
-        return together(replace(release, theta=theta), PureDP(spent), budget)
+        beside = PureDP(spent) if counted is None else Compose([counted, PureDP(spent)])
+        return together(replace(release, theta=theta), beside, budget)

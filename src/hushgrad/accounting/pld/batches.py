@@ -31,9 +31,9 @@ from hushgrad.events import (
     TruncatedPoisson,
 )
 
-__all__ = ["balls", "mirrored", "once", "replaced", "truncated", "zeroed"]
+__all__ = ["NOISE", "balls", "mirrored", "once", "replaced", "truncated", "zeroed"]
 
-_NOISE = (Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace)
+NOISE = (Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace)  # added to a sum: two sums are at most two contributions apart
 _NEAREST, _FARTHEST = (
     1e-3,
     25.0,
@@ -120,7 +120,7 @@ def balls(of: Event, how: BallsInBins, relation: Relation) -> Loss:
     if how.bins == 1:
         return PLD().loss(of * how.epochs, relation)
     if not isinstance(of, Gaussian) or of.noise_multiplier == 0:
-        if not isinstance(of, _NOISE) or how.epochs > 1 or relation is Relation.REPLACE_ONE:
+        if not isinstance(of, NOISE) or how.epochs > 1 or relation is Relation.REPLACE_ONE:
             return _unattained(PLD().loss(of * how.epochs, relation))
         base = PLD().leaf(of, relation)
         return _allocated(base.parts[0][0].above[0], how.bins) if isinstance(base, PrivacyLoss) else base

@@ -10,7 +10,7 @@ from typing import Any
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
 from hushgrad.accounting.participation import Way, kind_of, sampling
 from hushgrad.accounting.pld.accountant import PLD
-from hushgrad.accounting.pld.batches import balls, mirrored, once, replaced, truncated, zeroed
+from hushgrad.accounting.pld.batches import NOISE, balls, mirrored, once, replaced, truncated, zeroed
 from hushgrad.accounting.pld.loss import PrivacyLoss
 from hushgrad.accounting.pld.profiles.atoms import DEEPEST, DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
 from hushgrad.accounting.pld.profiles.continuous import BoundedRange, GaussianMixtureCurve, HalfRange, LaplaceCurve
@@ -34,8 +34,6 @@ from hushgrad.events import (
     Relation,
     Sampled,
 )
-
-_NOISE = (Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace)  # added to a sum: two sums are at most two contributions apart
 
 _WIDEST = 1e5  # of a discrete Gaussian: 74 sigma atoms are 60 MB
 _FARTHEST = 25.0  # of a mean of a mixture: losses are then hundreds in both directions, too large for ratios of densities
@@ -160,7 +158,7 @@ def _fixed_size(of: Event, how: FixedSize, relation: Relation) -> Loss:
 
 def _single(of: Event, how: Participation, relation: Relation) -> Loss:
     """One mechanism on a sample, by the theorem that covers it (``participation``)."""
-    if not isinstance(of, (*_NOISE, PureDP, ApproxDP, Exponential, RandomizedResponse)):
+    if not isinstance(of, (*NOISE, PureDP, ApproxDP, Exponential, RandomizedResponse)):
         raise NoTheorem(
             f"Sampling of {type(of).__name__} has no analysis: only single mechanisms can be sampled. "
             "Sample each step, or leave the sampling out, which is an upper bound."
