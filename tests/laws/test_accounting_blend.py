@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad.accounting import PLD
-from hushgrad.accounting.pld.bounds import blend, compose, merge
+from hushgrad.accounting.pld.bounds import blend, compose, merge, spectrum
 from hushgrad.accounting.pld.bounds.blend import Blend, blended, corner_weights
 from hushgrad.accounting.pld.bounds.compose import Window
 from hushgrad.accounting.pld.bounds.grid import Masses, both_sides
@@ -91,7 +91,7 @@ def test_the_series_is_within_its_remainder() -> None:
 
 def test_a_forgotten_variation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the correction the mean mixture stands for all steps, which no theorem allows."""
-    monkeypatch.setattr(compose._Spectrum, "vary", lambda self, mean, masses, corners, index, times: None)
+    monkeypatch.setattr(spectrum.Spectrum, "vary", lambda self, mean, masses, corners, index, times: None)
     series, exact = composed_both_ways()
     scale = math.exp(series.log_mass - exact.log_mass)
     assert float(np.max(np.abs(series.c * scale - exact.c))) > series.noise * scale + exact.noise

@@ -10,8 +10,9 @@
 | ``base`` | the recursion over compositions; ``Accountant``, ``Loss`` |
 | ``basic``, ``advanced``, ``optimal``, ``zcdp``, ``gdp``, ``rdp``, ``pld/`` | one accountant each |
 | ``gaussian``, ``renyi``, ``renyi_sampled``, ``dominance``, ``conversion`` | the analyses that they share |
-| ``api``, ``tradeoff``, ``group``, ``calibration`` (by ``bracketing``), ``filters`` (with ``pool``), ``odometer`` | the questions |
+| ``api``, ``tradeoff``, ``group``, ``calibration`` (with ``target``, ``bracketing``), ``filters`` (with ``filter_rules``, ``pool``), ``odometer`` | the questions |
 | ``participation`` | who takes part: which theorem covers a sample, asked by every accountant |
+| ``policy`` | every heuristic number, with its reason |
 | ``contour`` | an estimate, labelled as such |
 | ``classical`` | printed theorems with their conditions |
 """

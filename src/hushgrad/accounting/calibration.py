@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hushgrad import _check
-from hushgrad.accounting.api import accountant_of
 from hushgrad.accounting.base import Accountant
-from hushgrad.accounting.bracketing import Bracket, crossing, largest_integer
+from hushgrad.accounting.bracketing import largest_integer
 from hushgrad.accounting.gaussian import gaussian_mu
+from hushgrad.accounting.target import WIDEST, Budget, Question
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event, Gaussian, Relation
 
@@ -27,8 +27,6 @@ __all__ = [
     "calibrate_steps",
     "certified_calibration",
 ]
-
-_WIDEST = (1e-6, 1e9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +119,11 @@ def certified_calibration(
     >>> found.epsilon <= 1.0 < found.neighbour_epsilon and found.neighbour / found.value > 1 - 3e-5
     True
     """
-    budget = _Budget.of(epsilon, delta, accountant, relation)
+    budget = Budget.of(epsilon, delta, accountant, relation)
     tolerance = _check.between(1e-9, 0.5, tolerance=tolerance)
-    low, high = _WIDEST if bracket is None else sorted(_check.positive(bracket=end) for end in bracket)
+    low, high = WIDEST if bracket is None else sorted(_check.positive(bracket=end) for end in bracket)
     guess = start if start is not None else 1.0 if bracket is None else math.sqrt(low * high)
-    question = _Question(lambda x: budget.cost(make_event(x)), budget.epsilon, low, high)
+    question = Question(lambda x: budget.cost(make_event(x)), budget.epsilon, low, high)
     found, neighbour = question.crossing(min(max(guess, low), high), tolerance)
     if math.isnan(found):
         where = f"the bracket from x={low:g} to x={high:g} to contain a value that meets epsilon={budget.epsilon}"
@@ -142,68 +140,6 @@ def certified_calibration(
         neighbour_epsilon=0.0 if neighbour is None else question.epsilon(neighbour),
         evaluations=len(question.seen),
     )
-
-
-@dataclass(frozen=True)
-class _Budget:
-    """What a calibration must meet, and who says whether it does."""
-
-    epsilon: float
-    delta: float
-    accountant: Accountant
-    relation: Relation
-
-    @classmethod
-    def of(cls, epsilon: float, delta: float, accountant: str | Accountant, relation: Relation | str) -> _Budget:
-        """The same from a caller's arguments, checked."""
-        epsilon, delta = _check.positive(epsilon=epsilon), _check.delta(delta=delta)
-        return cls(epsilon, delta, accountant_of(accountant), Relation.of(relation))
-
-    def cost(self, event: Event) -> float:
-        """The certified epsilon of ``event``; what is not a number is infinite."""
-        value = self.accountant.loss(event, self.relation).epsilon(self.delta)
-        return math.inf if math.isnan(value) else value
-
-
-@dataclass
-class _Question:
-    """Epsilon as a function of x, remembered; and the search for the x at which it is ``target``."""
-
-    ask: Callable[[float], float]
-    target: float
-    low: float
-    high: float
-    seen: dict[float, float] = field(default_factory=dict)
-
-    def epsilon(self, x: float) -> float:
-        """The certified epsilon at ``x``."""
-        if x not in self.seen:
-            self.seen[x] = self.ask(x)
-        return self.seen[x]
-
-    def crossing(self, guess: float, tolerance: float) -> tuple[float, float | None]:
-        """The last x that meets the target, and its neighbour; in u = ln x, or -ln x where epsilon rises with x."""
-        sign = 1.0 if self._falls(guess) else -1.0
-        ends = sorted((sign * math.log(self.low), sign * math.log(self.high)))
-        first = sign * math.log(guess)
-        exact = {first: guess, sign * math.log(self.low): self.low, sign * math.log(self.high): self.high}  # exp(ln x) is not x
-
-        def g(u: float) -> float:
-            x = exact.setdefault(u, min(max(math.exp(sign * u), self.low), self.high))
-            return math.log(max(self.epsilon(x), 1e-300) / self.target)
-
-        found, neighbour = crossing(Bracket(g), first, (ends[0], ends[1]), -math.log1p(-tolerance))
-        if math.isnan(found):
-            return math.nan, None
-        return exact[found], None if neighbour is None else exact[neighbour]
-
-    def _falls(self, x: float) -> bool:
-        """Whether epsilon falls with x, as for noise; assumed where nothing tells (0 or infinity everywhere)."""
-        other = 1.3 * x if 1.3 * x <= self.high else x / 1.3
-        small, large = min(x, other), max(x, other)
-        if self.epsilon(small) == self.epsilon(large) and (self.low, self.high) != _WIDEST:
-            small, large = self.low, self.high
-        return self.epsilon(small) >= self.epsilon(large)
 
 
 def calibrate_noise(
@@ -344,7 +280,7 @@ def _largest(
 
     The first guess is where n times the square of the epsilon of 100 steps (or all) would be: losses add up like variances.
     """
-    budget, most = _Budget.of(epsilon, delta, accountant, relation), _check.positive_int(most=most)
+    budget, most = Budget.of(epsilon, delta, accountant, relation), _check.positive_int(most=most)
 
     def g(n: int) -> float:
         return math.log(max(budget.cost(make_event(n)), 1e-300) / budget.epsilon)

@@ -20,40 +20,19 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
-from functools import lru_cache
-from typing import Protocol
 
 from hushgrad import _check
 from hushgrad._printed import at_most
-from hushgrad.accounting._numeric import smallest_true
 from hushgrad.accounting.api import loss_of
-from hushgrad.accounting.base import Loss, Nothing, Unbounded
-from hushgrad.accounting.composition import Terms
-from hushgrad.accounting.gaussian import gaussian_mu
-from hushgrad.accounting.gdp import GDPLoss
-from hushgrad.accounting.policy import POLICY
+from hushgrad.accounting.base import Nothing, Unbounded
+from hushgrad.accounting.filter_rules import order_for, rule_of
 from hushgrad.accounting.pool import Pool
-from hushgrad.accounting.rdp import RDPLoss
-from hushgrad.accounting.zcdp import ZCDPLoss
-from hushgrad.errors import BudgetExceeded, NoTheorem
+from hushgrad.errors import BudgetExceeded
 from hushgrad.events import Event, Relation
 
-__all__ = ["Filter", "order_for"]
+__all__ = ["Filter"]
 
 _CALIBRATED = 1e-9  # a plan that was calibrated to exactly this budget fits, whatever its last digit
-_ORDERS = [1.0 + math.exp(0.15 * k) for k in range(-20, 60)]
-_FINE_ORDERS = [1.0 + math.exp(0.03 * k) for k in range(-100, 800)]  # up to 1e10: tiny epsilons need them
-
-
-class _Rule(Protocol):
-    """What a kind of filter adds up, and when it is full. ``accountant`` analyses the steps."""
-
-    accountant: str
-
-    def cost(self, loss: Loss) -> tuple[float, ...]: ...
-
-    def used(self, spent: tuple[float, ...]) -> float:
-        """The fraction of the budget that is used: at most 1 is within."""
 
 
 class Filter:
@@ -93,7 +72,7 @@ class Filter:
         if self.kind == "rdp" and order is None and plan is not None:
             order = order_for(plan, self.epsilon, self.delta, self.relation)
         self._pool = self._checked_pool(plan) if self.kind == "pool" and plan is not None else None
-        self._rule = _rule(self.kind, self.epsilon, self.delta, order)
+        self._rule = rule_of(self.kind, self.epsilon, self.delta, order)
         self._spent: tuple[float, ...] = ()
 
     def _checked_pool(self, plan: Event) -> Pool:
@@ -162,162 +141,3 @@ class Filter:
         cost = (0.0, 0.0) if isinstance(loss, Nothing) else self._rule.cost(loss)
         before = self._spent or (0.0,) * len(cost)
         return tuple(a + b for a, b in zip(before, cost, strict=False))
-
-
-def _rule(kind: str, epsilon: float, delta: float, order: float | None) -> _Rule:
-    if kind == "basic":
-        return _Basic(epsilon, delta)
-    if kind == "advanced":
-        return _Advanced(epsilon, delta)
-    if kind == "gdp":
-        return _Gdp(gaussian_mu(epsilon, delta) ** 2)
-    if kind == "rdp":
-        return _Rdp(epsilon, delta, order)
-    return _Zcdp(_rho_for(epsilon, delta))
-
-
-def _pairs(loss: Loss) -> list[tuple[float, float, int]]:
-    """(epsilon, delta, times) of steps with one statement each."""
-    if not isinstance(loss, Terms) or any(s.flexible for s, _ in loss.terms):
-        raise NoTheorem("This kind of filter needs steps with one (epsilon, delta) each. For Gaussians use kind='gdp'.")
-    return [(s.epsilon(s.fixed), s.fixed, n) for s, n in loss.terms]
-
-
-class _Basic:
-    accountant = "basic"
-
-    def __init__(self, epsilon: float, delta: float) -> None:
-        self._epsilon, self._delta = epsilon, delta
-
-    def cost(self, loss: Loss) -> tuple[float, ...]:
-        pairs = _pairs(loss)
-        return (sum(e * n for e, _, n in pairs), sum(d * n for _, d, n in pairs))
-
-    def used(self, spent: tuple[float, ...]) -> float:
-        # A budget of ten times 0.1 is meant to admit ten steps of 0.1, whatever the rounding of their sum.
-        return max(spent[0] / self._epsilon, spent[1] / self._delta) * (1.0 - 1e-13)
-
-
-class _Advanced:
-    accountant = "basic"
-
-    def __init__(self, epsilon: float, delta: float) -> None:
-        self._epsilon, self._half = epsilon, delta / 2.0  # one half for the theorem, one for the steps' own deltas
-
-    def cost(self, loss: Loss) -> tuple[float, ...]:
-        pairs = _pairs(loss)
-        return (sum(e * e * n for e, _, n in pairs), sum(d * n for _, d, n in pairs))
-
-    def used(self, spent: tuple[float, ...]) -> float:
-        squares = spent[0]
-        epsilon = math.sqrt(2.0 * math.log(1.0 / self._half) * squares) + squares / 2.0
-        return max(epsilon / self._epsilon, spent[1] / self._half)
-
-
-class _Gdp:
-    accountant = "gdp"
-
-    def __init__(self, mu_squared: float) -> None:
-        self._mu_squared = mu_squared
-
-    def cost(self, loss: Loss) -> tuple[float, ...]:
-        assert isinstance(loss, GDPLoss)
-        return (loss.mu_squared,)
-
-    def used(self, spent: tuple[float, ...]) -> float:
-        return spent[0] / self._mu_squared
-
-
-class _Zcdp:
-    accountant = "zcdp"
-
-    def __init__(self, rho: float) -> None:
-        self._rho = rho
-
-    def cost(self, loss: Loss) -> tuple[float, ...]:
-        assert isinstance(loss, ZCDPLoss)
-        if loss.log_kept < 0.0:
-            raise NoTheorem("A zcdp filter takes rho-zCDP steps, not ApproxDP ones. Use kind='basic' or kind='advanced'.")
-        return (loss.rho,)
-
-    def used(self, spent: tuple[float, ...]) -> float:
-        return spent[0] / self._rho
-
-
-class _Rdp:
-    accountant = "rdp"
-
-    def __init__(self, epsilon: float, delta: float, order: float | None) -> None:
-        # One order, fixed before anything is seen: the theorem holds at a fixed order only.
-        self._order = _default_order(epsilon, delta) if order is None else _check.between(1, 1e9, order=order)
-        a = self._order
-        self._bound = _room(a, epsilon, delta)
-        if self._bound <= 0.0:
-            _check.fail("order", a, f"to leave room for epsilon={at_most(epsilon, 6)}", "Use a larger order.")
-
-    def cost(self, loss: Loss) -> tuple[float, ...]:
-        assert isinstance(loss, RDPLoss)
-        if loss.log_kept < 0.0:
-            raise NoTheorem("An rdp filter takes steps with finite Rényi divergences, not ApproxDP ones. Use kind='basic'.")
-        return (loss.renyi(self._order),)
-
-    def used(self, spent: tuple[float, ...]) -> float:
-        return spent[0] / self._bound
-
-
-def _rho_for(epsilon: float, delta: float) -> float:
-    """The largest rho that the optimised conversion allows: 1/rho is searched, so that rho is rounded down."""
-
-    def fits(inverse: float) -> bool:
-        return ZCDPLoss(1.0 / inverse).epsilon(delta) <= epsilon
-
-    high = 1.0
-    while not fits(high):
-        high *= 4.0
-    return 1.0 / smallest_true(fits, 1e-9, high, tolerance=1e-9)
-
-
-@lru_cache(maxsize=256)
-def order_for(plan: Event, epsilon: float, delta: float, relation: Relation) -> float | None:
-    """A Rényi order at which (nearly) most copies of ``plan`` fit into the budget; None where ``plan`` has no finite divergence.
-
-    Of the orders that admit 85 % of the most copies, the one nearest to what suits the budget alone: other steps may follow.
-
-    The order is fixed by the plan and the budget, which are public, before anything is seen: the filter's theorem asks for no more.
-    """
-    loss = loss_of(plan, "rdp", relation)
-    if not isinstance(loss, RDPLoss):
-        return None
-
-    def share(order: float) -> float:
-        room = _room(order, epsilon, delta)
-        return loss.renyi(order) / room if room > 0.0 else math.inf
-
-    shares = {order: share(order) for order in _ORDERS}
-    best = min(shares, key=lambda order: shares[order])
-    if math.isinf(shares[best]):
-        return None
-    around = [1.0 + (best - 1.0) * math.exp(0.01 * k) for k in range(-14, 15)]  # where divergences jump, a few per cent matter
-    shares |= {order: share(order) for order in around}
-    least = min(shares.values())
-    usual, wide = math.log(_default_order(epsilon, delta) - 1.0), least / POLICY.most_copies
-    # a plan that fits only at its best order must still fit
-    good = [order for order, used in shares.items() if used <= (wide if wide <= 1.0 else max(least, 1.0))]
-    return min(good, key=lambda order: abs(math.log(order - 1.0) - usual))
-
-
-def _room(order: float, epsilon: float, delta: float) -> float:
-    """The Rényi divergence of this order that (epsilon, delta) allows."""
-    return epsilon - math.log1p(-1.0 / order) + (math.log(delta) + math.log(order)) / (order - 1.0)
-
-
-@lru_cache(maxsize=256)
-def _default_order(epsilon: float, delta: float) -> float:
-    """The smallest order that admits a share of the Gaussian steps that the best one does (``Policy.least_copies``).
-
-    Nothing is known about the steps. Those on samples have divergences that jump at an order of their own, and below it small ones: a lower
-    order costs Gaussian steps a little and admits more of the others.
-    """
-    rooms = {order: max(_room(order, epsilon, delta), 0.0) / order for order in _FINE_ORDERS}
-    most = max(rooms.values())
-    return min((order for order, room in rooms.items() if room >= POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[-1])

@@ -64,7 +64,7 @@ class AllocatedReplaceBelow(Curve):
         if epsilon < 0 or k + 2 >= len(nodes):
             return one_bin
         x, at = math.exp(epsilon), [math.exp(float(node)) for node in nodes[max(k - 1, 0) : k + 3]]
-        before, here, after, beyond = at if k else (math.nan, *at)
+        before, here, after, beyond = at if k else [math.nan, *at]
         lows = [_least(self.mu, self.above, float(nodes[i])) for i in (k, k + 1)]
         bounds = [one_bin, lows[1]]
         if k:

@@ -9,15 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hushgrad.accounting.pld.bounds.blend import Blend
-from hushgrad.accounting.pld.bounds.compose import Composed, Part, Window, compose, range_of
-from hushgrad.accounting.pld.bounds.from_above import connect_the_dots
-from hushgrad.accounting.pld.bounds.from_below import lower as from_below
-from hushgrad.accounting.pld.bounds.grid import Masses, atoms_of
-from hushgrad.accounting.pld.bounds.merge import rounded
+from hushgrad.accounting.pld.bounds.compose import Composed, compose
+from hushgrad.accounting.pld.bounds.grid import atoms_of
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, UNSEEN, Curve
+from hushgrad.accounting.pld.search.allowance import Allowance
 from hushgrad.accounting.pld.search.choice import choice_delta, choice_epsilon, is_choice
-from hushgrad.accounting.pld.search.saddle import Moments, Saddle, saddle_for_delta, saddle_for_epsilon, window
-from hushgrad.accounting.pld.search.step import step_for
+from hushgrad.accounting.pld.search.saddle import Moments, Saddle, saddle_for_delta, saddle_for_epsilon
 from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import Contradiction, NumericalLimit
 
@@ -69,12 +66,12 @@ def _epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, kno
 
 
 def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, known: float, infinite: float) -> Answer:
-    budget = _Budget(parts, delta)
-    at = _saddle_at(budget.moments, max(delta - infinite, delta * 1e-6))
+    allowed = Allowance(parts, delta)
+    at = _saddle_at(allowed.moments, max(delta - infinite, delta * 1e-6))
     error = max(width * max(at.epsilon, 1e-9), 0.4 * (known - at.epsilon))
     for _ in range(POLICY.attempts):
-        budget = budget.refined(at, error)
-        grids, around = budget.discretised(at, error, upper=upper)
+        allowed = allowed.refined(at, error)
+        grids, around = allowed.discretised(at, error, upper=upper)
         composed = compose(grids, around)
         found = _read(composed, delta, at, upper=upper)
         if found is not None:
@@ -83,7 +80,7 @@ def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, 
                 found = _shortened(parts, delta, width, found, upper=upper)
             improvable = len(composed.c) < POLICY.cells / 4 and rounding < width
             return Answer(found, doubtful=found > 1.02 * at.epsilon, improvable=improvable)
-        budget, error = budget.stricter(), error / 4
+        allowed, error = allowed.stricter(), error / 4
     raise NumericalLimit("The answer was not inside any window.")
 
 
@@ -95,10 +92,10 @@ def _shortened(parts: Parts, delta: float, width: float, found: float, *, upper:
     """
     best = found
     for share in POLICY.short:
-        budget = _Budget(parts, delta, share)
+        allowed = Allowance(parts, delta, share)
         try:
-            at = _saddle_at(budget.moments, delta * (1 - share))
-            other = _read(compose(*budget.discretised(at, width * at.epsilon, upper=upper)), delta, at, upper=upper)
+            at = _saddle_at(allowed.moments, delta * (1 - share))
+            other = _read(compose(*allowed.discretised(at, width * at.epsilon, upper=upper)), delta, at, upper=upper)
         except NumericalLimit:
             continue
         if other is not None:
@@ -226,12 +223,12 @@ def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, 
     The first is made for the saddle point at ``epsilon``. Where rare large losses matter its estimate of delta is off by orders of
     magnitude; the later ones are made for the delta that the bounds before them say, as for a question about epsilon.
     """
-    at = saddle_for_epsilon(_Budget(parts, 1e-30).moments, epsilon)
-    budget = _Budget(parts, min(max(math.exp(max(at.log_delta, -600.0)), 1e-260), 0.5))
-    at, best = saddle_for_epsilon(budget.moments, epsilon), simple
+    at = saddle_for_epsilon(Allowance(parts, 1e-30).moments, epsilon)
+    allowed = Allowance(parts, min(max(math.exp(max(at.log_delta, -600.0)), 1e-260), 0.5))
+    at, best = saddle_for_epsilon(allowed.moments, epsilon), simple
     for attempt in range(POLICY.attempts + 2):
         error = width / at.slope / 4 ** max(0, attempt - 1)
-        composed = compose(*budget.refined(at, error).discretised(at, error, upper=upper))
+        composed = compose(*allowed.refined(at, error).discretised(at, error, upper=upper))
         yield composed
         bound, before = composed.delta(epsilon, upper=upper), best
         best = min(best, bound) if upper else max(best, bound)
@@ -240,9 +237,9 @@ def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, 
         stuck = attempt > 1 and abs(before - best) <= 1e-2 * best
         if (clear or stuck) and not cut:
             return
-        guess = min(max(best if best > 0 else budget.delta, 1e-260), 0.5)
-        budget = _Budget(parts, guess, budget.share if clear else budget.share / 1000)
-        at = _saddle_at(budget.moments, guess)
+        guess = min(max(best if best > 0 else allowed.delta, 1e-260), 0.5)
+        allowed = Allowance(parts, guess, allowed.share if clear else allowed.share / 1000)
+        at = _saddle_at(allowed.moments, guess)
 
 
 def _infinite(parts: Parts) -> float:
@@ -281,56 +278,3 @@ def _invert(curve: Curve, delta: float, *, upper: bool) -> float:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if curve.delta(middle) > target else (low, middle)
     return high * (1 + 2.0**-40) if upper else low * (1 - 2.0**-40)  # a loss of hundreds, mapped by ln, is off by 1e-13
-
-
-class _Budget:
-    """How much mass may be lost in which place, for an answer at ``delta``: a small share of the wanted error each."""
-
-    def __init__(self, parts: Parts, delta: float, share: float = 1e-3) -> None:
-        self.parts, self.delta = parts, delta
-        self.steps = sum(n for _, n in parts)
-        self.share = share  # the relative error of delta that truncation may cause
-        self.tail = max(1e-300, share * delta / self.steps)
-        # only an estimate, so a coarse one will do for very many steps
-        self.moments = Moments(rounded(list(parts), POLICY.rough, upper=True), self.tail)
-
-    def refined(self, at: Saddle, error: float) -> _Budget:
-        """The budget for an absolute error of epsilon: so much of ln(delta) times its slope, a 30th of it here."""
-        share = min(1e-3, max(error * at.slope / 30, 1e-12))
-        return self if share >= self.share else _Budget(self.parts, self.delta, share)
-
-    def stricter(self) -> _Budget:
-        """A budget with a thousandth of the losses, for when the answer was not found."""
-        return _Budget(self.parts, self.delta, self.share / 1000)
-
-    def discretised(self, at: Saddle, error: float, *, upper: bool) -> tuple[list[Part], Window]:
-        """Masses for every curve on one grid, and the window to compose them on."""
-        around = window(self.moments, at, self.share)
-        width = around.high - around.low
-        step = step_for(self.parts, at, error, max(width, self.moments.longest) / POLICY.cells, upper=upper)
-        if not upper and _smooth(self.parts):
-            # tangents need a few cells between zero and the end of the support at which the losses crowd
-            step = min(step, max(0.3 * _nearest_end(self.parts), width / 2**17, self.moments.longest / 2**17))
-        make = _from_above if upper else from_below
-        grids = [(make(curve, step, self.tail, at.tilt), n) for curve, n in self.parts]
-        return grids, _widened(around, grids, step)
-
-
-def _from_above(curve: Curve, step: float, tail: float, tilt: float) -> Masses:
-    return curve.from_above(step, tail, tilt) if isinstance(curve, Blend) else connect_the_dots(curve, step, tail, tilt)
-
-
-def _widened(around: Window, grids: list[Part], step: float) -> Window:
-    """All losses, where that costs little: then nothing is lost or re-enters. Few steps need it, for which Chernoff is poor."""
-    least, most = range_of(grids)
-    if (most - least) / step > max(POLICY.few_cells, 1.25 * (around.high - around.low) / step):
-        return around
-    return replace(around, low=least - 2 * step, high=most + 4 * step)
-
-
-def _nearest_end(parts: Parts) -> float:
-    return min(abs(end) for curve, _ in parts for end in (*curve.support, math.inf))
-
-
-def _smooth(parts: Parts) -> bool:
-    return all(curve.smooth for curve, _ in parts)

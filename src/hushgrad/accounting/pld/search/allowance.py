@@ -1,0 +1,75 @@
+"""How much may be lost where, for an answer of a wanted accuracy, and the grids and windows that keep to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hushgrad.accounting.pld.bounds.blend import Blend
+from hushgrad.accounting.pld.bounds.compose import Part, Window, range_of
+from hushgrad.accounting.pld.bounds.from_above import connect_the_dots
+from hushgrad.accounting.pld.bounds.from_below import lower as from_below
+from hushgrad.accounting.pld.bounds.grid import Masses
+from hushgrad.accounting.pld.bounds.merge import rounded
+from hushgrad.accounting.pld.profiles.curve import Curve
+from hushgrad.accounting.pld.search.saddle import Moments, Saddle, window
+from hushgrad.accounting.pld.search.step import step_for
+from hushgrad.accounting.policy import POLICY
+
+__all__ = ["Allowance"]
+
+Parts = Sequence[tuple[Curve, int]]
+
+
+class Allowance:
+    """How much mass may be lost in which place, for an answer at ``delta``: a small share of the wanted error each."""
+
+    def __init__(self, parts: Parts, delta: float, share: float = 1e-3) -> None:
+        self.parts, self.delta = parts, delta
+        self.steps = sum(n for _, n in parts)
+        self.share = share  # the relative error of delta that truncation may cause
+        self.tail = max(1e-300, share * delta / self.steps)
+        # only an estimate, so a coarse one will do for very many steps
+        self.moments = Moments(rounded(list(parts), POLICY.rough, upper=True), self.tail)
+
+    def refined(self, at: Saddle, error: float) -> Allowance:
+        """That for an absolute error of epsilon: so much of ln(delta) times its slope, a 30th of it here."""
+        share = min(1e-3, max(error * at.slope / 30, 1e-12))
+        return self if share >= self.share else Allowance(self.parts, self.delta, share)
+
+    def stricter(self) -> Allowance:
+        """One with a thousandth of the losses, for when the answer was not found."""
+        return Allowance(self.parts, self.delta, self.share / 1000)
+
+    def discretised(self, at: Saddle, error: float, *, upper: bool) -> tuple[list[Part], Window]:
+        """Masses for every curve on one grid, and the window to compose them on."""
+        around = window(self.moments, at, self.share)
+        width = around.high - around.low
+        step = step_for(self.parts, at, error, max(width, self.moments.longest) / POLICY.cells, upper=upper)
+        if not upper and _smooth(self.parts):
+            # tangents need a few cells between zero and the end of the support at which the losses crowd
+            step = min(step, max(0.3 * _nearest_end(self.parts), width / 2**17, self.moments.longest / 2**17))
+        make = _from_above if upper else from_below
+        grids = [(make(curve, step, self.tail, at.tilt), n) for curve, n in self.parts]
+        return grids, _widened(around, grids, step)
+
+
+def _from_above(curve: Curve, step: float, tail: float, tilt: float) -> Masses:
+    return curve.from_above(step, tail, tilt) if isinstance(curve, Blend) else connect_the_dots(curve, step, tail, tilt)
+
+
+def _widened(around: Window, grids: list[Part], step: float) -> Window:
+    """All losses, where that costs little: then nothing is lost or re-enters. Few steps need it, for which Chernoff is poor."""
+    least, most = range_of(grids)
+    if (most - least) / step > max(POLICY.few_cells, 1.25 * (around.high - around.low) / step):
+        return around
+    return replace(around, low=least - 2 * step, high=most + 4 * step)
+
+
+def _nearest_end(parts: Parts) -> float:
+    return min(abs(end) for curve, _ in parts for end in (*curve.support, math.inf))
+
+
+def _smooth(parts: Parts) -> bool:
+    return all(curve.smooth for curve, _ in parts)

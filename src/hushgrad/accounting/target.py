@@ -1,0 +1,79 @@
+"""What a calibration must meet, and epsilon as a function of its unknown, remembered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hushgrad import _check
+from hushgrad.accounting.api import accountant_of
+from hushgrad.accounting.base import Accountant
+from hushgrad.accounting.bracketing import Bracket, crossing
+from hushgrad.events import Event, Relation
+
+__all__ = ["WIDEST", "Budget", "Question"]
+
+WIDEST = (1e-6, 1e9)  # where an unknown is looked for without a bracket
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a calibration must meet, and who says whether it does."""
+
+    epsilon: float
+    delta: float
+    accountant: Accountant
+    relation: Relation
+
+    @classmethod
+    def of(cls, epsilon: float, delta: float, accountant: str | Accountant, relation: Relation | str) -> Budget:
+        """The same from a caller's arguments, checked."""
+        epsilon, delta = _check.positive(epsilon=epsilon), _check.delta(delta=delta)
+        return cls(epsilon, delta, accountant_of(accountant), Relation.of(relation))
+
+    def cost(self, event: Event) -> float:
+        """The certified epsilon of ``event``; what is not a number is infinite."""
+        value = self.accountant.loss(event, self.relation).epsilon(self.delta)
+        return math.inf if math.isnan(value) else value
+
+
+@dataclass
+class Question:
+    """Epsilon as a function of x, remembered; and the search for the x at which it is ``target``."""
+
+    ask: Callable[[float], float]
+    target: float
+    low: float
+    high: float
+    seen: dict[float, float] = field(default_factory=dict)
+
+    def epsilon(self, x: float) -> float:
+        """The certified epsilon at ``x``."""
+        if x not in self.seen:
+            self.seen[x] = self.ask(x)
+        return self.seen[x]
+
+    def crossing(self, guess: float, tolerance: float) -> tuple[float, float | None]:
+        """The last x that meets the target, and its neighbour; in u = ln x, or -ln x where epsilon rises with x."""
+        sign = 1.0 if self._falls(guess) else -1.0
+        ends = sorted((sign * math.log(self.low), sign * math.log(self.high)))
+        first = sign * math.log(guess)
+        exact = {first: guess, sign * math.log(self.low): self.low, sign * math.log(self.high): self.high}  # exp(ln x) is not x
+
+        def g(u: float) -> float:
+            x = exact.setdefault(u, min(max(math.exp(sign * u), self.low), self.high))
+            return math.log(max(self.epsilon(x), 1e-300) / self.target)
+
+        found, neighbour = crossing(Bracket(g), first, (ends[0], ends[1]), -math.log1p(-tolerance))
+        if math.isnan(found):
+            return math.nan, None
+        return exact[found], None if neighbour is None else exact[neighbour]
+
+    def _falls(self, x: float) -> bool:
+        """Whether epsilon falls with x, as for noise; assumed where nothing tells (0 or infinity everywhere)."""
+        other = 1.3 * x if 1.3 * x <= self.high else x / 1.3
+        small, large = min(x, other), max(x, other)
+        if self.epsilon(small) == self.epsilon(large) and (self.low, self.high) != WIDEST:
+            small, large = self.low, self.high
+        return self.epsilon(small) >= self.epsilon(large)
