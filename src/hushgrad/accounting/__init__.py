@@ -10,7 +10,9 @@
 | ``base`` | the recursion over compositions; ``Accountant``, ``Loss`` |
 | ``basic``, ``advanced``, ``optimal``, ``zcdp``, ``gdp``, ``rdp``, ``pld/`` | one accountant each |
 | ``gaussian``, ``renyi``, ``renyi_sampled``, ``dominance``, ``conversion`` | the analyses that they share |
-| ``api``, ``tradeoff``, ``group``, ``calibration`` (with ``target``, ``bracketing``), ``filters`` (with ``filter_rules``, ``pool``), ``odometer`` | the questions |
+| ``api``, ``tradeoff``, ``group``, ``odometer`` | the questions |
+| ``calibration``, ``target``, ``bracketing`` | one more: which unknown meets a budget |
+| ``filters``, ``filter_rules``, ``pool`` | and one: does the next step still fit? |
 | ``participation`` | who takes part: which theorem covers a sample, asked by every accountant |
 | ``policy`` | every heuristic number, with its reason |
 | ``contour`` | an estimate, labelled as such |
