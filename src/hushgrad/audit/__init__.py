@@ -19,6 +19,7 @@ from hushgrad.audit.bounds import (
 )
 from hushgrad.audit.canaries import Canaries
 from hushgrad.audit.checks import Check
+from hushgrad.audit.composed import step_bounds
 from hushgrad.audit.curve import ClaimedCurve
 from hushgrad.audit.deep import audit_run
 from hushgrad.audit.examples import ExampleCanaries, mislabelled, out_of_distribution
@@ -27,6 +28,7 @@ from hushgrad.audit.inversion import invert, likeness
 from hushgrad.audit.membership import MembershipReport, membership_inference
 from hushgrad.audit.one_run import epsilon_one_run, epsilon_one_run_fdp
 from hushgrad.audit.report import AuditReport, DeepReport, LowerBound
+from hushgrad.audit.worst import worst_record
 from hushgrad.clipping import isolation, self_check
 
 __all__ = [
@@ -60,4 +62,6 @@ __all__ = [
     "self_check",
     "sequence_losses",
     "split_rates",
+    "step_bounds",
+    "worst_record",
 ]

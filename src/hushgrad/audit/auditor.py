@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import ndtri
@@ -12,12 +13,13 @@ from hushgrad import _check
 from hushgrad.audit import bounds, checks, one_run
 from hushgrad.audit.bounds import ErrorRates
 from hushgrad.audit.canaries import Canaries, Released, Undo, bare, release
+from hushgrad.audit.composed import composed_bounds, step_scores
 from hushgrad.audit.curve import ClaimedCurve, claimed_curve
 from hushgrad.audit.report import AuditReport, LowerBound
 from hushgrad.audit.scores import Scorer
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event, Gaussian, Relation, Repeat
-from hushgrad.sampling import Draws, FixedSize, RoundRobin, TruncatedPoisson
+from hushgrad.sampling import Draws, FixedSize, Poisson, RoundRobin, TruncatedPoisson
 from hushgrad.train import Plan, Private
 
 __all__ = ["Auditor"]
@@ -36,8 +38,9 @@ class Auditor:
 
     **What refutes.** (1) *The gate*: the attack's errors lie below the claimed trade-off curve, at ``confidence``, by exact
     (Clopper-Pearson) bounds at two thresholds that were chosen on simulations, so no score is looked at twice. (2) The
-    white-box checks of noise, contributions, batches and fresh keys, each with a false-alarm rate of at most 1e-4. Correct code is
-    refuted with probability at most 1 - ``confidence`` + 4e-4.
+    white-box checks of noise, contributions, batches and fresh keys, each with a false-alarm rate of at most 1e-4. (3) *The bound*:
+    for Poisson batches and independent noise, a bound composed of single steps (:mod:`hushgrad.audit.composed`) exceeds the claim
+    at a confidence of 0.9999. Correct code is refuted with probability at most 1 - ``confidence`` + 6e-4.
 
     **What it assumes.** Canaries have orthogonal directions and the noise is isotropic, so their scores are independent.
 
@@ -98,10 +101,15 @@ class Auditor:
         points = bounds.grid_rates(scores[members], scores[~members], thresholds=gates, confidence=self.confidence)
         rates = max(points, key=lambda point: bounds.curve_gap(point, curve))
         gap, made = bounds.curve_gap(rates, curve), self._checks(released)
-        refuted_by = (*(["trade-off"] if gap > 0 else []), *(check.name for check in made if not check.passed))
+        composed, sure = self._composed()
+        refuted_by = (
+            *(["trade-off"] if gap > 0 else []),
+            *(["bound"] if sure > claimed.epsilon else []),
+            *(check.name for check in made if not check.passed),
+        )
         return AuditReport(
             claimed=claimed,
-            lower_bounds=self._bounds(scores, members, points, plain),
+            lower_bounds=(*self._bounds(scores, members, points, plain), *composed),
             confidence=self.confidence,
             verdict="refuted" if refuted_by else "not refuted",
             refuted_by=refuted_by,
@@ -220,6 +228,16 @@ class Auditor:
         ]
         return tuple(LowerBound(method=m, epsilon=e, confidence=level, assumption=a) for m, e, a in found)
 
+    def _composed(self) -> tuple[tuple[LowerBound, ...], float]:
+        """The bounds composed of single steps, and the largest of them that the verdict may rely on."""
+        plan = self.plan if self.steps == self.plan.steps else _first(self.plan, self.steps)
+        scores = step_scores(plan, canaries=len(self.canaries), steps=self.steps, seed=self.seed)
+        if scores is None:
+            return (), 0.0
+        sure = composed_bounds(plan, scores, confidence=1.0 - checks.FALSE_ALARM, seed=self.seed)
+        found = composed_bounds(plan, scores, confidence=self.confidence, seed=self.seed)
+        return found, max(bound.epsilon for bound in sure)
+
     def _checks(self, released: Released) -> list[checks.Check]:
         made = [checks.batches_check(self.plan.participation, released.present)]
         if self.plan.denoise is None or self.undo is not None:
@@ -228,6 +246,12 @@ class Auditor:
         others = [self._release(None, steps=1).contrast[0] for _ in range(2)]
         made.append(checks.fresh_noise_check([released.contrast[0], *others]))
         return made
+
+
+def _first(plan: Plan, steps: int) -> Plan:
+    """The first steps of a plan with Poisson batches; any other as it is."""
+    sampler = plan.sampler
+    return replace(plan, sampler=replace(sampler, steps=steps), steps=steps) if isinstance(sampler, Poisson) else plan
 
 
 def _is_gaussian(event: Event) -> bool:

@@ -28,14 +28,32 @@ from scipy.stats import beta, chi2
 
 from hushgrad.accounting import epsilon_interval
 from hushgrad.audit.bounds import rate_upper_bound
+from hushgrad.audit.canaries import Canaries, release
+from hushgrad.audit.report import LowerBound
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Everyone, Gaussian, MinSep, Once, Poisson
 from hushgrad.noise import Independent
-from hushgrad.sampling import FullBatch
+from hushgrad.sampling import Draws, FullBatch
 from hushgrad.train import Plan
 
-__all__ = ["StepScores", "at_every_step", "composed_delta", "noise_upper", "rate_lower", "step_fdp", "step_gdp"]
+__all__ = [
+    "StepScores",
+    "at_every_step",
+    "composed_bounds",
+    "composed_delta",
+    "contribution_lower",
+    "noise_upper",
+    "rate_lower",
+    "step_bounds",
+    "step_fdp",
+    "step_gdp",
+    "step_scores",
+]
 
+_THREAT = (
+    "the attacker sees every released gradient, knows all records but one, whose gradient he has chosen, and not the batches; "
+    "the auditor owns the run and puts canaries into its batches"
+)
 _THRESHOLDS = 40
 _RANGE = 1e-13  # mass that a composition may leave out on either side
 
@@ -69,6 +87,63 @@ def contribution_lower(scores: StepScores, *, confidence: float) -> float:
     return float(scores.inside.mean() - scores.outside.mean() + ndtri(1.0 - confidence) * error)
 
 
+def step_scores(plan: Plan, *, canaries: int, steps: int, seed: int, kind: str = "dirac") -> StepScores | None:
+    """The scores of ``steps`` steps of ``plan`` with the canaries in each; None where steps do not compose by themselves."""
+    if not isinstance(plan.noise, Independent) or not isinstance(plan.participation, Poisson) or plan.denoise is not None:
+        return None
+    chosen = (Canaries.dirac if kind == "dirac" else Canaries.random)(canaries, seed=seed)
+    seen = release(at_every_step(plan, steps), chosen, steps=steps, records=canaries, seed=seed)
+    outside = np.concatenate([seen.signal[:, ~chosen.members].ravel(), seen.contrast.ravel()])
+    return StepScores(inside=seen.signal[:, chosen.members].ravel(), outside=outside)
+
+
+def step_bounds(
+    plan: Plan, *, canaries: int = 1000, steps: int = 50, confidence: float = 0.95, seed: int = 0, kind: str = "dirac"
+) -> tuple[LowerBound, ...]:
+    """Bounds on the whole plan's epsilon from ``steps`` of its steps with ``canaries`` in each of them; see the module.
+
+    **Formal guarantee.** Each bound exceeds the true epsilon with probability at most 1 - ``confidence``, under its assumption.
+    Empty where steps do not compose by themselves (correlated noise, batches that are not Poisson, denoisers).
+
+        >>> plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=10, dataset_size=1000, steps=400)
+        >>> bounds = step_bounds(plan, canaries=200, steps=20)
+        >>> [bound.method for bound in bounds], all(0 < bound.epsilon < plan.guarantee().epsilon for bound in bounds)
+        (['steps f-dp', 'steps gdp'], True)
+    """
+    scores = step_scores(plan, canaries=canaries, steps=steps, seed=seed, kind=kind)
+    return () if scores is None else composed_bounds(plan, scores, confidence=confidence, seed=seed)
+
+
+def composed_bounds(plan: Plan, scores: StepScores, *, confidence: float, seed: int = 0) -> tuple[LowerBound, ...]:
+    """The two bounds from a step's scores, at the rate of as many dealt batches as tell it to a thousandth."""
+    level, how, noise = 1.0 - (1.0 - confidence) / 3, plan.participation, float(plan.noise_multiplier or 0.0)
+    assert isinstance(how, Poisson)
+    rate = rate_lower(*_dealt(plan, seed), confidence=level)
+    ratio = noise_upper(scores.outside, confidence=level) / max(contribution_lower(scores, confidence=level), 1e-9) / noise
+    fdp = step_fdp(scores, noise=noise, rate=rate, steps=plan.steps, delta=plan.delta, confidence=1.0 - 2 * (1.0 - level))
+    independent = "canaries and steps are independent; the other steps are like these"
+    return (
+        LowerBound(method="steps f-dp", epsilon=fdp, confidence=confidence, assumption=independent, threat=_THREAT),
+        LowerBound(
+            method="steps gdp",
+            epsilon=step_gdp(plan, ratio=ratio, rate=rate),
+            confidence=confidence,
+            assumption=f"{independent}; normal noise",
+            threat=_THREAT,
+        ),
+    )
+
+
+def _dealt(plan: Plan, seed: int) -> tuple[int, int]:
+    """(participations, how many there could be) of dealt batches: a million and a half of participations, or the whole plan's."""
+    how = plan.participation
+    assert isinstance(how, Poisson)
+    records = max(1, round(float(plan.batch_size) / how.rate))
+    deal = plan.sampler.dealer(records, Draws(np.random.default_rng([seed, 6]).bytes(32)))
+    steps = min(plan.steps, max(1, int(1.5e6 / max(1.0, float(plan.batch_size)))))
+    return sum(len(deal(step)) for step in range(steps)), steps * records
+
+
 # Step GDP ------------------------------------------------------------------------------------------------------------------
 
 
@@ -100,10 +175,10 @@ def step_fdp(scores: StepScores, *, noise: float, rate: float, steps: int, delta
     losses = np.log(p / q)
     best = 0.0
     for mass, loss in ((p, losses), (q, -losses)):  # either may be the one with the canary
-        low, high = 0.0, max(1e-3, float(steps * loss.max()))
-        if composed_delta(mass, loss, steps, low) <= delta:
-            continue
         tail = _Composition(mass, loss, steps)
+        low, high = 0.0, max(1e-3, float(steps * loss.max()))
+        if tail.delta(low) <= delta:
+            continue
         while high - low > 1e-4 * max(1.0, low):
             middle = (low + high) / 2
             low, high = (middle, high) if tail.delta(middle) > delta else (low, middle)
@@ -162,7 +237,7 @@ class _Composition:
     def __init__(self, mass: np.ndarray, loss: np.ndarray, steps: int) -> None:
         bottom, top = _end(mass, -loss, steps), _end(mass, loss, steps)
         width = max(top + bottom, 1e-6)
-        self._spacing = max(width / (1 << 20), 1e-3 * max(top, 1e-9) / steps)
+        self._spacing = max(width / (1 << 20), 4e-3 * max(top, 1e-9) / steps)
         places = np.floor(loss / self._spacing).astype(np.int64)
         size = next_fast_len(int(width / self._spacing) + steps + 8)
         cells = np.zeros(size)

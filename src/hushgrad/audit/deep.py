@@ -274,13 +274,19 @@ def _spread(count: int, steps: int) -> Iterator[int]:
 
 
 def _rates_check(rate: float, present: np.ndarray) -> Check:
-    """Every record by itself and every step by itself: binomial."""
+    """Every record and every step by itself, and pairs of records and of steps up to eight apart: all are binomial."""
     problems = []
     for what, axis in (("record", 0), ("step", 1)):
         counts = present.sum(axis=axis)
         trials = present.shape[axis]
         for extreme in (int(counts.argmin()), int(counts.argmax())):
-            if binomial_tail(int(counts[extreme]), trials, rate) < FALSE_ALARM / (4 * len(counts)):
+            if binomial_tail(int(counts[extreme]), trials, rate) < FALSE_ALARM / (8 * len(counts)):
                 problems.append(f"{what} {extreme}: {counts[extreme]} of {trials}")
-    seen = f"{present.shape[0]} steps and {present.shape[1]} records one by one, at rate {rate:g}"
-    return Check(name="rates", passed=not problems, seen=", ".join([seen, *problems]))
+        table = present.T if axis == 0 else present  # one row for each record, or each step
+        for lag in range(1, min(8, len(table) - 1) + 1):
+            first = np.flatnonzero((np.arange(len(table) - lag) // lag) % 2 == 0)  # no row is in two pairs
+            both, trials = int((table[first] & table[first + lag]).sum()), first.size * table.shape[1]
+            if binomial_tail(both, trials, rate**2) < FALSE_ALARM / 32:
+                problems.append(f"{what}s {lag} apart meet {both} times instead of {trials * rate**2:.1f}")
+    seen = f"{present.shape[0]} steps and {present.shape[1]} records one by one and in pairs, at rate {rate:g}"
+    return Check(name="rates", passed=not problems, seen=", ".join([seen, *problems[:3]]))

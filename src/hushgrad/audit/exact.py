@@ -188,10 +188,11 @@ def _batch_problem(live: Live, seen: Seen) -> str:
 
 
 def _still(live: Live) -> dict[str, Tensor]:
-    """What is released with the model and no optimizer moves."""
-    trainable = set(live.private.placement.params)
+    """What is released with the model and no optimizer moves; a tied parameter is one under all of its names."""
+    trainable = {id(p) for p in live.private.placement.params.values()}
+    tied = {name for name, p in live.private.model.named_parameters(remove_duplicate=False) if id(p) in trainable}
     state = live.private.model.state_dict()
-    return {name: value.clone() for name, value in state.items() if name not in trainable and isinstance(value, Tensor)}
+    return {name: value.clone() for name, value in state.items() if name not in tied and isinstance(value, Tensor)}
 
 
 def journal_check(found: list[Compared], digests: list[bytes]) -> Check:

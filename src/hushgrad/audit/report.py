@@ -69,9 +69,13 @@ class AuditReport(_Finding):
     def lower_bound(self) -> float:
         """The lower bound on epsilon by the method that is fixed beforehand, so that ``confidence`` is its own.
 
-        The Gaussian one where the claimed curve is Gaussian, else the plain one. The largest of several would not hold with it.
+        The Gaussian one where the claimed curve is Gaussian, else the one composed of single steps where there is one, else the
+        plain one. The largest of several would not hold with it.
         """
-        return self.bound("clopper-pearson gdp" if self.bound_is_exact else "clopper-pearson")
+        if self.bound_is_exact:
+            return self.bound("clopper-pearson gdp")
+        composed = any(bound.method == "steps f-dp" for bound in self.lower_bounds)
+        return self.bound("steps f-dp" if composed else "clopper-pearson")
 
     @property
     def rates(self) -> ErrorRates:

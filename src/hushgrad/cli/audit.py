@@ -101,6 +101,10 @@ def _print(report: AuditReport) -> None:
     rows += [("claimed (upper bound)", at_most(report.claimed.epsilon), f"{report.claimed.event}, {report.claimed.relation}")]
     print(table(rows))
     print()
+    for threat in dict.fromkeys(bound.threat for bound in report.lower_bounds):
+        methods = ", ".join(bound.method for bound in report.lower_bounds if bound.threat == threat)
+        print(f"{methods}: {threat}.")
+    print()
     print(table([("ok" if check.passed else "FAILED", check.name, check.seen) for check in report.checks]))
     print()
     print(report)

@@ -1,0 +1,21 @@
+"""A register of planted defects: mistakes that this library, or one like it, has made or could make.
+
+Each is a context inside of which the real objects have the mistake, with the law that it breaks and a small run on which it shows.
+``make audit-power`` prints which check of the deep audit catches which:
+
+    >>> from hushgrad.audit import audit_run
+    >>> from hushgrad.testing.defects import DEFECTS, bench
+    >>> halved = DEFECTS["noise halved"]
+    >>> with halved.plant():
+    ...     report = audit_run(bench(halved.bed))
+    >>> report.refuted
+    True
+"""
+
+from __future__ import annotations
+
+from hushgrad.testing.defects import batches, clipping, noise, runs
+from hushgrad.testing.defects.base import DEFECTS, Defect, defect, patched
+from hushgrad.testing.defects.beds import BEDS, bench
+
+__all__ = ["BEDS", "DEFECTS", "Defect", "batches", "bench", "clipping", "defect", "noise", "patched", "runs"]

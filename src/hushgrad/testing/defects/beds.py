@@ -1,0 +1,133 @@
+"""Small runs on which defects show: a model, its data, its optimizer, its loss and a plan, as a user would have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from hushgrad.audit import Bench
+from hushgrad.clipping import PerLayer
+from hushgrad.noise import Banded
+from hushgrad.train import Plan
+
+__all__ = ["BEDS", "Mixing", "bench"]
+
+_N = 300
+_COMMON: dict[str, Any] = {"delta": 1e-5, "dataset_size": _N, "max_grad_norm": 2.0}
+
+
+def _layers() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, 64), nn.Tanh(), nn.LayerNorm(64), nn.Linear(64, 72), nn.Tanh(), nn.Linear(72, 3)
+    )  # 64 x 72 = 4608 numbers in one tensor
+
+
+class Tied(nn.Module):
+    """A table whose transpose is the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(40, 12), nn.Linear(12, 40, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.table(ids).sum(1)))  # type: ignore[no-any-return]
+
+
+class Table(nn.Module):
+    """A table and a layer of its own behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(40, 12), nn.Linear(12, 40)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.table(ids).sum(1)))  # type: ignore[no-any-return]
+
+
+class Mixing(nn.Module):
+    """Two layers with something between them that a defect may make look at the whole batch, or remember it."""
+
+    between: Callable[[nn.Module, Tensor], Tensor] = staticmethod(lambda module, h: h)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 12), nn.Linear(12, 3)
+        self.register_buffer("kept", torch.zeros(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """first, between, last."""
+        return self.last(type(self).between(self, torch.tanh(self.first(x))))  # type: ignore[no-any-return]
+
+
+def _vectors(generator: torch.Generator) -> TensorDataset:
+    return TensorDataset(3 * torch.randn(_N, 6, generator=generator), torch.randint(3, (_N,), generator=generator))
+
+
+def _many(generator: torch.Generator) -> TensorDataset:
+    return TensorDataset(3 * torch.randn(4000, 6, generator=generator), torch.randint(3, (4000,), generator=generator))
+
+
+def _words(generator: torch.Generator) -> TensorDataset:
+    return TensorDataset(torch.randint(40, (_N, 5), generator=generator), torch.randint(40, (_N,), generator=generator))
+
+
+def _sequences(generator: torch.Generator) -> TensorDataset:
+    return TensorDataset(torch.randn(_N, 16, 64, generator=generator), torch.randn(_N, 16, 64, generator=generator))
+
+
+def _sequence_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64, bias=False))
+
+
+def _squares(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().flatten(1).sum(1)
+
+
+def _dpsgd(**changes: Any) -> Plan:
+    return Plan.dpsgd(**{"noise_multiplier": 1.0, "batch_size": 12, "steps": 64, **_COMMON, **changes})
+
+
+def _dpftrl() -> Plan:
+    return Plan.dpftrl(noise_multiplier=2.0, batch_size=15, epochs=3, noise=Banded(bands=5), **_COMMON)
+
+
+Bed = tuple[Callable[[], nn.Module], Callable[[torch.Generator], TensorDataset], Callable[[], Plan], dict[str, Any]]
+
+BEDS: dict[str, Bed] = {
+    "layers": (_layers, _vectors, _dpsgd, {}),
+    "rare": (_layers, _many, partial(_dpsgd, batch_size=16, dataset_size=4000, steps=400), {}),
+    "correlated": (_layers, _vectors, _dpftrl, {}),
+    "by layer": (_layers, _vectors, lambda: _dpsgd(clip=PerLayer(2.0), max_grad_norm=None), {}),
+    "tied": (Tied, _words, _dpsgd, {}),
+    "table": (Table, _words, _dpsgd, {}),
+    "sequences": (_sequence_model, _sequences, _dpsgd, {"loss_fn": _squares}),
+    "users": (
+        _layers,
+        _vectors,
+        partial(_dpsgd, unit="user", batch_size=6, dataset_size=100),
+        {"groups": [i % 100 for i in range(_N)]},
+    ),
+    "vouched": (Mixing, _vectors, _dpsgd, {"options": {"check_isolation": False}}),
+}
+"""(model, data, plan, further arguments of a bench) by name."""
+
+
+def bench(name: str, *, seed: int = 0) -> Bench:
+    """The bench of one bed; weights and data follow from ``seed``."""
+    make, data, plan, more = BEDS[name]
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = make()
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    arguments = {"loss_fn": F.cross_entropy, **more}
+    return Bench(build=build, plan=plan(), dataset=data(torch.Generator().manual_seed(seed + 1)), **arguments)

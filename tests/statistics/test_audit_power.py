@@ -1,0 +1,124 @@
+"""The register of defects: each can be planted and removed, is caught by the deep audit, and right runs are not refuted.
+
+``make audit-power`` runs all of them and 200 right runs; here is a part of it. Keys are fixed, so nothing fails by chance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import count
+
+import pytest
+import torch
+from torch import nn
+
+from hushgrad.audit import Auditor, audit_run, step_bounds
+from hushgrad.audit.bench import Bench
+from hushgrad.release.core import Release
+from hushgrad.testing.defects import BEDS, DEFECTS, bench
+from hushgrad.train import Plan
+
+SHARP = (  # one for each check
+    "noise two per cent too small",
+    "no noise after step 50",
+    "uniform noise",
+    "each number serves two coordinates",
+    "the row of step 3 again in step 40",
+    "every second row is the one before, one place on",
+    "one key for all runs",
+    "noise of tables missing",
+    "1.2 times a small rate",
+    "neighbours are dealt together",
+    "other records are fetched than were drawn",
+    "norms of biases are left out",
+    "parts that cancel are added one by one",
+    "a detached maximum over the batch",
+    "a buffer remembers the batch",
+    "norms leak into the parameters",
+)
+
+
+@pytest.fixture(autouse=True)
+def fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = count()
+
+    def key(size: int) -> bytes:
+        return hashlib.blake2b(next(numbers).to_bytes(4, "little"), digest_size=size).digest()
+
+    monkeypatch.setattr("secrets.token_bytes", key)
+
+
+def test_there_are_enough_of_them_and_each_has_a_law_and_a_bed() -> None:
+    assert len(DEFECTS) >= 40
+    for name, defect in DEFECTS.items():
+        assert defect.name == name and defect.law and defect.bed in BEDS
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_is_removed_again(name: str) -> None:
+    before = dict(vars(Release)), torch.nn.Module.__dict__.copy()
+    with DEFECTS[name].plant():
+        pass
+    with DEFECTS[name].plant():  # it can be planted again
+        pass
+    assert (dict(vars(Release)), torch.nn.Module.__dict__.copy()) == before
+
+
+@pytest.mark.parametrize("name", SHARP)
+def test_a_defect_is_caught(name: str) -> None:
+    with DEFECTS[name].plant():
+        assert audit_run(bench(DEFECTS[name].bed), tries=25).refuted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(DEFECTS) - set(SHARP)))
+def test_every_other_defect_is_caught(name: str) -> None:
+    with DEFECTS[name].plant():
+        assert audit_run(bench(DEFECTS[name].bed)).refuted
+
+
+@pytest.mark.parametrize("bed", ["tied", "users", "sequences"])
+def test_a_right_run_is_not_refuted(bed: str) -> None:
+    report = audit_run(bench(bed), tries=25)
+    assert not report.refuted, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bed", BEDS)
+def test_right_runs_are_not_refuted(bed: str) -> None:
+    for seed in range(5):
+        report = audit_run(bench(bed, seed=seed), seed=seed)
+        assert not report.refuted, str(report)
+
+
+def test_a_part_that_the_library_refuses_is_a_finding() -> None:
+    own = bench("layers")
+    mixed = Bench(build=lambda: _mixing(own), plan=own.plan, dataset=own.dataset, loss_fn=own.loss_fn)
+    report = audit_run(mixed)
+    assert "releases" in report.refuted_by and "refused" in str(report)
+
+
+def _mixing(own: Bench) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+README = {"epsilon": 3.0, "delta": 1e-5, "max_grad_norm": 1.0, "batch_size": 256, "dataset_size": 60_000, "epochs": 10}
+
+
+def test_the_bound_for_the_readme_plan_is_half_of_the_claim_and_halved_noise_is_refuted_by_it() -> None:
+    plan = Plan.dpsgd(**README)
+    right = {bound.method: bound for bound in step_bounds(plan, canaries=600, steps=40)}
+    assert 1.5 <= right["steps f-dp"].epsilon <= right["steps gdp"].epsilon <= 3.0
+    assert all("attacker" in bound.threat for bound in right.values())
+    with DEFECTS["noise halved"].plant():
+        wrong = step_bounds(plan, canaries=600, steps=40, confidence=0.9999)
+    assert all(bound.epsilon > 3.0 for bound in wrong)
+
+
+def test_the_verdict_of_a_canary_audit_uses_the_bound() -> None:
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=1000, steps=30)
+    report = Auditor(plan, canaries=300).run()
+    assert not report.refuted and report.lower_bound == report.bound("steps f-dp") > 0
+    with DEFECTS["noise halved"].plant():
+        assert {"bound", "noise"} <= set(Auditor(plan, canaries=300).run().refuted_by)
