@@ -115,9 +115,10 @@ def main() -> int:
         return 1 if missed else 0
     alarms, seconds = false_alarms(chosen.runs)
     print(f"{len(alarms)} of {chosen.runs} right runs refuted {alarms}", flush=True)
-    found = figures()
-    for row in found:
+    found = []
+    for row in figures():
         print(row, flush=True)
+        found.append(row)
     if chosen.docs is not None:
         write(chosen.docs, "audit-power", power_table(rows, alarms, chosen.runs, seconds))
         write(chosen.docs, "audit-figures", figure_table(found))

@@ -11,6 +11,8 @@ from scipy.linalg import solve_triangular
 
 from hushgrad.audit.bench import Bench, numbers, row_std, whole
 from hushgrad.audit.field import Long, Runs, Wide
+from hushgrad.clipping import Adaptive
+from hushgrad.events import Relation
 from hushgrad.noise import Independent
 from hushgrad.release.core import Release
 from hushgrad.release.keys import RunKey
@@ -59,7 +61,17 @@ class Drawer:
         release.begin(step)
         grads = release.release(step, sums, torch.empty(0, dtype=torch.float64), None, begun={})
         self._taken += 1
-        return {name: row * self._unit for name, row in numbers({k: whole(g) for k, g in grads.items()}).items()}
+        rows = {name: row * self._unit for name, row in numbers({k: whole(g) for k, g in grads.items()}).items()}
+        return {**rows, **self._count()}
+
+    def _count(self) -> dict[str, np.ndarray]:
+        """The noise of an adaptive clip norm's count, of nobody: a tensor of one number."""
+        before, after = self._plan.clip, self._release.clip
+        if not isinstance(before, Adaptive):
+            return {}
+        moved = np.log(after.sensitivity(Relation.ADD_REMOVE) / before.max_grad_norm)
+        count = (before.quantile - moved / before.learning_rate - 0.5) * before.batch_size
+        return {"(adaptive count)": np.array([count / float(before.count_noise or 1.0)])}
 
 
 def draw_field(bench: Bench, place: Whole, *, seed: int) -> tuple[list[Wide], Long, Runs]:
@@ -67,7 +79,7 @@ def draw_field(bench: Bench, place: Whole, *, seed: int) -> tuple[list[Wide], Lo
     plan, rng = bench.plan, np.random.default_rng([seed, 4])
     size = sum(whole(p).numel() for p in place.params.values())
     last = _last(plan, size)
-    columns = _columns({name: whole(p).numel() for name, p in place.params.items()}, rng)
+    columns = _columns({name: row.size for name, row in Drawer(plan, place).row(0).items()}, rng)
     pairs = [(0, 1), (last - 1, last)] if last > 2 else [(0, min(1, last))]
     wides = [_wide(Drawer(plan, place), plan, pair) for pair in dict.fromkeys(pairs)]
     steps = _steps(min(_LONG, max(8, _MANY // min(size, _COLUMNS))), last, rng)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from hushgrad.audit import Bench
-from hushgrad.clipping import PerLayer
+from hushgrad.clipping import Adaptive, PerLayer
 from hushgrad.noise import Banded
 from hushgrad.train import Plan
 
@@ -105,6 +105,12 @@ BEDS: dict[str, Bed] = {
     "rare": (_layers, _many, partial(_dpsgd, batch_size=16, dataset_size=4000, steps=400), {}),
     "correlated": (_layers, _vectors, _dpftrl, {}),
     "by layer": (_layers, _vectors, lambda: _dpsgd(clip=PerLayer(2.0), max_grad_norm=None), {}),
+    "adaptive": (
+        _layers,
+        _vectors,
+        lambda: _dpsgd(clip=Adaptive(2.0, batch_size=12, count_noise=5.0), max_grad_norm=None),
+        {},
+    ),
     "tied": (Tied, _words, _dpsgd, {}),
     "table": (Table, _words, _dpsgd, {}),
     "sequences": (_sequence_model, _sequences, _dpsgd, {"loss_fn": _squares}),
