@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,17 @@ import torch
 
 from hushgrad import Plan, make_private
 from hushgrad.audit import Auditor, AuditReport
+from hushgrad.audit.exact import compare, journal_check
 from hushgrad.cli.main import main
 from hushgrad.clipping import Adaptive, PerLayer
 from hushgrad.errors import ArgumentError
 from hushgrad.noise.streams import IndependentStream
+from hushgrad.recipes import Recipe, train
+from hushgrad.release.journal import Journal
+from hushgrad.release.owner import Owner
 from hushgrad.sampling import RoundRobin
+from hushgrad.testing.defects import DEFECTS, bench
+from hushgrad.train.fit import Passes
 
 SMALL = Plan.dpgd(noise_multiplier=4.0, delta=1e-5, dataset_size=100, steps=10)
 
@@ -130,3 +138,46 @@ def test_the_snippets_of_the_page_run(capsys) -> None:
         exec(compile(snippet, "audit.md", "exec"), scope)
     printed = capsys.readouterr().out
     assert "not refuted" in printed and "is refuted at 95% confidence" in printed
+
+
+# The run itself -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_owner_holds_computed_steps_against_the_journal(tmp_path: Path) -> None:
+    own, key = bench("layers"), bytes(range(32))
+    model, optimizer = own.build()
+    private = make_private(model, optimizer, own.plan, key=key)
+    private.keep_journal(Journal.create(tmp_path / "journal", private.key, Owner(tmp_path), {}))
+    passes = Passes(private, own.loss_fn, None)
+    for batch in islice(private.loader(own.dataset), 3):
+        private.optimizer.step(partial(passes.run, batch))
+    private.detach()
+    digests = Journal.digests(tmp_path / "journal")
+    assert len(digests) == 3
+    found = list(compare(own, key, first=0, count=2))
+    assert journal_check(found, digests).passed
+    assert not journal_check(found, [digests[0], bytes(5), digests[2]]).passed
+    other = list(compare(own, bytes(32), first=0, count=1))
+    assert not journal_check(other, digests).passed
+
+
+RECIPE = {
+    "data": {"name": "digits"},
+    "model": {"name": "logistic"},
+    "optimizer": {"name": "sgd", "lr": 0.5},
+    "plan": {"method": "dpsgd", "noise_multiplier": 2.0, "delta": 1e-4, "batch_size": 24, "steps": 6},
+    "run": {"seed": 3},
+}
+
+
+def test_the_command_audits_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    train(Recipe.from_tables(RECIPE), out, progress=False)
+    assert main(["audit", str(out), "--deep"]) == 0
+    text = capsys.readouterr().out
+    assert "exact release" in text and "noise projection" in text and "epsilon >=" in text and "not refuted" in text
+    with DEFECTS["noise halved"].plant():
+        assert main(["audit", str(out), "--deep", "--json"]) == 1
+    assert "noise amplitude" in json.loads(capsys.readouterr().out)["refuted_by"]
+    assert main(["audit", str(tmp_path), "--deep"]) == 2
+    assert "recipe.json" in capsys.readouterr().err

@@ -122,12 +122,14 @@ class _Audit:
         self._present: np.ndarray = np.zeros((1, 1), dtype=bool)
 
     def part(self, name: str, run: Callable[[], None]) -> None:
-        """Run one part; what the library refuses is a finding too."""
+        """Run one part; what the library refuses, and a model that cannot be run on one example, are findings too."""
         began = time.process_time()
         try:
             run()
         except HushgradError as error:
             self.checks.append(Check(name=name, passed=False, seen=f"refused: {error}"))
+        except (ValueError, RuntimeError) as error:  # the user's own code
+            self.checks.append(Check(name=name, passed=False, seen=f"failed with {type(error).__name__}: {error}"))
         self.seconds.append((name, round(time.process_time() - began, 3)))
 
     # The parts ---------------------------------------------------------------------------------------------------------
