@@ -18,7 +18,7 @@ from hushgrad.cli.main import main
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Compose, Gaussian, RepeatAndSelect
 from hushgrad.guarantee import Guarantee, Ledger
-from hushgrad.recipes import Recipe
+from hushgrad.recipes import Recipe, load_recipe
 from hushgrad.release import keys
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
@@ -27,6 +27,7 @@ from hushgrad.train import private as running
 from hushgrad.tuning import Draws, Stopping, priced, settings_of, tune
 from hushgrad.tuning import score as scoring
 from hushgrad.tuning import search as room
+from hushgrad.tuning.space import edges
 
 TABLES = {
     "model": {"name": "logistic"},
@@ -291,3 +292,17 @@ def test_mistakes_are_one_sentence(tmp_path: Path, capsys) -> None:
         assert main(["tune", *words]) == 2, words
         captured = capsys.readouterr()
         assert captured.out == "" and captured.err.startswith("hushgrad: ") and captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "word", ["optimizer.lr=0.1,fast", "optimizer.lr=nan", "optimizer.lr=0.1,inf", "plan.max_grad_norm=1,true"]
+)
+def test_a_candidate_that_is_no_number_is_refused_before_anything_is_paid(word):
+    with pytest.raises(ArgumentError, match="finite number"):
+        settings_of(load_recipe(None), over=[word])
+
+
+def test_a_winner_at_the_end_of_its_grid_is_told():
+    over = {"optimizer.lr": (0.3, 0.1, 1.0), "model.name": ("mlp", "cnn"), "plan.max_grad_norm": (1.0, 2.0, 4.0)}
+    said = edges(over, {"optimizer.lr": 0.1, "model.name": "mlp", "plan.max_grad_norm": 2.0})
+    assert said == ["optimizer.lr = 0.1 is the smallest value that was tried; a better one may lie beyond it."]

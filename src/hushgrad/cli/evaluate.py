@@ -26,6 +26,7 @@ def run(words: list[str]) -> int:
     """Evaluate; see ``hushgrad evaluate --help``."""
     options = _parser().parse(words)
     from hushgrad.recipes import evaluate, load_predictor
+    from hushgrad.recipes.metrics import compared
 
     predictor = load_predictor(options.model, allow_code=options.allow_code)
     records = predictor.labelled(options.file)
@@ -34,4 +35,5 @@ def run(words: list[str]) -> int:
         print_json(found)
         return 0
     print(f"{len(records)} records, accuracy {found['test_accuracy']:.2%}, loss {found['test_loss']:.4f}.")
+    print(compared(found), end="")
     return 0

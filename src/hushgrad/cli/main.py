@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "crosscheck": ("hushgrad.cli.crosscheck:run", "what other libraries say about the same run"),
     "calibrate": ("hushgrad.cli.calibrate:run", "which noise, steps, rate or batch meets a budget"),
     "plan": ("hushgrad.cli.plan:run", "which plan is best for a budget"),
+    "advise": ("hushgrad.cli.advise:run", "which recipe suits a budget, from public facts"),
     "train": ("hushgrad.cli.train:run", "train a model by a recipe"),
     "predict": ("hushgrad.cli.predict:run", "what a trained model says about new records"),
     "evaluate": ("hushgrad.cli.evaluate:run", "how good a trained model is on labelled records"),

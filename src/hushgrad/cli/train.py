@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json
+from hushgrad.cli.advise import add_budget, advice_of
 from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ def _parser() -> Parser:
     parser.add_argument("--ledger", metavar="PLACE", help="budget ledger that pays: a path or postgresql://... (with --dataset)")
     parser.add_argument("--dataset", metavar="NAME", help="the data set in the ledger")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument(
+        "--auto", action="store_true", help="RECIPE is a codebook of public facts; the rest is chosen as by advise"
+    )
+    parser.add_argument("--test-data", metavar="PATH", help="public records to test on (with --auto; else a fifth is split off)")
+    add_budget(parser, required=False)
     return parser
 
 
@@ -53,7 +59,9 @@ def run(words: list[str]) -> int:
         raise UsageError("--ledger and --dataset belong together: who pays, and from which budget.")
     if options.ledger is not None and options.resume:
         raise UsageError("An interrupted run knows its ledger: leave --ledger and --dataset out with --resume.")
+    _require_auto(options)
     from hushgrad.recipes import train  # torch: imported after the words have been understood
+    from hushgrad.recipes.metrics import compared
 
     try:
         how = {"resume": options.resume, "take_over": options.take_over, "allow_code": options.allow_code}
@@ -69,13 +77,44 @@ def run(words: list[str]) -> int:
         return 0
     print(outcome.guarantee)
     print(f"Test accuracy {outcome.test['test_accuracy']:.2%} after {outcome.steps} steps, {outcome.seconds:.1f} s.")
+    print(compared(outcome.test), end="")
     print(f"Model, plan, ledger and report: {outcome.out}")
     return 0
+
+
+def _require_auto(options: argparse.Namespace) -> None:
+    """What belongs to --auto needs it, and it needs them."""
+    given = [name for name in ("epsilon", "delta", "records", "minutes", "test_data") if vars(options)[name] is not None]
+    if given and not options.auto:
+        raise UsageError(
+            f"--{given[0].replace('_', '-')} belongs to --auto. A recipe says it in its tables: --set plan.epsilon=..."
+        )
+    missing = [name for name in ("recipe", "data", "epsilon", "delta") if vars(options)[name] is None]
+    if options.auto and not options.resume and missing:
+        raise UsageError(
+            "--auto needs a codebook, --data, --epsilon and --delta: hushgrad train bank.toml --auto --data bank.csv ..."
+        )
+
+
+def _automatic(options: argparse.Namespace) -> Recipe:
+    """The recipe that the codebook leads to, with single values changed where asked."""
+    from hushgrad.recipes import Recipe
+    from hushgrad.recipes.recipe import changed
+
+    advice = advice_of(options.recipe, options)
+    if not (options.quiet or options.json):
+        print(advice)
+    tables = advice.recipe(options.data, test_path=options.test_data).tables()
+    changes = [*options.set, *(["plan.secure=true"] if options.secure else [])]
+    recipe = Recipe.from_tables(changed(tables, changes))
+    return recipe if options.ledger is None else recipe.paid_by(options.ledger, options.dataset)
 
 
 def _recipe(options: argparse.Namespace) -> Recipe | None:
     from hushgrad.recipes import load_recipe
 
+    if options.auto and not options.resume:
+        return _automatic(options)
     changes = [*options.set, *([] if options.data is None else [f"data.path={options.data!r}"])]
     changes += ["plan.secure=true"] if options.secure else []
     if not (options.recipe or changes or options.ledger or options.plan):

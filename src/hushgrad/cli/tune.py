@@ -176,5 +176,7 @@ def _say_outcome(options: argparse.Namespace, tuned: Tuned) -> int:
         print("The secret number of trials was 0: nothing is released. The search is paid for all the same.")
         return 0
     print(f"Chosen: {', '.join(f'{place} = {value}' for place, value in tuned.candidate.items())}")
+    for sentence in tuned.edges:
+        print(sentence)
     print(f"Test accuracy {tuned.test['test_accuracy']:.2%}. Model, plan, ledger and report: {tuned.out}")
     return 0

@@ -18,7 +18,6 @@ from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.held import Held
 from hushgrad.clipping.reconcile import problem_of
 from hushgrad.clipping.reduce import Group, Part, Use, add_clipped, add_usual
-from hushgrad.clipping.rejected import joined
 from hushgrad.clipping.root import Root
 from hushgrad.clipping.rules.parameter import Bare
 from hushgrad.clipping.site import Site
@@ -46,6 +45,7 @@ class Capture:
         unused: "raise" refuses a step in which a trainable parameter got no gradient; "zero" counts its gradient as zero.
         held: where the parameters lie; whole, in this process, by default.
         certificate: add in double precision, for a bound that is proved (see :mod:`hushgrad.clipping.certificate`); needs a "sum".
+        copies: how many times each example is in a batch, as rows of one unit; the mean of their gradients is clipped.
 
     **Formal guarantee.** Example i enters the result only through w_i G_i, provided the model keeps examples apart (see
     :func:`~hushgrad.clipping.isolation`). Whatever cannot be attributed to single examples raises
@@ -72,12 +72,14 @@ class Capture:
         check_isolation: bool = True,
         held: Held | None = None,
         certificate: Certificate | None = None,
+        copies: int = 1,
     ) -> None:
         self.model = _check.instance(nn.Module, model=model)
         self.loss_reduction = _check.one_of(("mean", "sum"), loss_reduction=loss_reduction)
         self.unused = _check.one_of(("raise", "zero"), unused=unused)
         self._held = held or Held()
         self._certificate = certificate
+        self._copies = _check.positive_int(copies=copies)  # of each example; their mean is clipped
         if certificate is not None and loss_reduction == "mean":
             remedy = "A mean divides every example's gradient by a number that depends on the others; make the loss a sum."
             _check.fail("loss_reduction", loss_reduction, 'to be "sum" for a certified run', remedy)
@@ -193,6 +195,7 @@ class Capture:
         """The sum of the per-example gradients with these weights, and the examples' norms; nothing is clipped."""
         rows, self._by_rows = self._by_rows, frozenset()
         folded, self._folded = self._folded, None
+        copies, self._copies = self._copies, 1
         unused, self.unused, reduction, self.loss_reduction = self.unused, "zero", self.loss_reduction, "sum"
         try:
             with torch.set_grad_enabled(False):
@@ -201,6 +204,7 @@ class Capture:
             return {name: total.buffer for name, total in sums.items()}, parts[0].norms
         finally:
             self._by_rows, self._folded, self.unused, self.loss_reduction = rows, folded, unused, reduction
+            self._copies = copies
 
     # What hooks cannot know --------------------------------------------------------------------------------------------
 
@@ -279,7 +283,7 @@ class Capture:
             empty = self._params[first].new_zeros(0, dtype=self._dtypes[first])
             return ClippedSum(raw_sums, empty, clipper.weights(empty), 0)
         norms, weights = torch.cat([p.norms for p in parts]), torch.cat([p.weights for p in parts])
-        return ClippedSum(raw_sums, norms, weights, joined([p.rejected for p in parts]))
+        return ClippedSum(raw_sums, norms, weights, sum(p.rejected for p in parts))
 
     @property
     def scattered(self) -> frozenset[str]:
@@ -410,7 +414,7 @@ class Capture:
         return [Use(call, self._factor(batch), call.units(units)) for call in batch.calls]
 
     def _factor(self, batch: Batch) -> float:
-        return batch.coefficient * (batch.examples if self.loss_reduction == "mean" else 1)
+        return batch.coefficient * (batch.examples if self.loss_reduction == "mean" else 1) / self._copies
 
     def _reconcile(self) -> None:
         """Every trainable parameter seen, and seen completely; else raise, and forget the passes."""

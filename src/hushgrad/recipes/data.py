@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
 from hushgrad import _check
-from hushgrad.recipes.dataset import Data, labelled, split
-from hushgrad.recipes.encoders import WORD_BUCKETS, ByteEncoder, TableEncoder, TextEncoder, read_table
+from hushgrad.recipes.columns import Columns
+from hushgrad.recipes.dataset import Data, Learn, labelled, split
+from hushgrad.recipes.encoders import WORD_BUCKETS, ByteEncoder, Encoder, TableEncoder, TextEncoder, read_table
 from hushgrad.recipes.files import find, read_cifar10, read_idx
+from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
+from hushgrad.recipes.text_features import TextFeatures
 
 __all__ = ["DATA", "Data"]
 
@@ -93,6 +97,23 @@ def table(
     return labelled(encoder, path, classes, test_path=test_path, test_fraction=test_fraction)
 
 
+_RECORDS = (Columns, ImageEncoder, ImageFeatures, TableEncoder, TextEncoder, TextFeatures)
+
+
+def encoded(
+    *,
+    path: str,
+    encoder: dict[str, Any],
+    classes: list[str],
+    test_path: str | None = None,
+    test_fraction: float = 0.2,
+    learn: Learn | None = None,
+) -> Data:
+    """Records of any kind with an encoder that the recipe describes, by its JSON form."""
+    described = _check.instance(_RECORDS, encoder=Encoder.from_json(encoder))
+    return labelled(described, path, classes, test_path=test_path, test_fraction=test_fraction, learn=learn)
+
+
 def _column(column: str | int, titles: list[str], what: str) -> str:
     if isinstance(column, int) and -len(titles) <= column < len(titles):
         return titles[column]
@@ -159,6 +180,7 @@ DATA: dict[str, Callable[..., Data]] = {
     "fashion-mnist": mnist,
     "cifar10": cifar10,
     "csv": table,
+    "encoded": encoded,
     "images": image_files,
     "labelled-text": labelled_text,
     "text-files": text_files,

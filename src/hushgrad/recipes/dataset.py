@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,12 @@ from torch.utils.data import Dataset, TensorDataset
 
 from hushgrad import _check
 from hushgrad.recipes.encoders import Encoder, Records, TensorEncoder
+from hushgrad.recipes.learning import LearningEncoder
 
 __all__ = ["Data", "from_datasets", "label_numbers", "labelled", "split"]
+
+Learn = Callable[[LearningEncoder, Any, np.ndarray], LearningEncoder]
+"""From an encoder, all prepared rows and the numbers of the private ones to the encoder that has learned from these."""
 
 _SPLIT_SEED = 20_000  # the split of data that come in one piece; public, and the same in every run
 
@@ -31,6 +35,7 @@ class Data:
     groups: tuple[str, ...] | None = None  # owner of each training record, for privacy of whole users
     encoder: Encoder | None = None  # from a raw record to an input; saved with the model
     names: tuple[str, ...] = ()  # of the classes
+    learned: float | None = None  # noise multiplier of what the encoder learned from the training records, if it did
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,6 +61,7 @@ def labelled(
     test_path: str | None = None,
     test_fraction: float = 0.2,
     vocabulary: int = 0,
+    learn: Learn | None = None,
 ) -> Data:
     """The records of a file, with the labels that ``classes`` names, encoded by ``encoder`` and split.
 
@@ -66,26 +72,42 @@ def labelled(
         test_path: records to test on; without it a part of ``path`` is split off.
         test_fraction: the size of that part.
         vocabulary: the number of token ids, for text.
+        learn: how an encoder that has something to learn does so, privately; a session knows.
     """
     names = tuple(str(name) for name in classes)
     records = encoder.read(Path(path), names)
-    inputs, targets = encoder(records.rows), label_numbers(records, names, path)
-    if test_path is not None:
-        tested = encoder.read(Path(test_path), names)
-        test_inputs, test_targets = encoder(tested.rows), label_numbers(tested, names, test_path)
-        train = np.arange(len(targets))
+    targets = label_numbers(records, names, path)
+    tested = None if test_path is None else encoder.read(Path(test_path), names)
+    train, test = split(len(targets), test_fraction) if tested is None else (np.arange(len(targets)), None)
+    inputs, fitted, learned = _encoded(encoder, records.rows, train, learn)
+    if tested is None:
+        tests = TensorDataset(inputs[test], targets[test])
     else:
-        train, test = split(len(targets), test_fraction)
-        test_inputs, test_targets = inputs[test], targets[test]
+        tests = TensorDataset(fitted(tested.rows), label_numbers(tested, names, str(test_path)))
     return Data(
-        train=TensorDataset(inputs[train], targets[train]),
-        test=TensorDataset(test_inputs, test_targets),
+        train=TensorDataset(inputs[train], targets[train]) if tested is None else TensorDataset(inputs, targets),
+        test=tests,
         classes=len(names),
         vocabulary=vocabulary,
         groups=None if records.owners is None else tuple(records.owners[i] for i in train),
-        encoder=encoder,
+        encoder=fitted,
         names=names,
+        learned=learned,
     )
+
+
+def _encoded(
+    encoder: Encoder, rows: Sequence[Any], train: np.ndarray, learn: Learn | None
+) -> tuple[Tensor, Encoder, float | None]:
+    """The inputs for all rows, the encoder when it has learned, and the noise multiplier of that."""
+    if not isinstance(encoder, LearningEncoder) or encoder.learns is None:
+        return encoder(rows), encoder, None
+    if learn is None:
+        remedy = "Train with a session (hushgrad train), or declare what it would learn."
+        _check.fail("encoder", type(encoder).__name__, "to have nothing to learn here", remedy)
+    prepared = encoder.prepared(rows)
+    fitted = learn(encoder, prepared, train)
+    return fitted.finished(prepared), fitted, encoder.learns
 
 
 def label_numbers(records: Records, names: Sequence[str], path: str | Path) -> Tensor:

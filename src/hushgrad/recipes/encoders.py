@@ -97,19 +97,36 @@ class TableEncoder(Encoder):
 
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
         """The rows of a CSV file; columns are found by name, so a file for prediction may lack the label or have more."""
-        titles, body = read_table(path, header=self.header, delimiter=self.delimiter)
-        if not self.header and len(titles) == len(self.columns):
-            titles = list(self.columns)  # the same table without its label
-        missing = [name for name in self.columns if name not in titles]
-        if missing:
-            _check.fail("file", str(path), f"to have the columns of the training file; it lacks {', '.join(missing)}")
-        used = [titles.index(name) for name in self.columns]
-        label, user = (titles.index(name) if name in titles else None for name in (self.label, self.user))
-        return Records(
-            rows=[tuple(row[i] for i in used) for row in body],
-            labels=None if label is None else [row[label].strip() for row in body],
-            owners=None if user is None else [row[user] for row in body],
-        )
+        about = {"header": self.header, "delimiter": self.delimiter, "label": self.label, "user": self.user}
+        return read_cells(path, self.columns, **about)  # type: ignore[arg-type]
+
+
+def read_cells(
+    path: Path, columns: tuple[str, ...], *, header: bool, delimiter: str, label: str | None, user: str | None
+) -> Records:
+    """The named columns of a CSV file, and its labels and owners if it has such columns.
+
+    Args:
+        path: the file.
+        columns: the names of the columns, or their positions where there is no header.
+        header: whether the first row holds the names.
+        delimiter: between two cells.
+        label: the column of labels.
+        user: the column of owners.
+    """
+    titles, body = read_table(path, header=header, delimiter=delimiter)
+    if not header and len(titles) == len(columns):
+        titles = list(columns)  # the same table without its label
+    missing = [name for name in columns if name not in titles]
+    if missing:
+        _check.fail("file", str(path), f"to have the columns of the training file; it lacks {', '.join(missing)}")
+    used = [titles.index(name) for name in columns]
+    target, owner = (titles.index(name) if name in titles else None for name in (label, user))
+    return Records(
+        rows=[tuple(row[i] for i in used) for row in body],
+        labels=None if target is None else [row[target].strip() for row in body],
+        owners=None if owner is None else [row[owner] for row in body],
+    )
 
 
 def read_table(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], list[list[str]]]:
@@ -153,7 +170,12 @@ class TextEncoder(Encoder):
 
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
         """Lines of a file (``text``, or ``label<TAB>text``), or the .txt files of a folder (in folders of their labels, or not)."""
-        return _text_folder(path, names) if path.is_dir() else _text_lines(path, names)
+        return read_texts(path, names)
+
+
+def read_texts(path: Path, names: Sequence[str]) -> Records:
+    """Lines of a file (``text``, or ``label<TAB>text``), or the .txt files of a folder (in folders of their labels, or not)."""
+    return _text_folder(path, names) if path.is_dir() else _text_lines(path, names)
 
 
 def _text_lines(path: Path, names: Sequence[str]) -> Records:

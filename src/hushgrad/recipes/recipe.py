@@ -18,10 +18,12 @@ from hushgrad import _check
 from hushgrad.clipping.base import Clipper
 from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import ArgumentError
+from hushgrad.events import Gaussian
 from hushgrad.guarantee import questions
 from hushgrad.noise.base import Mechanism
 from hushgrad.recipes.code import imported
 from hushgrad.recipes.data import DATA, Data
+from hushgrad.recipes.dataset import Learn
 from hushgrad.recipes.models import MODELS
 from hushgrad.recipes.planned import from_table, table_of
 from hushgrad.train.plan import Plan
@@ -131,9 +133,12 @@ class Recipe:
         known = [float(x) if isinstance(x, (int, float)) and not isinstance(x, bool) else None for x in stated]
         return questions(*known)
 
-    def make_data(self) -> Data:
-        """Read the data."""
-        return _check.instance(Data, data=_call(self.data, DATA, "data", allow_code=self.allow_code))
+    def make_data(self, learn: Learn | None = None) -> Data:
+        """Read the data; ``learn`` is how an encoder that has something to learn does so."""
+        learns = {"learn": learn} if self.data["name"] == "encoded" else {}
+        if "learn" in self.data:
+            raise ArgumentError("Expected 'learn' not to be a key of [data]: what an encoder learns, it says itself.")
+        return _check.instance(Data, data=_call({**self.data, **learns}, DATA, "data", allow_code=self.allow_code))
 
     def make_model(self, data: Data) -> nn.Module:
         """A fresh model; its initial weights follow from ``run.seed`` if there is one."""
@@ -157,6 +162,8 @@ class Recipe:
         options.setdefault("dataset_size", size)
         if data.groups is not None:
             options.setdefault("unit", "user")
+        if data.learned is not None:
+            options["before"] = Gaussian(data.learned)
         make = _METHODS[self.plan["method"]]
         _known(options, list(inspect.signature(make).parameters), "[plan]")
         try:
@@ -218,10 +225,16 @@ def load_recipe(
     tables = dict(DEMO if path is None else _tables(path, allow_code))
     if plan is not None:
         tables["plan"] = table_of(plan)
+    return Recipe.from_tables(changed(tables, changes), allow_code=allow_code)
+
+
+def changed(tables: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
+    """The tables of a recipe with single values replaced, by words such as ``"plan.epsilon=8"``."""
+    new = dict(tables)
     for change in changes:
         table, key, value = _change(change)
-        tables[table] = {**tables.get(table, {}), key: value}
-    return Recipe.from_tables(tables, allow_code=allow_code)
+        new[table] = {**new.get(table, {}), key: value}
+    return new
 
 
 def _change(text: str) -> tuple[str, str, Any]:
@@ -260,10 +273,11 @@ def _tables(path: str | Path, allow_code: bool) -> dict[str, Any]:
         return found
     if path.suffix != ".toml":
         _check.fail("recipe", str(path), "to end in .toml or .py")
-    return _toml(path)
+    return read_toml(path)
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a .toml file."""
     try:
         return _toml_text(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte-order mark
     except ValueError as error:

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from hushgrad import _check
 from hushgrad.budget import Policy, read_policy
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
+from hushgrad.recipes.allocator import keep_large_blocks
+from hushgrad.recipes.before import Before
 from hushgrad.recipes.data import Data
 from hushgrad.recipes.interrupt import Interrupt
+from hushgrad.recipes.metrics import confusion, evaluate, verdict
 from hushgrad.recipes.recipe import DEMO, Recipe
 from hushgrad.recipes.saved import describe, save_model
 from hushgrad.recipes.spending import Spending, alone_in, require_allowed
@@ -47,6 +49,7 @@ class Outcome:
     steps: int
     seconds: float
     out: Path
+    confusion: list[list[int]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -57,29 +60,14 @@ class Outcome:
             "steps": self.steps,
             "seconds": round(self.seconds, 3),
             **self.test,
+            **({} if self.confusion is None else {"confusion": self.confusion}),
+            **({"verdict": self.verdict} if self.verdict else {}),
         }
 
-
-@torch.no_grad()
-def evaluate(model: nn.Module, dataset: Any, *, batch_size: int = 1000) -> dict[str, float]:
-    """Mean loss and accuracy on a test set (which the guarantee does not cover).
-
-    Args:
-        model: from inputs to class scores.
-        dataset: a ``TensorDataset`` of inputs and class numbers.
-        batch_size: records at a time; the result does not depend on it.
-    """
-    device = next(model.parameters()).device
-    was_training, loss, hits, targets = model.training, 0.0, 0, 0
-    model.eval()
-    inputs, labels = dataset.tensors
-    for x, y in zip(inputs.split(batch_size), labels.split(batch_size), strict=True):
-        scores = model(x.to(device))
-        loss += float(F.cross_entropy(scores, y.to(device), reduction="sum"))
-        hits += int((scores.argmax(dim=1) == y.to(device)).sum())
-        targets += y.numel()
-    model.train(was_training)
-    return {"test_loss": loss / targets, "test_accuracy": hits / targets}
+    @property
+    def verdict(self) -> str:
+        """A sentence if the model is no better than a constant, else nothing."""
+        return verdict(self.test)
 
 
 def train(
@@ -136,9 +124,11 @@ def _trained(
 ) -> Outcome:
     began = time.monotonic()
     run = recipe.run
+    keep_large_blocks()
     if run.threads is not None:
         torch.set_num_threads(_check.positive_int(threads=run.threads))
-    data = recipe.make_data() if data is None else data
+    before = Before(recipe, out, key)
+    data = recipe.make_data(before) if data is None else data
     model = recipe.make_model(data)
     plan = _plan(recipe, data, out, resume)
     require_allowed(rules, plan, paid=bool(recipe.ledger))
@@ -152,6 +142,7 @@ def _trained(
     checkpoint = Checkpoint(out / "checkpoint", private, extras=extras, take_over=take_over)
     _forget_after(out / "metrics.jsonl", private.steps)
     spending.begin()
+    before.keep()
     run_steps(
         private,
         F.cross_entropy,
@@ -193,12 +184,13 @@ def _tested(private: Private, data: Data) -> dict[str, float]:
 
 def _finished(recipe: Recipe, private: Private, data: Data, out: Path, began: float) -> Outcome:
     with private.averaged() if private.plan.average is not None else nullcontext():
-        test = evaluate(private.model, data.test)
+        test, errors = evaluate(private.model, data.test), confusion(private.model, data.test)
         save_model(private.model, out / "model.safetensors", describe(recipe.model, data))
     _write(out / "ledger.json", private.ledger.to_json())
     guarantee = private.spent()
     private.detach()
-    outcome = Outcome(guarantee=guarantee, test=test, steps=private.steps, seconds=time.monotonic() - began, out=out)
+    facts: dict[str, Any] = {"guarantee": guarantee, "steps": private.steps, "seconds": time.monotonic() - began, "out": out}
+    outcome = Outcome(test=test, confusion=errors, **facts)
     write_report(out, recipe, private.plan, outcome.to_json(), guarantee)
     _write(out / "guarantee.json", guarantee.to_json())  # last: it marks a finished session
     return outcome

@@ -58,6 +58,28 @@ def caveats(recipe: Recipe, plan: Plan, *, tuned: bool = False) -> list[str]:
     return found
 
 
+def _compared(outcome: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the accuracy is to be compared with."""
+    words = {
+        "test_majority": "always the most frequent class",
+        "test_balanced_accuracy": "mean over the classes",
+        "test_auc": "AUC",
+    }
+    shown = {name: f"{outcome[name]:.4f}" if name == "test_auc" else f"{outcome[name]:.2%}" for name in words if name in outcome}
+    return [(words[name], value) for name, value in shown.items()]
+
+
+def _confusion(counts: list[list[int]] | None, recipe: Recipe) -> list[str]:
+    """The matrix as a table, for at most twelve classes."""
+    if counts is None or len(counts) > 12:
+        return []
+    given = recipe.data.get("classes", [])
+    names = [str(name) for name in given] if len(given) == len(counts) else [str(k) for k in range(len(counts))]
+    head = ["", "## Test records by class (rows) and by what the model says (columns)", ""]
+    head += [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    return [*head, *(f"| {name} | {' | '.join(str(n) for n in row)} |" for name, row in zip(names, counts, strict=True))]
+
+
 def _markdown(
     recipe: Recipe, plan: Plan, outcome: dict[str, Any], guarantee: Guarantee, versions: dict[str, str], doubts: list[str]
 ) -> str:
@@ -65,6 +87,7 @@ def _markdown(
         ("model", recipe.model["name"]),
         ("data", recipe.data["name"]),
         ("test accuracy", f"{outcome['test_accuracy']:.2%}"),
+        *_compared(outcome),
         ("test loss", f"{outcome['test_loss']:.4f}"),
         ("steps", outcome["steps"]),
         ("time", f"{outcome['seconds']:.1f} s"),
@@ -72,6 +95,8 @@ def _markdown(
     ]
     lines = ["# A private training run", "", f"**{guarantee}**", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in rows]
+    lines += ["", f"**{outcome['verdict']}**"] if outcome.get("verdict") else []
+    lines += _confusion(outcome.get("confusion"), recipe)
     lines += ["", "## Plan", "", "```", str(plan), "```", "", "## What the guarantee does not say", ""]
     lines += [f"- {caveat}" for caveat in doubts]
     lines += ["", "Files: `model.safetensors`, `plan.json`, `ledger.json`, `guarantee.json`, `metrics.jsonl`, `recipe.json`.", ""]

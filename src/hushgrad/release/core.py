@@ -17,14 +17,13 @@ Where the tensors lie is the placement's business; nothing here asks what kind o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hushgrad.clipping import Capture, ClippedSum
-from hushgrad.clipping.adaptive import Adaptive, AdaptiveThere
+from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.clipping.base import Clipper
 from hushgrad.denoise.base import NoiseInfo
 from hushgrad.errors import CaptureError
@@ -73,19 +72,11 @@ class Release:
     def use_clip(self, clip: Clipper) -> None:
         """Clip the next step with ``clip``: the plan's, or what adaptive clipping has moved it to."""
         multiplier = self._plan.noise_multiplier or 0.0
-        adaptive = clip.options if isinstance(clip, AdaptiveThere) else clip
-        if isinstance(adaptive, Adaptive):
-            multiplier = adaptive.gradient_noise(multiplier)  # the rest of the budget goes to the count
-        self.live_clip = clip
+        if isinstance(clip, Adaptive):
+            multiplier = clip.gradient_noise(multiplier)  # the rest of the budget goes to the count
+        self.clip = clip
         self.clip_norm = clip.sensitivity(Relation.ADD_REMOVE)
         self._scale = multiplier * self.clip_norm / self._plan.batch_size
-
-    @property
-    def clip(self) -> Clipper:
-        """The clipper of the next step, as a value."""
-        if isinstance(self.live_clip, AdaptiveThere):
-            self.use_clip(self.live_clip.fetched)
-        return self.live_clip
 
     @property
     def filter_state(self) -> dict[str, Any]:
@@ -118,7 +109,7 @@ class Release:
             begun = self._fresh(step, early)
             if self._plan.certified:
                 begun = {name: row.double() for name, row in begun.items()}
-        clipped = capture.collect(self.live_clip, out=begun, scale=1.0 / self._plan.batch_size)
+        clipped = capture.collect(self.clip, out=begun, scale=1.0 / self._plan.batch_size)
         require_contributions(step, clipped.raw_norms.shape[0], contributions)
         if not early:
             self.begin(step)
@@ -216,16 +207,13 @@ class Release:
     def _denoised(self, grads: dict[str, Tensor], step: int, learning_rate: float | None) -> dict[str, Tensor]:
         plan = self._plan
         assert plan.denoise is not None
-        std = float(self._scale) * plan.noise.row_std(step, steps=plan.steps)
-        info = NoiseInfo(std=std, step=step, max_grad_norm=float(self.clip_norm), learning_rate=learning_rate)
+        std = self._scale * plan.noise.row_std(step, steps=plan.steps)
+        info = NoiseInfo(std=std, step=step, max_grad_norm=self.clip_norm, learning_rate=learning_rate)
         with torch.no_grad():
             return self.placement.denoised(plan.denoise, grads, info, self._filter_state)
 
     def _adapt(self, step: int, norms: Tensor) -> None:
         """Release how many norms lie below the clip norm, with its own noise, and move the clip norm accordingly."""
-        if self.placement.draws_itself and isinstance(self.live_clip, (Adaptive, AdaptiveThere)):
-            self._adapt_there(step, norms)
-            return
         clip = self.clip
         if not isinstance(clip, Adaptive):
             return
@@ -234,15 +222,6 @@ class Release:
         index = len(self.placement.params)  # that no tensor has
         self.source.z(step, index, count, out=count, scale=clip.count_noise or 0.0)
         self.use_clip(clip.moved(float(count)))
-
-    def _adapt_there(self, step: int, norms: Tensor) -> None:
-        """The same on a device, in which the clip norm stays."""
-        clip = self.live_clip
-        options, norm = (clip.options, clip.norm) if isinstance(clip, AdaptiveThere) else (clip, None)
-        assert isinstance(options, Adaptive)
-        index, scale = len(self.placement.params), options.count_noise or 0.0
-        noise = partial(self.source.z, step, index, scale=scale)
-        self.use_clip(options.counted_there(norms, lambda count: noise(count, out=count), norm))  # type: ignore[func-returns-value]
 
     def load_noise(self, state: dict[str, Any] | None, steps: int) -> None:
         """Bring the stream of a fresh key to row ``steps``: from its saved state, or by drawing the rows before it once more."""

@@ -60,15 +60,34 @@ class _Hands(Dataset[_Hand]):
     """Map-style view of the data, asked for whole steps: runs in the workers, fetches and collates."""
 
     def __init__(
-        self, dataset: Any, units: Units | None, collate: Callable[[list[Any]], Any], seeds: bytes | None = None
+        self,
+        dataset: Any,
+        units: Units | None,
+        collate: Callable[[list[Any]], Any],
+        seeds: bytes | None = None,
+        copies: int = 1,
     ) -> None:
         self._dataset, self._units, self._collate, self._seeds = dataset, units, collate, seeds
+        self._copies = copies
         self._empty: Any = None
 
     def __getitem__(self, asked: tuple[int, np.ndarray]) -> _Hand:
         step, chosen = asked
         indices, unit = (chosen, None) if self._units is None else self._units.expand(chosen)
+        if self._copies > 1:
+            unit = np.repeat(chosen if unit is None else unit, self._copies)
+            return _Hand(step, len(unit), torch.from_numpy(unit), self._several(step, indices))
         return _Hand(step, len(indices), None if unit is None else torch.from_numpy(unit), self._fetch(step, indices))
+
+    def _several(self, step: int, indices: np.ndarray) -> Any:
+        """Every record read several times, copies of one record side by side; copy c of step t follows from (key, t, c)."""
+        if not len(indices):
+            return self._nothing()
+        passes = []
+        for copy in range(self._copies):
+            with nullcontext() if self._seeds is None else seeded(self._seeds, step, copy):
+                passes.append([self._dataset[i] for i in indices.tolist()])
+        return self._collate([example for copies in zip(*passes, strict=True) for example in copies])
 
     def _fetch(self, step: int, indices: np.ndarray) -> Any:
         if type(self._dataset) is TensorDataset and self._collate is default_collate and len(indices):
@@ -195,6 +214,7 @@ def loader(
     on_issue: Callable[[Batch], None] | None = None,
     seeds: bytes | None = None,
     attendance: Callable[[int], None] | None = None,
+    copies: int = 1,
     collate_fn: Callable[[list[Any]], Any] = default_collate,
     **dataloader_options: Any,
 ) -> BatchLoader:
@@ -214,6 +234,7 @@ def loader(
         seeds: 16 to 64 secret bytes; the examples of step t are then read under random states (torch, numpy, random) that follow
             from (seeds, t), in workers and here alike, so that an augmentation is the same whenever the step is dealt again.
         attendance: told the number of records, or units, before the first batch.
+        copies: how many times each example is read and dealt, as rows of one unit: for random augmentations.
         collate_fn: list of examples -> batch, as in torch; never called with an empty list.
         dataloader_options: ``num_workers``, ``pin_memory`` and so on of ``torch.utils.data.DataLoader``.
 
@@ -229,6 +250,9 @@ def loader(
     _refuse_options(dataloader_options)
     if isinstance(dataset, (DataLoader, BatchLoader)):
         _check.fail("dataset", dataset, "to be a data set, not a loader", "Pass loader.dataset, the data itself.")
+    if _check.positive_int(copies=copies) > 1 and type(dataset) is TensorDataset:
+        remedy = "Give a data set that augments at random as it reads; a TensorDataset reads the same every time."
+        _check.fail("copies", copies, "to be 1 for this data set", remedy)
     size = len(dataset)
     if size < 1:
         _check.fail("len(dataset)", size, "to be at least 1")
@@ -244,7 +268,7 @@ def loader(
     if _check.integer(0, rank=rank) >= world_size:
         _check.fail("rank", rank, f"to be below world_size={world_size}")
     return BatchLoader(
-        _Hands(dataset, units, collate_fn, seeds),
+        _Hands(dataset, units, collate_fn, seeds, copies),
         lambda first: _Steps(deal, first, stop, rank, world_size),
         start=_check.integer(0, start=start),
         stop=stop,

@@ -14,8 +14,13 @@ __all__ = ["seeded"]
 
 
 @contextmanager
-def seeded(key: bytes, step: int) -> Iterator[None]:
-    """Inside, torch (on the CPU), numpy and ``random`` start from (key, step); afterwards they are as they were.
+def seeded(key: bytes, step: int, copy: int = 0) -> Iterator[None]:
+    """Inside, torch (on the CPU), numpy and ``random`` start from (key, step, copy); afterwards they are as they were.
+
+    Args:
+        key: the secret.
+        step: of the run.
+        copy: which of several readings of the same records.
 
     >>> with seeded(bytes(32), 5):
     ...     first = torch.rand(2), np.random.rand(), random.random()
@@ -23,7 +28,8 @@ def seeded(key: bytes, step: int) -> Iterator[None]:
     ...     first[0].equal(torch.rand(2)), first[1:] == (np.random.rand(), random.random())
     (True, True)
     """
-    seed = hashlib.blake2b(step.to_bytes(8, "little"), digest_size=32, key=key, person=b"hushgrad/seeds").digest()
+    place = step.to_bytes(8, "little") + (copy.to_bytes(8, "little") if copy else b"")  # the first copy is as it ever was
+    seed = hashlib.blake2b(place, digest_size=32, key=key, person=b"hushgrad/seeds").digest()
     kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
     torch.default_generator.manual_seed(int.from_bytes(seed[:8], "little", signed=True))
     np.random.seed(np.frombuffer(seed[8:24], "<u4"))

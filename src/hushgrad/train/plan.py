@@ -47,6 +47,8 @@ class Plan(_Description):
     runs, kappa = 1e-4, which the event counts; else that bound holds in real numbers, and in single precision is measured.
     ``before`` is what was released from the same records before the first step (a private mean, private bounds of columns): it is part
     of the run's event, so the noise of the steps is calibrated for both together.
+    With ``augmentations`` = K each record of a batch is read K times, by a data set that augments at random, and the mean of its K
+    gradients is clipped (De et al. 2022): a record still moves the sum by at most C, so the event is the same.
     ``cipher`` is what the noise is drawn from, ``"aes256"`` or ``"chacha20"``; None: AES in main memory, ChaCha20 on a device that
     draws for itself, as the plan of the run then says.
 
@@ -79,6 +81,7 @@ class Plan(_Description):
     secure: bool = field(default=False, metadata=LATER)
     certified: bool = field(default=False, metadata=LATER)
     before: Event | None = field(default=None, metadata=LATER)
+    augmentations: int = field(default=1, metadata=LATER)
     cipher: str | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
@@ -96,6 +99,7 @@ class Plan(_Description):
         _check.instance((Average, type(None)), average=self.average)
         _check.instance((Projection, type(None)), projection=self.projection)
         _check.instance((Event, type(None)), before=self.before)
+        _check.positive_int(augmentations=self.augmentations)
         if self.noise_multiplier is not None:
             fields["noise_multiplier"] = _check.non_negative(noise_multiplier=self.noise_multiplier)
         if not _check.instance(str, unit=self.unit) or not self.unit.isprintable():  # it stands in sentences and in reports
@@ -247,6 +251,11 @@ class Plan(_Description):
             ("noise", f"{noise}, {_brief(self.noise)}"),
             ("neighbours", f"{self.relation} {self.unit}, delta = {at_most(self.delta, 6)}"),
         ]
+        rows += (
+            [("augmented", f"{self.augmentations} copies of each record; their mean is clipped")]
+            if self.augmentations > 1
+            else []
+        )
         rows += [("before", f"{self.before}, counted")] if self.before is not None else []
         options = (("denoising", self.denoise), ("averaging", self.average), ("projection", self.projection))
         rows += [(name, _brief(value)) for name, value in options if value is not None]
@@ -281,6 +290,7 @@ class Plan(_Description):
         secure: bool = False,
         certified: bool = False,
         before: Event | None = None,
+        augmentations: int = 1,
         cipher: str | None = None,
         accountant: str = "pld",
     ) -> Plan:
@@ -319,6 +329,7 @@ class Plan(_Description):
             secure: round sum plus noise correctly to a public grid.
             certified: add up in double precision, with a proved bound that the event counts.
             before: what was released from the same records before the run; part of its event and of its calibration.
+            augmentations: K, how often each record of a batch is read and augmented; the mean of its K gradients is clipped.
             cipher: what the noise is drawn from, "aes256" or "chacha20"; None: as the device draws it.
             accountant: who calibrates.
 
@@ -354,6 +365,7 @@ class Plan(_Description):
         secure: bool = False,
         certified: bool = False,
         before: Event | None = None,
+        augmentations: int = 1,
         cipher: str | None = None,
         accountant: str = "pld",
     ) -> Plan:
@@ -394,6 +406,7 @@ class Plan(_Description):
             secure: round sum plus noise correctly to a public grid.
             certified: add up in double precision, with a proved bound that the event counts.
             before: what was released from the same records before the run; part of its event and of its calibration.
+            augmentations: K, how often each record of a batch is read and augmented; the mean of its K gradients is clipped.
             cipher: what the noise is drawn from, "aes256" or "chacha20"; None: as the device draws it.
             accountant: who calibrates.
 
@@ -423,6 +436,7 @@ class Plan(_Description):
         secure: bool = False,
         certified: bool = False,
         before: Event | None = None,
+        augmentations: int = 1,
         cipher: str | None = None,
         accountant: str = "pld",
     ) -> Plan:
@@ -445,6 +459,7 @@ class Plan(_Description):
             secure: round sum plus noise correctly to a public grid.
             certified: add up in double precision, with a proved bound that the event counts.
             before: what was released from the same records before the run; part of its event and of its calibration.
+            augmentations: K, how often each record of a batch is read and augmented; the mean of its K gradients is clipped.
             cipher: what the noise is drawn from, "aes256" or "chacha20"; None: as the device draws it.
             accountant: who calibrates.
 

@@ -15,7 +15,6 @@ from torch.utils.data import IterableDataset
 from hushgrad import _check, sampling
 from hushgrad.clipping import Capture, Clipper
 from hushgrad.clipping.certificate import Certificate
-from hushgrad.clipping.rejected import Rejected
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
@@ -23,7 +22,6 @@ from hushgrad.release.core import Release, require_contributions
 from hushgrad.release.issued import Issued
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
-from hushgrad.release.later import Later
 from hushgrad.release.lazy import LazyTables, require_lazy_plan
 from hushgrad.release.passes import Closure, run_passes
 from hushgrad.release.placement import placement_of
@@ -135,6 +133,7 @@ class Private:
             unused=unused,
             held=self.placement,
             certificate=certificate,
+            copies=plan.augmentations,
             check_isolation=check_isolation,
         )
         self._release = Release(plan, self.placement, self._key)
@@ -144,8 +143,7 @@ class Private:
         self._issued: Issued | None = None
         self._raw_norms: Tensor = torch.empty(0)
         self._raw_loss: Any = None
-        self._rejected, self._splitting = Rejected(), False
-        self._later = Later(self._entered)
+        self._rejected, self._splitting = 0, False
         self._gate, self._lazy = IsolationGate(self._capture), LazyTables()
         self._bits = OwnBits(self._capture)
         self._parts = Parts(self._announce_part)
@@ -223,6 +221,7 @@ class Private:
             on_issue=self._on_issue,
             seeds=self._key.workers,
             attendance=self._attended,
+            copies=self.plan.augmentations,
             **dataloader_options,
         )
 
@@ -327,7 +326,6 @@ class Private:
     @property
     def ledger(self) -> Ledger:
         """What happened, earlier phases included. Ledgers of runs on the same data add up."""
-        self._later.settle()
         return self._books.ledger()
 
     @property
@@ -338,9 +336,7 @@ class Private:
     @property
     def raw_norms(self) -> Tensor:
         """Norms of the last step's per-example gradients before clipping. Sensitive: not covered by the guarantee."""
-        if self._raw_norms.is_cpu or any(p.dtype is torch.float64 for p in self._params.values()):
-            return self._raw_norms
-        return self._raw_norms.float()  # on a device they are kept as they were taken
+        return self._raw_norms
 
     @property
     def raw_loss(self) -> Any:
@@ -350,7 +346,7 @@ class Private:
     @property
     def rejected(self) -> int:
         """Examples so far whose gradient was NaN or infinite; they took part with weight 0. Sensitive if not 0."""
-        return self._rejected.count
+        return self._rejected
 
     def __repr__(self) -> str:
         return (
@@ -384,7 +380,7 @@ class Private:
         self.losses.issued(batch.examples, whole=batch.part is None)
         self._gate.before(batch.examples)
         # Micro-batches are clipped as they come and their activations released; a whole batch needs no second buffer.
-        self._capture.fold_with(None if batch.part is None else self._release.live_clip)
+        self._capture.fold_with(None if batch.part is None else self._release.clip)
         self._announce(batch.examples, batch.units)
 
     def _announce(self, examples: int, units: Tensor | None) -> None:
@@ -430,8 +426,7 @@ class Private:
         rate = self.optimizer.param_groups[0].get("lr")
         contributions = None if issued is None else issued.contributions
         grads, clipped, std = self._release.privatise(self._capture, step, None if rate is None else float(rate), contributions)
-        self._raw_norms = clipped.raw_norms
-        self._rejected.add(clipped.rejected)
+        self._raw_norms, self._rejected = clipped.raw_norms, self._rejected + clipped.rejected
         self._witness(step, grads, clipped.raw_norms)
         # Charged before it is released: if the optimizer fails from here on, this noise is spent and is never used again.
         self._books.charge(issued=issued is not None)
@@ -443,21 +438,11 @@ class Private:
 
     def _witness(self, step: int, grads: dict[str, Tensor], norms: Tensor) -> None:
         """The last line before a release: a row of noise that was released before must give the same value again."""
-        if self.placement.draws_itself and not self._journal.durable:
-            if self._attendance is not None and self._issued is not None and self._issued.records is not None:
-                self._attendance.enter(step, self._issued.records)
-            self._later.add(step, norms)
-            return
-        self._later.settle()
         found = int.from_bytes(witness(grads, norms, self._journal.chain, self._lazy.noted())[:6], "little")
         with self._world.together():
             if self._attendance is not None and self._issued is not None and self._issued.records is not None:
                 self._attendance.enter(step, self._issued.records)
             self._journal.released(step, self._world.total(found).to_bytes(8, "little"))
-        self._books.content = self._journal.chain.hex()
-
-    def _entered(self, step: int, found: bytes) -> None:
-        self._journal.released(step, found)
         self._books.content = self._journal.chain.hex()
 
     def _attended(self, units: int) -> None:
@@ -484,7 +469,6 @@ class Private:
         at loading). With them in hand the noise can be subtracted; keep them apart (mode 0600), as a ``Checkpoint`` does.
         """
         self.settle()
-        self._later.settle()
         state = {
             "plan": self.plan.to_json(),
             "key_fingerprint": self._key.fingerprint,
@@ -531,7 +515,6 @@ class Private:
         self._lazy.resume(state.get("lazy_tables", False))
         self.losses.vouched = bool(state.get("loss_vouched", True))
         secret = key if key is not None else state.get("key", self._key.secret)
-        self._later.settle()
         self.adopt_key(RunKey(secret, reproducible=bool(state["reproducible"])))
         if self._key.fingerprint != state["key_fingerprint"]:
             raise ArgumentError("Expected key to be the interrupted run's. Load it from its own file, or start a new run.")
@@ -570,13 +553,11 @@ class Private:
 
     def keep_journal(self, journal: Journal) -> None:
         """Write every release down in ``journal`` from now on."""
-        self._later.settle()
         self._journal = journal
 
     @property
     def journal(self) -> Journal:
         """Every release of this run, on disk if a checkpoint keeps it there."""
-        self._later.settle()
         return self._journal
 
     def attendance_state(self) -> dict[str, Any]:

@@ -76,6 +76,7 @@ def _plan(
     secure: bool,
     certified: bool,
     before: Event | None,
+    augmentations: int,
     cipher: str | None,
     accountant: str,
 ) -> Plan:
@@ -97,6 +98,7 @@ def _plan(
         secure=secure,
         certified=certified,
         before=before,
+        augmentations=augmentations,
         cipher=cipher,
     )
     return plan if epsilon is None else plan.calibrated(epsilon=epsilon, accountant=accountant)

@@ -30,7 +30,7 @@ from hushgrad.train.plan import Plan
 from hushgrad.tuning.cost import ACCOUNTANT, TuningCost, calibrated_noise, tuning_cost
 from hushgrad.tuning.draws import Draws
 from hushgrad.tuning.score import held_out, private_score, trial_event
-from hushgrad.tuning.space import Settings, settings_of, with_candidate
+from hushgrad.tuning.space import Settings, edges, settings_of, with_candidate
 
 __all__ = ["Priced", "Tuned", "priced", "tune"]
 
@@ -74,11 +74,13 @@ class Tuned:
     score: float | None
     test: dict[str, float]
     out: Path
+    edges: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return {
             "out": str(self.out),
+            **({"at_the_edge": list(self.edges)} if self.edges else {}),
             "guarantee": self.guarantee.to_json(),
             "claim": str(self.guarantee),
             "epsilon": self.guarantee.epsilon,
@@ -344,7 +346,7 @@ def _copied(search: Priced, tuned: Tuned, best: _Result, winner: Path, run: dict
     tables = recipe.tables()
     chosen = {place: tables[place.partition(".")[0]][place.partition(".")[2]] for place in search.settings.over}
     test = {name: float(value) for name, value in outcome.items() if name.startswith("test_")}
-    return replace(tuned, candidate=chosen, score=best.score, test=test)
+    return replace(tuned, candidate=chosen, score=best.score, test=test, edges=tuple(edges(search.settings.over, chosen)))
 
 
 def _copy_metrics(source: Path, target: Path) -> None:
@@ -365,6 +367,7 @@ def _record(search: Priced, tuned: Tuned) -> dict[str, Any]:
         "over": sorted(search.settings.over),
         "score": _score_words(search.settings),
         "chosen": tuned.candidate,
+        "at_the_edge": list(tuned.edges),
         "naive_epsilon": tuned.naive_epsilon,
         "epsilon": tuned.guarantee.epsilon,
         "delta": tuned.guarantee.delta,

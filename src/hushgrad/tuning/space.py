@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.recipes.recipe import Recipe, parse_value
 from hushgrad.tuning.cost import Stopping
 
-__all__ = ["Settings", "settings_of"]
+__all__ = ["Settings", "edges", "settings_of"]
 
 _TABLES = ("model", "plan", "optimizer")
 _KEYS = ("over", "mean", "shape", "score", "metric", "score_noise", "holdout")
@@ -68,6 +69,8 @@ def settings_of(recipe: Recipe, *, over: Iterable[str] = (), changes: Mapping[st
         )
     options = {key: table[key] for key in ("score", "metric", "score_noise", "holdout") if key in table}
     stopping = Stopping(**{key: _number(key, table[key]) for key in ("mean", "shape") if key in table})
+    for place, values in grid.items():
+        _require_numbers(recipe, place, values)
     settings = Settings(over=grid, stopping=stopping, **options)
     _require_sane(settings)
     return settings
@@ -106,6 +109,38 @@ def _values(place: str, values: Any) -> tuple[Any, ...]:
     if not isinstance(values, (list, tuple)) or not values:
         _check.fail("over", values, f"to be a list of values for {place}")
     return tuple(values)
+
+
+def _require_numbers(recipe: Recipe, place: str, values: tuple[Any, ...]) -> None:
+    """Where the recipe has a number, or any value is one, all are finite numbers: a trial that cannot run is paid for all the same."""
+    table, _, key = place.partition(".")
+    known = recipe.tables()[table].get(key)
+    if any(_is_number(value) for value in (known, *values)):
+        for value in values:
+            if not _is_number(value) or not math.isfinite(value):
+                _check.fail("over", value, f"to be a finite number, as {place} is one")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def edges(over: Mapping[str, tuple[Any, ...]], chosen: Mapping[str, Any]) -> list[str]:
+    """A sentence for each number that was chosen at the end of its grid: a better one may lie beyond it.
+
+    It follows from the released winner and the public grid, so it costs nothing.
+
+        >>> edges({"optimizer.lr": (0.1, 0.3, 1.0)}, {"optimizer.lr": 1.0})
+        ['optimizer.lr = 1.0 is the largest value that was tried; a better one may lie beyond it.']
+    """
+    found = []
+    for place, values in over.items():
+        if len(values) < 2 or not all(_is_number(value) for value in values):
+            continue
+        for name, end in (("smallest", min(values)), ("largest", max(values))):
+            if chosen[place] == end:
+                found.append(f"{place} = {end} is the {name} value that was tried; a better one may lie beyond it.")
+    return found
 
 
 def _parsed(word: str) -> tuple[str, tuple[Any, ...]]:

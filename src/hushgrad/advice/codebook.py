@@ -1,0 +1,113 @@
+"""A codebook: what is publicly known about a data set. Advice reads nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hushgrad import _check
+from hushgrad._value import Value
+from hushgrad.recipes.columns import Column, Columns, columns_of
+from hushgrad.recipes.encoders import Encoder
+from hushgrad.recipes.image_features import ImageFeatures
+from hushgrad.recipes.images import ImageEncoder
+from hushgrad.recipes.recipe import read_toml
+from hushgrad.recipes.text_features import TextFeatures
+
+__all__ = ["Codebook", "read_codebook"]
+
+_KINDS = ("table", "text", "images")
+_KEYS = ("kind", "classes", "records", "label", "user", "columns", "header", "delimiter", "channels", "height", "width")
+
+
+class _Facts(Value, family="codebook"):
+    """Family of the codebooks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codebook(_Facts):
+    """Public facts about a data set: the kind of its records, the names of its classes, its columns, about how many records there are.
+
+    | key | |
+    |---|---|
+    | ``kind`` | "table" (a CSV file), "text" (lines ``label<TAB>text``, or .txt files in folders of their classes), "images" |
+    | ``classes`` | the names of the classes |
+    | ``records`` | a number of records that may be known; it sets rates, the real number stays private |
+    | ``label``, ``columns``, ``header``, ``delimiter``, ``user`` | of a table; columns as in :mod:`hushgrad.recipes.columns` |
+    | ``channels``, ``height``, ``width`` | of images |
+
+        >>> from hushgrad.recipes.columns import Number
+        >>> book = Codebook(kind="table", classes=("no", "yes"), label="y", columns=(Number(name="age", cuts=(20, 40)),))
+        >>> book.width
+        3
+    """
+
+    kind: str
+    classes: tuple[str, ...]
+    records: int | None = None
+    label: str | None = None
+    user: str | None = None
+    columns: tuple[Column, ...] = ()
+    header: bool = True
+    delimiter: str = ","
+    channels: int = 1
+    height: int = 28
+    width_of_image: int = 28
+
+    def __post_init__(self) -> None:
+        _check.one_of(_KINDS, kind=self.kind)
+        classes = tuple(str(name) for name in self.classes)
+        if len(classes) < 2 or len(set(classes)) < len(classes):
+            _check.fail("classes", self.classes, "to be the names of at least two classes")
+        object.__setattr__(self, "classes", classes)
+        if self.records is not None:
+            _check.positive_int(records=self.records)
+        if self.kind == "table" and (self.label is None or not self.columns):
+            _check.fail(
+                "codebook", self.kind, "to name its label and its columns", "Declare bounds, cuts or values for each column."
+            )
+
+    def encoder(self, *, buckets: int, weight: float, noise_multiplier: float) -> Encoder:
+        """How its records become rows.
+
+        Args:
+            buckets: places for hashed words.
+            weight: of the words beside the looks of a text.
+            noise_multiplier: of what is learned before the run, where something is.
+        """
+        if self.kind == "table":
+            about = {"header": self.header, "delimiter": self.delimiter, "label": self.label, "user": self.user}
+            return Columns(columns=self.columns, noise_multiplier=noise_multiplier, **about)  # type: ignore[arg-type]
+        if self.kind == "text":
+            return TextFeatures(buckets=buckets, weight=weight)
+        pixels = ImageEncoder(channels=self.channels, height=self.height, width=self.width_of_image)
+        return ImageFeatures(images=pixels, noise_multiplier=noise_multiplier)
+
+    @property
+    def width(self) -> int:
+        """Places of a table's rows."""
+        return sum(column.places for column in self.columns)
+
+
+def read_codebook(path: str | Path) -> Codebook:
+    """The codebook in a .toml file; every key is one of those in :class:`Codebook`.
+
+    Raises:
+        ArgumentError: for anything that is not understood.
+    """
+    return _codebook(read_toml(Path(path)))
+
+
+def _codebook(table: Mapping[str, Any]) -> Codebook:
+    for key in table:
+        _check.one_of(_KEYS, **{"key of the codebook": key})
+    for key in ("kind", "classes"):
+        if key not in table:
+            _check.fail("codebook", sorted(table), f"to have a key {key!r}")
+    facts = {key: value for key, value in table.items() if key not in ("columns", "width", "classes")}
+    if "width" in table:
+        facts["width_of_image"] = _check.positive_int(width=table["width"])
+    columns = columns_of(_check.instance(dict, columns=table.get("columns", {})))
+    return Codebook(**facts, classes=tuple(_check.instance(list, classes=table["classes"])), columns=columns)

@@ -1,0 +1,58 @@
+"""``hushgrad advise``: which recipe for a budget, from public facts alone, what to expect of it and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hushgrad.cli._parser import Parser, print_json
+
+if TYPE_CHECKING:
+    import argparse
+
+    from hushgrad.advice import Advice
+
+__all__ = ["add_budget", "advice_of", "run"]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "advise",
+        "Say which features, model, batch, steps, clip norm and learning rate suit a budget, and what to expect.\n"
+        "CODEBOOK is a .toml file with public facts: kind, classes, columns with bounds, cuts or categories. No data are read.",
+        example="hushgrad advise bank.toml --records 36000 --epsilon 1 --delta 1e-5",
+    )
+    parser.add_argument("codebook", metavar="CODEBOOK", help="what is publicly known about the data, in a .toml file")
+    add_budget(parser, required=True)
+    return parser
+
+
+def add_budget(parser: Parser, *, required: bool) -> None:
+    """The options that ``advise`` and ``train --auto`` share."""
+    also = "" if required else " (with --auto)"
+    parser.add_argument("--epsilon", type=float, required=required, help=f"the budget{also}")
+    parser.add_argument("--delta", type=float, required=required, help=f"its failure probability{also}")
+    parser.add_argument("--records", type=int, help=f"training records, as far as their number may be known{also}")
+    parser.add_argument("--minutes", type=float, help=f"time for training on one core (5){also}")
+
+
+def advice_of(codebook: str, options: argparse.Namespace) -> Advice:
+    """The advice for what was asked."""
+    from hushgrad.advice import advise, read_codebook
+
+    minutes = 5.0 if options.minutes is None else options.minutes
+    budget = {"epsilon": options.epsilon, "delta": options.delta}
+    return advise(read_codebook(codebook), **budget, records=options.records, minutes=minutes)
+
+
+def run(words: list[str]) -> int:
+    """Advise; see ``hushgrad advise --help``."""
+    options = _parser().parse(words)
+    advice = advice_of(options.codebook, options)
+    if options.json:
+        print_json(advice.to_json())
+        return 0
+    print(advice)
+    print(
+        f"Train so:  hushgrad train {options.codebook} --auto --data FILE --epsilon {options.epsilon:g} --delta {options.delta:g} ..."
+    )
+    return 0

@@ -1,0 +1,267 @@
+"""Columns of a table, declared: bounds, cut points and categories. What is declared costs nothing; what is learned has a price.
+
+Every column becomes a block of places, one of which is set: the bin of a number, the category of a word. From each block its mean 1/k
+is taken away, and each row is scaled to length 1. So a linear model sees steps instead of slopes (rare large numbers do not dominate),
+and the length of a row, which the clip norm is chosen for, is public. What is missing or was not declared leaves its block empty.
+
+Cut points come from one of three places: they are declared (``cuts``); or the bounds are, and the points lie evenly between them; or
+``learn=True``, and they are quantiles of a histogram that is released before the run with Gaussian noise (its price is in the plan's
+``before``). Equal values need no care: they fill one cell of the histogram, and a cell that holds more than its share is a bin of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hushgrad import _check
+from hushgrad._value import Value
+from hushgrad.recipes.encoders import Records, read_cells
+from hushgrad.recipes.learning import LearningEncoder
+
+__all__ = ["Category", "Column", "Columns", "Number", "columns_of"]
+
+_CELLS = 64  # of the histogram behind learned cut points
+
+
+class Column(Value, family="column"):
+    """One declared column."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def places(self) -> int:
+        """How many places its block has."""
+
+    @abstractmethod
+    def place(self, cells: Sequence[str]) -> np.ndarray:
+        """The place that each cell sets, -1 for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Category(Column):
+    """Words, all of which are declared.
+
+    >>> Category(name="sex", values=("f", "m")).place(["m", "f", "?"]).tolist()
+    [1, 0, -1]
+    """
+
+    name: str
+    values: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        values = tuple(str(value) for value in self.values)
+        if not values or len(set(values)) < len(values):
+            _check.fail("values", self.values, f"to be the different categories of {self.name!r}")
+        object.__setattr__(self, "values", values)
+
+    @property
+    def places(self) -> int:
+        """One for each category."""
+        return len(self.values)
+
+    def place(self, cells: Sequence[str]) -> np.ndarray:
+        """The number of each cell's category."""
+        number = {value: i for i, value in enumerate(self.values)}
+        return np.array([number.get(cell, -1) for cell in cells], np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Column):
+    """A number: declare ``cuts``; or ``low``, ``high`` and ``bins``, on a "linear" or "log" scale, with ``learn=True`` as quantiles.
+
+    >>> Number(name="age", cuts=(20, 40)).place(["19", "20", "77", "?"]).tolist()
+    [0, 1, 2, -1]
+    >>> Number(name="pay", low=0, high=1000, bins=4, scale="log").points.round().tolist()
+    [5.0, 31.0, 177.0]
+    """
+
+    name: str
+    cuts: tuple[float, ...] | None = None
+    low: float | None = None
+    high: float | None = None
+    bins: int = 8
+    scale: str = "linear"
+    learn: bool = False
+
+    def __post_init__(self) -> None:
+        _check.one_of(("linear", "log"), scale=self.scale)
+        if self.cuts is not None:
+            cuts = tuple(_check.number(cuts=cut) for cut in self.cuts)
+            if not cuts or any(b <= a for a, b in pairwise(cuts)):
+                _check.fail("cuts", self.cuts, f"to be increasing numbers for {self.name!r}")
+            object.__setattr__(self, "cuts", cuts)
+            return
+        if self.low is None or self.high is None:
+            remedy = "Give limits that are known without a look at the data, or cuts."
+            _check.fail("low, high", (self.low, self.high), f"to be numbers for {self.name!r}", remedy)
+        low, high = _check.number(low=self.low), _check.number(high=self.high)
+        if not low < high:
+            _check.fail("low, high", (low, high), f"to be increasing for {self.name!r}")
+        if _check.positive_int(bins=self.bins) < 2 or self.bins > _CELLS:
+            _check.fail("bins", self.bins, f"to lie in 2..{_CELLS} for {self.name!r}")
+        _check.instance(bool, learn=self.learn)
+
+    @property
+    def waits(self) -> bool:
+        """Whether its cut points have to be learned first."""
+        return self.learn and self.cuts is None
+
+    @property
+    def points(self) -> np.ndarray:
+        """The cut points."""
+        return np.array(self.cuts) if self.cuts is not None else self.grid(self.bins)[1:-1]
+
+    def grid(self, count: int) -> np.ndarray:
+        """The bounds and ``count`` - 1 points between them, evenly on the scale."""
+        ends = np.array([self.low, self.high], float)
+        if self.scale == "linear":
+            return np.linspace(*ends, count + 1)
+        logs = np.linspace(*(np.sign(ends) * np.log1p(np.abs(ends))), count + 1)
+        return np.sign(logs) * np.expm1(np.abs(logs))
+
+    @property
+    def places(self) -> int:
+        """One for each bin."""
+        return len(self.points) + 1
+
+    def place(self, cells: Sequence[str]) -> np.ndarray:
+        """The bin of each cell: how many cut points it reaches."""
+        return _cut(self.points, cells)
+
+    def histogram(self, cells: Sequence[str]) -> np.ndarray:
+        """How many cells lie in each of 64 cells between the bounds; numbers beyond them count at the ends."""
+        places = _cut(self.grid(_CELLS)[1:-1], cells)
+        return np.bincount(places[places >= 0], minlength=_CELLS).astype(float)
+
+    def learned(self, noisy: np.ndarray) -> Number:
+        """With cut points that divide a noisy histogram into about equal parts."""
+        share = np.cumsum(np.maximum(noisy, 0.0))
+        edges = self.grid(_CELLS)[1:]
+        if share[-1] <= 0:
+            return replace(self, learn=False)
+        wanted = np.searchsorted(share / share[-1], np.arange(1, self.bins) / self.bins)
+        # A cell that holds several quantiles (equal values) is cut off on both sides.
+        places = sorted(
+            {int(p) for p in wanted} | {int(p) - 1 for p, n in zip(*np.unique(wanted, return_counts=True), strict=True) if n > 1}
+        )
+        cuts = tuple(float(edges[p]) for p in places if 0 <= p < _CELLS - 1)
+        return replace(self, cuts=cuts, learn=False) if cuts else replace(self, learn=False)
+
+
+def _cut(points: np.ndarray, cells: Sequence[str]) -> np.ndarray:
+    numbers = np.array([_number(cell) for cell in cells])
+    return np.where(np.isnan(numbers), -1, np.searchsorted(points, numbers, "right"))
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns(LearningEncoder):
+    """Declared columns of a table as rows of length 1: one-hot blocks, centred.
+
+        >>> encode = Columns(columns=(Number(name="age", cuts=(20, 40)), Category(name="sex", values=("f", "m"))))
+        >>> encode([("30", "f"), {"sex": "m", "age": 7}]).norm(dim=1).round(decimals=5).tolist()
+        [1.0, 1.0]
+
+    ``noise_multiplier`` is that of the histograms where cut points are learned.
+    """
+
+    columns: tuple[Column, ...]
+    header: bool = True
+    delimiter: str = ","
+    label: str | None = None
+    user: str | None = None
+    noise_multiplier: float = 30.0
+
+    def __post_init__(self) -> None:
+        names = [_check.instance(Column, column=column).name for column in self.columns]
+        if not names or len(set(names)) < len(names):
+            _check.fail("columns", names, "to have names of their own")
+        _check.positive(noise_multiplier=self.noise_multiplier)
+
+    def read(self, path: Path, names: Sequence[str] = ()) -> Records:
+        """The rows of a CSV file; columns are found by name."""
+        titles = tuple(column.name for column in self.columns)
+        return read_cells(path, titles, header=self.header, delimiter=self.delimiter, label=self.label, user=self.user)
+
+    # What is learned before the run ----------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> dict[int, Number]:
+        """The columns whose cut points have to be learned first."""
+        return {i: column for i, column in enumerate(self.columns) if isinstance(column, Number) and column.waits}
+
+    @property
+    def learns(self) -> float | None:
+        """The noise multiplier of what has to be learned, None where everything is declared."""
+        return self.noise_multiplier if self.waiting else None
+
+    def prepared(self, rows: Sequence[Any]) -> list[list[str]]:
+        """The cells of each column; a row is a list of cells in the columns' order, or a mapping by name."""
+        names = [column.name for column in self.columns]
+        listed = [[row.get(name, "") for name in names] if isinstance(row, Mapping) else row for row in rows]
+        for row in listed:
+            if len(row) != len(names):
+                _check.fail("row", tuple(row), f"to have the {len(names)} cells {', '.join(names)}")
+        return [[str(row[i]).strip() for row in listed] for i in range(len(names))]
+
+    def statistic(self, prepared: list[list[str]], chosen: np.ndarray) -> Tensor:
+        """The histograms of all columns that wait, divided by the root of their number: a record adds a vector of length at most 1."""
+        counts = [column.histogram([prepared[i][r] for r in chosen]) for i, column in self.waiting.items()]
+        return torch.from_numpy(np.concatenate(counts) / math.sqrt(len(counts)))
+
+    def learned(self, noisy: Tensor, records: float) -> Columns:
+        """With cut points from the noisy histograms; the number of records is not needed."""
+        parts = zip(self.waiting.items(), noisy.numpy().reshape(-1, _CELLS), strict=True)
+        new = {i: column.learned(part) for (i, column), part in parts}
+        return replace(self, columns=tuple(new.get(i, column) for i, column in enumerate(self.columns)))
+
+    def finished(self, prepared: list[list[str]]) -> Tensor:
+        """One row of length 1 (0 where nothing is known) for each record."""
+        blocks = [_block(column, cells) for column, cells in zip(self.columns, prepared, strict=True)]
+        inputs = torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32))
+        return inputs / inputs.norm(dim=1, keepdim=True).clamp(min=1e-6)
+
+
+def _block(column: Column, cells: Sequence[str]) -> np.ndarray:
+    places = column.place(cells)
+    block = np.zeros((len(places), column.places))
+    known = places >= 0
+    block[known] = -1.0 / column.places
+    block[known, places[known]] += 1.0
+    return block
+
+
+def columns_of(tables: Mapping[str, Any]) -> tuple[Column, ...]:
+    """The columns that a codebook's tables declare: ``{"age": {"cuts": [20, 40]}, "sex": {"values": ["f", "m"]}}``."""
+    return tuple(_column(str(name), table) for name, table in _items(tables))
+
+
+def _items(tables: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    for name, table in tables.items():
+        yield name, _check.instance(dict, column=table)
+
+
+def _column(name: str, table: Mapping[str, Any]) -> Column:
+    kind = Category if "values" in table else Number
+    known = ("values",) if kind is Category else ("cuts", "low", "high", "bins", "scale", "learn")
+    for key in table:
+        _check.one_of(known, **{f"key of column {name}": key})
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    return kind(name=name, **options)

@@ -1,0 +1,82 @@
+"""Images as rows of length 1: scattering maps, normalised image by image, minus a private mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hushgrad import _check
+from hushgrad.recipes.encoders import Records
+from hushgrad.recipes.images import ImageEncoder
+from hushgrad.recipes.learning import LearningEncoder
+from hushgrad.recipes.scattering import normalised_maps, scattering
+
+__all__ = ["ImageFeatures"]
+
+_CHUNK = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFeatures(LearningEncoder):
+    """Scattering features of images, centred by a mean that is released before the run with noise ``noise_multiplier``.
+
+        >>> pixels = ImageEncoder(channels=1, height=8, width=8)
+        >>> ImageFeatures(images=pixels, mean=(0.0,) * 324)([[[9] * 8] * 8]).shape
+        torch.Size([1, 324])
+
+    Rows are kept in half precision: there are thousands of numbers in each.
+    """
+
+    images: ImageEncoder
+    mean: tuple[float, ...] | None = None
+    noise_multiplier: float = 30.0
+
+    def __post_init__(self) -> None:
+        _check.instance(ImageEncoder, images=self.images)
+        _check.positive(noise_multiplier=self.noise_multiplier)
+        if self.mean is not None:
+            object.__setattr__(self, "mean", tuple(_check.number(mean=value) for value in self.mean))
+
+    @property
+    def learns(self) -> float | None:
+        """The noise multiplier of the mean, until it is known."""
+        return self.noise_multiplier if self.mean is None else None
+
+    def prepared(self, rows: Sequence[Any]) -> Tensor:
+        """Scattering maps of length 1, in half precision."""
+        parts = [self._maps(rows[first : first + _CHUNK]) for first in range(0, len(rows), _CHUNK)]
+        return torch.cat(parts) if parts else self._maps(rows)
+
+    def _maps(self, rows: Sequence[Any]) -> Tensor:
+        return _unit(normalised_maps(scattering(self.images(rows)))).half()
+
+    def statistic(self, prepared: Tensor, chosen: np.ndarray) -> Tensor:
+        """The sum of the rows, each scaled to length 1."""
+        total = torch.zeros(prepared.shape[1], dtype=torch.float64)
+        for part in torch.from_numpy(chosen).split(_CHUNK):
+            total += _unit(prepared[part].double()).sum(dim=0)
+        return total
+
+    def learned(self, noisy: Tensor, records: float) -> ImageFeatures:
+        """With the mean."""
+        return replace(self, mean=tuple((noisy / records).float().tolist()))
+
+    def finished(self, prepared: Tensor) -> Tensor:
+        """Rows minus the mean, scaled to length 1."""
+        centre = torch.tensor(self.mean)
+        parts = [_unit(part.float() - centre).half() for part in prepared.split(_CHUNK)]
+        return torch.cat(parts)
+
+    def read(self, path: Path, names: Sequence[str] = ()) -> Records:
+        """As the images are read."""
+        return self.images.read(path, names)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-6)

@@ -1,0 +1,210 @@
+"""Encoders of tables and texts: rows of length 1, one by one, from declared facts; what is learned costs what it says."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hushgrad.errors import ArgumentError
+from hushgrad.recipes.columns import Category, Columns, Number, columns_of
+from hushgrad.recipes.encoders import Encoder
+from hushgrad.recipes.image_features import ImageFeatures
+from hushgrad.recipes.images import ImageEncoder
+from hushgrad.recipes.learning import learn
+from hushgrad.recipes.metrics import area, confusion, evaluate, verdict
+from hushgrad.recipes.text_features import LOOKS, TextFeatures
+
+COLUMNS = Columns(
+    columns=(
+        Number(name="age", cuts=(20, 40)),
+        Category(name="job", values=("a", "b", "c")),
+        Number(name="pay", low=-10, high=1000, bins=5, scale="log"),
+    )
+)
+CELLS = st.one_of(
+    st.sampled_from(["a", "b", "c", "?", "", "nan", "inf", "-inf", "1e400"]), st.floats().map(str), st.text(max_size=5)
+)
+
+
+@given(st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=6))
+@settings(max_examples=25, deadline=None)
+def test_any_row_has_length_one_or_nothing_and_does_not_depend_on_others(rows):
+    together = COLUMNS(rows)
+    assert together.dtype == torch.float32
+    lengths = together.norm(dim=1)
+    assert (((lengths - 1).abs() < 1e-5) | (lengths == 0)).all()
+    for row, found in zip(rows, together, strict=True):
+        assert torch.equal(COLUMNS([row])[0], found)
+        named = dict(zip(("age", "job", "pay"), row, strict=True))
+        assert torch.equal(COLUMNS([named])[0], found)
+
+
+@given(st.lists(st.text(max_size=60), min_size=1, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_any_text_has_length_one_and_does_not_depend_on_others(texts):
+    encode = TextFeatures(buckets=16)
+    together = encode(texts)
+    assert together.shape == (len(texts), LOOKS + 16)
+    assert torch.allclose(together.norm(dim=1), torch.ones(len(texts)), atol=1e-5)
+    for text, found in zip(texts, together, strict=True):
+        assert torch.allclose(encode([text])[0], found, atol=1e-6)
+
+
+def test_a_block_is_one_place_minus_the_mean():
+    row = COLUMNS([("20", "c", "-10")])[0] * COLUMNS([("20", "c", "-10")])[0].abs().max().reciprocal()
+    block = torch.tensor([-1 / 3, 2 / 3, -1 / 3])
+    assert torch.allclose(row[:3] / row[1] * (2 / 3), block, atol=1e-5)
+    assert row[3:6].argmax() == 2
+    assert row[6:].argmax() == 0
+    unknown = COLUMNS([("20", "zebra", "x")])[0]
+    assert (unknown[3:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "encode", [COLUMNS, TextFeatures(buckets=8), ImageFeatures(images=ImageEncoder(channels=1, height=8, width=8))]
+)
+def test_encoders_are_written_down_whole(encode):
+    assert Encoder.from_json(encode.to_json()) == encode
+
+
+# What is learned ----------------------------------------------------------------------------------------------------------------------
+
+
+def waiting(columns: int, bins: int) -> Columns:
+    return Columns(columns=tuple(Number(name=f"c{i}", low=0, high=64, bins=bins, learn=True) for i in range(columns)))
+
+
+@given(st.integers(1, 5), st.lists(st.floats(-100, 200), min_size=1, max_size=5))
+@settings(max_examples=40, deadline=None)
+def test_a_record_adds_a_vector_of_length_at_most_one(columns, values):
+    encode = waiting(columns, 4)
+    rows = [tuple(str(v) for _ in range(columns)) for v in values]
+    prepared = encode.prepared(rows)
+    everyone = np.arange(len(rows))
+    whole = encode.statistic(prepared, everyone)
+    for left in everyone:
+        moved = whole - encode.statistic(prepared, everyone[everyone != left])
+        assert float(moved.norm()) <= 1 + 1e-12
+
+
+def test_learned_cut_points_are_quantiles_also_of_equal_values():
+    rng = np.random.default_rng(0)
+    values = np.concatenate([np.zeros(6000), rng.uniform(0, 64, 4000)])
+    encode = waiting(1, 4)
+    prepared = encode.prepared([(str(v),) for v in values])
+    learned = learn(encode, prepared, np.arange(len(values)), records=1e4, secret=bytes(32))
+    assert learned.learns is None
+    cuts = learned.columns[0].cuts
+    assert cuts[0] == 1.0  # the cell of the equal values is a bin of its own
+    shares = np.bincount(learned.columns[0].place([str(v) for v in values])) / len(values)
+    assert shares[0] == pytest.approx(0.6, abs=0.02)
+    with pytest.raises(ArgumentError, match="learned first"):
+        encode([("1",)])
+
+
+def test_all_values_equal_and_nothing_at_all_give_a_working_encoder():
+    for values in (["5"] * 1000, ["?"] * 3, []):
+        encode = waiting(2, 4)
+        prepared = encode.prepared([(v, v) for v in values])
+        learned = learn(encode, prepared, np.arange(len(values)), records=1e3, secret=bytes(32))
+        assert learned([("5", "6")]).norm() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_noise_of_what_is_learned_has_the_size_that_is_charged():
+    encode = waiting(4, 4)
+    found = {}
+
+    class Spy(Columns):
+        def learned(self, noisy, records):
+            found["noisy"] = noisy
+            return super().learned(noisy, records)
+
+    spy = Spy(columns=encode.columns, noise_multiplier=7.0)
+    learn(spy, spy.prepared([]), np.arange(0), records=1.0, secret=bytes(32))
+    noise = found["noisy"].numpy()
+    assert noise.std() == pytest.approx(7.0, rel=5 / math.sqrt(2 * len(noise)))  # five standard errors, and the draw is fixed
+
+
+def test_images_are_centred_by_a_private_mean():
+    images = np.random.default_rng(1).integers(0, 255, (40, 8, 8))
+    encode = ImageFeatures(images=ImageEncoder(channels=1, height=8, width=8), noise_multiplier=1e-3)
+    prepared = encode.prepared(images)
+    everyone = np.arange(40)
+    for left in (0, 17):
+        moved = encode.statistic(prepared, everyone) - encode.statistic(prepared, everyone[everyone != left])
+        assert float(moved.norm()) <= 1 + 1e-12
+    learned = learn(encode, prepared, everyone, records=40, secret=bytes(32))
+    rows = learned(images).float()
+    assert torch.allclose(rows.norm(dim=1), torch.ones(40), atol=1e-2)
+    assert rows.mean(dim=0).norm() < 0.3  # before: about 0.9
+
+
+# What is refused ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"age": {"cuts": [3, 2]}},
+        {"age": {"cuts": []}},
+        {"age": {}},
+        {"age": {"low": 1}},
+        {"age": {"low": 2, "high": 1}},
+        {"age": {"low": 0, "high": 1, "bins": 1}},
+        {"age": {"low": 0, "high": 1, "bins": 1000}},
+        {"age": {"low": 0, "high": 1, "scale": "root"}},
+        {"age": {"cuts": [math.nan]}},
+        {"age": {"values": []}},
+        {"age": {"values": ["a", "a"]}},
+        {"age": {"values": ["a"], "cuts": [1]}},
+        {"age": 3},
+    ],
+)
+def test_columns_that_are_not_declared_well_are_refused(table):
+    with pytest.raises(ArgumentError):
+        columns_of(table)
+
+
+# What a model is worth ----------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=30).filter(
+        lambda rows: 0 < sum(y for _, y in rows) < len(rows)
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_the_area_counts_pairs_and_equal_scores_half(rows):
+    scores, positive = np.array([s for s, _ in rows], float), np.array([y for _, y in rows])
+    pairs = [(a > b) + (a == b) / 2 for a in scores[positive] for b in scores[~positive]]
+    assert area(scores, positive) == pytest.approx(np.mean(pairs))
+
+
+class Constant(torch.nn.Module):
+    def __init__(self, scores):
+        super().__init__()
+        self.scores = torch.nn.Parameter(torch.tensor(scores))
+
+    def forward(self, x):
+        return self.scores.expand(len(x), -1)
+
+
+def test_a_constant_is_told_from_a_model():
+    y = torch.tensor([0] * 90 + [1] * 10)
+    data = torch.utils.data.TensorDataset(torch.zeros(100, 1), y)
+    found = evaluate(Constant([1.0, 0.0]), data)
+    assert (found["test_accuracy"], found["test_majority"], found["test_balanced_accuracy"], found["test_auc"]) == (
+        0.9,
+        0.9,
+        0.5,
+        0.5,
+    )
+    assert "No better than a constant" in verdict(found)
+    assert confusion(Constant([1.0, 0.0]), data) == [[90, 0], [10, 0]]
+    assert verdict({**found, "test_accuracy": 0.99}) == ""
+    assert "rank" in verdict({**found, "test_auc": 0.8})
