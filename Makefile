@@ -103,5 +103,9 @@ vulnerabilities: $(VENV)/.ready  ## compare the pinned versions with the public 
 docs: $(VENV)/.ready  ## build the documentation strictly into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q && echo "Documentation: site/index.html"
 
+.PHONY: notebooks
+notebooks: $(VENV)/.ready  ## write docs/notebooks/*.ipynb from their pages
+	$(BIN)/python docs/notebooks.py
+
 clean:           ## remove the environment and everything built
 	rm -rf $(VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

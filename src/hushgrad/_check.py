@@ -13,16 +13,21 @@ Each check returns the value in its canonical type, so that a constructor can wr
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import json
 import math
 import re
-from collections.abc import Collection
+import types
+from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeVar
 
 from hushgrad.errors import ArgumentError
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _DEEPEST = 200  # levels of JSON
 _LARGEST = 2**63 - 1  # of a count: more does not fit into any array, file or database
@@ -37,6 +42,45 @@ def fail(name: str, value: object, constraint: str, remedy: str = "") -> NoRetur
     if len(shown) > 80:
         shown = shown[:77] + "..."
     raise ArgumentError(f"Expected {name}={shown} {constraint}.{' ' + remedy if remedy else ''}")
+
+
+def answering(remedies: Mapping[str, str] | None = None, *, also: Collection[str] = ()) -> Callable[[F], F]:
+    """A decorator: a keyword that the function does not have is answered by name, before anything else.
+
+    Args:
+        remedies: what to say about words that people bring from other libraries.
+        also: names that are taken beside the function's own, where it passes options on.
+
+        >>> @answering({"target_epsilon": "Say epsilon."})
+        ... def plan(*, epsilon: float) -> float: return epsilon
+        >>> plan(target_epsilon=3.0)
+        Traceback (most recent call last):
+        ...
+        hushgrad.errors.ArgumentError: Expected 'target_epsilon' to be an argument of plan. Say epsilon.
+    """
+
+    def wrap(function: F) -> F:
+        taken = inspect.signature(function).parameters.values()
+        known = [one.name for one in taken if one.name not in ("self", "cls") and one.kind is not one.VAR_KEYWORD]
+        answer, names, words = _answer, [*known, *also], remedies or {}
+
+        def called(*arguments: Any, **named: Any) -> Any:
+            for name in named:
+                if name not in names:
+                    answer(function.__name__, name, names, words)
+            return function(*arguments, **named)
+
+        # With the function's own globals: doctest, and whoever asks where it is from, finds it in its own module.
+        made = types.FunctionType(called.__code__, function.__globals__, function.__name__, None, called.__closure__)
+        return functools.update_wrapper(made, function)  # type: ignore[return-value]
+
+    return wrap
+
+
+def _answer(function: str, name: str, known: list[str], remedies: Mapping[str, str]) -> NoReturn:
+    close = difflib.get_close_matches(name, known, n=1)
+    remedy = remedies.get(name) or (f"Did you mean {close[0]!r}?" if close else f"It takes {', '.join(known)}.")
+    raise ArgumentError(f"Expected {name!r} to be an argument of {function}. {remedy}")
 
 
 def parsed(text: str | bytes) -> Any:
@@ -154,8 +198,6 @@ def one_of(choices: Collection[T], remedy: str = "", **argument: Any) -> T:
     if any(value == choice for choice in choices):  # not "in": a list or a table cannot be looked up, and is refused below
         return value  # type: ignore[no-any-return]
     if not remedy and isinstance(value, str):
-        import difflib
-
         close = difflib.get_close_matches(value, [str(c) for c in choices], n=1)
         remedy = f"Did you mean {close[0]!r}?" if close else ""
     return fail(name, value, f"to be one of {', '.join(repr(c) for c in choices)}", remedy)

@@ -121,7 +121,7 @@ def test_pipelines_clones_and_grid_search():
     [
         ("data_norm=None", lambda X, y: DPLogisticRegression(1.0).fit(X, y)),
         ("out_of_bounds=", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, out_of_bounds="ignore").fit(X, y)),
-        ("rows are longer", lambda X, y: DPLogisticRegression(1.0, data_norm=0.5).fit(X, y)),
+        ("bound the L2 norm of every row; it does not", lambda X, y: DPLogisticRegression(1.0, data_norm=0.5).fit(X, y)),
         ("epsilon=-1", lambda X, y: DPLogisticRegression(-1.0, data_norm=1.0).fit(X, y)),
         ("delta=1", lambda X, y: DPLogisticRegression(1.0, delta=1.0, data_norm=1.0).fit(X, y)),
         ("Did you mean 'objective'", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, method="objectve").fit(X, y)),
@@ -454,5 +454,5 @@ def test_rows_normalised_in_single_precision_are_accepted_and_kept_within_the_bo
     rows *= np.float32(bound) / np.linalg.norm(rows, axis=1, keepdims=True)
     kept = bounded_rows(rows.astype(np.float64), bound, out_of_bounds="raise")
     assert (np.linalg.norm(kept, axis=1) <= bound * (1 + 1e-14)).all()
-    with pytest.raises(ArgumentError, match="rows are longer"):
+    with pytest.raises(ArgumentError, match="bound the L2 norm of every row; it does not"):
         bounded_rows(rows * 1.001, bound, out_of_bounds="raise")

@@ -131,3 +131,14 @@ def test_dry_run_leaves_everything_as_it_was():
     assert found.parameter_bytes == 4 * numbers and found.optimizer_bytes >= 8 * numbers
     assert found.noise_bytes == 4 * numbers * plan.noise.state_size(steps=plan.steps)
     assert found.seconds == pytest.approx(60 * found.seconds_per_step) and "60 steps of" in str(found)
+
+
+def test_a_mechanism_of_ones_own_is_ranked_among_the_others():
+    from hushgrad.noise import Independent, Tree
+
+    question = {"epsilon": 4.0, "delta": 1e-6, "dataset_size": 400, "batch_size": 100, "epochs": 2}
+    found = compare(**question, mechanisms=[Tree(), Independent()])
+    errors = {candidate.name: candidate.rmse for candidate in found}
+    assert errors["your Tree, fixed order"] == errors["Tree"]
+    assert errors["your Independent, random batches"] == errors["DP-SGD"]
+    assert "your Tree, random batches" in {*errors, *(dropped.name for dropped in found.dropped)}

@@ -16,7 +16,7 @@ from torch import nn
 
 import hushgrad
 from hushgrad.cli.main import main
-from hushgrad.errors import ArgumentError
+from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.recipes import (
     DATA,
     MODELS,
@@ -321,3 +321,31 @@ def test_what_stands_beside_a_saved_plan_is_refused(tmp_path):
         recipe.make_plan(recipe.make_data())
     more = load_recipe(None, changes=["plan.noise_multiplier=2"], plan=tmp_path / "p.json")
     assert more.make_plan(more.make_data()).noise_multiplier == 2
+
+
+def _attached() -> tuple[nn.Module, object, torch.Tensor]:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    plan = Plan.dpsgd(**PLAN, dataset_size=64)
+    return model, hushgrad.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan), torch.randn(5, 3)
+
+
+@pytest.mark.parametrize("record", [torch.jit.trace, lambda model, x: torch.export.export(model, (x,))], ids=["trace", "export"])
+def test_tracing_before_detach_says_what_to_do(record):
+    model, private, x = _attached()
+    with pytest.raises(CaptureError, match=r"Call private\.detach\(\) first"):
+        record(model, x)
+    private.detach()
+    record(model, x)
+
+
+def test_a_misspelt_argument_is_answered_by_name():
+    model, private, _ = _attached()
+    data = torch.utils.data.TensorDataset(torch.randn(64, 3), torch.randint(2, (64,)))
+    with pytest.raises(ArgumentError, match="'progres' to be an argument of fit"):
+        hushgrad.fit(model, nn.functional.cross_entropy, private.optimizer, data, private.plan, progres=False)
+    with pytest.raises(ArgumentError, match="Did you mean 'num_workers'"):
+        private.loader(data, num_worker=1)
+    with pytest.raises(ArgumentError, match=r"'module' .* The model is the first argument"):
+        hushgrad.make_private(module=model, optimizer=private.optimizer, plan=private.plan)
+    with pytest.raises(ArgumentError, match=r"'target_epsilon' .* Plan.dpsgd\(epsilon=...\)"):
+        Plan.dpsgd(target_epsilon=3.0, target_delta=1e-5)

@@ -255,3 +255,25 @@ def test_answers_are_quick_when_the_planner_is_busy(visit, server):
     page.evaluate(f"window.answered = false; void {question}.then(() => {{ window.answered = true }})")
     visit("/runs")
     assert not page.evaluate("window.answered")  # the second page came first
+
+
+@pytest.mark.slow
+def test_the_best_plan_of_the_page_trains_and_two_runs_are_compared(visit, runs, tmp_path):
+    """The planner's own words, given to a shell; then both runs side by side in the page."""
+    page = visit("/?epsilon=3&delta=1e-4&dataset_size=1438&batch_size=64&epochs=1")
+    page.get_by_text("Use the best plan").click()
+    commands = page.locator("#command pre").inner_text().splitlines()
+    assert len(commands) == 2
+    (tmp_path / "recipe.toml").write_text('model = {name = "logistic"}\ndata = {name = "digits"}\n')
+    script = 'hushgrad() { "$PYTHON" -m hushgrad.cli.main "$@"; }\nset -e\n' + "\n".join(commands)
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("planned one", "planned two"):
+        shutil.copytree(tmp_path / "runs" / "mine", runs / name)
+    page = visit("/compare?a=planned+one&b=planned+two")
+    assert "the same." in page.inner_text("main") and page.locator("tbody tr").count() > 8
+    page = visit("/compare")
+    page.get_by_role("button", name="Compare").press("Enter")  # by the keyboard alone
+    assert page.locator("select").count() == 2

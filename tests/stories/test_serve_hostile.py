@@ -489,3 +489,18 @@ def test_an_abandoned_question_leaves_the_queue(monkeypatch):
         return asked
 
     assert asyncio.run(story()) == ["first", "newest"]
+
+
+def test_two_runs_are_compared_and_a_forged_one_is_not(client):
+    same = client.get("/compare", params={"a": "good", "b": "good"})
+    assert same.status_code == 200 and "the same." in same.text and same.headers["content-security-policy"] == POLICY
+    for name in ("key in a plan", "sparse", "link", "nowhere", "../good", "<script>alert(1)<script>"):
+        answer = client.get("/compare", params={"a": "good", "b": name})
+        assert answer.status_code in (404, 422) and SECRET not in answer.text and "<script>alert" not in answer.text
+    assert client.get("/compare").status_code == 200
+
+
+def test_a_strange_budget_is_questioned_and_the_command_trains(client):
+    page = client.get("/", params={"epsilon": "500", "delta": "0.1", "dataset_size": "1000", "batch_size": "100", "epochs": "1"})
+    assert page.status_code == 200 and "promises next to nothing" in page.text and "A delta of 0.1" in page.text
+    assert "hushgrad train recipe.toml --plan plan.json" in page.text

@@ -61,6 +61,40 @@ def fixed_key(monkeypatch: pytest.MonkeyPatch) -> bytes:
     return key
 
 
+def test_a_candidate_that_cannot_be_trained_is_a_lost_trial(tmp_path, fixed_key):
+    tuned = tune(recipe(tune={"over": {"optimizer.lr": [-1.0, 2.0], "plan.max_grad_norm": [0.5, 1.0]}}), tmp_path / "out")
+    assert tuned.candidate is not None and tuned.candidate["optimizer.lr"] == 2.0
+    with pytest.raises(
+        ArgumentError, match=r"\[optimizer\]"
+    ):  # nothing is begun, and nothing paid, for a search without a chance
+        tune(recipe(tune={"over": {"optimizer.lr": [-1.0, -2.0]}}), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_search_with_a_cut_file_is_one_sentence(tmp_path, monkeypatch, capsys, fixed_key):
+    out = tmp_path / "out"
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(room, "_released", killed)
+        tune(recipe(), out)
+    trials = sorted(folder for folder in (out / "search").iterdir() if folder.is_dir())
+    assert len(trials) == 3
+    names = ("recipe.json", "plan.json", "report.json", "metrics.jsonl", "score.json")
+    for files in ([out / "search" / "recipe.json"], *([folder / name for folder in trials] for name in names)):
+        whole = {file: file.read_bytes() for file in files}
+        for file, content in whole.items():
+            file.write_bytes(content[: len(content) // 2])
+        assert main(["tune", "--out", str(out), "--resume"]) == 2, files
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "damaged" in error, error
+        for file, content in whole.items():
+            file.write_bytes(content)
+    assert main(["tune", "--out", str(out), "--resume"]) == 0
+
+
 def test_nothing_is_printed_about_single_trials_unasked(monkeypatch, tmp_path, capsys) -> None:
     """A log of the command would tell K: two searches with one trial and with four print the same."""
     printed = []

@@ -105,6 +105,14 @@ def step_bounds(
     **Formal guarantee.** Each bound exceeds the true epsilon with probability at most 1 - ``confidence``, under its assumption.
     Empty where steps do not compose by themselves (correlated noise, batches that are not Poisson, denoisers).
 
+    Args:
+        plan: what is claimed.
+        canaries: in each of the steps.
+        steps: how many are taken.
+        confidence: with which a bound holds.
+        seed: of the canaries and the noise.
+        kind: the direction of a canary: "dirac" (one coordinate) or "random".
+
         >>> plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=10, dataset_size=1000, steps=400)
         >>> bounds = step_bounds(plan, canaries=200, steps=20)
         >>> [bound.method for bound in bounds], all(0 < bound.epsilon < plan.guarantee().epsilon for bound in bounds)

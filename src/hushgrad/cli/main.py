@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "release": ("hushgrad.cli.release:run", "let a model out, if a ledger has booked it"),
     "key": ("hushgrad.cli.key:run", "look after the secret key of a run, or destroy it"),
     "serve": ("hushgrad.cli.serve:run", "a local web page: planner, runs, cards, ledger"),
+    "completion": ("hushgrad.cli.completion:run", "let your shell complete commands and options"),
     "reproduce": ("hushgrad.cli.reproduce:run", "repeat a published result"),
 }
 

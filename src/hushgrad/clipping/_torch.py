@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import CheckpointFunction
 
-__all__ = ["Node", "accumulated", "backward_task", "called", "checkpoints_off", "input_shape", "saved"]
+from hushgrad.errors import CaptureError
+
+__all__ = ["Node", "accumulated", "backward_task", "called", "checkpoints_off", "input_shape", "refuse_tracing", "saved"]
 
 Node = Any  # torch.autograd.graph.Node; custom functions' nodes are no instances of it
 
@@ -48,6 +50,22 @@ def input_shape(edge: GradientEdge) -> torch.Size:
         return leaf.shape
     metadata: Any = edge.node
     return torch.Size(metadata._input_metadata[edge.output_nr].shape)
+
+
+_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
+
+
+def refuse_tracing() -> None:
+    """Refuse to be recorded: what a trace would hold is the capture, not the model.
+
+    Raises:
+        CaptureError: inside ``torch.jit.trace`` and ``torch.export``.
+    """
+    if torch.jit.is_tracing() or _exporting():
+        raise CaptureError(
+            "This model belongs to a private run, whose hooks would be traced too. Call private.detach() first, then trace or "
+            "export the model; make_private attaches it again."
+        )
 
 
 def saved(node: Node, name: str) -> Tensor | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping._torch import checkpoints_off
+from hushgrad.clipping._torch import checkpoints_off, refuse_tracing
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.costs import AGAIN, LENGTHS, TRIES
 from hushgrad.clipping.isolated import culprit
@@ -79,6 +79,7 @@ class Root:
     # One pass ------------------------------------------------------------------------------------------------------------
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        refuse_tracing()
         tape = self._tape
         if tape.silent or module is not self.model or tape.calls is not None or not torch.is_grad_enabled():
             self._stack.append(None)

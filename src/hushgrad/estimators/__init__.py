@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+try:
+    import sklearn.base  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name is not None and error.name.split(".")[0] == "sklearn":
+        raise ModuleNotFoundError(
+            "hushgrad.estimators needs scikit-learn; install it with: pip install 'hushgrad[sklearn]'", name="sklearn"
+        ) from None
+    raise
+
 from hushgrad.estimators import bounds
 from hushgrad.estimators.classifiers import DPLinearSVC, DPLogisticRegression
 from hushgrad.estimators.exponential import quantile, select

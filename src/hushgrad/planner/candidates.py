@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from hushgrad import sampling
 from hushgrad.clipping.flat import Flat
@@ -55,6 +56,23 @@ def proposals(question: Question) -> Iterator[Proposal | Skipped]:
         yield Skipped("fixed order", "A fixed order is passed in whole epochs, and these steps are not: give epochs=.")
     else:
         yield from _ordered(question, epochs)
+    yield from _own(question, epochs)
+
+
+def _own(question: Question, epochs: int | None) -> Iterator[Proposal]:
+    """The asker's own mechanisms, with either kind of batches; where one has no theorem, the ranking says so."""
+    samplers: list[tuple[str, Sampler]] = []
+    if question.sampling_allowed:
+        samplers.append(("random batches", sampling.Poisson(rate=question.rate, steps=question.sampled_steps)))
+    if epochs is not None:
+        order = sampling.RoundRobin(batch_size=question.size, dataset_size=question.dataset_size, epochs=epochs)
+        samplers.append(("fixed order", order))
+    for noise in question.mechanisms:
+        for batches, sampler in samplers:
+            name = f"your {type(noise).__name__}, {batches}"
+            make = partial(_plan, question, sampler, noise)
+            work = 1.0 + noise.state_size(steps=sampler.steps)
+            yield Proposal(name, make, "A mechanism of your own.", work)
 
 
 def _plan(question: Question, sampler: Sampler, noise: Mechanism) -> Plan:

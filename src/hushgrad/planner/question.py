@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Relation
+from hushgrad.noise.base import Mechanism
 from hushgrad.noise.workload import AnyWorkload
 
 __all__ = ["Question"]
@@ -23,6 +25,7 @@ class Question:
     | ``epochs`` or ``steps`` | exactly one of them must be given |
     | ``memory`` | noise state may be of any size; else a limit in bytes, or in numbers per parameter if ``parameters`` is None |
     | ``workload`` | prefix sums: SGD at a constant learning rate |
+    | ``mechanisms`` | the library's own; mechanisms of yours are ranked among them |
     | ``tune_bands`` | bands are the cut square root, as in published comparisons; True optimises them for prefix sums: less error |
 
     >>> Question(epsilon=2, delta=1e-6, dataset_size=60_000, epochs=10).batch_size
@@ -43,6 +46,7 @@ class Question:
     relation: Relation = Relation.ADD_REMOVE
     unit: str = "example"
     tune_bands: bool = False
+    mechanisms: tuple[Mechanism, ...] = ()
 
     def __post_init__(self) -> None:
         size = _check.positive_int(dataset_size=self.dataset_size)
@@ -51,7 +55,7 @@ class Question:
             _check.fail("batch_size", batch, f"to be at most dataset_size={size}")
         if (self.epochs is None) == (self.steps is None):
             raise ArgumentError("Expected exactly one of epochs and steps. The other one follows from it.")
-        fields = {
+        fields: dict[str, Any] = {
             "epsilon": _check.positive(epsilon=self.epsilon),
             "delta": _check.delta(delta=self.delta),
             "batch_size": batch,
@@ -65,6 +69,7 @@ class Question:
         self._check_memory()
         _check.instance(bool, sampling_allowed=self.sampling_allowed)
         _check.instance(bool, tune_bands=self.tune_bands)
+        fields["mechanisms"] = tuple(_check.instance(Mechanism, mechanisms=one) for one in self.mechanisms)
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.events import Relation
+from hushgrad.noise.base import Mechanism
 from hushgrad.noise.workload import AnyWorkload
 from hushgrad.planner.candidates import Proposal, Skipped, proposals
 from hushgrad.planner.question import Question
@@ -97,6 +98,7 @@ def compare(
     relation: Relation | str = Relation.ADD_REMOVE,
     unit: str = "example",
     tune_bands: bool = False,
+    mechanisms: Sequence[Mechanism] = (),
 ) -> Comparison:
     r"""All mechanisms under one budget, best first: predicted error, memory, work, and a reason in one sentence.
 
@@ -121,12 +123,13 @@ def compare(
         relation: which data sets are neighbours.
         unit: what is protected.
         tune_bands: optimise banded noise for the workload, which takes longer.
+        mechanisms: mechanisms of your own, ranked among the library's wherever they have a theorem.
 
         >>> found = compare(epsilon=8.0, delta=1e-6, dataset_size=2000, batch_size=100, epochs=5)
         >>> found[0].relative, found[0].rmse <= found[-1].rmse
         (1.0, True)
     """
-    return answer(Question(**{**locals(), "relation": Relation.of(relation)}))
+    return answer(Question(**{**locals(), "relation": Relation.of(relation), "mechanisms": tuple(mechanisms)}))
 
 
 def plan_for(
@@ -145,6 +148,7 @@ def plan_for(
     relation: Relation | str = Relation.ADD_REMOVE,
     unit: str = "example",
     tune_bands: bool = False,
+    mechanisms: Sequence[Mechanism] = (),
 ) -> list[Plan]:
     """Calibrated plans for a budget, best first: the plans of :func:`compare`, whose arguments these are.
 
@@ -163,12 +167,16 @@ def plan_for(
         relation: which data sets are neighbours.
         unit: what is protected.
         tune_bands: optimise banded noise for the workload, which takes longer.
+        mechanisms: mechanisms of your own, ranked among the library's wherever they have a theorem.
 
     >>> plans = plan_for(epsilon=0.5, delta=1e-6, dataset_size=2000, batch_size=100, epochs=5)
     >>> print(plans[0].participation, type(plans[0].noise).__name__)
     Poisson(0.05) Independent
     """
-    return [candidate.plan for candidate in answer(Question(**{**locals(), "relation": Relation.of(relation)}))]
+    return [
+        candidate.plan
+        for candidate in answer(Question(**{**locals(), "relation": Relation.of(relation), "mechanisms": tuple(mechanisms)}))
+    ]
 
 
 def answer(question: Question) -> Comparison:

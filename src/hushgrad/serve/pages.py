@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from hushgrad.errors import HushgradError
+from hushgrad.guarantee import questions
 from hushgrad.serve import fields
 from hushgrad.serve.charts import Chart, number, smoothed, upper
 from hushgrad.serve.problems import NotThere, status_of
@@ -100,6 +101,7 @@ async def _ranking(request: Request, question: dict[str, Any], show: str) -> dic
         "worst": worst,
         "query": urlencode(question),
         "command": _command(question),
+        "questions": questions(question["epsilon"], question["delta"], records=question["dataset_size"]),
     }
 
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from hushgrad._printed import at_most
+from hushgrad.errors import ArgumentError
 
 __all__ = ["JsonLines", "OnStep", "ProgressBar", "TensorBoard"]
 
@@ -63,7 +64,10 @@ class TensorBoard(AbstractContextManager["TensorBoard"]):
     """Scalars for TensorBoard (``pip install hushgrad[tensorboard]``). Un-noised metrics are left out unless ``raw=True``."""
 
     def __init__(self, directory: str | Path, *, raw: bool = False) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ArgumentError("TensorBoard is not installed. Install it with pip install 'hushgrad[tensorboard]'.") from None
 
         self._writer, self._raw = SummaryWriter(str(directory)), raw
 

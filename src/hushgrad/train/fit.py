@@ -24,12 +24,14 @@ from hushgrad.train.loss import aside, has_rows
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar, SignalToNoise
+from hushgrad.train.words import DATALOADER, OPACUS
 
 __all__ = ["Passes", "fit", "run_steps"]
 
 LossFunction = Callable[[Any, Any], Tensor]
 
 
+@_check.answering(OPACUS, also=(*DATALOADER, "identity"))
 def fit(
     model: nn.Module,
     loss_fn: LossFunction,

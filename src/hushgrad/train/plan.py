@@ -24,6 +24,7 @@ from hushgrad.noise.source import CIPHERS, require_cipher
 from hushgrad.sampling.base import Sampler
 from hushgrad.train.after.averaging import Average
 from hushgrad.train.after.projection import Projection
+from hushgrad.train.words import OPACUS
 
 if TYPE_CHECKING:
     from hushgrad.accounting.base import Accountant
@@ -268,6 +269,7 @@ class Plan(_Description):
     # The recipes: the common plans by their common names -------------------------------------------------------------
 
     @classmethod
+    @_check.answering(OPACUS)
     def dpsgd(
         cls,
         *,
@@ -343,6 +345,7 @@ class Plan(_Description):
         return recipes.dpsgd(**_arguments(locals()))
 
     @classmethod
+    @_check.answering(OPACUS)
     def dpftrl(
         cls,
         *,
@@ -417,6 +420,7 @@ class Plan(_Description):
         return recipes.dpftrl(**_arguments(locals()))
 
     @classmethod
+    @_check.answering(OPACUS)
     def dpgd(
         cls,
         *,

@@ -41,10 +41,12 @@ from hushgrad.train.loss import Losses, PrivateLoss
 from hushgrad.train.own_bits import OwnBits
 from hushgrad.train.parts import Parts
 from hushgrad.train.plan import Plan
+from hushgrad.train.words import DATALOADER, OPACUS
 
 __all__ = ["Private", "make_private"]
 
 
+@_check.answering(OPACUS)
 def make_private(
     model: nn.Module,
     optimizer: Optimizer,
@@ -183,6 +185,7 @@ class Private:
 
     # What a user does with it ----------------------------------------------------------------------------------------
 
+    @_check.answering(OPACUS, also=DATALOADER)
     def loader(
         self, dataset: Any, *, groups: Grouping | None = None, identity: str | None = None, **dataloader_options: Any
     ) -> sampling.BatchLoader:

@@ -15,7 +15,7 @@ from safetensors.torch import load_model
 from hushgrad import _check
 from hushgrad.budget import Policy, read_policy
 from hushgrad.budget.folder import SETTLED
-from hushgrad.errors import ArgumentError
+from hushgrad.errors import ArgumentError, CaptureError, HushgradError, NoTheorem, NotIsolated
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.recipes.data import Data
 from hushgrad.recipes.recipe import Recipe
@@ -231,10 +231,11 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
     records = None
     if settings.score == "private":
         data, records = held_out(data, settings, draws.scoring(trial))
-    if not (folder / "guarantee.json").exists():
-        train(recipe, folder, resume=(folder / "recipe.json").exists(), progress=progress, key=key, data=data, policy=_ANY)
+    if not (folder / "guarantee.json").exists() and not _trained(recipe, folder, progress, key, data):
+        _write(known, {"score": -math.inf})
+        return -math.inf
     if records is None:
-        outcome = _check.parsed((folder / "report.json").read_text())["outcome"]
+        outcome = _outcome(folder)
         score = outcome["test_accuracy"] if settings.metric == "accuracy" else -outcome["test_loss"]
     else:
         model = recipe.make_model(data)
@@ -242,6 +243,28 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
         score = private_score(model, records, settings, draws.scoring(trial))
     _write(known, {"score": score})
     return float(score)
+
+
+def _trained(recipe: Recipe, folder: Path, progress: bool, key: bytes | None, data: Data) -> bool:
+    """Train one trial. A candidate that cannot be trained (a rate below 0, a model that mixes examples) is a lost trial.
+
+    It must not end the search: who sees that it ended learns which trial was drawn.
+    """
+    resume = (folder / "recipe.json").exists()
+    try:
+        train(recipe, folder, resume=resume, progress=progress, key=key, data=data, policy=_ANY)
+    except (NotIsolated, CaptureError):
+        return False
+    except (ArgumentError, NoTheorem):
+        if resume:
+            raise  # it had begun: what is wrong is a file, not the candidate
+        return False
+    return True
+
+
+def _outcome(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = _found(folder / "report.json", lambda content: dict(content["outcome"]))
+    return found
 
 
 # The folder ---------------------------------------------------------------------------------------------------------------
@@ -268,10 +291,26 @@ def _opened(
         _check.fail("--out", str(out), "to be a new or empty folder", "Continue an interrupted search with --resume.")
     settings = settings_of(recipe) if settings is None else settings
     recipe = replace(recipe, tune=_table(settings))
-    priced(recipe, settings=settings)  # whatever is wrong with it is said before anything is written
+    data = recipe.make_data()
+    priced(recipe, settings=settings, data=data)  # whatever is wrong with it is said before anything is written
+    _require_feasible(recipe, settings, data)
     known.parent.mkdir(parents=True, mode=0o700)
     _write(known, recipe.tables())
     return recipe, settings
+
+
+def _require_feasible(recipe: Recipe, settings: Settings, data: Data) -> None:
+    """At least one candidate can be trained. Else all trials would be lost, and paid for: its mistake is said now."""
+    first: HushgradError | None = None
+    for candidate in settings.candidates:
+        tried = with_candidate(recipe, candidate)
+        try:
+            tried.make_optimizer(tried.make_model(data))
+            return
+        except (ArgumentError, NoTheorem) as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def _table(settings: Settings) -> dict[str, Any]:
@@ -321,7 +360,7 @@ def _released(search: Priced, best: _Result | None, folder: Path, out: Path, run
     tuned = Tuned(
         guarantee=guarantee, naive_epsilon=search.plan.guarantee().epsilon, candidate=None, score=None, test={}, out=out
     )
-    if best is not None:
+    if best is not None and (folder / f"{best.trial:05d}" / "guarantee.json").exists():  # else all trials were lost
         tuned = _copied(search, tuned, best, folder / f"{best.trial:05d}", run)
     _write(out / "tuning.json", _record(search, tuned))  # marks a finished search
     destroy(out)  # the key, K, the losers and their scores
@@ -333,9 +372,8 @@ def _copied(search: Priced, tuned: Tuned, best: _Result, winner: Path, run: dict
     for name in _COPIED:
         shutil.copyfile(winner / name, out / name)
     _copy_metrics(winner / "metrics.jsonl", out / "metrics.jsonl")
-    recipe = Recipe.from_tables(_check.parsed((winner / "recipe.json").read_text()))
-    plan = Plan.from_json((winner / "plan.json").read_text())
-    outcome = _check.parsed((winner / "report.json").read_text())["outcome"]
+    recipe, plan = _found(winner / "recipe.json", Recipe.from_tables), _found(winner / "plan.json", Plan.from_json)
+    outcome = _outcome(winner)
     outcome |= {"out": str(out), "guarantee": guarantee.to_json(), "claim": str(guarantee)}
     ledger = Ledger()
     # One charge for everything, however many trials.
@@ -352,7 +390,7 @@ def _copied(search: Priced, tuned: Tuned, best: _Result, winner: Path, run: dict
 def _copy_metrics(source: Path, target: Path) -> None:
     """The winner's metrics, without the epsilon of its steps: that is the naive one, and would contradict the claim."""
     if source.exists():
-        lines = [_check.parsed(line) for line in source.read_text(encoding="utf-8").splitlines()]
+        lines = _found(source, list, each_line=True)
         kept = [{name: value for name, value in line.items() if name != "epsilon"} for line in lines]
         target.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
@@ -380,10 +418,11 @@ def _score_words(settings: Settings) -> str:
     return f"hits on held-out private records with Gaussian noise {settings.score_noise:g}, covered by the guarantee"
 
 
-def _found(path: Path, read: Callable[[Any], Any]) -> Any:
+def _found(path: Path, read: Callable[[Any], Any], *, each_line: bool = False) -> Any:
     """What a file of the search holds. Its text never enters an error: it may be the key."""
     try:
-        return read(_check.parsed(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        return read([_check.parsed(line) for line in text.splitlines()] if each_line else _check.parsed(text))
     except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError):
         raise ArgumentError(f"Expected {path.name} to be as it was written; it was damaged. Start a new search.") from None
 

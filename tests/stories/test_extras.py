@@ -1,0 +1,102 @@
+"""A package that is not installed is answered by the name of its extra, and every command answers without any extra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hushgrad.cli.completion import SHELLS, options_of
+from hushgrad.cli.main import COMMANDS, main
+
+# What needs a package, the packages that are hidden, and the extra that the answer names.
+NEEDS = [
+    ("import hushgrad.estimators", ["sklearn"], "hushgrad[sklearn]"),
+    ("import hushgrad.federated", ["flwr"], "hushgrad[federated]"),
+    ("import hushgrad.integrations.huggingface", ["transformers"], "hushgrad[hf]"),
+    ("import hushgrad.integrations.lightning", ["lightning"], "hushgrad[lightning]"),
+    ("from hushgrad.serve import Settings, create_app; create_app(Settings())", ["fastapi"], "hushgrad[serve]"),
+    ("from hushgrad.cli.main import main; sys.exit(main(['serve']))", ["uvicorn"], "hushgrad[serve]"),
+    ("from hushgrad.budget import Ledger; Ledger('postgresql://me@nowhere/x')", ["sqlalchemy"], "hushgrad[ledger-postgresql]"),
+    ("from hushgrad.recipes.images import _opened; _opened('x.png')", ["PIL"], "hushgrad[images]"),
+    (
+        "from hushgrad.cli.main import main; sys.exit(main(['epsilon', '--noise-multiplier', '1', '--delta', '1e-5', '--plot', 'x.png']))",
+        ["matplotlib"],
+        "hushgrad[report]",
+    ),
+    (
+        "from hushgrad.train.callbacks import TensorBoard; TensorBoard('x')",
+        ["tensorboard"],
+        "hushgrad[tensorboard]",
+    ),
+]
+PROGRAM = """
+import importlib.abc, sys
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in HIDDEN or name.split(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
+sys.meta_path.insert(0, Hidden())
+CODES = {codes!r}
+for HIDDEN, code in CODES:
+    for name in [n for n in sys.modules if n in HIDDEN or n.split(".")[0] in HIDDEN]:
+        del sys.modules[name]
+    try:
+        exec(code)
+        print("NOTHING")
+    except SystemExit:
+        sys.stderr.flush()
+    except Exception as error:
+        print(str(error).replace("\\n", " "), file=sys.stderr)
+"""
+
+
+def test_a_missing_package_is_answered_by_its_extra():
+    wanted = [(hidden, code) for code, hidden, _ in NEEDS]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM.replace("{codes!r}", repr(wanted))],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    answers = done.stderr.strip().splitlines()
+    assert "NOTHING" not in done.stdout and len(answers) == len(NEEDS), done.stderr
+    for (code, _, extra), answer in zip(NEEDS, answers, strict=True):
+        assert extra in answer, (code, answer)
+
+
+def test_shells_complete_every_command_and_option(capsys):
+    for shell in SHELLS:
+        assert main(["completion", shell]) == 0
+        script = capsys.readouterr().out
+        for command in COMMANDS:
+            assert command in script
+            for option in options_of(command):
+                assert option.removeprefix("--") in script
+    bash = "COMP_WORDS=(hushgrad predict --pr); COMP_CWORD=2; _hushgrad; echo ${COMPREPLY[@]}"
+    main(["completion", "bash"])
+    done = subprocess.run(["bash", "-c", capsys.readouterr().out + bash], capture_output=True, text=True)
+    assert done.stdout.split() == ["--probabilities"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command, capsys):
+    try:
+        code = main([command, "--help"])
+    except SystemExit as ended:
+        code = ended.code
+    out = capsys.readouterr().out
+    assert code == 0 and "example:" in out and f"hushgrad {command}" in out
+
+
+def test_the_install_page_names_every_extra():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "install.md").read_text()
+    declared = (
+        (root / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("[project.scripts]")[0]
+    )
+    names = [line.partition(" = ")[0] for line in declared.splitlines() if " = [" in line and not line.startswith(" ")]
+    assert [name for name in names if name not in ("docs", "dev") and f"`{name}`" not in page] == []
