@@ -7,7 +7,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help accuracy demo test test-all check format bench zoo chaos fuzz soak worst audit-power rigorous calibrations sbom licences wheel vulnerabilities docs clean
+.PHONY: help accuracy demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel vulnerabilities docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -75,6 +75,9 @@ audit-power: $(VENV)/.ready  ## plant every known defect, see which check catche
 # ONLY="bank adult" measures these alone; SEEDS=1 is quick. Data sets that are not in DATA keep their rows.
 accuracy: $(VENV)/.ready  ## train --auto on public data sets in DATA=FOLDER; writes docs/accuracy.md (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m accuracy --data $(DATA) $(if $(ONLY),--only $(ONLY)) $(if $(SEEDS),--seeds $(SEEDS)) --docs docs/accuracy.md
+
+modules: $(VENV)/.ready  ## draw random small modules, compare with single-example passes; COUNT=2000 SEED=7 (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python faults/modules.py $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 rigorous: $(VENV)/.ready  ## try to refute the accountant's certified ends by ball arithmetic, enumeration, inversion (a minute)
 	PYTHONPATH=tests/rigorous OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/rigorous/adversary.py --docs docs/accounting-truth.md $(DRAWN)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hushgrad.clipping import Flat, clipped_sum
+from hushgrad.clipping.proof import trials
 from hushgrad.clipping.rules.conv import Conv
 from hushgrad.errors import NotIsolated
 
@@ -64,3 +65,5 @@ def test_a_rule_that_forgets_the_bias_in_the_norm_is_noticed(monkeypatch):
     monkeypatch.setattr(Conv, "sq_norms", forgetful)
     with pytest.raises(NotIsolated, match="norm"):  # by the capture's own proof
         _clipped()
+    monkeypatch.setattr(trials, "broken", lambda *_: None)  # and by the stored values, where nothing is sealed
+    assert not _agrees(_clipped())

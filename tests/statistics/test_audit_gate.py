@@ -229,6 +229,10 @@ def test_a_tied_weight_counted_once_is_caught(monkeypatch: pytest.MonkeyPatch) -
         audit(dpsgd())
     with pytest.raises((CaptureError, NotIsolated)):
         self_check(model, torch.nn.functional.mse_loss, batch)
+    monkeypatch.setattr("hushgrad.clipping.proof.trials.broken", lambda *_: None)  # where nothing is sealed, the audit refutes it
+    assert "contribution" in audit(dpsgd()).refuted_by
+    with pytest.raises(CaptureError, match="differ from single-example passes"):
+        self_check(model, torch.nn.functional.mse_loss, batch)
 
 
 def test_swapped_kappa_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointFunction
 
 from hushgrad.errors import CaptureError
 
-__all__ = ["Node", "accumulated", "backward_task", "called", "checkpoints_off", "input_shape", "refuse_tracing", "saved"]
+__all__ = [
+    "Node",
+    "accumulated",
+    "backward_task",
+    "called",
+    "checkpoints_off",
+    "input_metadata",
+    "input_shape",
+    "modes_off",
+    "nodes_made",
+    "pop_packing",
+    "push_packing",
+    "refuse_tracing",
+    "saved",
+]
 
 Node = Any  # torch.autograd.graph.Node; custom functions' nodes are no instances of it
 
 # The number of the backward pass that is running in this thread, -1 outside of one.
 backward_task: Callable[[], int] = torch._C._current_graph_task_id
+
+# Inside, what computes on tensors is not watched: by the proof's own mode, at a tenth of the cost.
+modes_off: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
+
+# How many nodes of graphs were made in this thread so far: the difference over a forward is a cheap fingerprint of what it did.
+nodes_made: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+# What torch.autograd.graph.saved_tensors_hooks does; a pass begins in one hook and ends in another.
+push_packing: Callable[[Callable[[Tensor], Any], Callable[[Any], Tensor]], None]
+push_packing = torch._C._autograd._push_saved_tensors_default_hooks
+pop_packing: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 
 
 def accumulated(node: Node) -> Tensor | None:
@@ -41,6 +67,11 @@ def checkpoints_off() -> Iterator[None]:
         yield
     finally:
         CheckpointFunction.apply = kept  # type: ignore[method-assign]
+
+
+def input_metadata(node: Node) -> Sequence[Any]:
+    """Shape, dtype and device of each cotangent that arrives at a node."""
+    return node._input_metadata  # type: ignore[no-any-return]
 
 
 def input_shape(edge: GradientEdge) -> torch.Size:

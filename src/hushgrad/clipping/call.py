@@ -11,8 +11,8 @@ from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_flatten
 
 from hushgrad.clipping.base import Record, Rule
-from hushgrad.clipping.costs import FLOOR, SEAL
-from hushgrad.clipping.layout import Kind, padded
+from hushgrad.clipping.costs import ROUNDING, SEAL
+from hushgrad.clipping.layout import NOBODY, Kind, padded
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Place
 from hushgrad.clipping.rules.parameter import Bare, Nothing, Whole
 
@@ -26,12 +26,13 @@ __all__ = ["Call"]
 class Call:
     """One call of a captured module; it becomes part of its batch when a gradient comes back to it.
 
-    ``place`` says where its examples are (None: not proved); ``index`` the example of each of its rows, where that is no rule's own.
+    ``place`` says where its examples are (None: not proved); ``rows`` the example of each row, where that follows no rule, and ``index``
+    that of each row which its rule takes for an example.
     """
 
     __slots__ = (
-        "args", "batch", "edges", "index", "kwargs", "memory", "place", "record", "rule", "shapes", "site", "sq_norms", "tasks", "totals",
-        "versions",
+        "args", "batch", "edges", "index", "kwargs", "memory", "place", "record", "rows", "rule", "shapes", "site", "sq_norms", "tasks",
+        "totals", "versions",
     )  # fmt: skip
 
     def __init__(self, site: Site, batch: Batch, args: tuple[Any, ...], kwargs: Mapping[str, Any], memory: Any) -> None:
@@ -40,6 +41,7 @@ class Call:
         self.versions = _versions(args, kwargs)
         self.place: Place | None = None
         self.index: Tensor | None = None
+        self.rows: Tensor | None = None
         self.shapes: list[torch.Size] = []
         self.edges: list[GradientEdge | None] = []
         self.record: Record | None = None
@@ -81,12 +83,12 @@ class Call:
             if self.rule.hot:
                 tape.quiet(self.measure)
 
-    def take(self, output: int, share: Tensor) -> None:
-        """Each example's share of the gradient of one output: (B, *its shape)."""
+    def take(self, output: int, share: Tensor, gross: float = 0.0) -> None:
+        """Each example's share of the gradient of one output: (B, *its shape); ``gross``, the size of what cancelled in it."""
         share = self.site.ready((share.detach(),))[0]
         if self.shapes:  # of a view, the gradient of what it is a view of was read
             share = share.reshape(len(share), *self.shapes[output])
-        self.batch.largest = max(self.batch.largest, float(share.norm()))
+        self.batch.largest = max(self.batch.largest, float(share.norm()), gross)
         grads: list[Tensor | None] = [None] * max(len(self.shapes), output + 1)
         grads[output] = share
         if self.rule.positions:
@@ -108,8 +110,8 @@ class Call:
             missing, scale = total.norm(), total.norm()
         else:
             missing, scale = (shares.sum(0) - total.reshape(shares.shape[1:])).norm(), shares.abs().sum(0).norm()
-        largest = FLOOR.get(g.dtype, FLOOR[torch.float16]) * self.batch.largest  # where the true gradient is 0, all is rounding
-        if bool(missing > SEAL.get(g.dtype, SEAL[torch.float16]) * scale + largest):
+        rounding = ROUNDING * torch.finfo(g.dtype).eps * self.batch.largest  # where the true gradient is 0, all is rounding
+        if bool(missing > SEAL.get(g.dtype, SEAL[torch.float16]) * scale + rounding):
             self.site.tape.fail(
                 f"A gradient came back to {self.site.path or 'the model'} that does not come through the outputs of model(x), so it cannot "
                 "be told whose it is. Use the model's outputs alone in the loss: return what the model keeps beside them, or detach it."
@@ -121,20 +123,29 @@ class Call:
         assert g is not None
         if layout.regular:
             layout = layout.at(g.shape, B)
-        elif bool(g[_rows(self.index) < 0].any()):
-            self.site.tape.unproved(self)
-        if not self.rule.positions:
-            self.index = _rows(layout.numbers(B).to(g.device) if layout.regular else self.index).clamp(min=0)
-            self._add(grads)
-            return
+        else:
+            self.index = _rows(self.rows)
+            if bool(g[self.index == NOBODY].any()):
+                self.site.tape.unproved(self)
         x = None if self.record is not None else _first(self.args, self.kwargs)
+        if not self.rule.positions:
+            self._add_rows(_rows(layout.numbers(B).to(g.device) if layout.regular else self.rows), g, x)
+            return
         if layout.regular:
             self._add((layout.first(g, B),), None if x is None else layout.first(x, B))
             return
-        where = padded(_rows(self.index), B)
-        rows = where.clamp(min=0)
-        own = g[rows] * (where >= 0).reshape(*where.shape, *(1 for _ in g.shape[1:])).to(g.dtype)
-        self._add((own,), None if x is None else x[rows])
+        where = padded(_rows(self.rows), B)
+        self._add((_gathered(g, where),), None if x is None else _gathered(x, where))
+
+    def _add_rows(self, index: Tensor, g: Tensor, x: Tensor | None) -> None:
+        """Rows as the rule's examples, of which the index says whose they are; those of nobody are left out."""
+        own = index >= 0
+        if bool(own.all()):
+            self.index = index
+            self._add((g,))
+            return
+        self.index = index[own]
+        self._add((g[own],), None if x is None else x[own])
 
     def _add_nothing(self) -> None:
         if self.record is None:
@@ -229,6 +240,12 @@ def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
 def _rows(index: Tensor | None) -> Tensor:
     assert index is not None
     return index
+
+
+def _gathered(t: Tensor, where: Tensor) -> Tensor:
+    """(B, most rows, ...), 0 where an example has fewer: not a product, for a row that is not finite is nobody else's."""
+    made = t[where.clamp(min=0)]
+    return made.masked_fill((where < 0).reshape(*where.shape, *(1 for _ in t.shape[1:])), 0)
 
 
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:

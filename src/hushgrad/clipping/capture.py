@@ -4,33 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 from hushgrad import _check
 from hushgrad.clipping.base import ClippedSum, Clipper
-from hushgrad.clipping.call import Call
 from hushgrad.clipping.certificate import Certificate
+from hushgrad.clipping.collecting import Collecting
 from hushgrad.clipping.held import Held
-from hushgrad.clipping.reconcile import problem_of
-from hushgrad.clipping.reduce import Group, Part, Use, add_clipped, add_usual
+from hushgrad.clipping.proof.explain import explained
+from hushgrad.clipping.reduce import Part
 from hushgrad.clipping.root import Root
-from hushgrad.clipping.rules.parameter import Bare
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.sites import sites_of, sum_dtype
-from hushgrad.clipping.sums import RowSum, Sum
-from hushgrad.clipping.tape import Batch, Tape
-from hushgrad.errors import CaptureError
-from hushgrad.events import Relation
+from hushgrad.clipping.sums import Sum
+from hushgrad.clipping.tape import Tape
 
 __all__ = ["Capture"]
 
 
-class Capture:
+class Capture(Collecting):
     """Watches a model's forward and backward passes and gives the sum of clipped per-example gradients.
 
     sum_i w_i G_i, where G_i is the gradient of example i's own loss and w_i = ``clipper.weights(‖G_i‖²)``. The model, its
@@ -155,6 +150,10 @@ class Capture:
 
         return hook
 
+    def explain(self) -> str:
+        """How each parameter is read, as far as passes were proved: a table of module, rule, layout and cost."""
+        return explained(self._root.known.every(), self._sites)
+
     @property
     def whole(self) -> bool:
         """This process may run the model alone."""
@@ -171,40 +170,6 @@ class Capture:
     def trained(self) -> dict[str, nn.Parameter]:
         """The captured parameters by name."""
         return self._params
-
-    def name_of(self, leaf: Tensor) -> str | None:
-        """The name of a captured parameter."""
-        return self._names.get(id(leaf))
-
-    def idle(self, calls: list[Call]) -> frozenset[str]:
-        """Parameters of sites that were not called, or on no rows."""
-        busy = {name for c in calls if all(len(s) and s[0] for s in c.shapes) for name in c.site.full.values()}
-        return frozenset(name for site in self._sites for name in site.full.values()) - busy
-
-    def bare_call(self, name: str) -> Call:
-        """The use of a parameter in this batch that no site sees: it is read at the frontier."""
-        batch, p = self._tape.batch(), self._params[name]
-        if name not in batch.bare:
-            if name not in self._bare:
-                self._bare[name] = Site(self._tape, name, self.model, Bare(), {name: p}, {name: name})
-            batch.bare[name] = Call(self._bare[name], batch, (), {}, None)
-            batch.bare[name].edges = [get_gradient_edge(p)]
-        return batch.bare[name]
-
-    def weighed(self, weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The sum of the per-example gradients with these weights, and the examples' norms; nothing is clipped."""
-        rows, self._by_rows = self._by_rows, frozenset()
-        folded, self._folded = self._folded, None
-        copies, self._copies = self._copies, 1
-        unused, self.unused, reduction, self.loss_reduction = self.unused, "zero", self.loss_reduction, "sum"
-        try:
-            with torch.set_grad_enabled(False):
-                sums = self._sums({})
-                parts = self._reduce(_Given(weights), sums, 1.0)
-            return {name: total.buffer for name, total in sums.items()}, parts[0].norms
-        finally:
-            self._by_rows, self._folded, self.unused, self.loss_reduction = rows, folded, unused, reduction
-            self._copies = copies
 
     # What hooks cannot know --------------------------------------------------------------------------------------------
 
@@ -269,22 +234,6 @@ class Capture:
         finally:
             self.discard()
 
-    def _joined(self, clipper: Clipper, sums: dict[str, Sum], parts: list[Part], scale: float) -> ClippedSum:
-        """All micro-batches, those that were folded too; there may be none."""
-        if self._folded is not None:
-            folded, earlier = self._folded
-            for name, total in folded.items():
-                if total.tensor is not None:
-                    sums[name].add(total.tensor.mul_(scale))
-            parts = earlier + parts
-        raw_sums = {name: total.buffer for name, total in sums.items()}
-        if not parts:
-            first = next(iter(self._params))
-            empty = self._params[first].new_zeros(0, dtype=self._dtypes[first])
-            return ClippedSum(raw_sums, empty, clipper.weights(empty), 0)
-        norms, weights = torch.cat([p.norms for p in parts]), torch.cat([p.weights for p in parts])
-        return ClippedSum(raw_sums, norms, weights, sum(p.rejected for p in parts))
-
     @property
     def scattered(self) -> frozenset[str]:
         """Parameters whose sum has few rows in a large table: cheapest added to an ``out`` that is there already (the noise)."""
@@ -328,117 +277,3 @@ class Capture:
     def fold_with(self, clipper: Clipper | None) -> None:
         """Fold by itself, with this clipper, whenever a further micro-batch begins; None: keep all micro-batches until collect."""
         self._tape.before_batch = None if clipper is None else lambda: self.fold(clipper)
-
-    def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
-        return {
-            name: (RowSum if name in self._by_rows else Sum)(self._held.local(name, p), self._dtypes[name], out.get(name))
-            for name, p in self._params.items()
-        }
-
-    def _reduce(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
-        opened = self._held.opened(sums, self._sites)
-        parts = self._added(clipper, opened, scale)
-        self._held.closed(opened)
-        return parts
-
-    def _added(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
-        certificate = self._certificate
-        usual = self._usual() if certificate is None and clipper.groups(list(sums)) is None else None
-        if usual is not None:
-            part = self._tape.quiet(partial(add_usual, usual.calls, self._factor(usual), clipper, sums, scale))
-            if part is not None:
-                return [part]
-        self._reconcile()
-        groups = self._groups()
-        if certificate is not None:
-            self._require_capacity(certificate, groups)
-        return self._tape.quiet(lambda: [add_clipped(group, clipper, sums, scale, certificate) for group in groups])
-
-    def _require_capacity(self, certificate: Certificate, groups: list[Group]) -> None:
-        taken = sum(group.size for group in groups) + sum(len(part.norms) for part in (self._folded[1] if self._folded else []))
-        if taken > certificate.here:
-            raise CaptureError(
-                f"The step has more contributions than the {certificate.here} that its certificate is for. Make the plan for larger "
-                "batches (batch_size=)."
-            )
-
-    def _usual(self) -> Batch | None:
-        """The batch of a usual step, if this is one: one backward pass, each module called once, and nothing to be refused.
-
-        What it lets through, :meth:`_reconcile` would; a small model's step is mostly Python, and this is less of it.
-        """
-        tape = self._tape
-        if tape.failure or tape.leaks or len(tape.batches) != 1 or self._tied:
-            return None
-        batch = tape.batches[0]
-        calls = batch.calls
-        if len(batch.tasks) != 1 or batch.units is not None or len(calls) != self._usual_calls or not _all_different(calls):
-            return None
-        for p in self._params.values():
-            if not p.requires_grad:
-                return None
-        for _, p in self._frozen:
-            if p.requires_grad:
-                return None
-        for call in calls:
-            if call.index is not None or call.stale():
-                return None
-        return batch
-
-    def _groups(self) -> list[Group]:
-        """The calls, by privacy unit."""
-        batches = [batch for batch in self._tape.batches if batch.calls]
-        if any(batch.units is not None for batch in batches):
-            return [self._by_unit(batches)] if batches else []
-        lanes: dict[int | None, list[Batch]] = {}
-        for batch in batches:
-            lanes.setdefault(batch.probe, []).append(batch)
-        if len(lanes) > 1 and len({tuple(b.examples for b in lane) for lane in lanes.values()}) > 1:
-            raise CaptureError("Every probe must pass over the same batches, in the same order.")
-        return [Group(same[0].examples, [u for b in same for u in self._uses(b)]) for same in zip(*lanes.values(), strict=True)]
-
-    def _by_unit(self, batches: list[Batch]) -> Group:
-        if any(b.units is None or len(b.units) != b.examples for b in batches):
-            raise CaptureError(
-                "Expected one unit id for every example of every batch. Call capture.units(ids) before each forward."
-            )
-        ids, index = torch.cat([b.units for b in batches if b.units is not None]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        uses, start = [], 0
-        index = index.to(next(iter(self._params.values())).device, non_blocking=True)
-        for batch in batches:
-            uses += self._uses(batch, index[start : start + batch.examples])
-            start += batch.examples
-        return Group(len(ids), uses)
-
-    def _uses(self, batch: Batch, units: Tensor | None = None) -> list[Use]:
-        return [Use(call, self._factor(batch), call.units(units)) for call in batch.calls]
-
-    def _factor(self, batch: Batch) -> float:
-        return batch.coefficient * (batch.examples if self.loss_reduction == "mean" else 1) / self._copies
-
-    def _reconcile(self) -> None:
-        """Every trainable parameter seen, and seen completely; else raise, and forget the passes."""
-        problem = problem_of(self._tape, self._params, self._frozen, require_all=self.unused == "raise")
-        if problem:
-            self._tape.failure = problem  # until the passes are discarded
-            raise CaptureError(problem)
-
-
-class _Given(Clipper):
-    """Weights that are given, for a proof."""
-
-    def __init__(self, given: Tensor) -> None:
-        self._given = given
-
-    def weights(self, sq_norms: Tensor) -> Tensor:
-        """As they were given, whatever the norms."""
-        return self._given.to(sq_norms)
-
-    def sensitivity(self, relation: Relation) -> float:
-        """Nothing of this is released."""
-        return float("inf")
-
-
-def _all_different(calls: list[Call]) -> bool:
-    """No module was called twice."""
-    return len(calls) == 1 or len({id(call.site) for call in calls}) == len(calls)

@@ -42,6 +42,7 @@ class Certificate(NamedTuple):
     capacity: int
     here: int
     width: int = 0
+    above: bool = True  # False: the norms as they were computed, not bounds of them; nothing of that may be released
 
     def cap(self, parts: int) -> float:
         """M for units of so many parts: the usual one, or what keeps kappa below 1e-4."""
@@ -67,6 +68,8 @@ class Certificate(NamedTuple):
     def upper(self, name: str, square: Tensor, masses: dict[str, Mass]) -> Tensor:
         """An upper bound of the squared norm, from the computed one."""
         mass = masses.get(name)
+        if not self.above:
+            return square
         if mass is None:
             return square * _RELATIVE
         return square * _RELATIVE + torch.where(mass.rows.isfinite(), mass.rows, 0.0).square() * _OF_MASS

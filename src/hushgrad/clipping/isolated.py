@@ -71,10 +71,11 @@ def isolation(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = 
 def culprit(model: nn.Module, args: Any, kwargs: Any, examples: int) -> str | None:
     """Which module lets examples influence each other, in a sentence with the remedy; None if none does by itself."""
     with _as_it_was(model):
-        for dim in (0, 1):
+        first = _examples((args, kwargs), 0)
+        for dim in (0,) if first == examples else (0, 1):  # else a width of as many as there are examples is taken for them
             try:
                 found = _culprit(model, args, kwargs, Batch(examples, dim))
-            except Exception:  # noqa: BLE001 (a module that cannot be called once more is not the one that is looked for)
+            except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError):  # it cannot be called once more
                 continue
             if found is not None:
                 return _sentence(*found)

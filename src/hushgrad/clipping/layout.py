@@ -24,7 +24,8 @@ from torch import Tensor
 
 __all__ = ["DEAD", "FIRST", "ROWS", "SHARED", "Kind", "Layout", "layouts_of", "padded"]
 
-NOBODY, MIXED = -1, -2  # in a tensor of owners: no gradient; several examples
+# In a tensor of owners: no gradient; several examples; a number that is not finite, which says nothing of its owner.
+NOBODY, MIXED, LOST = -1, -2, -3
 
 
 class Kind(Enum):

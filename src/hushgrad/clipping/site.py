@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hushgrad.clipping._torch import backward_task
 from hushgrad.clipping.base import Rule
@@ -135,8 +135,7 @@ class Site:
             output = with_tensors(output, iter(made))
         if tape.calls is not None:
             call.shapes = [y.shape for y in made]
-            if tape.with_edges:
-                call.edges = [get_gradient_edge(y) if y.requires_grad else None for y in nodes]
+            call.edges = [_edge(y) for y in nodes]
             tape.calls.append(call)
         else:
             tape.outside(call, again=backward_task() != -1)
@@ -170,6 +169,13 @@ class Site:
             if isinstance(value, Tensor) and value.dtype is not dtype and value.is_floating_point():
                 return self.ready((*values[:i], value.to(dtype), *values[i + 1 :]))
         return values
+
+
+def _edge(y: Tensor) -> GradientEdge | None:
+    if not y.requires_grad:
+        return None
+    node = y.grad_fn  # as get_gradient_edge does, in a tenth of the time
+    return get_gradient_edge(y) if node is None else GradientEdge(node, y.output_nr)
 
 
 def _is_reshape(y: Tensor, base: Tensor) -> bool:

@@ -65,7 +65,6 @@ class Tape:
         self.deaf = False  # gradients that come back are a proof's own
         self.vouched = False  # somebody answers for calls that no proof has seen
         self.calls: list[Call] | None = None  # of the pass through the model that is running
-        self.with_edges = False
         self.before_batch: Callable[[], None] | None = None
         self.batches: list[Batch] = []
         self.clear()

@@ -266,6 +266,10 @@ class Private:
         """
         return PrivateLoss(fn, self.losses, per_example=per_example)
 
+    def explain(self) -> str:
+        """How each module's gradients are told apart by example, as far as batches were seen: module, rule, layout, cost."""
+        return self._capture.explain()
+
     def spent(self, accountant: str = "pld") -> Guarantee:
         """What the steps taken so far cost, earlier phases included: from the ledger, not from the plan."""
         self.settle()

@@ -27,10 +27,12 @@ class Graph:
     def __init__(self, exits: Iterable[GradientEdge]) -> None:
         self.consumers: dict[Node, list[tuple[Node, int, int]]] = {}  # node: (consumer, its slot, which output of the node)
         self.leaves: list[Node] = []
-        stack = [e.node for e in exits]
+        self.order: list[Node] = []
+        stack = list(dict.fromkeys(e.node for e in exits))
         seen = set(stack)
         while stack:
             node = stack.pop()
+            self.order.append(node)
             if accumulated(node) is not None:
                 self.leaves.append(node)
             for slot, (below, number) in enumerate(node.next_functions):
@@ -51,6 +53,16 @@ class Graph:
             if not ring:
                 break
         return list(found)
+
+
+# Reshaping has several nodes, of which torch takes another one under a dispatch mode.
+_ALIKE = dict.fromkeys(("ReshapeAliasBackward0", "UnsafeViewBackward0", "ViewBackward0"), "ViewBackward0")
+
+
+def name_of(node: Node) -> str:
+    """The node's name, as trails have it."""
+    name: str = node.name()
+    return _ALIKE.get(name, name)
 
 
 class Source(NamedTuple):
@@ -123,7 +135,7 @@ def _climbed(graph: Graph, sources: Sequence[Source], decide: Decide) -> tuple[l
             if not users and output is None:
                 raise LookupError(node.name())  # a mixed cotangent at an output
             for consumer, slot in users:
-                way = (*trail, (consumer.name(), slot))
+                way = (*trail, (name_of(consumer), slot))
                 layouts = decide(consumer, way)
                 if layouts is not None:
                     found.append((Border(consumer, slot, layouts), way))

@@ -5,7 +5,7 @@ they give in their batch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -46,6 +46,37 @@ class Reading(NamedTuple):
             return layout.only(value, which, examples)
 
         return mapped(inputs, pick)
+
+    def layouts_alike(self, other: Reading) -> bool:
+        """The same but for sizes."""
+        mine, its = ([v[:2] if isinstance(v, Layout) else v for v in r.layouts] for r in (self, other))
+        return mine == its
+
+    def mixed(self, inputs: Packed, others: Packed, which: Sequence[int], examples: int) -> Any:
+        """The inputs with these examples from ``others``."""
+        rest = iter(zip(self.layouts, leaves(others), strict=True))
+
+        def put(t: Any) -> Any:
+            layout, other = next(rest)
+            if not isinstance(layout, Layout):
+                return t
+            owners = layout.owners(t.shape, examples, t.device)
+            mine = torch.stack([owners == i for i in which]).any(0)
+            return torch.where(mine, other, t)
+
+        return mapped(inputs, put)
+
+    def changed(self, inputs: Packed, which: Sequence[int], examples: int, change: Callable[[Tensor], Tensor]) -> Any:
+        """The inputs with other numbers for these examples; ``change`` sees the examples in the first dimension."""
+        rest = iter(self.layouts)
+
+        def made(t: Any) -> Any:
+            layout = next(rest)
+            if not isinstance(layout, Layout):
+                return t
+            return change(t.movedim(layout.dim, 0)).movedim(0, layout.dim)
+
+        return self.mixed(inputs, mapped(inputs, made), which, examples)
 
 
 def _packed(value: PackedSequence, which: Tensor) -> PackedSequence:

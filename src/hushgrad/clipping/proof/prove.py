@@ -9,54 +9,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import accumulated
 from hushgrad.clipping.call import Call
-from hushgrad.clipping.layout import DEAD, NOBODY, ROWS, SHARED, Kind, Layout, layouts_of
+from hushgrad.clipping.costs import CROWD
+from hushgrad.clipping.layout import DEAD, MIXED, ROWS, SHARED, Kind, Layout, layouts_of
+from hushgrad.clipping.proof.around import around
 from hushgrad.clipping.proof.graph import Frontier, Graph, Source, find
 from hushgrad.clipping.proof.inputs import Reading, leaves, readings
-from hushgrad.clipping.proof.structure import NATIVE, Number, Place, Structure, numbered, sizes_of
-from hushgrad.clipping.proof.tags import Exit, Owners, tagged
-from hushgrad.clipping.runs import same
+from hushgrad.clipping.proof.order import Move, moves_of, owners_at
+from hushgrad.clipping.proof.shares import has_formula
+from hushgrad.clipping.proof.structure import (
+    NATIVE,
+    Number,
+    Pattern,
+    Place,
+    Structure,
+    is_packed,
+    numbered,
+    pattern,
+    sizes_of,
+)
+from hushgrad.clipping.proof.survey import Run, Stage, Survey, exits_in, rows_of, run_some, surveyed
+from hushgrad.clipping.proof.tags import Owners
 from hushgrad.clipping.site import Site
 from hushgrad.errors import CaptureError
 
-__all__ = ["Run", "Stage", "Survey", "exits_of", "prove", "rows_of", "surveyed"]
-
-
-class Run(NamedTuple):
-    """One pass over some examples: its outputs, and the calls of the sites."""
-
-    outputs: list[Tensor]
-    calls: list[Call]
-
-
-class Stage(Protocol):
-    """What a proof needs of the capture."""
-
-    model: nn.Module
-
-    def run(self, inputs: Any, examples: int, structure: Structure | None = None) -> Run:
-        """A pass under the capture."""
-
-    def name_of(self, leaf: Tensor) -> str | None:
-        """The name of a trained parameter."""
-
-
-class Survey(NamedTuple):
-    """A run with its graph; the owners by call and output."""
-
-    run: Run
-    examples: int
-    exits: list[Exit]
-    graph: Graph
-    owners: dict[Number, list[Owners]]
+__all__ = ["prove", "sources_of"]
 
 
 def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, Survey] | None:
@@ -65,120 +48,95 @@ def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, Survey] 
     few = 2 if examples == 3 else 3
     which = torch.tensor([0, examples - 1, examples // 2][:few])
     for reading in readings(inputs, examples):
-        some = _run_some(stage, reading, inputs, which, examples)
-        layouts = None if some is None else _exits(whole, some, which, examples)
+        some = run_some(stage, reading, inputs, which, examples)
+        layouts = None if some is None else exits_in(whole, some, which, examples)
         if some is not None and layouts is not None:
             first, second = (surveyed(r, layouts, n) for r, n in ((whole, examples), (some, few)))
-            return _structure(stage, reading, inputs, layouts, first, second), first
+            beside = around(stage, reading, inputs, first, layouts)
+            return _structure(stage, reading, inputs, layouts, first, second, beside), first
     return None
-
-
-def _run_some(stage: Stage, reading: Reading, inputs: Any, which: Tensor, examples: int) -> Run | None:
-    try:
-        return stage.run(reading.only(inputs, which, examples), len(which))
-    except CaptureError:
-        raise
-    except Exception:  # noqa: BLE001 (whatever a model says of inputs that were cut in the wrong place)
-        return None
-
-
-# The outputs ------------------------------------------------------------------------------------------------------------
-
-
-def _exits(whole: Run, some: Run, which: Tensor, examples: int) -> tuple[Layout | None, ...] | None:
-    """The layout of each output, None for one without examples; None altogether if the examples alone give something else."""
-    if len(whole.outputs) != len(some.outputs):
-        return None
-    found = []
-    for a, b in zip(whole.outputs, some.outputs, strict=True):
-        layout = _grown(a, b, which, examples)
-        if layout is False:
-            return None
-        found.append(layout)
-    return tuple(found) if any(found) or all(y.dim() == 0 for y in whole.outputs) else None
-
-
-def _grown(a: Tensor, b: Tensor, which: Tensor, examples: int) -> Any:
-    """The layout under which the few examples have what they have in the batch; None: no dimension grows; False: there is no such."""
-    grown = [d for d, (m, n) in enumerate(zip(a.shape, b.shape, strict=False)) if m != n]
-    if a.dim() != b.dim() or len(grown) > 1:
-        return False
-    if not grown:
-        return None
-    d, few = grown[0], len(which)
-    if a.shape[d] % examples or b.shape[d] % few or a.shape[d] // examples != b.shape[d] // few:
-        return None
-    factor = a.shape[d] // examples
-    kinds = [Kind.DIM] if factor == 1 else [Kind.MAJOR, Kind.MINOR]
-    for layout in (Layout(kind, d, factor) for kind in kinds):
-        if same(layout.only(a, which, examples), b):
-            return layout
-    return False
-
-
-def exits_of(run: Run, layouts: Sequence[Layout | None]) -> list[Exit]:
-    """Where cotangents enter; of a model that returns only its loss, the last call that has the examples first."""
-    return [
-        Exit(get_gradient_edge(y), y.detach(), layout)
-        for y, layout in zip(run.outputs, layouts, strict=True)
-        if layout is not None and y.requires_grad
-    ]
-
-
-# Surveys ----------------------------------------------------------------------------------------------------------------
-
-
-def surveyed(run: Run, layouts: Sequence[Layout | None], examples: int) -> Survey:
-    """Tags over a run."""
-    exits = exits_of(run, layouts)
-    if not exits:
-        raise CaptureError(
-            "No output of the model has the examples in it, so it cannot be told whose gradient is whose. Return the logits, or one loss "
-            "for each example, beside or instead of the mean."
-        )
-    graph = Graph(e.edge for e in exits)
-    calls = numbered(run.calls)
-    places = [(n, k, e) for n, call in calls.items() for k, e in enumerate(call.edges) if e is not None and e.node in graph.nodes]
-    found, _ = tagged(exits, [e for _, _, e in places], [], examples) if places else ([], {})
-    owners: dict[Number, list[Owners]] = {n: [Owners(None, False) for _ in call.shapes] for n, call in calls.items()}
-    for (n, k, _), made in zip(places, found, strict=True):
-        each = made.each  # of a view, the gradient of what it is a view of was read
-        owners[n][k] = made if each is None else Owners(each.reshape(calls[n].shapes[k]), made.proved)
-    return Survey(run, examples, exits, graph, owners)
-
-
-def one_owner_each(each: Tensor) -> bool:
-    """Whether every row of dimension 0 has one owner, where a gradient reached it at all."""
-    rows = each.flatten(1) if each.dim() > 1 else each.unsqueeze(1)
-    top = rows.amax(1, keepdim=True)
-    return bool(((rows == top) | (rows == NOBODY)).all())
-
-
-def rows_of(owners: Owners, shape: Sequence[int]) -> Tensor:
-    """The example of each row of dimension 0, -1 for rows that no gradient reached."""
-    if owners.each is None or not owners.proved:
-        return torch.full(tuple(shape[:1]), NOBODY)
-    each = owners.each
-    return each.flatten(1).amax(1) if each.dim() > 1 else each
 
 
 # From surveys to a structure ----------------------------------------------------------------------------------------------
 
 
 def _structure(
-    stage: Stage, reading: Reading, inputs: Any, layouts: tuple[Layout | None, ...], first: Survey, second: Survey
+    stage: Stage,
+    reading: Reading,
+    inputs: Any,
+    layouts: tuple[Layout | None, ...],
+    first: Survey,
+    second: Survey,
+    around: tuple[bool, ...],
 ) -> Structure:
     places = {number: _place(number, first, second) for number in first.owners}
     frontier, bare = _frontier(stage, places, first, second)
     sizes = sizes_of(leaves(inputs), reading, first.examples)
     assert sizes is not None
-    calls = numbered(first.run.calls)
-    plain = all(p.native for p in places.values()) and not bare
-    unproved = [n for n, p in places.items() if p.layout.kind is Kind.SHARED and _faint(first, n) | _faint(second, n)]
-    ranks = {number: tuple(len(s) for s in call.shapes) for number, call in calls.items()}
+    others = numbered(second.run.calls)
+    shapes = {n: _shapes(places[n], call, others.get(n)) for n, call in numbered(first.run.calls).items()}
+    faint = [n for n, p in places.items() if p.layout.kind is Kind.SHARED and _faint(first, n) | _faint(second, n)]
+    moves = _moves(first, second)
+    fragile = bool(frontier.ends) and moves != ()
+    fragile = fragile or any(not has_formula(*trail[-1], ends) for trail, ends in frontier.ends.items())
     return Structure(
-        reading, sizes, layouts, places, ranks, frontier, bare, [c.site for c in first.run.calls], plain, bool(unproved)
+        reading=reading,
+        sizes=sizes,
+        exits=layouts,
+        places=places,
+        shapes=shapes,
+        frontier=frontier,
+        bare=bare,
+        order=[c.site for c in first.run.calls],
+        plain=all(p.native for p in places.values()) and not bare and moves == (),
+        partly=bool(faint),
+        nodes=frozenset({first.run.nodes}) if first.run.nodes == second.run.nodes else None,
+        moves=moves,
+        around=around,
+        most=CROWD * first.examples,
+        fragile=fragile,
     )
+
+
+def _shapes(place: Place, call: Call, other: Call | None) -> tuple[Pattern, ...]:
+    """The sizes of a call's outputs; ``other`` is the same call over fewer examples."""
+    dims = call.site.rule.dims(call.site.module, len(call.shapes))
+    made = []
+    for k, shape in enumerate(call.shapes):
+        layout = SHARED if is_packed(call) else Layout(Kind.DIM, dims[k]) if place.native else place.layout
+        made.append(pattern(layout, shape, None if other is None or len(other.shapes) <= k else other.shapes[k]))
+    return tuple(made)
+
+
+def _moves(first: Survey, second: Survey) -> tuple[Move, ...] | None:
+    """Where the examples are around nodes that move rows; None if that follows no rule."""
+    nodes, others = moves_of(first.graph), moves_of(second.graph)
+    if [n.name() for n in nodes] != [n.name() for n in others]:
+        return None
+    if not nodes:
+        return ()
+    made = []
+    pairs = zip(owners_at(nodes, first.exits, first.examples), owners_at(others, second.exits, second.examples), strict=True)
+    for node, (mine, its) in zip(nodes, pairs, strict=True):
+        outputs, inputs = (
+            [_carried(a, b, first.examples, second.examples) for a, b in zip(own, other, strict=False)]
+            for own, other in zip(mine, its, strict=True)
+        )
+        if ROWS in outputs or ROWS in inputs or (any(inputs) and not any(outputs)):
+            return None
+        made.append(Move(node.name(), tuple(outputs), tuple(inputs)))
+    return tuple(made)
+
+
+def _carried(own: Owners, other: Owners, examples: int, few: int) -> Layout | None:
+    """The layout of the examples, None if there are none or what is there is everybody's; ROWS if there is no rule."""
+    if own.each is None or other.each is None or not (own.proved and other.proved) or not (own.clean or other.clean):
+        return None
+    layout = _layout(own, [other], examples, few)
+    return None if layout is DEAD else layout if layout.regular else ROWS
+
+
+# Places of calls ----------------------------------------------------------------------------------------------------------
 
 
 def _place(number: Number, first: Survey, second: Survey) -> Place:
@@ -197,7 +155,7 @@ def _place(number: Number, first: Survey, second: Survey) -> Place:
     if not alive:
         return Place(DEAD)
     dims = site.rule.dims(site.module, len(outputs))
-    if _packed(call) or all(o is DEAD or (o.kind is Kind.DIM and o.dim == d) for o, d in zip(outputs, dims, strict=True)):
+    if is_packed(call) or all(o is DEAD or (o.kind is Kind.DIM and o.dim == d) for o, d in zip(outputs, dims, strict=True)):
         return NATIVE
     if len(outputs) == 1 and outputs[0].kind is not Kind.SHARED and _usable(site, outputs[0], len(call.shapes[0])):
         return Place(outputs[0])
@@ -207,13 +165,6 @@ def _place(number: Number, first: Survey, second: Survey) -> Place:
 def _faint(survey: Survey, number: Number) -> bool:
     """No gradient worth the name came back."""
     return not any(o.proved for o in survey.owners.get(number, []))
-
-
-def _packed(call: Call) -> bool:
-    """A packed sequence says itself whose its rows are; its rule reads that, and the seal checks the rule."""
-    from torch.nn.utils.rnn import PackedSequence
-
-    return any(isinstance(value, PackedSequence) for value in call.args)
 
 
 def _usable(site: Site, layout: Layout, rank: int) -> bool:
@@ -236,7 +187,7 @@ def _layout(own: Owners, other: list[Owners], examples: int, few: int) -> Layout
     if len(both) == 1:
         return both[0]
     rows = rows_of(own, own.each.shape).reshape([-1] + [1] * (own.each.dim() - 1))
-    return ROWS if bool(((own.each == rows) | (own.each == NOBODY)).all()) else SHARED
+    return ROWS if bool(((own.each == rows) | ((own.each < 0) & (own.each != MIXED))).all()) else SHARED
 
 
 def _frontier(stage: Stage, places: dict[Number, Place], first: Survey, second: Survey) -> tuple[Frontier, frozenset[str]]:

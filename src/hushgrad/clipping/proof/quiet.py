@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["ALMOST_ONE", "Quiet", "as_it_was", "buffers_of"]
+from hushgrad.clipping.proof.state import attributes_restored
+
+__all__ = ["ALMOST_ONE", "Quiet", "as_it_was", "buffers_of", "put_back"]
 
 aten = torch.ops.aten
 _ONES = (aten.bernoulli_, aten.exponential_, aten.uniform_, aten.rand, aten.rand_like, aten.bernoulli)
@@ -24,7 +26,7 @@ ALMOST_ONE = 0.9990234375  # of uniform numbers: above every probability with wh
 
 
 class Quiet(TorchDispatchMode):
-    """Dropout keeps everything, uniform and normal numbers are constant; ``drawn`` names what still draws.
+    """Dropout keeps everything, uniform and normal numbers are constant; ``drawn`` names what still draws, ``casts`` precisions.
 
     ``hushed`` says that a constant stood for a number: a branch or a factor may follow from it, so other constants must be tried too.
     """
@@ -32,12 +34,15 @@ class Quiet(TorchDispatchMode):
     def __init__(self, *, uniform: float = ALMOST_ONE, normal: float = 0.0) -> None:
         super().__init__()
         self.drawn: set[str] = set()
+        self.casts: set[torch.dtype] = set()
         self.hushed = False
         self._uniform, self._normal = uniform, normal
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket
+        if name is aten._to_copy and getattr(kwargs.get("dtype"), "is_floating_point", False):
+            self.casts.add(kwargs["dtype"])
         if name is aten.native_dropout:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name in _ONES or name in _ZEROS:
@@ -70,11 +75,12 @@ def put_back(model: nn.Module, buffers: dict[str, Tensor]) -> None:
 
 @contextmanager
 def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Buffers and random states are put back."""
+    """Buffers, attributes and random states are put back."""
     start, state = buffers_of(model), (torch.get_rng_state(), random.getstate(), _numpy_state())
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
-        yield
+        with attributes_restored(model):
+            yield
     finally:
         put_back(model, start)
         torch.set_rng_state(state[0])

@@ -5,12 +5,15 @@
 | pointwise, expand | the node's own gradient before the engine sums it, split by example | the node once more |
 | matrix products | the product of example i's rows | the node once more |
 | any other | the node on example i's cotangent alone (it is linear) | B nodes |
+
+Only the last way lets a record that is not finite reach others (0 * NaN is NaN). There the node is asked again with what it saved made
+finite (:class:`Packing`), and the record itself keeps a share that is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -22,31 +25,77 @@ from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.graph import Border
 from hushgrad.errors import CaptureError
 
-__all__ = ["Sink", "watch"]
+__all__ = ["Packing", "Reading", "Sink", "has_formula", "watch"]
 
 Grads = tuple[Tensor | None, ...]
 
 # Row by row: what comes out for an element depends on that element of the cotangent alone.
-_POINTWISE = {"Add", "Sub", "Rsub", "Mul", "Div", "Where", "Maximum", "Minimum", "Addcmul", "Lerp", "Pow", "MaskedFill"}
+_POINTWISE = frozenset("Add Sub Rsub Mul Div Where Maximum Minimum Addcmul Lerp Pow MaskedFill PreluKernel".split())
+_BIASED = frozenset(("Addmm", "Baddbmm", "Addbmm", "Addmv"))
+_LARGE = 1e15  # products of two such numbers are finite in single precision
 
 
 class Sink(NamedTuple):
-    """A source of shared values, and who takes its shares: a tensor (B, *shape of the edge)."""
+    """A source of shared values, and who takes its shares: a tensor (B, *shape of the edge), and what cancelled in them at most."""
 
     edge: GradientEdge
-    take: Callable[[Tensor], None]
+    take: Callable[[Tensor, float], None]
 
 
 Deaf = Callable[[], AbstractContextManager[None]]
 
 
-def watch(
-    borders: Sequence[Border], sinks: Sequence[Sink], examples: int, owners: dict[Node, list[Any]], deaf: Deaf
-) -> list[Any]:
-    """Read these frontier nodes when the next backward comes to them; ``owners`` of those whose rows follow no rule.
+class Packing:
+    """What a forward saves for backward, kept as it is, and handed out with finite numbers inside :meth:`finite`."""
 
-    Inside ``deaf`` the calls' own hooks, which wait for sums over all examples, are not to listen.
+    def __init__(self) -> None:
+        self._finite = False
+
+    def pack(self, t: Tensor) -> tuple[Tensor, int]:
+        """Keep a tensor, and how often it was changed so far."""
+        t = t.detach()
+        return t, t._version
+
+    def unpack(self, kept: tuple[Tensor, int]) -> Tensor:
+        """The tensor, if it is as it was: with hooks torch does not look itself."""
+        t, version = kept
+        if t._version != version:
+            raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation")
+        if not self._finite or not t.is_floating_point():
+            return t
+        return t.nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGE, _LARGE)
+
+    @contextmanager
+    def finite(self) -> Iterator[None]:
+        """Inside, numbers that are not finite are 0."""
+        self._finite = True
+        try:
+            yield
+        finally:
+            self._finite = False
+
+
+class Reading(NamedTuple):
+    """How the frontier of one pass is read; ``owners`` of cotangents whose rows follow no rule; ``bad``: records with outputs that are no
+    numbers; inside ``deaf`` the calls' own hooks, which wait for sums over all examples, do not listen.
     """
+
+    examples: int
+    owners: dict[Node, list[Any]]
+    deaf: Deaf
+    packing: Packing | None
+    bad: Callable[[], Tensor]
+
+
+def has_formula(node: str, slot: int, layouts: Sequence[Layout | None]) -> bool:
+    """Whether the shares of a frontier node (of this name) are told without asking it for one example after the other."""
+    name = node.split("Backward")[0]
+    known = name == "Expand" or name in _POINTWISE or (name in _BIASED and slot == 0) or name in ("Mm", "Addmm")
+    return known and len(layouts) == 1 and layouts[0] is not None and layouts[0].regular
+
+
+def watch(borders: Sequence[Border], sinks: Sequence[Sink], reading: Reading) -> list[Any]:
+    """Read these frontier nodes when the next backward comes to them."""
     by_node: dict[Node, list[Border]] = {}
     for border in borders:
         by_node.setdefault(border.node, []).append(border)
@@ -55,39 +104,45 @@ def watch(
         def run(gs: Grads) -> None:
             if torch.is_grad_enabled():
                 return  # create_graph: the calls above refuse it
-            masks = _masks(gs, mine[0].layouts, owners.get(node), examples)
+            masks = _masks(gs, mine[0].layouts, reading.owners.get(node), reading.examples)
             for border in mine:
                 edge = GradientEdge(*node.next_functions[border.slot])
-                send(edge, _share(border, gs, masks, examples, tuple(input_shape(edge))), sinks, deaf)
+                send(edge, *_share(border, gs, masks, reading, tuple(input_shape(edge))), sinks, reading.deaf)
 
         return node.register_prehook(run)
 
     return [hook(node, mine) for node, mine in by_node.items()]
 
 
-def send(edge: GradientEdge, share: Tensor, sinks: Sequence[Sink], deaf: Deaf) -> None:
+def send(edge: GradientEdge, share: Tensor, gross: float, sinks: Sequence[Sink], deaf: Deaf) -> None:
     """B cotangents at an edge below the frontier, to all sources that are reached from there."""
     if accumulated(edge.node) is not None:
         for sink in sinks:
             if sink.edge.node is edge.node:
-                sink.take(share)
+                sink.take(share, gross)
         return
     here = [sink for sink in sinks if sink.edge.node is edge.node and sink.edge.output_nr == edge.output_nr]
     for sink in here:
-        sink.take(share)
+        sink.take(share, gross)
     sinks = [sink for sink in sinks if sink not in here]
     inputs = [sink.edge for sink in sinks]
     if not inputs:
         return
     with deaf():
-        try:
-            found = torch.autograd.grad([edge], inputs, [share], retain_graph=True, is_grads_batched=True, allow_unused=True)
-        except RuntimeError:  # something on the way cannot be mapped over
-            rows = [torch.autograd.grad([edge], inputs, [one], retain_graph=True, allow_unused=True) for one in share]
-            found = tuple(torch.stack(column) if column[0] is not None else None for column in zip(*rows, strict=True))  # type: ignore[misc]
+        found = _pulled(edge, inputs, share)
     for sink, made in zip(sinks, found, strict=True):
         if made is not None:
-            sink.take(made)
+            sink.take(made, gross)
+
+
+def _pulled(edge: GradientEdge, inputs: list[GradientEdge], share: Tensor) -> Grads:
+    try:
+        return torch.autograd.grad([edge], inputs, [share], retain_graph=True, is_grads_batched=True, allow_unused=True)
+    except (RuntimeError, NotImplementedError) as error:  # something on the way cannot be mapped over
+        if isinstance(error, CaptureError):
+            raise
+        rows = [torch.autograd.grad([edge], inputs, [one], retain_graph=True, allow_unused=True) for one in share]
+        return tuple(torch.stack(column) if column[0] is not None else None for column in zip(*rows, strict=True))  # type: ignore[misc]
 
 
 def _masks(gs: Grads, layouts: tuple[Layout | None, ...], owners: list[Any] | None, examples: int) -> list[Tensor | None]:
@@ -107,8 +162,11 @@ def _masks(gs: Grads, layouts: tuple[Layout | None, ...], owners: list[Any] | No
     return made
 
 
-def _share(border: Border, gs: Grads, masks: list[Tensor | None], examples: int, shape: tuple[int, ...]) -> Tensor:
-    g, layout = gs[0], border.layouts[0]
+def _share(
+    border: Border, gs: Grads, masks: list[Tensor | None], reading: Reading, shape: tuple[int, ...]
+) -> tuple[Tensor, float]:
+    """(B, *shape), and the size of what was added up to it, before anything cancelled."""
+    g, layout, examples = gs[0], border.layouts[0], reading.examples
     if len(gs) == 1 and g is not None and layout is not None and layout.regular:
         layout = layout.at(g.shape, examples)
         name = border.node.name().split("Backward")[0]
@@ -116,17 +174,18 @@ def _share(border: Border, gs: Grads, masks: list[Tensor | None], examples: int,
         if raw is not None and raw.shape == g.shape:
             made = _split(raw, layout, examples, shape)
             if made is not None:
-                return made
+                return made, float(raw.norm()) * raw.numel() ** 0.5
         product = _product(border, name, g, layout, examples)
         if product is not None:
             return product
-    return _one_by_one(border, gs, masks, examples, shape)
+    shares = _one_by_one(border, gs, masks, reading, shape)
+    return shares, float(shares.norm()) * examples**0.5
 
 
 def _unsummed(border: Border, name: str, g: Tensor) -> Tensor | None:
     if name == "Expand":
         return g
-    if name in _POINTWISE or (name in ("Addmm", "Baddbmm", "Addbmm", "Addmv") and border.slot == 0):
+    if name in _POINTWISE or (name in _BIASED and border.slot == 0):
         return called(border.node, (g,))[border.slot]
     return None
 
@@ -140,7 +199,7 @@ def _split(raw: Tensor, layout: Layout, examples: int, shape: tuple[int, ...]) -
     return apart.sum_to_size(examples, *([1] * lead), *shape).reshape(examples, *shape)
 
 
-def _product(border: Border, name: str, g: Tensor, layout: Layout, examples: int) -> Tensor | None:
+def _product(border: Border, name: str, g: Tensor, layout: Layout, examples: int) -> tuple[Tensor, float] | None:
     """mat1 @ mat2 with rows (or columns) of examples on one side and a shared matrix on the other."""
     slot = border.slot - (name == "Addmm")
     if name not in ("Mm", "Addmm") or slot not in (0, 1) or layout.dim != 1 - slot:
@@ -152,7 +211,7 @@ def _product(border: Border, name: str, g: Tensor, layout: Layout, examples: int
         g, other, layout = g.t(), other.t(), layout._replace(dim=0)
     left, right = (layout.apart(t, examples).flatten(1, -2) for t in (other, g))
     made = torch.bmm(left.transpose(1, 2), right)
-    return made if slot else made.transpose(1, 2)
+    return made if slot else made.transpose(1, 2), float(left.norm()) * float(right.norm())
 
 
 def saved_scale(node: Any) -> float:
@@ -160,7 +219,28 @@ def saved_scale(node: Any) -> float:
     return float(getattr(node, "_saved_alpha", 0.0))
 
 
-def _one_by_one(border: Border, gs: Grads, masks: list[Tensor | None], examples: int, shape: tuple[int, ...]) -> Tensor:
+def _one_by_one(border: Border, gs: Grads, masks: list[Tensor | None], reading: Reading, shape: tuple[int, ...]) -> Tensor:
+    shares = _asked(border, gs, masks, reading.examples, shape)
+    lost = ~shares.flatten(1).isfinite().all(1)
+    if int(lost.sum()) < 2:
+        return shares
+    if reading.packing is None:
+        raise CaptureError(
+            f"A record that is not finite, or overflows, meets {border.node.name()}, which gives no example its own share of it. Bound the "
+            "inputs (torch.nan_to_num, clamp) before they reach the model. Nothing was released."
+        )
+    bad = reading.bad().to(shares.device)
+    for g, mask in zip(gs, masks, strict=True):
+        if g is not None and mask is not None:
+            wild = mask.expand(g.shape)[~g.isfinite()]
+            bad[wild[wild >= 0]] = True
+    with reading.packing.finite():
+        again = _asked(border, gs, masks, reading.examples, shape)
+    rows = (lost & ~bad).reshape(-1, *(1 for _ in shape))
+    return torch.where(rows, again.nan_to_num(0.0, 0.0, 0.0), shares)
+
+
+def _asked(border: Border, gs: Grads, masks: list[Tensor | None], examples: int, shape: tuple[int, ...]) -> Tensor:
     rows = []
     for i in range(examples):
         part = tuple(
@@ -169,15 +249,4 @@ def _one_by_one(border: Border, gs: Grads, masks: list[Tensor | None], examples:
         )
         raw = called(border.node, part)[border.slot]
         rows.append(next(g for g in gs if g is not None).new_zeros(shape) if raw is None else raw.sum_to_size(shape))
-    shares = torch.stack(rows)
-    _require_apart(border, shares)
-    return shares
-
-
-def _require_apart(border: Border, shares: Tensor) -> None:
-    """One record that is not finite makes everybody's share so (0 * NaN is NaN): then they cannot be told apart."""
-    if int((~shares.flatten(1).isfinite().all(1)).sum()) > 1:
-        raise CaptureError(
-            f"A record that is not finite, or overflows, meets {border.node.name()}, which gives no example its own share of it. Bound the "
-            "inputs (torch.nan_to_num, clamp) before they reach the model. Nothing was released."
-        )
+    return torch.stack(rows)

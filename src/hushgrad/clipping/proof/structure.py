@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
@@ -11,13 +12,16 @@ from torch.nn.utils.rnn import PackedSequence
 from hushgrad.clipping.layout import FIRST, Kind, Layout
 from hushgrad.clipping.proof.graph import Frontier
 from hushgrad.clipping.proof.inputs import Reading
+from hushgrad.clipping.proof.order import Move
 
 if TYPE_CHECKING:
-    from hushgrad.clipping.site import Call, Site
+    from hushgrad.clipping.call import Call
+    from hushgrad.clipping.site import Site
 
-__all__ = ["DROPPED", "NATIVE", "WHOLE", "Place", "Structure", "numbered"]
+__all__ = ["DROPPED", "NATIVE", "WHOLE", "Pattern", "Place", "Structure", "is_packed", "numbered", "pattern", "sizes_of"]
 
 Number = tuple["Site", int]  # a site, and how often it was called before in this pass
+Pattern = tuple["int | None", ...]  # of a shape: a size; None, any size; -c, c rows of each example
 
 
 class Place(NamedTuple):
@@ -42,12 +46,17 @@ class Structure(NamedTuple):
     sizes: tuple[Any, ...]  # of the inputs, without the examples' dimension
     exits: tuple[Layout | None, ...]  # of the outputs that carry examples
     places: dict[Number, Place]
-    ranks: dict[Number, tuple[int, ...]]
+    shapes: dict[Number, tuple[Pattern, ...]]  # of the calls' outputs
     frontier: Frontier
     bare: frozenset[str]  # parameters that are read at the frontier
     order: list[Site]  # of the calls
     plain: bool  # every call is native, and nothing is shared
     partly: bool  # a call got no gradient worth the name: other data may show more, until then it is read at the frontier
+    nodes: frozenset[int] | None  # how many nodes a pass makes; None: that follows from its data
+    moves: tuple[Move, ...] | None  # of rows, by an index; None: whose row it is, is told by tags in every pass
+    around: tuple[bool, ...]  # outputs that no example's output leads to: nothing may come back through them
+    most: int  # examples that the seal has tried
+    fragile: bool  # a frontier node has no formula: a record that is not finite needs care
 
     def same_as(self, other: Structure) -> bool:
         """The same but for sizes."""
@@ -55,7 +64,8 @@ class Structure(NamedTuple):
         ends, others = (
             {t: tuple(x and x[:2] for x in e) for t, e in s.frontier.ends.items()} for s in (self, other)
         )  # fmt: skip
-        return mine == its and ends == others and self.bare == other.bare and self.exits_alike(other)
+        routes = (self.moves is None) == (other.moves is None) and self.around == other.around
+        return mine == its and ends == others and routes and self.bare == other.bare and self.exits_alike(other)
 
     def exits_alike(self, other: Structure) -> bool:
         """The outputs have the examples in the same places."""
@@ -72,12 +82,48 @@ class Structure(NamedTuple):
                 return int(t.shape[layout.dim] // layout.factor)
         return None
 
-    def fits(self, tensors: list[Any], examples: int, *, any_length: bool) -> bool:
-        """Whether these inputs hold so many examples, and look like the proved ones."""
-        sizes = sizes_of(tensors, self.reading, examples)
-        if sizes is None:
-            return False
-        return sizes == self.sizes or (any_length and [len(s) for s in sizes] == [len(s) for s in self.sizes])
+    def fits(self, tensors: list[Any], examples: int) -> bool:
+        """Whether these inputs hold so many examples, and have the sizes of the proved ones."""
+        return examples <= self.most and sizes_of(tensors, self.reading, examples) == self.sizes
+
+    @property
+    def routed(self) -> bool:
+        """The data choose rows: other data make other calls."""
+        return any(place.layout.kind is Kind.ROWS for place in self.places.values())
+
+    def matches(self, calls: Sequence[Call], examples: int) -> bool:
+        """Whether these are the calls that were proved, of the same sizes inside."""
+        return (self.routed or [call.site for call in calls] == self.order) and self.holds(numbered(calls), examples)
+
+    def holds(self, calls: dict[Number, Call], examples: int) -> bool:
+        """Whether each of these calls was proved, with the same sizes."""
+        for number, call in calls.items():
+            wanted = self.shapes.get(number)
+            if wanted is None or len(wanted) != len(call.shapes):
+                return False
+            if not all(_alike(shape, p, examples) for shape, p in zip(call.shapes, wanted, strict=True)):
+                return False
+        return True
+
+
+def _alike(shape: Sequence[int], wanted: Pattern, examples: int) -> bool:
+    if len(shape) != len(wanted):
+        return False
+    return all(p is None or size == (p if p >= 0 else -p * examples) for size, p in zip(shape, wanted, strict=True))
+
+
+def pattern(layout: Layout, shape: Sequence[int], other: Sequence[int] | None) -> Pattern:
+    """The sizes of a tensor with this layout, of which ``other`` is another run's: what follows the number of examples is free."""
+    made: list[int | None] = []
+    for d, size in enumerate(shape):
+        if layout.regular and d == layout.dim:
+            made.append(-layout.factor)
+        elif layout.kind is Kind.ROWS and d == 0:
+            made.append(None)
+        else:
+            known = other is None or (len(other) == len(shape) and other[d] == size)
+            made.append(size if known else None)
+    return tuple(made)
 
 
 def sizes_of(tensors: list[Any], reading: Reading, examples: int) -> tuple[Any, ...] | None:
@@ -97,7 +143,12 @@ def sizes_of(tensors: list[Any], reading: Reading, examples: int) -> tuple[Any, 
     return tuple(made)
 
 
-def numbered(calls: list[Call]) -> dict[Number, Call]:
+def is_packed(call: Call) -> bool:
+    """A packed sequence says itself whose its rows are; its rule reads that, and the seal checks the rule."""
+    return bool(call.args) and isinstance(call.args[0], PackedSequence)
+
+
+def numbered(calls: Sequence[Call]) -> dict[Number, Call]:
     """The calls by site, and how often it was called before."""
     counts: Counter[Site] = Counter()
     made = {}

@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import Node
 from hushgrad.clipping.costs import FLOOR
-from hushgrad.clipping.layout import MIXED, NOBODY, Layout
+from hushgrad.clipping.layout import LOST, MIXED, NOBODY, Layout
 
 __all__ = ["Exit", "Owners", "cotangents", "tagged"]
 
@@ -102,7 +102,7 @@ class _Digits:
         grads = tuple(None if g is None else _wide(g) for g in grads)
         self.parts = [None if g is None else torch.frexp(g) for g in grads]
         self.large = [g is not None and _is_large(g) for g in grads]
-        self.each = [None if g is None else torch.where((g == 0) | ~g.isfinite(), NOBODY, 0) for g in grads]
+        self.each = [None if g is None else torch.where(g == 0, NOBODY, torch.where(g.isfinite(), 0, LOST)) for g in grads]
 
     def add(self, grads: Grads, step: int, base: int) -> None:
         """One more digit."""
@@ -119,7 +119,7 @@ class _Digits:
             nothing = ((part.mantissa == 0) & (mantissa == 0)) | ~part.mantissa.isfinite()  # NaN says nothing of its owner
             right = (part.mantissa == mantissa) & (digit >= 0) & (digit < base)
             known = torch.where(right, each + step * digit, MIXED)
-            self.each[k] = torch.where(nothing, each, torch.where(each == MIXED, MIXED, known))
+            self.each[k] = torch.where(nothing, each, torch.where(each == MIXED, MIXED, torch.where(each == LOST, LOST, known)))
 
     def owners(self, examples: int) -> list[Owners]:
         made = []
@@ -128,7 +128,7 @@ class _Digits:
                 each = torch.where(each >= examples, MIXED, each)
                 if pair:  # a complex number has two parts: both must have one owner
                     low, high = each.amin(-1), each.amax(-1)
-                    each = torch.where((low == high) | (low == NOBODY), high, MIXED)
+                    each = torch.where((low == high) | (low == NOBODY) | (low == LOST), high, MIXED)
             made.append(Owners(each, large))
         return made
 

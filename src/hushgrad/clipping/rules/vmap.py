@@ -127,15 +127,25 @@ def _resolved(layer: _Layer) -> Gradients:
     readings = [rows] if layer.examples == 1 or sum(rows) < 2 else [r for r in _readings(rows) if _fits(layer, r)]
     if len(readings) == 1:
         return _mapped(layer, readings[0])
-    whole = _by_autograd(layer, layer.leaves, layer.grads) if readings else {}
+    sane = _finite(layer)
+    whole = _by_autograd(sane, sane.leaves, sane.grads) if readings else {}
     for batched in readings:
-        made = _mapped(layer, batched)
+        made = _mapped(sane, batched)
         if all(_adds_up(made[name], total) for name, total in whole.items()):
-            return made
+            return _mapped(layer, batched)
     raise CaptureError(
         f"{type(layer.module).__name__} owns parameters, has no rule of its own, and does something else with single examples than with "
         "the batch. Give inputs that all examples share a first dimension of 1 (mask[None]), or register a rule for the layer."
     )
+
+
+def _finite(layer: _Layer) -> _Layer:
+    """The same call with finite numbers only: one record that is none must not decide for all."""
+
+    def clean(value: Any) -> Any:
+        return value.nan_to_num(0.0, 0.0, 0.0) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return layer._replace(leaves=[clean(v) for v in layer.leaves], grads=tuple(clean(g) for g in layer.grads))
 
 
 def _readings(rows: list[bool]) -> Iterator[list[bool]]:
@@ -152,7 +162,7 @@ def _fits(layer: _Layer, batched: list[bool]) -> bool:
     try:
         with torch.no_grad():
             return [y.shape for y in layer.outputs(layer.trained, layer.row(layer.leaves, batched, 0))] == expected
-    except Exception:  # noqa: BLE001 (whatever a layer says of inputs that it was not made for)
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError):  # of inputs that it was not made for
         return False
 
 
@@ -242,7 +252,7 @@ def _require_nothing_lost(layer: _Layer, written: Callable[[], dict[str, list[Te
         outputs = layer.outputs({name: p.clone().requires_grad_() for name, p in layer.trained.items()}, layer.leaves)
     only = outputs if len(layer.grads) == 1 else []  # one that is returned alone is watched whoever holds it
     for name, tensors in written().items():
-        if any(t.requires_grad and not any(t is y for y in only) for t in tensors):
+        if any(t.requires_grad and not any(t is y for y in (*only, *layer.leaves)) for t in tensors):
             raise CaptureError(
                 f"{type(layer.module).__name__} owns parameters, has no rule of its own, and keeps {name} as an attribute: the gradient "
                 f"of a loss that uses it would be lost. Return it beside the output, or keep {name}.detach()."

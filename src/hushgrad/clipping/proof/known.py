@@ -1,0 +1,102 @@
+"""The structures that were proved, and what follows from them for inputs of other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hushgrad.clipping.costs import LENGTHS
+from hushgrad.clipping.proof.structure import Number, Pattern, Structure, sizes_of
+
+__all__ = ["Known"]
+
+
+class Known:
+    """Structures by key: what else than sizes decides what a pass does."""
+
+    def __init__(self) -> None:
+        self._proved: dict[Any, list[Structure]] = {}
+        self._between: dict[Any, list[Structure]] = {}  # of lengths between the proved ones
+
+    def proved(self, key: Any) -> list[Structure]:
+        """All that were proved under this key, the last one first."""
+        return self._proved.get(key, [])
+
+    def every(self) -> list[Structure]:
+        """All that were proved."""
+        return [structure for proved in self._proved.values() for structure in proved]
+
+    def add(self, key: Any, structure: Structure) -> None:
+        """Remember; one that looks the same is replaced, whatever was concluded is forgotten."""
+        kept = [
+            s for s in self.proved(key) if (s.sizes, s.order, s.shapes) != (structure.sizes, structure.order, structure.shapes)
+        ]
+        self._proved[key] = [structure, *kept]
+        self._between.pop(key, None)
+
+    def saw(self, key: Any, structure: Structure, nodes: int) -> None:
+        """A pass that was read by tags makes so many nodes."""
+        seen = structure._replace(nodes=frozenset({nodes}) | (structure.nodes or frozenset()))
+        for kept in (self._proved.get(key, []), self._between.get(key, [])):
+            kept[:] = [seen if s is structure else s for s in kept]
+
+    def candidates(self, key: Any, tensors: list[Any], examples: int) -> list[Structure]:
+        """Those that a pass over these inputs may have."""
+        proved = self.proved(key)
+        found = [s for s in proved if s.fits(tensors, examples)]
+        if found or len(proved) < LENGTHS:
+            return found
+        concluded = self._between.setdefault(key, [])
+        found = [s for s in concluded if s.fits(tensors, examples)]
+        if not found:
+            made = _between(proved, tensors, examples)
+            found = [] if made is None else [made]
+            concluded += found
+        return found
+
+
+def _between(proved: Sequence[Structure], tensors: list[Any], examples: int) -> Structure | None:
+    """The structure for a length between proved ones: all sizes inside are the same straight line of the inputs' as in the proofs."""
+    first = proved[0]
+    sizes = sizes_of(tensors, first.reading, examples)
+    alike = [s for s in proved if s.same_as(first) and s.order == first.order and s.reading.layouts_alike(first.reading)]
+    if sizes is None or len({s.sizes for s in alike}) < LENGTHS or examples > first.most:
+        return None
+    wanted = _flat(sizes)
+    known = [_flat(s.sizes) for s in alike]
+    if any(len(v) != len(wanted) for v in known) or not all(min(c) <= w <= max(c) for *c, w in zip(*known, wanted, strict=True)):
+        return None
+    inside = [_inside(s) for s in alike]
+    if len({tuple(v is None for v in row) for row in inside}) > 1:
+        return None
+    line = _on_a_line(known, [[0 if v is None else v for v in row] for row in inside], wanted)
+    if line is None:
+        return None
+    values = iter(None if v is None else int(x) for v, x in zip(inside[0], line, strict=True))
+    shapes = {n: tuple(tuple(next(values) for _ in p) for p in ps) for n, ps in first.shapes.items()}
+    nodes = next(values)
+    return first._replace(sizes=sizes, shapes=shapes, nodes=None if nodes is None else frozenset({nodes}))
+
+
+def _flat(sizes: tuple[Any, ...]) -> list[int]:
+    return [v for one in sizes for v in one if isinstance(v, int)]
+
+
+def _inside(structure: Structure) -> list[int | None]:
+    """All sizes inside, and the number of nodes."""
+    shapes: dict[Number, tuple[Pattern, ...]] = structure.shapes
+    made = [v for ps in shapes.values() for p in ps for v in p]
+    return [*made, min(structure.nodes) if structure.nodes else None]
+
+
+def _on_a_line(known: list[list[int]], inside: list[list[int]], wanted: list[int]) -> list[int] | None:
+    """A @ x + b through all the known points, at the wanted one; None if they are on no such line."""
+    points = np.array([[*v, 1.0] for v in known])
+    values = np.array(inside, dtype=float)
+    solved = np.linalg.lstsq(points, values, rcond=None)[0]
+    made = np.array([*wanted, 1.0]) @ solved
+    whole = np.rint(made)
+    exact = np.abs(points @ solved - values).max(initial=0.0) < 1e-6 and np.abs(made - whole).max(initial=0.0) < 1e-6
+    return whole.astype(int).tolist() if exact else None

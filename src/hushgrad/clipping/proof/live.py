@@ -1,0 +1,172 @@
+"""Reading one pass by a structure: each call is told where its examples are, and the frontier is watched.
+
+As it was proved, where the pass looks like the proved one and moves no rows elsewhere; else by tags on its own graph, which say whose row
+it is in this very pass. What they do not say is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from hushgrad.clipping.call import Call
+from hushgrad.clipping.layout import MIXED, NOBODY, ROWS, Kind, Layout
+from hushgrad.clipping.proof.graph import Border, Graph, Source
+from hushgrad.clipping.proof.order import moves_of, straight
+from hushgrad.clipping.proof.prove import sources_of
+from hushgrad.clipping.proof.shares import Packing, Reading, Sink, watch
+from hushgrad.clipping.proof.structure import Number, Place, Structure, is_packed, numbered
+from hushgrad.clipping.proof.survey import Run, agrees, exits_of, one_owner_each, rows_of
+from hushgrad.clipping.proof.tags import Exit, Owners, tagged
+
+if TYPE_CHECKING:
+    from hushgrad.clipping.capture import Capture
+
+__all__ = ["Reader"]
+
+
+class Reader(NamedTuple):
+    """Reads passes of one capture; inside ``deaf`` gradients that come back are no step's."""
+
+    capture: Capture
+    deaf: Callable[[], AbstractContextManager[None]]
+    lot: Random
+
+    def name_of(self, leaf: Tensor) -> str | None:
+        """The name of a trained parameter."""
+        return self.capture.name_of(leaf)
+
+    def read(self, structure: Structure, run: Run, B: int, packing: Packing | None, *, by_tags: bool) -> None:
+        """Tell each call where its examples are. Raises LookupError with what cannot be told."""
+        calls = numbered(run.calls)
+        for number, call in calls.items():
+            place = structure.places.get(number)
+            if place is None:
+                raise LookupError(number[0].path)
+            call.place = place
+            if place.layout.kind is Kind.ROWS:
+                call.rows = torch.full(tuple(call.shapes[0][:1]), NOBODY)
+        if structure.routed:  # an expert may get no rows
+            self.capture.routed(run.calls)
+        shared = {n for n, call in calls.items() if call.place is not None and call.place.layout.kind is Kind.SHARED}
+        self._watch_around(structure, run)
+        by_tags = by_tags or structure.routed
+        if not shared and not structure.bare and structure.moves == () and not by_tags:
+            return
+        exits = exits_of(run, structure.exits)
+        if not exits:
+            self.capture.refuse_detached()
+        graph = Graph(e.edge for e in exits)
+        edges, names = sources_of(self, run, graph, shared)
+        if not names <= structure.bare:
+            raise LookupError(min(names - structure.bare))
+        borders = structure.frontier.again(graph, edges)
+        owners: dict[Any, Any] = {}
+        if any(node.name() == "CheckpointFunctionBackward" for node in graph.order):  # reentrant: it refuses to be asked
+            self._require_still(structure, calls, B)
+        elif by_tags or structure.moves is None or not straight(moves_of(graph), structure.moves, B, self.lot):
+            owners, borders = self._tagged(exits, calls, edges, borders, graph, B)
+        elif any(x is not None and not x.regular for b in borders for x in b.layouts):
+            owners = self._tagged(exits, {}, edges, borders, graph, B)[0]
+        bad = partial(_bad, structure, run, B)
+        watch(borders, self._sinks(calls, shared, graph, names), Reading(B, owners, self.deaf, packing, bad))
+
+    def _require_still(self, structure: Structure, calls: dict[Number, Call], B: int) -> None:
+        """A pass that cannot be tagged is read as it was proved, if nothing in it moves rows."""
+        if structure.moves != () or structure.routed or not structure.holds(calls, B):
+            raise LookupError("a reentrant checkpoint: use checkpoint(..., use_reentrant=False)")
+
+    def _watch_around(self, structure: Structure, run: Run) -> None:
+        for y, around in zip(run.outputs, structure.around, strict=True):
+            if around and y.requires_grad:
+                y.register_hook(partial(self.capture.refuse_around, tuple(y.shape)))  # type: ignore[no-untyped-call]
+
+    def _tagged(
+        self, exits: list[Exit], calls: dict[Number, Call], edges: list[Source], borders: list[Border], graph: Graph, B: int
+    ) -> tuple[dict[Any, Any], list[Border]]:
+        """The owners of all rows in this pass: what was proved must not contradict them."""
+        live = [
+            (call, k, e) for call in calls.values() for k, e in enumerate(call.edges) if e is not None and e.node in graph.nodes
+        ]
+        with self.deaf():
+            found, at_nodes = tagged(exits, [e for *_, e in live] + [s.edge for s in edges], [b.node for b in borders], B)
+        for (call, k, _), made in zip(live, found, strict=False):
+            owners = made if made.each is None else Owners(made.each.reshape(call.shapes[k]), made.proved)
+            _settle(call, k, owners, B)
+        return at_nodes, [b._replace(layouts=_read_as(b, at_nodes.get(b.node, []), B)) for b in borders]
+
+    def _sinks(self, calls: dict[Number, Call], shared: set[Number], graph: Graph, names: set[str]) -> list[Sink]:
+        sinks = []
+        for number in shared:
+            call = calls[number]
+            for k, edge in enumerate(call.edges):
+                if edge is not None and edge.node in graph.nodes:
+                    sinks.append(Sink(edge, partial(call.take, k)))
+        for name in names:
+            call = self.capture.bare_call(name)
+            edge = call.edges[0]
+            assert edge is not None
+            sinks.append(Sink(edge, partial(call.take, 0)))
+        return sinks
+
+
+def _read_as(border: Border, owners: list[Owners], B: int) -> tuple[Layout | None, ...]:
+    """The layouts of a frontier node's cotangents, ROWS where the owners are others in this pass."""
+    made: list[Layout | None] = []
+    for k, layout in enumerate(border.layouts):
+        each = owners[k].each if k < len(owners) else None
+        still = layout is None or (layout.regular and each is not None and agrees(layout, each, B))
+        made.append(layout if still else ROWS)
+    return tuple(made)
+
+
+def _settle(call: Call, output: int, owners: Owners, B: int) -> None:
+    """One output's owners: as the place says, or rows of which each has one owner; else LookupError."""
+    place, each = call.place, owners.each
+    if place is None or place.layout.kind in (Kind.SHARED, Kind.DEAD) or each is None:
+        if place is not None and place.layout.kind is Kind.ROWS:
+            call.rows = rows_of(owners, call.shapes[output])
+        return
+    if place.layout.kind is not Kind.ROWS and _agrees(call, place, output, each, B):
+        return
+    usable = len(call.shapes) == 1 and call.site.dim == 0 and not is_packed(call)
+    if not usable or (owners.proved and not (owners.clean and one_owner_each(each))):
+        raise LookupError(call.site.path)
+    call.place, call.rows = Place(ROWS), rows_of(owners, call.shapes[output])
+
+
+def _agrees(call: Call, place: Place, output: int, each: Tensor, B: int) -> bool:
+    if is_packed(call):
+        wanted = _packed_owners(call.args[0]).to(each.device) if output == 0 else None
+        if wanted is not None and each.dim() and len(wanted) == len(each):
+            return bool(
+                ((each == wanted.reshape(-1, *(1 for _ in each.shape[1:]))) | (each < 0)).all() and bool((each != MIXED).all())
+            )
+    layout = place.layout
+    if place.native:
+        layout = Layout(Kind.DIM, call.site.rule.dims(call.site.module, len(call.shapes))[output])
+    return agrees(layout, each, B)
+
+
+def _packed_owners(packed: PackedSequence) -> Tensor:
+    """The example of each row of a packed sequence."""
+    order = packed.sorted_indices
+    if order is None:
+        order = torch.arange(int(packed.batch_sizes[0]))
+    return torch.cat([order[: int(n)] for n in packed.batch_sizes])
+
+
+def _bad(structure: Structure, run: Run, B: int) -> Tensor:
+    """Examples whose outputs are not numbers."""
+    made = torch.zeros(B, dtype=torch.bool)
+    for y, layout in zip(run.outputs, structure.exits, strict=True):
+        if layout is not None:
+            made |= ~layout.apart(y.detach(), B).flatten(1).isfinite().all(1).cpu()
+    return made

@@ -1,0 +1,101 @@
+"""Nodes that move rows by an index: with other data they may move them elsewhere.
+
+An index is computed (sorted lengths, chosen experts, distinct ids) or constant; a graph does not tell which. So a pass in which rows are
+moved is read as it was proved only if each of these nodes still keeps every row with its example; else whose row it is is told by tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from hushgrad.clipping._torch import Node, called, input_metadata
+from hushgrad.clipping.layout import Layout
+from hushgrad.clipping.proof.graph import Graph
+from hushgrad.clipping.proof.tags import Exit, Owners, tagged
+
+__all__ = ["Move", "moves_of", "owners_at", "straight"]
+
+_NAMES = frozenset(
+    "Index IndexSelect IndexPut IndexPutImpl IndexAdd IndexCopy IndexFill IndexReduce Gather Scatter ScatterAdd ScatterReduce Sort Topk "
+    "Kthvalue MaskedSelect MaskedScatter Take Put TakeAlongDim UnsafeIndex UnsafeIndexPut UniqueDim Unique2".split()
+)
+
+
+class Move(NamedTuple):
+    """Where the examples are in what comes out of such a node, and in what goes into it; None: there are none."""
+
+    name: str
+    outputs: tuple[Layout | None, ...]
+    inputs: tuple[Layout | None, ...]
+
+
+def moves_of(graph: Graph) -> list[Node]:
+    """The nodes that move rows by an index, in the order in which the graph is walked."""
+    return [node for node in graph.order if node.name().split("Backward")[0] in _NAMES]
+
+
+def owners_at(nodes: Sequence[Node], exits: Sequence[Exit], examples: int) -> list[tuple[list[Owners], list[Owners]]]:
+    """The owners of each node's cotangents, and of what it sends down on each of its slots."""
+    below = [
+        (k, slot, GradientEdge(*f)) for k, n in enumerate(nodes) for slot, f in enumerate(n.next_functions) if f[0] is not None
+    ]
+    found, at_nodes = tagged(exits, [edge for _, _, edge in below], nodes, examples)
+    sent = [[Owners(None, False) for _ in n.next_functions] for n in nodes]
+    for (k, slot, _), owners in zip(below, found, strict=True):
+        sent[k][slot] = owners
+    return [(at_nodes.get(n, []), sent[k]) for k, n in enumerate(nodes)]
+
+
+def straight(nodes: Sequence[Node], moves: Sequence[Move], examples: int, lot: Random) -> bool:
+    """Whether each node still sends to every example what came from it alone.
+
+    A node is linear: with whole numbers in the place of examples, an element that n elements of example i are added to gets n times its
+    number, exactly. Wrong owners have the same number in one of 2^20 cases.
+    """
+    if [node.name() for node in nodes] != [move.name for move in moves]:
+        return False
+    return all(_is_straight(node, move, examples, lot) for node, move in zip(nodes, moves, strict=True))
+
+
+def _is_straight(node: Node, move: Move, examples: int, lot: Random) -> bool:
+    if not any(move.inputs):
+        return True
+    counts = _sent(node, move, torch.ones(examples), examples)
+    for _ in range(2):
+        numbers = torch.tensor([float(lot.randrange(1, 1024)) for _ in range(examples)])
+        made = _sent(node, move, numbers, examples)
+        if counts is None or made is None:
+            return False
+        for z, n, layout in zip(made, counts, move.inputs, strict=True):
+            if layout is None or z is None or n is None:
+                continue
+            if not layout.fits(z.shape, examples):
+                return False
+            expected = numbers.to(z)[layout.at(z.shape, examples).owners(z.shape, examples, z.device)]
+            if not torch.equal(z, n * expected):
+                return False
+    return True
+
+
+def _sent(node: Node, move: Move, numbers: Tensor, examples: int) -> tuple[Tensor | None, ...] | None:
+    """What the node sends down if each example's cotangent is its number; None if that cannot be told."""
+    given: list[Tensor | None] = []
+    for k, metadata in enumerate(input_metadata(node)):
+        layout = move.outputs[k] if k < len(move.outputs) else None
+        if layout is None:
+            given.append(None)
+            continue
+        shape = torch.Size(metadata.shape)
+        if metadata.dtype not in (torch.float32, torch.float64) or not layout.fits(shape, examples):
+            return None
+        t = numbers.to(metadata.device, metadata.dtype)
+        given.append(t[layout.at(shape, examples).owners(shape, examples, t.device)].expand(shape))
+    with torch.no_grad():
+        made: Any = called(node, tuple(given))
+    return tuple(made)

@@ -1,0 +1,247 @@
+"""Others left out, replaced, repeated and made extreme: nobody's output may change.
+
+What depends on a batch as a whole often does so only beyond a threshold: a capacity, the largest number, "is any of them NaN?". So the
+others are made large, infinite, NaN, empty and short, and are many; what no threshold within reach shows, no test can exclude.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from random import Random
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hushgrad.clipping._torch import modes_off
+from hushgrad.clipping.costs import CLOCKS, CROWD, FEW
+from hushgrad.clipping.proof.inputs import Reading
+from hushgrad.clipping.proof.structure import Structure
+from hushgrad.clipping.proof.survey import Run, Stage
+from hushgrad.clipping.runs import same
+
+__all__ = ["Sealing", "influence", "part_of", "swayed"]
+
+Change = Callable[[Tensor], Tensor]
+
+
+class Sealing(Stage, Protocol):
+    """What the seal needs of the capture beside its passes. Every pass begins in the same state of the model."""
+
+    def weighed(self, run: Run, exits: Any, us: list[Tensor], weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """The sum of the examples' gradients with these weights, by the capture, and the examples' norms."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Passes inside are without the capture."""
+
+    def alone(self, inputs: Any, *, after: Any = None) -> tuple[list[Tensor], Any]:
+        """A pass, and the trained parameters; ``after`` another one."""
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Copies of all buffers, as the last pass has left them."""
+
+    def later(self, passes: int) -> AbstractContextManager[bool]:
+        """Inside, the model's own counts are so much further; False if it keeps none."""
+
+    def wrote(self) -> bool:
+        """Whether a pass has left something behind in an attribute."""
+
+    def precisions(self) -> set[torch.dtype]:
+        """What the model casts numbers to."""
+
+
+def influence(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: int, lot: Random) -> str | None:
+    """How others change somebody's outputs, in words; None if they do not."""
+    return (
+        _by_parts(stage, structure, run, inputs, B, lot)
+        or _by_crowds(stage, structure, run, inputs, B, lot)
+        or swayed(stage, structure, inputs, B, lot)
+        or _by_memory(stage, structure, inputs, B, lot)
+        or _by_time(stage, structure, inputs, B, lot)
+    )
+
+
+def part_of(reading: Reading, inputs: Any, which: Sequence[int], B: int) -> Any:
+    """The inputs of these examples."""
+    with modes_off():
+        return reading.only(inputs, torch.tensor(list(which)), B)
+
+
+def _outputs(stage: Sealing, inputs: Any, *, after: Any = None) -> list[Tensor]:
+    with torch.no_grad(), stage.paused():
+        return stage.alone(inputs, after=after)[0]
+
+
+def _kept(structure: Structure, a: list[Tensor], b: list[Tensor], mine: Tensor, its: Tensor, B: int, now: int) -> bool:
+    """Whether the examples ``mine`` of outputs ``a`` (of B) have the same as ``its`` of ``b`` (of now)."""
+    if len(a) != len(b):
+        return False
+    with modes_off():
+        return _all_kept(structure, a, b, mine, its, B, now)
+
+
+def _all_kept(structure: Structure, a: list[Tensor], b: list[Tensor], mine: Tensor, its: Tensor, B: int, now: int) -> bool:
+    for x, y, layout in zip(a, b, structure.exits, strict=True):
+        if layout is None:
+            continue
+        if not (layout.fits(x.shape, B) and layout.fits(y.shape, now)):
+            return False
+        p, q = layout.at(x.shape, B).only(x, mine, B), layout.at(y.shape, now).only(y, its, now)
+        if p.shape != q.shape or not same(p, q):
+            return False
+    return True
+
+
+# Left out and repeated ------------------------------------------------------------------------------------------------------
+
+
+def _by_parts(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: int, lot: Random) -> str | None:
+    every = list(range(B))
+    parts = [every[1:], every[:-1]]
+    parts += [half for order in (every, lot.sample(every, B)) for half in (order[: B // 2], order[B // 2 :])]
+    for part in parts:
+        its = torch.arange(len(part))
+        made = _outputs(stage, part_of(structure.reading, inputs, part, B))
+        if not _kept(structure, run.outputs, made, torch.tensor(part), its, B, len(part)):
+            return "the output of one changes when another is left out"
+    return None
+
+
+def _by_crowds(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: int, lot: Random) -> str | None:
+    """All others like one, and everybody several times: whatever has room for so many is full."""
+    for copies in ([lot.randrange(B)] * B, lot.sample(range(B), B) * CROWD):
+        n = len(copies)
+        made = _outputs(stage, part_of(structure.reading, inputs, copies, B))
+        if not _kept(structure, run.outputs, made, torch.tensor(copies), torch.arange(n), B, n):
+            return "the output of one changes when the others are replaced by copies of it"
+    return None
+
+
+# Replaced -------------------------------------------------------------------------------------------------------------------
+
+
+def swayed(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> str | None:
+    """A few examples, of which some become others, and extreme: those that stay keep what they have."""
+    n = min(B, FEW)
+    few = part_of(structure.reading, inputs, lot.sample(range(B), n), B)
+    others = sorted(lot.sample(range(n), n // 2))
+    short = structure.reading.changed(few, range(n), n, _short)
+    return _replaced(stage, structure, few, others, n, _changes()) or _replaced(
+        stage, structure, short, others, n, [("longer", None)], few
+    )
+
+
+def _replaced(
+    stage: Sealing,
+    structure: Structure,
+    base: Any,
+    others: list[int],
+    n: int,
+    changes: Sequence[tuple[str, Change | None]],
+    longer: Any = None,
+) -> str | None:
+    """``changes`` of the others, one for each of them in a pass, so that a few passes do for all."""
+    kept = torch.tensor([i for i in range(n) if i not in others])
+    before, after = _tried(stage, base), stage.buffers()
+    if before is None:
+        return None
+    for start in range(0, len(changes), len(others)):
+        now = changes[start : start + len(others)]
+        made = _tried(stage, _changed(structure.reading, base, others, n, now, longer))
+        if made is not None and not _kept(structure, before, made, kept, kept, n, n):
+            return f"the output of one changes when the others are {' or '.join(dict.fromkeys(name for name, _ in now))}"
+        if start == 0 and made is not None:
+            changed = [b for b, value in stage.buffers().items() if b in after and not same(value, after[b])]
+            if changed:
+                return f"its buffer {changed[0]} keeps something of the data, without noise"
+    return None
+
+
+def _changed(
+    reading: Reading, base: Any, others: list[int], n: int, changes: Sequence[tuple[str, Change | None]], longer: Any
+) -> Any:
+    with modes_off():
+        for k, i in enumerate(others):
+            _, change = changes[k % len(changes)]
+            base = reading.mixed(base, longer, [i], n) if change is None else reading.changed(base, [i], n, change)
+    return base
+
+
+def _tried(stage: Sealing, inputs: Any) -> list[Tensor] | None:
+    """The outputs; None if the model refuses such inputs (lengths of 0, say), which nobody else learns anything from."""
+    try:
+        return _outputs(stage, inputs)
+    except (RuntimeError, ValueError, IndexError, AssertionError):
+        return None
+
+
+def _changes() -> list[tuple[str, Change]]:
+    """What others may become. Whole numbers stay among those that are there."""
+    return list(_each_change())
+
+
+def _each_change() -> Iterator[tuple[str, Change]]:
+    yield "replaced", _other
+    yield "replaced", lambda t: -_other(t) if t.is_floating_point() else t
+    for factor in (1e4, -1e8, 1e16, 1e30):
+        yield f"{abs(factor):g} times as large", lambda t, factor=factor: _large(t, factor)
+    for value in (float("nan"), float("inf"), 3e38):
+        yield str(value), lambda t, value=value: torch.full_like(t, value) if t.is_floating_point() else t
+        yield f"{value} somewhere", lambda t, value=value: _somewhere(t, value)
+    yield "zero", torch.zeros_like
+    yield "shorter", _short
+    yield "equal", lambda t: torch.full_like(t, t.max()) if t.numel() and not t.is_floating_point() else t
+
+
+def _other(t: Tensor) -> Tensor:
+    if t.is_floating_point():
+        return (t + 0.1 * (1 + t.abs())) * 10
+    return t.flip(-1) if t.dim() else t
+
+
+def _large(t: Tensor, factor: float) -> Tensor:
+    return (t + (t == 0)) * factor if t.is_floating_point() else t
+
+
+def _somewhere(t: Tensor, value: float) -> Tensor:
+    """One number of each example."""
+    if not t.is_floating_point() or not t.numel():
+        return t
+    made = t.clone()
+    made[(slice(None), *(0 for _ in t.shape[1:]))] = value
+    return made
+
+
+def _short(t: Tensor) -> Tensor:
+    """The second half of each example's positions, or features, is 0."""
+    if t.dim() < 2:
+        return t // 2 if not t.is_floating_point() and t.dtype is not torch.bool else t
+    made = t.clone()
+    made[:, (t.shape[1] + 1) // 2 :] = 0
+    return made
+
+
+# Kept from an earlier pass, and later ---------------------------------------------------------------------------------------
+
+
+def _by_memory(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> str | None:
+    """What a pass leaves behind must not depend on its data, as far as the next pass shows it."""
+    if not stage.wrote():
+        return None
+    n = min(B, FEW)
+    few = part_of(structure.reading, inputs, lot.sample(range(B), n), B)
+    before, every = _outputs(stage, few, after=few), torch.arange(n)
+    first = structure.reading.changed(few, range(n), n, _other)
+    if not _kept(structure, before, _outputs(stage, few, after=first), every, every, n, n):
+        return "it keeps something of an earlier batch that changes the next one's outputs"
+    return None
+
+
+def _by_time(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> str | None:
+    for passes in CLOCKS:
+        with stage.later(passes) as keeps_time:
+            problem = keeps_time and (swayed(stage, structure, inputs, B, lot) or _by_memory(stage, structure, inputs, B, lot))
+        if problem:
+            return f"in later passes {problem}"
+    return None

@@ -1,0 +1,135 @@
+"""What a model keeps beside its parameters: plain attributes, which its forward may read and write.
+
+A number or a word among them may decide what the forward does, so the structure of a pass is known only together with them. One that the
+forward itself changes is a *clock*: it differs in every pass, so that the passes of a later time are tried, too, by setting it forward.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["Attributes", "attributes_restored"]
+
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+_HELD = (list, dict, set, deque)
+_TORCHS = frozenset(vars(nn.Module())) - {"training"}  # hooks, parameters and children: not the forward's to write
+
+Place = tuple[dict[str, Any], str]
+
+
+class Attributes:
+    """The plain numbers and words of all modules, and of the configurations that they hold."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._clocks: set[tuple[int, str]] = set()
+        self._dicts: list[dict[str, Any]] = []
+        self._places: list[Place] = []
+        self._size = -1  # listed when they are first asked for: a copy's modules are not there before
+
+    def key(self) -> tuple[Any, ...]:
+        """Their values, without the clocks."""
+        if sum(map(len, self._dicts)) != self._size:
+            self._list()
+        values = [d.get(name) for d, name in self._places]
+        return tuple([v if type(v) in _PLAIN else type(v) for v in values])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self._model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["model"])  # type: ignore[misc]
+
+    def _list(self) -> None:
+        self._dicts = _dicts(self._model)
+        self._size = sum(map(len, self._dicts))
+        self._places = [place for place in self._all() if (id(place[0]), place[1]) not in self._clocks]
+
+    def _all(self) -> list[Place]:
+        return [(d, name) for d in self._dicts for name, v in d.items() if type(v) in _PLAIN and name not in _TORCHS]
+
+    @contextmanager
+    def clocks(self) -> Iterator[list[Place]]:
+        """The numbers that change in a pass inside are clocks from then on; they are in the list afterwards."""
+        self._list()
+        before = [(d, name, d[name]) for d, name in self._all()]
+        found: list[Place] = []
+        yield found
+        for d, name, value in before:
+            now = d.get(name)
+            if type(now) in _PLAIN and now != value:
+                self._clocks.add((id(d), name))
+                if type(now) in (int, float):
+                    found.append((d, name))
+        self._list()
+
+    @contextmanager
+    def later(self, clocks: list[Place], passes: int) -> Iterator[None]:
+        """The clocks, so many passes later."""
+        kept = [(d, name, d[name]) for d, name in clocks]
+        for d, name, value in kept:
+            d[name] = value + passes
+        try:
+            yield
+        finally:
+            for d, name, value in kept:
+                d[name] = value
+
+
+def _dicts(model: nn.Module) -> list[dict[str, Any]]:
+    """The attributes of all modules, and of the plain objects (configurations) among them."""
+    found = {id(m): vars(m) for m in model.modules()}
+    for d in list(found.values()):
+        for name, v in d.items():
+            plain = name not in _TORCHS and not isinstance(v, (Tensor, nn.Module, type)) and not callable(v)
+            if plain and isinstance(getattr(v, "__dict__", None), dict):
+                found.setdefault(id(v), vars(v))
+    return list(found.values())
+
+
+@contextmanager
+def attributes_restored(model: nn.Module, written: Callable[[], None] | None = None) -> Iterator[None]:
+    """What a forward inside writes to attributes, and to lists and dicts that they hold, is undone; ``written`` is told of it."""
+    kept = [(d, {name: (v, copy.copy(v) if type(v) in _HELD else None) for name, v in d.items()}) for d in _dicts(model)]
+    try:
+        yield
+    finally:
+        found = [_undone(d, values) for d, values in kept]
+        if written is not None and any(found):
+            written()
+
+
+def _undone(d: dict[str, Any], values: dict[str, tuple[Any, Any]]) -> bool:
+    """Put back; whether there was something to put back."""
+    new = [name for name in d if name not in values and name not in _TORCHS]
+    for name in new:
+        del d[name]
+    wrote = bool(new)
+    for name, (value, inside) in values.items():
+        if name in _TORCHS:
+            continue
+        if d.get(name) is not value:
+            d[name], wrote = value, True
+        if inside is not None and _differ(value, inside):
+            _refill(value, inside)
+            wrote = True
+    return wrote
+
+
+def _differ(value: Any, inside: Any) -> bool:
+    if len(value) != len(inside):
+        return True
+    if isinstance(value, dict):
+        return any(name not in inside or v is not inside[name] for name, v in value.items())
+    return any(a is not b for a, b in zip(inside, value, strict=True))
+
+
+def _refill(value: Any, inside: Any) -> None:
+    value.clear()
+    value.update(inside) if isinstance(value, (dict, set)) else value.extend(inside)

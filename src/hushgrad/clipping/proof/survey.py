@@ -1,0 +1,182 @@
+"""Surveys: a pass, its graph, and by tags the owners of the rows that come back to each call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from hushgrad.clipping.call import Call
+from hushgrad.clipping.layout import MIXED, NOBODY, Kind, Layout
+from hushgrad.clipping.proof.graph import Graph
+from hushgrad.clipping.proof.inputs import Reading
+from hushgrad.clipping.proof.structure import Number, Structure, is_packed, numbered
+from hushgrad.clipping.proof.tags import Exit, Owners, tagged
+from hushgrad.clipping.runs import same
+from hushgrad.errors import CaptureError
+
+__all__ = [
+    "Run",
+    "Stage",
+    "Survey",
+    "agrees",
+    "exits_in",
+    "exits_of",
+    "one_owner_each",
+    "rows_of",
+    "run_some",
+    "still_there",
+    "surveyed",
+]
+
+
+class Run(NamedTuple):
+    """One pass over some examples: its outputs, and the calls of the sites."""
+
+    outputs: list[Tensor]
+    calls: list[Call]
+    nodes: int = 0  # of the graph, that it made
+
+
+class Stage(Protocol):
+    """What a proof needs of the capture."""
+
+    model: nn.Module
+
+    def run(self, inputs: Any, examples: int, structure: Structure | None = None) -> Run:
+        """A pass under the capture."""
+
+    def name_of(self, leaf: Tensor) -> str | None:
+        """The name of a trained parameter."""
+
+
+class Survey(NamedTuple):
+    """A run with its graph; the owners by call and output."""
+
+    run: Run
+    examples: int
+    exits: list[Exit]
+    graph: Graph
+    owners: dict[Number, list[Owners]]
+
+
+def run_some(stage: Stage, reading: Reading, inputs: Any, which: Tensor, examples: int) -> Run | None:
+    """A pass over some of the examples; None if the model does not take them."""
+    try:
+        return stage.run(reading.only(inputs, which, examples), len(which))
+    except CaptureError:
+        raise
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        IndexError,
+        KeyError,
+        AssertionError,
+    ):  # of inputs that were cut in the wrong place
+        return None
+
+
+# The outputs ------------------------------------------------------------------------------------------------------------
+
+
+def exits_in(whole: Run, some: Run, which: Tensor, examples: int) -> tuple[Layout | None, ...] | None:
+    """The layout of each output, None for one without examples; None altogether if the examples alone give something else."""
+    if len(whole.outputs) != len(some.outputs):
+        return None
+    found = []
+    for a, b in zip(whole.outputs, some.outputs, strict=True):
+        layout = _grown(a, b, which, examples)
+        if layout is False:
+            return None
+        found.append(layout)
+    return tuple(found) if any(found) or all(y.dim() == 0 for y in whole.outputs) else None
+
+
+def _grown(a: Tensor, b: Tensor, which: Tensor, examples: int) -> Any:
+    """The layout under which the few examples have what they have in the batch; None: no dimension grows; False: there is no such."""
+    grown = [d for d, (m, n) in enumerate(zip(a.shape, b.shape, strict=False)) if m != n]
+    if a.dim() != b.dim() or len(grown) > 1:
+        return False
+    if not grown:
+        return None
+    d, few = grown[0], len(which)
+    if a.shape[d] % examples or b.shape[d] % few or a.shape[d] // examples != b.shape[d] // few:
+        return None
+    factor = a.shape[d] // examples
+    kinds = [Kind.DIM] if factor == 1 else [Kind.MAJOR, Kind.MINOR]
+    for layout in (Layout(kind, d, factor) for kind in kinds):
+        if same(layout.only(a, which, examples), b):
+            return layout
+    return False
+
+
+def exits_of(run: Run, layouts: Sequence[Layout | None]) -> list[Exit]:
+    """Where cotangents enter; of a model that returns only its loss, the last call that has the examples first."""
+    return [
+        Exit(get_gradient_edge(y), y.detach(), layout)
+        for y, layout in zip(run.outputs, layouts, strict=True)
+        if layout is not None and y.requires_grad
+    ]
+
+
+# Surveys ----------------------------------------------------------------------------------------------------------------
+
+
+def surveyed(run: Run, layouts: Sequence[Layout | None], examples: int) -> Survey:
+    """Tags over a run."""
+    exits = exits_of(run, layouts)
+    if not exits:
+        raise CaptureError(
+            "No output of the model has the examples in it, so it cannot be told whose gradient is whose. Return the logits, or one loss "
+            "for each example, beside or instead of the mean."
+        )
+    graph = Graph(e.edge for e in exits)
+    calls = numbered(run.calls)
+    places = [(n, k, e) for n, call in calls.items() for k, e in enumerate(call.edges) if e is not None and e.node in graph.nodes]
+    found, _ = tagged(exits, [e for _, _, e in places], [], examples) if places else ([], {})
+    owners: dict[Number, list[Owners]] = {n: [Owners(None, False) for _ in call.shapes] for n, call in calls.items()}
+    for (n, k, _), made in zip(places, found, strict=True):
+        each = made.each  # of a view, the gradient of what it is a view of was read
+        owners[n][k] = made if each is None else Owners(each.reshape(calls[n].shapes[k]), made.proved)
+    return Survey(run, examples, exits, graph, owners)
+
+
+def one_owner_each(each: Tensor) -> bool:
+    """Whether every row of dimension 0 has one owner, where a gradient reached it at all."""
+    rows = each.flatten(1) if each.dim() > 1 else each.unsqueeze(1)
+    top = rows.amax(1, keepdim=True) if rows.shape[1] else rows
+    return bool(((rows == top) | ((rows < 0) & (rows != MIXED))).all())
+
+
+def rows_of(owners: Owners, shape: Sequence[int]) -> Tensor:
+    """The example of each row of dimension 0, -1 for rows that no gradient reached."""
+    if owners.each is None or not owners.proved:
+        return torch.full(tuple(shape[:1]), NOBODY)
+    each = owners.each
+    return each.flatten(1).amax(1) if each.dim() > 1 else each
+
+
+def still_there(structure: Structure, survey: Survey) -> bool:
+    """Whether all calls that follow a rule follow it in this survey, too."""
+    for number, owners in survey.owners.items():
+        place = structure.places.get(number)
+        if place is None or not place.layout.regular or is_packed(numbered(survey.run.calls)[number]):
+            continue
+        dims = number[0].rule.dims(number[0].module, len(owners))
+        for k, own in enumerate(owners):
+            layout = Layout(Kind.DIM, dims[k]) if place.native else place.layout
+            if own.each is not None and own.proved and not agrees(layout, own.each, survey.examples):
+                return False
+    return True
+
+
+def agrees(layout: Layout, each: Tensor, examples: int) -> bool:
+    """Whether these owners are those of a layout, where there are any."""
+    if not layout.fits(each.shape, examples):
+        return False
+    wanted = layout.at(each.shape, examples).owners(each.shape, examples, each.device)
+    return bool(((each == wanted) | ((each < 0) & (each != MIXED))).all())
