@@ -13,7 +13,7 @@ help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
 
 # venv, then uv inside it (3 x faster than pip), plain pip where uv cannot resolve.
-$(VENV)/.ready: pyproject.toml constraints.txt $(wildcard setup.py src/hushgrad/noise/*.[ch] src/hushgrad/denoise/*.[ch] src/hushgrad/clipping/*.[ch] src/hushgrad/accounting/pld/bounds/*.c)
+$(VENV)/.ready: pyproject.toml constraints.txt $(wildcard setup.py src/hushgrad/noise/*.[ch] src/hushgrad/denoise/*.[ch] src/hushgrad/clipping/*.[ch] src/hushgrad/release/*.c src/hushgrad/accounting/pld/bounds/*.c)
 	python3 -m venv $(VENV)
 	@echo "Installing hushgrad and its tools into $(VENV) ..."
 	@$(BIN)/python -m pip install -q uv \

@@ -41,6 +41,16 @@ setup(
             optional=True,
         ),
         Extension(
+            "hushgrad.release._witness",
+            ["src/hushgrad/release/_witness.c"],
+            extra_compile_args=[
+                *COMMON,
+                "-fno-wrapv",
+            ],  # Python's own flags have it; no signed number wraps, and vectors need to know
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
             "hushgrad.accounting.pld.bounds._convex",
             ["src/hushgrad/accounting/pld/bounds/_convex.c"],
             extra_compile_args=FLAGS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import os
@@ -11,19 +12,25 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad.errors import ArgumentError, CaptureError, StorageError
-from hushgrad.events import Everyone, FixedSize, MinSep, Poisson
+from hushgrad.events import Everyone, FixedSize, Gaussian, MinSep, Poisson
+from hushgrad.guarantee import Ledger
 from hushgrad.release import journal as journals
 from hushgrad.release import keys, owner
+from hushgrad.release import witness as witnesses
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey, erase, finish, read_key, secrets_in, write_key
 from hushgrad.release.owner import Owner
+from hushgrad.release.witness import Witness
 from hushgrad.sampling import BallsInBins, CyclicPoisson, RoundRobin
 from hushgrad.sampling import Poisson as PoissonSampler
 from hushgrad.sampling.attendance import Attendance
+from hushgrad.train import Checkpoint, Plan, make_private, parts
+from hushgrad.train.books import Books
 
 KEY = RunKey(bytes(range(32)))
 
@@ -346,3 +353,143 @@ def test_another_rate_is_told(promise):
         assert isinstance(promise, FixedSize) and "records took part in step 0" in str(error)
     else:
         assert "participations in 50 steps" in book.check()
+
+
+# The witness ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["C", "torch"])
+def hashing(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(witnesses, "_HASH", None)
+    elif witnesses._HASH is None:
+        pytest.skip("the C library is not built")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_every_bit_of_every_number_is_witnessed(hashing, dtype):
+    """Wherever it is, in however large a tensor: 200 single flipped bits at random places, each of which is noticed."""
+    rng = random.Random(1)
+    g = torch.Generator().manual_seed(0)
+    released = {str(n): torch.randn(n, generator=g).to(dtype) for n in (0, 1, 7, 2048, 30_001)}
+    norms, witness = torch.rand(5, generator=g), Witness(KEY.witness)
+    before = witness.of(released, norms, b"more")
+    for _ in range(200):
+        tensor = rng.choice([t for t in (*released.values(), norms) if t.numel()])
+        flat, place, bit = tensor.view(torch.uint8), rng.randrange(tensor.numel() * tensor.element_size()), 1 << rng.randrange(8)
+        flat[place] ^= bit
+        assert witness.of(released, norms, b"more") != before
+        flat[place] ^= bit
+    assert witness.of(released, norms, b"more") == before != witness.of(released, norms, b"else")
+    assert Witness(RunKey(bytes(32)).witness).of(released, norms, b"more") != before
+
+
+def test_swapped_moved_and_cut_numbers_are_witnessed_and_both_ways_agree(monkeypatch):
+    witness, norms = Witness(KEY.witness), torch.ones(1)
+    a, b = torch.arange(5000.0), torch.arange(5000.0).flip(0)
+    sparse = torch.sparse_coo_tensor(torch.tensor([[3, 9]]), torch.ones(2, 4), (20, 4))
+    moved = torch.sparse_coo_tensor(torch.tensor([[3, 8]]), torch.ones(2, 4), (20, 4))
+    strided = torch.randn(70, 90).t()
+    kinds = [
+        {"x": a, "y": b},
+        {"x": b, "y": a},
+        {"x": torch.cat([a, b])},
+        {"x": torch.cat([a, b, torch.zeros(1)])},
+        {"x": sparse},
+        {"x": moved},
+        {"x": strided},
+        {"x": strided.t()},
+    ]
+    seen = [witness.of(kind, norms) for kind in kinds]
+    assert len(set(seen)) == len(kinds)
+    monkeypatch.setattr(witnesses, "_HASH", None)
+    assert [witness.of(kind, norms) for kind in kinds] == seen
+
+
+# Small promises, each of which was broken once -----------------------------------------------------------------------------------
+
+
+def test_a_lock_that_somebody_deleted_is_noticed(tmp_path):
+    first = Owner(tmp_path)
+    (tmp_path / ".lock").unlink()
+    assert not first.held
+    with pytest.raises(ArgumentError, match="taken it over"):
+        first.require()
+    (tmp_path / ".lock").write_text("{}")  # another file of that name is not the lock either
+    assert not first.held
+
+
+def test_a_key_names_its_run_whatever_the_plan():
+    """Two plans under one key share its noise, so they are one run."""
+    steps = [Plan.dpsgd(noise_multiplier=s, delta=1e-5, batch_size=4, dataset_size=16, steps=2) for s in (1.0, 2.0)]
+    ledgers = []
+    for number, plan in enumerate(steps):
+        books = Books(plan, KEY.run_name())
+        books.content = str(number)
+        books.charge(issued=True)
+        ledgers.append(books.ledger())
+    assert "two ways" in str((ledgers[0] + ledgers[1]).event())
+    assert KEY.run_name() != RunKey(bytes(32)).run_name()
+
+
+def test_a_resumed_run_keeps_its_prior():
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=2)
+    small, large = Ledger(), Ledger()
+    small.record(Gaussian(9.0))
+    large.record(Gaussian(0.5), times=4)
+    state = Books(plan, "run", prior=small).state_dict()
+    for offered in (None, small):
+        books = Books(plan, "run", prior=offered)
+        books.load_state_dict(state)
+        assert books.prior == small
+    with pytest.raises(ArgumentError, match="prior= to be the interrupted run's own"):
+        Books(plan, "run", prior=large).load_state_dict(state)
+    with pytest.raises(ArgumentError, match="prior="):
+        Books(plan, "run", prior=large).load_state_dict(Books(plan, "run").state_dict())
+
+
+def test_the_chain_is_keyed_from_its_start():
+    assert Journal(KEY).chain != Journal(RunKey(bytes(32))).chain
+
+
+def test_a_state_is_never_on_the_disk_before_the_journal_that_it_counts_on(tmp_path, monkeypatch):
+    """A machine that stops right after any flush: what the disk holds of the journal is at least what the state says."""
+    model = torch.nn.Linear(3, 1)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=40)
+    private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan)
+    checkpoint = Checkpoint(tmp_path, private)
+    monkeypatch.setattr(journals, "_SHARE", 1e9)  # marks are rare
+    flushed, flush = [0], os.fsync
+
+    def lasting(file):
+        flush(file)
+        if os.path.samestat(os.fstat(file), (tmp_path / "journal").stat()):
+            flushed[0] = os.fstat(file).st_size
+
+    monkeypatch.setattr(os, "fsync", lasting)
+    for (x,) in private.loader(torch.utils.data.TensorDataset(torch.randn(16, 3))):
+        model(x).square().mean().backward()
+        private.optimizer.step()
+        if private.steps % 13 == 0:
+            checkpoint.save()
+            assert _releases((tmp_path / "journal").read_bytes()[: flushed[0]]) == private.steps
+
+
+def test_the_copy_of_a_hook_says_nothing():
+    calls = []
+    model = torch.nn.Linear(2, 1)
+    hook = parts._Hook(model, lambda args, kwargs: calls.append(1))
+    model.register_forward_pre_hook(hook, with_kwargs=True)
+    copied = copy.deepcopy(model)
+    copied(torch.ones(1, 2))
+    assert calls == []
+    model(torch.ones(1, 2))
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+    assert calls == [1]
+
+
+def test_settling_counts_what_the_journal_released(tmp_path):
+    path = tmp_path / "journal"
+    _life(path, 7)
+    assert Journal.steps_released(path) == 7 and Journal.bound_in(path) == {"plan": "x"}

@@ -387,7 +387,8 @@ def test_adaptive_clipping_is_the_formula_and_costs_what_the_plan_says():
 # Averages and projections --------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_fails_before_it_is_charged_has_not_moved_the_clip_norm(monkeypatch):
+def test_a_step_that_fails_moves_nothing_before_it_is_charged_and_everything_after(monkeypatch):
+    """Up to the journal's word nothing has changed; what fails behind it is post-processing of a release that is charged."""
     clip = Adaptive(1.0, batch_size=8, count_noise=4.0)
     plan = Plan.dpsgd(
         noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=16, steps=3, clip=clip, denoise=denoise.Laplacian(1.0)
@@ -395,13 +396,26 @@ def test_a_step_that_fails_before_it_is_charged_has_not_moved_the_clip_norm(monk
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     private = make_private(model, optimizer, plan, seed=0)
-    (x,) = next(iter(private.loader(TensorDataset(torch.randn(16, 3)))))
+    data = TensorDataset(torch.randn(16, 3))
+    batches = iter(private.loader(data))
+
+    def fails(place, name):
+        (x,) = next(batches)
+        model(x).square().mean().backward()
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                optimizer.step()
+
+    fails(type(private.journal), "released")
+    assert private.steps == 0 and private.clip == clip and private.attendance_state()["total"] == 0
+    batches = iter(private.loader(data))
+    fails(denoise.Laplacian, "__call__")
+    assert private.steps == 1 and private.clip != clip and private.ledger.steps == 1
+    (x,) = next(batches)  # and the next batch is the next step's
     model(x).square().mean().backward()
-    with monkeypatch.context() as patch:
-        patch.setattr(denoise.Laplacian, "__call__", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            optimizer.step()
-    assert private.steps == 0 and private.clip == clip
+    optimizer.step()
+    assert private.steps == 2
 
 
 @pytest.mark.parametrize("average", ["tail", "polyak", "ema"])

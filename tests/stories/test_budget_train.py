@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 from hushgrad.budget import Ledger
 from hushgrad.budget import folder as folders
 from hushgrad.cli.main import main
-from hushgrad.errors import ArgumentError
+from hushgrad.errors import ArgumentError, BudgetExceeded
 from hushgrad.events import Event, Repeat
 from hushgrad.recipes import Recipe, train
 from hushgrad.report import privacy_card
@@ -286,3 +288,86 @@ def test_the_command_does_without_torch(tmp_path: Path) -> None:
         "assert not {'torch', 'sqlalchemy'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+# Copies and lost files ------------------------------------------------------------------------------------------------------
+
+
+def test_of_two_copies_of_a_folder_one_goes_on(tmp_path, ledger, monkeypatch):
+    """The other is refused before it releases anything, settled for nothing, and the budget pays one run."""
+    killed_after(5, recipe(ledger), tmp_path / "run", monkeypatch)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    train(None, tmp_path / "copy", resume=True, progress=False)
+    before = (tmp_path / "run" / "reservation.json").read_text()
+    with pytest.raises(ArgumentError, match=r"to be open|gone on elsewhere"):
+        train(None, tmp_path / "run", resume=True, progress=False)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists() or len(_lines(tmp_path / "run")) <= 5
+    assert (tmp_path / "run" / "reservation.json").read_text() == before
+    (one,) = ledger.reservations("digits")
+    assert one.state == "committed" and not one.overrun
+
+
+def test_a_copy_that_starts_while_the_other_one_runs_makes_both_cost_infinity(tmp_path, ledger, monkeypatch):
+    """Nobody can stop the first any more; its commit is recorded as what it is."""
+    killed_after(5, recipe(ledger), tmp_path / "run", monkeypatch)
+    original = running.Books.charge
+
+    def charge(books, *, issued: bool) -> None:
+        if books.taken == 20:  # the copy is made and goes on while this one is between two steps
+            monkeypatch.setattr(running.Books, "charge", original)
+            shutil.copytree(tmp_path / "run", tmp_path / "copy")
+            (tmp_path / "copy" / ".lock").unlink(missing_ok=True)
+            (tmp_path / "copy" / "checkpoint" / ".lock").unlink(missing_ok=True)
+            killed_after(25, None, tmp_path / "copy", monkeypatch, resume=True)
+        original(books, issued=issued)
+
+    monkeypatch.setattr(running.Books, "charge", charge)
+    with pytest.raises(BudgetExceeded, match="did more than it had reserved"):
+        train(None, tmp_path / "run", resume=True, progress=False)
+    status = ledger.status("digits")
+    assert math.isinf(status.epsilon) and "went on beside it" in str(status.reservations[0].charged)
+
+
+def test_an_older_copy_is_not_settled_for_the_run(tmp_path, ledger, monkeypatch):
+    killed_after(5, recipe(ledger), tmp_path / "run", monkeypatch)
+    shutil.copytree(tmp_path / "run", tmp_path / "old")
+    killed_after(25, None, tmp_path / "run", monkeypatch, resume=True)
+    (one,) = ledger.reservations("digits")
+    with pytest.raises(ArgumentError, match="older copy"):
+        ledger.settle(one, tmp_path / "old")
+    assert (tmp_path / "old" / "checkpoint" / "key.json").exists()  # nothing was erased
+    assert ledger.settle(one, tmp_path / "run").charged == one.reserved  # 25 of 30, saved every 10: all 30
+
+
+def test_a_lost_reservation_is_not_made_twice_and_is_found_by_the_run_s_name(tmp_path, ledger, monkeypatch, capsys):
+    killed_after(5, recipe(ledger), tmp_path / "run", monkeypatch)
+    (tmp_path / "run" / "reservation.json").unlink()
+    with pytest.raises(ArgumentError, match=r"it was lost.*hushgrad ledger settle"):
+        train(None, tmp_path / "run", resume=True, progress=False)
+    assert len(ledger.reservations("digits")) == 1
+    assert main(["ledger", "settle", ledger.place, str(tmp_path / "run")]) == 0
+    (one,) = ledger.reservations("digits")
+    assert one.state == "settled" and one.charged == one.reserved and "old copy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_a_death_between_the_ledger_and_the_folder_is_no_copy(tmp_path, ledger, monkeypatch, dies):
+    """The secret of a life is in the folder before it is in the ledger."""
+    killed_after(5, recipe(ledger), tmp_path / "run", monkeypatch)
+    real = Ledger.begin
+
+    def begin(self, *words, **options):
+        if dies == "after":
+            real(self, *words, **options)
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Ledger, "begin", begin)
+        train(None, tmp_path / "run", resume=True, progress=False)
+    assert train(None, tmp_path / "run", resume=True, progress=False).steps == 30
+    (one,) = ledger.reservations("digits")
+    assert one.state == "committed" and not one.overrun
+
+
+def _lines(out: Path) -> list[str]:
+    return (out / "metrics.jsonl").read_text().splitlines()

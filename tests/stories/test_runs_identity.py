@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import itertools
 import math
 import os
 import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +20,10 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.errors import ArgumentError, HushgradError
+from hushgrad.sampling import identity as identities
+from hushgrad.sampling.identity import identity_of
 from hushgrad.train import Checkpoint, Plan, make_private
 from hushgrad.train.books import guarantee_of
 from hushgrad.train.fit import fit, run_steps
@@ -122,16 +131,19 @@ def test_a_changed_record_is_refused(tmp_path):
 
 
 class Lazily(Dataset):
-    """Shows no content before it is asked, as files do."""
+    """Shows no content before it is asked: a server has it, here this module."""
 
     def __init__(self, changed):
-        self.__dict__["_read"] = _data(changed).__getitem__
+        SERVER["data"], self.name = _data(changed), "wards"
 
     def __len__(self):
         return 64
 
     def __getitem__(self, i):
-        return self._read(i)
+        return SERVER["data"][i]
+
+
+SERVER = {}
 
 
 def test_a_changed_record_behind_files_is_stopped_before_anything_is_released(tmp_path):
@@ -144,7 +156,177 @@ def test_a_changed_record_behind_files_is_stopped_before_anything_is_released(tm
         second.to(8, data=Lazily(True))
     assert _same(first, second)
     third = Process(tmp_path).to(8, data=Lazily(False))
-    assert _same(first, third) and "vouched" in str(third.private.spent())
+    assert _same(first, third) and "Unseen data" in str(third.private.spent())
+
+
+class Store:
+    """Neither a data set nor a container."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+
+def _in_frame(x):
+    return pytest.importorskip("pandas").DataFrame(x)
+
+
+HOLDERS = {
+    "a plain object": Store,
+    "slots": Slotted,
+    "objects in a list": lambda x: [Store(float(v)) for v in x.flatten()],
+    "a closure": lambda x: lambda i: x[i],
+    "a partial": lambda x: functools.partial(np.take, x),
+    "a bound method": lambda x: Store(x).__eq__,
+    "a set": lambda x: {(i, float(v)) for i, v in enumerate(x.flatten())},
+    "a deque": lambda x: collections.deque(x.flatten().tolist()),
+    "a data frame": _in_frame,
+    "a ring": lambda x: _ring(x),
+}
+
+
+def _ring(x):
+    a = Store(x)
+    a.self, a.other = a, [a]
+    return a
+
+
+class Held(Dataset):
+    def __init__(self, inside):
+        self.name, self.inside = "patients", inside
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_the_identity_follows_whatever_holds_the_records(holder):
+    x = np.arange(8.0).reshape(4, 2)
+    other = x.copy()
+    other[3, 1] = 7.5
+    first, same, changed = (identity_of(Held(HOLDERS[holder](a.copy())), b"k") for a in (x, x, other))
+    assert first == same != changed and first["seen"]
+
+
+@pytest.mark.parametrize("kind", [str, Path, lambda p: [(str(p), 1)], lambda p: {"train": [str(p)]}, lambda p: Store(str(p))])
+@pytest.mark.parametrize("cheap", [True, False])
+def test_the_identity_follows_named_files(tmp_path, kind, cheap, monkeypatch):
+    if not cheap:
+        monkeypatch.setattr(identities, "_READ", 3)
+    file = tmp_path / "records"
+    file.write_bytes(b"abcdefgh")
+    first = identity_of(Held(kind(file)), b"k")
+    if cheap:
+        os.utime(file, (1, 1))  # of what is read, the time does not matter: data may be copied
+    assert first["seen"] and identity_of(Held(kind(file)), b"k") == first
+    file.write_bytes(b"abcdefgx")
+    os.utime(file, (2, 2))
+    assert identity_of(Held(kind(file)), b"k") != first
+
+
+@pytest.mark.parametrize(
+    "inside", [None, 3, "wards", (3,), threading.Lock(), (i for i in range(3)), [threading.Lock()], os.curdir]
+)
+def test_what_cannot_be_looked_into_is_called_unseen(inside):
+    assert not identity_of(Held(inside), b"k")["seen"]
+
+
+def test_sets_have_no_order(tmp_path):
+    """Texts in a set come in another order in every process."""
+    program = "from hushgrad.sampling.identity import identity_of; print(identity_of({str(i) for i in range(9)}, b'k')['digest'])"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
+
+
+WIDE = 20_000  # columns: a change of one of them is one number in many
+
+
+class Sparse(Dataset):
+    """One-hot records behind a function of this module, so that nobody sees them before they are read."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        x = torch.zeros(WIDE)
+        x[COLUMN[0] if i == 3 else 100 + i] = 5.0
+        return x, i % 2
+
+
+COLUMN = [5000]
+
+
+@pytest.mark.parametrize("column", [5001, 7000, 19_999])
+def test_a_sparse_record_of_the_same_norm_is_stopped(tmp_path, column, monkeypatch):
+    """The record moves to another column: every norm stays, and four of 40,000 released numbers are others."""
+
+    def life():
+        model = nn.Linear(WIDE, 2)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=63, dataset_size=64, steps=4)
+        private = make_private(model, torch.optim.SGD(model.parameters(), lr=1.0), plan)
+        Checkpoint(tmp_path, private)
+        run_steps(private, F.cross_entropy, Sparse())
+        return private
+
+    first = life()
+    assert first.attendance_state()["count"][3] > 0
+    first.detach()
+    monkeypatch.setattr(f"{__name__}.COLUMN", [column])
+    with pytest.raises(ArgumentError, match="came out differently"):
+        life()
+
+
+def test_a_refused_repetition_has_moved_nothing(tmp_path):
+    """The clip norm, the book of who took part and the folder are as before, also when the refused run is saved."""
+    clip = Adaptive(1.5, batch_size=16)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=16, dataset_size=64, steps=6, clip=clip)
+
+    def life(scale, until):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 2)
+        private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.5), plan)
+        checkpoint, data = Checkpoint(tmp_path, private), _data()
+        for x, y in private.loader(data):
+            F.cross_entropy(model(scale * x), y).backward()
+            private.optimizer.step()
+            if private.steps == until:
+                break
+        return private, checkpoint
+
+    first, _ = life(1.0, 1)
+    first.detach()
+    seen = []
+    real = Checkpoint.__init__
+
+    def kept(self, directory, private, **options):
+        real(self, directory, private, **options)
+        seen.append((private, self))
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ArgumentError, match="came out differently"):
+        patch.setattr(Checkpoint, "__init__", kept)
+        life(0.01, 1)
+    refused, checkpoint = seen[0]
+    assert refused.steps == 0 and refused.clip == clip and refused.attendance_state()["total"] == 0
+    checkpoint.save()
+    refused.detach()
+    again, _ = life(1.0, 3)
+    assert again.steps == 3 and again.clip != clip
 
 
 def test_a_named_data_set_keeps_its_name(tmp_path):
@@ -152,7 +334,7 @@ def test_a_named_data_set_keeps_its_name(tmp_path):
     with pytest.raises(ArgumentError, match="data of this run"):
         Process(tmp_path).to(5, data=Lazily(False), identity="wards, version 4")
     again = Process(tmp_path).to(5, data=Lazily(False), identity="wards, version 3")
-    assert "vouched" not in str(again.private.spent())
+    assert "Unseen" not in str(again.private.spent())
 
 
 @pytest.mark.parametrize("plan", PLANS)

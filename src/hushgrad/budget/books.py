@@ -113,10 +113,12 @@ class Books:
             return
         if row.kind in _NEXT:
             before, after = _NEXT[row.kind]
-            if known.state != before:
+            again = row.kind == "begin" and bool(row.owner) and known.state == after  # another life of the same run
+            if known.state != before and not again:
                 raise BrokenChain(f"Row {row.number} is of kind {row.kind!r}, but the run is {known.state}.")
             charged = NOTHING if row.kind == "cancel" else known.charged
-            self.reservations[known.id] = replace(known, state=after, charged=charged)
+            who = {"owner": row.owner or known.owner, "identity": row.identity or known.identity}
+            self.reservations[known.id] = replace(known, state=after, charged=charged, **who)
             if row.kind == "cancel" and all(r.state == "cancelled" for r in self.of(known.dataset)):
                 self.datasets[known.dataset] = replace(self.datasets[known.dataset], first=None)
             return

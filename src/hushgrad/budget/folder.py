@@ -160,6 +160,19 @@ def reservation_of(folder: Path) -> str:
         raise ArgumentError(f"Expected {path.name} to name a reservation; it is damaged.") from None
 
 
+def owners_of(folder: Path) -> list[str]:
+    """The tokens of the lives of the run in ``folder``: of the last one, and of one that was about to begin."""
+    path = folder / RESERVATION
+    content = _read(path) if path.is_file() else {}
+    return [str(content[name]) for name in ("owner", "next") if content.get(name)]
+
+
+def identity_of(folder: Path) -> str:
+    """The name of the run in ``folder``, from its journal; empty if there is none."""
+    journals = (folder / home / JOURNAL for home in ("checkpoint", "search"))
+    return next((str(Journal.bound_in(path).get("run", "")) for path in journals if path.is_file()), "")
+
+
 def retire(folder: Path, why: str) -> None:
     """Make sure that the run cannot go on: every secret is erased, so that no more of its steps can be taken, or undone."""
     (folder / SETTLED).write_text(json.dumps({"settled": why}) + "\n", encoding="utf-8")

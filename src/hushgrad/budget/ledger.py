@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -19,12 +20,13 @@ from hushgrad.budget.pricing import advice, exceeds, fits, price
 from hushgrad.budget.rows import BrokenChain, Row, Stored, checked
 from hushgrad.budget.store import Writer, open_store
 from hushgrad.budget.values import Dataset, Reservation, Status, _Account, looks_like, name_of
-from hushgrad.errors import BudgetExceeded
-from hushgrad.events import Event, Relation
+from hushgrad.errors import ArgumentError, BudgetExceeded
+from hushgrad.events import Compose, Event, Relation, Unanalysed
 
 __all__ = ["Ledger", "Verification"]
 
 _NO_ROW = 1 << 62
+_FORKED = Unanalysed("a copy of the run went on beside it: both released under the same noise")
 _EMPTY = "Row 1 is missing: the ledger is empty."
 
 
@@ -196,25 +198,61 @@ class Ledger:
         except _Refused as refused:
             raise BudgetExceeded(_refusal(refused.books, dataset, event)) from None
 
-    def begin(self, reservation: Reservation | str) -> Reservation:
-        """The run of a held reservation begins now: from here on it cannot be cancelled."""
+    def begin(
+        self, reservation: Reservation | str, *, owner: str = "", before: Collection[str] = (), identity: str = ""
+    ) -> Reservation:
+        """The run of a held reservation begins now: from here on it cannot be cancelled.
+
+        A run that can be continued says ``owner``, a fresh token for each of its lives, and ``before``, those that its folder holds
+        of earlier lives. Of two copies of one folder the first to go on is the run; the other's tokens are old ones by then, and it
+        is refused before it releases anything.
+
+        Args:
+            reservation: the run's place in the ledger, or its id.
+            owner: the token of this life.
+            before: tokens of earlier lives.
+            identity: the run's name, by which its reservation is found again.
+
+        Raises:
+            ArgumentError: where the reservation is closed, or another copy of the run has gone on.
+        """
 
         def decide(books: Books) -> dict[str, Any] | None:
             known = books.reservation(_id(reservation))
             if known.state not in ("held", "begun"):
                 _check.fail("reservation", known.id, f"to be open; it is {known.state}", "Reserve again.")
-            return {"kind": "begin", "reservation": known.id} if known.state == "held" else None
+            if known.owner and known.owner not in map(_sealed, before):
+                raise ArgumentError(
+                    f"Expected run {known.run!r} to have gone on in this folder only; a copy of it has gone on elsewhere, and both would "
+                    "release values under the same noise. Nothing was released. Go on with the other one, or start a new run."
+                )
+            if known.state == "held" or owner:
+                return {"kind": "begin", "reservation": known.id, "owner": _sealed(owner) if owner else "", "identity": identity}
+            return None
 
         return self._write(decide).reservation(_id(reservation))
 
+    def known_owner(self, reservation: Reservation | str, owners: Collection[str]) -> str:
+        """Which of these tokens is that of the run's last life; empty if none of them is."""
+        known = self.reservation(_id(reservation)).owner
+        return next((owner for owner in owners if _sealed(owner) == known), "")
+
     def commit(
-        self, reservation: Reservation | str, event: Event, *, overrun: bool = False, note: str = "", model: str = ""
+        self,
+        reservation: Reservation | str,
+        event: Event,
+        *,
+        overrun: bool = False,
+        note: str = "",
+        model: str = "",
+        owner: str | None = None,
     ) -> Reservation:
         """Say what a run really did; it is charged for that from now on.
 
         A run that did more than it is charged for is recorded at once, as an overrun, and then refused, so that nobody can
         miss it; ``overrun=True`` says that you know. A finished run's charge never goes down, and the same words twice are
-        one commit.
+        one commit. ``owner`` is what the run said when it began: where a copy of it has begun since, both may have released
+        values under the same noise, and no theorem covers that.
 
         Args:
             reservation: the run's place in the ledger, or its id.
@@ -222,13 +260,14 @@ class Ledger:
             overrun: you know that more happened than was reserved.
             note: a remark for the row.
             model: SHA-256 of the model file, in hex: what :meth:`booked` finds the run by.
+            owner: the token that the run began with, if it did with one.
 
         Raises:
             BudgetExceeded: if more happened than was charged (it *is* recorded).
             ArgumentError: if the run was committed, settled or cancelled before, and less is claimed now.
         """
         _check.instance(Event, event=event)
-        done = self._charge("commit", _id(reservation), lambda known: (event, note), model=model)
+        done = self._charge("commit", _id(reservation), lambda known: (_unforked(known, event, owner), note), model=model)
         if done.overrun and not overrun:
             raise BudgetExceeded(
                 f"Run {done.run!r} did more than it had reserved. That is recorded as an overrun of {done.dataset!r}: "
@@ -248,8 +287,7 @@ class Ledger:
         identifier, folder = _id(reservation), Path(run_folder)
         if not folder.is_dir():
             _check.fail("run_folder", str(folder), "to be a folder")
-        if folders.reservation_of(folder) != identifier:
-            _check.fail("run_folder", str(folder), f"to be of the run that reserved {identifier}")
+        self._require_own(folder, identifier)
         with folders.holding(folder) as alone:
             if not alone:
                 _check.fail("run_folder", str(folder), "to be of a run that has ended; it is running", "Stop it first.")
@@ -258,6 +296,9 @@ class Ledger:
 
             def decide(known: Reservation) -> tuple[Event, str]:
                 found = folders.finding(folder, known.reserved)
+                if known.owner and not folders.owners_of(folder):
+                    lost = "reservation.json is lost, so this may be an old copy: the whole reservation is charged"
+                    found = folders.Finding(known.reserved, lost)
                 folders.retire(folder, found.why)  # first: a crash in between leaves too high a charge, never too low a one
                 return found.event, found.why
 
@@ -287,6 +328,25 @@ class Ledger:
         """The run that was committed with this model file, by its SHA-256; None where no run was."""
         found = [r for r in self.reservations() if r.model == model and r.state in ("committed", "settled")]
         return found[-1] if found else None
+
+    def _require_own(self, folder: Path, identifier: str) -> None:
+        """The folder names the reservation; or, where that file is lost, its run has the reservation's identity."""
+        named = folders.reservation_of(folder)
+        if named != identifier and (named or folders.identity_of(folder) != (self.reservation(identifier).identity or None)):
+            _check.fail("run_folder", str(folder), f"to be of the run that reserved {identifier}")
+        owners, known = folders.owners_of(folder), self.reservation(identifier).owner
+        if owners and known and known not in map(_sealed, owners):
+            raise ArgumentError(
+                f"Expected {str(folder)!r} to be where the run went on last; it is an older copy. Settle the folder that went on; until "
+                "then the whole reservation stays charged."
+            )
+
+    def of_folder(self, run_folder: str | Path) -> str:
+        """The id of the reservation of the run in a folder, or empty; where ``reservation.json`` is lost, by the run's identity."""
+        folder = Path(run_folder)
+        identity = folders.identity_of(folder)
+        found = (r.id for r in self.reservations() if identity and r.identity == identity)
+        return folders.reservation_of(folder) or next(found, "")
 
     def cancel(self, reservation: Reservation | str) -> Reservation:
         """Give back the room of a held reservation whose run has not begun.
@@ -438,6 +498,15 @@ def _refusal(books: Books, dataset: str, event: Event) -> str:
         f"Spent and reserved so far: {at_most(spent)} ({open_runs} runs open), left: {at_least(max(0.0, known.epsilon - spent))}."
         f"{advice(known, charges, event)}"
     )
+
+
+def _sealed(owner: str) -> str:
+    """What the ledger holds of an owner's token: enough to know it again, and useless to who reads the ledger."""
+    return hashlib.blake2b(owner.encode(), digest_size=16, person=b"hushgrad/owner").hexdigest()
+
+
+def _unforked(known: Reservation, event: Event, owner: str | None) -> Event:
+    return event if owner is None or known.owner == _sealed(owner) else Compose((event, _FORKED))
 
 
 def _id(reservation: Reservation | str) -> str:

@@ -39,7 +39,8 @@ class Row(_Account):
     | ``ledger`` | ``note``: the ledger's own random name; always row 1, and only there |
     | ``dataset`` | ``budget`` |
     | ``reserve``, ``hold`` | ``dataset``, ``reservation``, ``run``, ``event`` |
-    | ``begin``, ``cancel`` | ``reservation`` |
+    | ``begin`` | ``reservation``; ``owner``: the token of the life of the run that begins; ``identity``: the run's name |
+    | ``cancel`` | ``reservation`` |
     | ``approve`` | ``reservation``, ``note``: who approves |
     | ``commit``, ``settle`` | ``reservation``, ``event``: what it is charged for from now on; ``overrun``; ``model`` |
     """
@@ -56,6 +57,8 @@ class Row(_Account):
     overrun: bool = False
     note: str = ""
     model: str = field(default="", metadata=LATER)  # SHA-256 of the model file that a commit is about
+    owner: str = field(default="", metadata=LATER)
+    identity: str = field(default="", metadata=LATER)
 
     def __post_init__(self) -> None:
         _check.positive_int(number=self.number)

@@ -111,6 +111,8 @@ class Reservation(_Account):
     since: str = ""
     approved: tuple[str, ...] = field(default=(), metadata=LATER)  # by whom
     model: str = field(default="", metadata=LATER)  # SHA-256 of the model file that was booked with the commit
+    owner: str = field(default="", metadata=LATER)  # a digest of the token that the run's last life has: who lacks it is a copy
+    identity: str = field(default="", metadata=LATER)  # the run's name, which follows from its key
 
     @property
     def is_open(self) -> bool:

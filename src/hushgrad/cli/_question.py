@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hushgrad import _check
 from hushgrad.cli._parser import Parser, UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def event_from(options: argparse.Namespace) -> Event:
     step: Event = Gaussian(options.noise_multiplier)
     if options.rate is not None and options.rate != 1.0:
         step = step.sampled(rate=options.rate)
-    return step * (1 if options.steps is None else options.steps)
+    return step * (1 if options.steps is None else _check.integer(0, steps=options.steps))
 
 
 def _described(text: str) -> Event:

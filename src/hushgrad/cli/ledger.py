@@ -190,13 +190,11 @@ def _commit(options: argparse.Namespace) -> int:
 
 
 def _settle(options: argparse.Namespace) -> int:
-    from hushgrad.budget.folder import reservation_of
-
     folder = Path(options.run)
-    identifier = reservation_of(folder)
+    ledger = _opened(options)
+    identifier = ledger.of_folder(folder)
     if not identifier:
         raise UsageError(f"{options.run} holds no reservation.json: it was not made with --ledger.")
-    ledger = _opened(options)
     reservation = ledger.settle(identifier, folder)
     why = next((row.note for row in reversed(ledger.entries()) if row.reservation == identifier), "")
     _say_reservation(options, reservation, f"Why: {why or 'its run had not begun'}.")

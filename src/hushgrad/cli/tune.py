@@ -40,6 +40,9 @@ def _parser() -> Parser:
     parser.add_argument("--epsilon", type=float, help="with --dry and without a recipe: the epsilon of one trial")
     parser.add_argument("--delta", type=float, help="with --epsilon")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted search: the same one")
+    parser.add_argument(
+        "--take-over", action="store_true", help="take the folder from a process that is gone but not known to be"
+    )
     parser.add_argument("--data", metavar="PATH", help="the same as --set data.path=PATH")
     parser.add_argument("--plan", metavar="FILE", help="the plan that hushgrad plan --save wrote, instead of the recipe's [plan]")
     parser.add_argument(
@@ -73,7 +76,12 @@ def run(words: list[str]) -> int:
     if options.dry and recipe is not None:
         return _say_price(options, priced(recipe, settings=settings))
     try:
-        how = {"resume": options.resume, "allow_code": options.allow_code, "policy": options.policy}
+        how = {
+            "resume": options.resume,
+            "allow_code": options.allow_code,
+            "policy": options.policy,
+            "take_over": options.take_over,
+        }
         tuned = tune(recipe, options.out, settings=settings, **how, progress=options.progress and not options.quiet)
     except KeyboardInterrupt:
         code = " --allow-code" if options.allow_code or str(options.recipe).endswith(".py") else ""

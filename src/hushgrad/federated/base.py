@@ -299,6 +299,7 @@ class PrivateStrategy(Strategy):
             "aggregator": self._aggregator.state_dict(),
             "arrays": {name: torch.from_numpy(array.numpy()) for name, array in self._arrays.items()},
         }
+        self._journal.flush()  # a machine that stops now must not leave a state that is ahead of its journal
         self._directory.save_state(tree)
         self._write_down()
         self._unsaved = False

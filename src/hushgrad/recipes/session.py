@@ -29,6 +29,7 @@ from hushgrad.recipes.spending import Spending, alone_in, require_allowed
 from hushgrad.recipes.summary import write_report
 from hushgrad.release.atomic import replacing
 from hushgrad.release.keys import destroy, finish
+from hushgrad.release.owner import LOCK
 from hushgrad.train.callbacks import JsonLines, ProgressBar
 from hushgrad.train.checkpoint import Checkpoint
 from hushgrad.train.fit import run_steps
@@ -107,8 +108,12 @@ def train(
     """
     rules = policy if isinstance(policy, Policy) else read_policy(policy)
     out = Path(out)
-    recipe = _opened(recipe, out, resume, allow_code)
-    with alone_in(out, take_over=take_over):
+    if resume and not (out / "recipe.json").exists():
+        _check.fail("--out", str(out), "to hold an interrupted run", "Leave --resume out to start a new one.")
+    finish(out)  # what a crash at the very end may have left
+    out.mkdir(parents=True, exist_ok=True)
+    with alone_in(out, take_over=take_over):  # before anything in it is looked at, or removed
+        recipe = _opened(recipe, out, resume, allow_code)
         return _trained(recipe, out, resume, progress, key, data, take_over, rules)
 
 
@@ -141,7 +146,7 @@ def _trained(
     extras = {} if scheduler is None else {"scheduler": scheduler}
     checkpoint = Checkpoint(out / "checkpoint", private, extras=extras, take_over=take_over)
     _forget_after(out / "metrics.jsonl", private.steps)
-    spending.begin()
+    spending.begin(private.key.run_name())
     before.keep()
     run_steps(
         private,
@@ -200,13 +205,10 @@ def _finished(recipe: Recipe, private: Private, data: Data, out: Path, began: fl
 
 
 def _opened(recipe: Recipe | None, out: Path, resume: bool, allow_code: bool) -> Recipe:
-    """The recipe of this session; the folder is made, or found to be one that can go on."""
+    """The recipe of this session; its folder, which is owned, is found to be new or to be one that can go on."""
     known = _read(out / "recipe.json")
     if resume:
-        if known is None:
-            _check.fail("--out", str(out), "to hold an interrupted run", "Leave --resume out to start a new one.")
         if (out / "guarantee.json").exists():
-            finish(out)
             _check.fail(
                 "--out", str(out), "to hold an unfinished run; this one is complete", "Choose another folder for a new run."
             )
@@ -216,12 +218,12 @@ def _opened(recipe: Recipe | None, out: Path, resume: bool, allow_code: bool) ->
             )
         return Recipe.from_tables(known, allow_code=allow_code or (recipe is not None and recipe.allow_code))
     recipe = Recipe.from_tables(DEMO) if recipe is None else recipe
-    if out.exists() and any(out.iterdir()):
+    if held := [path for path in out.iterdir() if path.name != LOCK]:
         if known != recipe.tables() or known != Recipe.from_tables(DEMO).tables():
             remedy = "Choose another folder, or continue an interrupted run with --resume."
             _check.fail("--out", str(out), "to be a new or empty folder", remedy)
-        shutil.rmtree(out)  # an earlier run of the demo, on public data, which anybody can repeat
-    out.mkdir(parents=True, exist_ok=True)
+        for path in held:  # an earlier run of the demo, on public data, which anybody can repeat
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     return recipe
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad.budget import Ledger, Policy, Reservation
-from hushgrad.budget.folder import RESERVATION, SETTLED, reservation_of
+from hushgrad.budget.folder import RESERVATION, SETTLED, owners_of, reservation_of
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event
 from hushgrad.guarantee import Guarantee
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.release.atomic import replacing
+from hushgrad.release.keys import KEY
 from hushgrad.release.owner import Owner
 from hushgrad.train.plan import Plan
 
@@ -66,18 +68,21 @@ class Spending:
     """The place of one session in a ledger, or nothing at all where the recipe names none.
 
     The id of the reservation is in the run folder, as ``reservation.json``, before the first step. A session that is killed
-    before it is there leaves a *held* reservation, which has not begun and can be cancelled.
+    before it is there leaves a *held* reservation, which has not begun and can be cancelled. The file also holds a token that
+    each life of the run replaces, there and in the ledger: of two copies of a folder only the first to go on knows the latest one.
     """
 
     def __init__(self, recipe: Recipe, plan: Plan, out: Path, *, event: Event | None = None) -> None:
         self._out, self._place = out, recipe.ledger.get("place", "")
         self._ledger = Ledger(recipe.ledger["place"]) if recipe.ledger else None
+        self._owner = secrets.token_hex(16)
         self._reservation = None if self._ledger is None else self._reserved(self._ledger, recipe, plan, event or plan.event())
 
     def _reserved(self, ledger: Ledger, recipe: Recipe, plan: Plan, event: Event) -> Reservation:
         dataset = recipe.ledger["dataset"]
         identifier = reservation_of(self._out)
         if not identifier:
+            self._require_new()
             run = f"{self._out.name} ({plan.digest[:12]})"
             found = ledger.reserve(dataset, event, run=run, hold=True, unit=plan.unit, relation=plan.relation)
             self._note(found)
@@ -89,10 +94,24 @@ class Spending:
             )
         return found
 
-    def begin(self) -> None:
-        """The first step comes next."""
-        if self._ledger is not None and self._reservation is not None:
-            self._ledger.begin(self._reservation)
+    def _require_new(self) -> None:
+        """A run that has a key has reserved before: to reserve once more would charge it twice."""
+        if any((self._out / home / KEY).exists() for home in ("checkpoint", "search")):
+            raise ArgumentError(
+                f"Expected {RESERVATION} beside this run's checkpoint: it was lost, and with it which reservation pays. Put it back, or "
+                f"close the run with: hushgrad ledger settle {self._place} {self._out}"
+            )
+
+    def begin(self, identity: str) -> None:
+        """The first step of this life comes next. ``identity`` is the run's name."""
+        if self._ledger is None or self._reservation is None:
+            return
+        before = self._ledger.known_owner(self._reservation, owners_of(self._out))
+        if before or not self._ledger.reservation(self._reservation.id).owner:  # else it is a copy, and refused as it is
+            # Written first: whoever dies between the two has the token of the life that began, and that of the one before it.
+            self._note(self._reservation, owner=before, next=self._owner)
+        self._reservation = self._ledger.begin(self._reservation, owner=self._owner, before=[before], identity=identity)
+        self._note(self._reservation, owner=self._owner)
 
     def commit(self, event: Event) -> None:
         """The run is finished, and this is what it did; its model file is booked with it."""
@@ -100,7 +119,7 @@ class Spending:
             return
         file = self._out / "model.safetensors"
         model = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-        done = self._ledger.commit(self._reservation, event, model=model)
+        done = self._ledger.commit(self._reservation, event, model=model, owner=self._owner)
         status = self._ledger.status(done.dataset)
         budget = {"budget_epsilon": status.dataset.epsilon, "budget_delta": status.dataset.delta}
         self._note(done, head=self._ledger.head, spent_epsilon=status.epsilon, **budget)

@@ -7,16 +7,18 @@ One step, in the order in which it happens:
     collect      the capture clips and adds up; or the sums of a server's clients
     noise        the rest of the row is added to the other sums
     add up       over the processes (stage 6 of the path; before it every process has its own part of sum and noise)
+    count        how many norms lie below the clip norm, with its own noise, where the clip norm adapts
+    agree        the journal is shown a witness of all of it; nothing of the run has changed yet, and from here on the row is spent
     denoise      post-processing
-    adapt        the clip norm of the next step
-    released     from here on the row of the step is spent
+    adapt        the clip norm of the next step, post-processing as well
 
 Where the tensors lie is the placement's business; nothing here asks what kind of placement it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -31,6 +33,7 @@ from hushgrad.events import Relation
 from hushgrad.noise.source import Source
 from hushgrad.release.keys import RunKey
 from hushgrad.release.placement.whole import Whole
+from hushgrad.release.witness import Witness
 
 if TYPE_CHECKING:
     from hushgrad.train.plan import Plan
@@ -59,6 +62,9 @@ class Release:
     def __init__(self, plan: Plan, placement: Whole, key: RunKey) -> None:
         self._plan, self.placement = plan, placement
         self.lazy: frozenset[str] = frozenset()  # tables whose noise is added where they are read, not here
+        # Asked with a witness before anything is released: it raises, or the step is taken. None where nobody keeps a journal here.
+        self.agree: Callable[[int, bytes], None] | None = None
+        self.noted: Callable[[], bytes] = lambda: b""  # of what else was released since the last step
         self._filter_state: dict[str, Any] = {}
         self.use_clip(plan.clip)
         self.use_key(key)
@@ -67,6 +73,7 @@ class Release:
         """Start the noise of another key, from its first row."""
         self._key, self.source = key, Source(key=key.secret, secure=self._plan.secure, cipher=self._plan.drawn_by)
         self.stream = self._plan.noise.stream(self.source, steps=self._plan.steps)
+        self._witness = Witness(key.witness)
         self._ahead = False
 
     def use_clip(self, clip: Clipper) -> None:
@@ -134,11 +141,17 @@ class Release:
         buffers = self._rounded(step, sums) if self._plan.secure else self._noised(step, sums, begun)
         if self._plan.certified:  # sum and noise were added in double precision; from here on it is post-processing
             buffers = {name: total.to(self._like(name).dtype) for name, total in buffers.items()}
-        grads = buffers if self._plan.denoise is None else self._denoised(buffers, step, learning_rate)
-        grads = {name: self.placement.gradient(name, g) for name, g in grads.items()}
-        self._adapt(step, norms)  # last: a step that fails before it is charged must not have moved anything
-        self._ahead = False  # released: its row is spent. The place for a journal's second line
-        return grads
+        moved = self._moved_clip(step, norms)
+        if self.agree is not None:
+            covered = {**{name: sums[name] for name in self.lazy}, **buffers}
+            self.agree(step, self._witnessed(covered, norms, moved))
+        self._ahead = False  # its row is spent, whatever fails from here on
+        try:
+            grads = buffers if self._plan.denoise is None else self._denoised(buffers, step, learning_rate)
+        finally:
+            if moved is not None:
+                self.use_clip(moved)
+        return {name: self.placement.gradient(name, g) for name, g in grads.items()}
 
     def _noised(self, step: int, sums: dict[str, Tensor], begun: dict[str, Tensor]) -> dict[str, Tensor]:
         """The sums, each with its noise: those in ``begun`` have it already, if they are what the capture was given.
@@ -212,16 +225,21 @@ class Release:
         with torch.no_grad():
             return self.placement.denoised(plan.denoise, grads, info, self._filter_state)
 
-    def _adapt(self, step: int, norms: Tensor) -> None:
-        """Release how many norms lie below the clip norm, with its own noise, and move the clip norm accordingly."""
+    def _moved_clip(self, step: int, norms: Tensor) -> Adaptive | None:
+        """What an adaptive clip norm moves to: it follows how many norms lie below it, with noise of its own. None for a fixed one."""
         clip = self.clip
         if not isinstance(clip, Adaptive):
-            return
+            return None
         count = torch.tensor([clip.raw_count(norms)], dtype=torch.float64)
         self.placement.world.add_up([count])
         index = len(self.placement.params)  # that no tensor has
         self.source.z(step, index, count, out=count, scale=clip.count_noise or 0.0)
-        self.use_clip(clip.moved(float(count)))
+        return clip.moved(float(count))
+
+    def _witnessed(self, covered: dict[str, Tensor], norms: Tensor, moved: Adaptive | None) -> bytes:
+        """A digest of all that the step releases: its sums with their noise, and where the clip norm moves to."""
+        more = b"" if moved is None else struct.pack("<d", moved.max_grad_norm)
+        return self._witness.of(covered, norms, self.noted() + more)
 
     def load_noise(self, state: dict[str, Any] | None, steps: int) -> None:
         """Bring the stream of a fresh key to row ``steps``: from its saved state, or by drawing the rows before it once more."""

@@ -118,6 +118,15 @@ class Journal:
         journal = cls(RunKey(bytes(32)))
         return [content for kind, content, _ in journal._frames(path.read_bytes()) if kind == ord("r")]
 
+    @classmethod
+    def bound_in(cls, path: Path) -> dict[str, Any]:
+        """What the run of the journal in ``path`` is bound to; its key is not needed."""
+        journal, bound = cls(RunKey(bytes(32))), dict[str, Any]()
+        for kind, content, _ in journal._frames(path.read_bytes()):
+            if kind == ord("j"):
+                bound.update(_check.parsed(content).get("bind", {}))
+        return bound
+
     @property
     def durable(self) -> bool:
         """Whether it is on disk."""

@@ -26,6 +26,10 @@ from hushgrad.release.owner import Owner
 __all__ = ["KEY", "RunKey", "destroy", "erase", "finish", "read_key", "secrets_in", "write_key"]
 
 KEY = "key.json"
+_OPEN = (
+    "Others may have read the key. If nobody has, say so with chmod 600; else erase it (hushgrad key destroy) and start a new run with "
+    "this run's ledger as prior=."
+)
 _BYTES = 32
 _FIELDS = {"key": str, "reproducible": bool, "plan": str, "fingerprint": str, "wrapped": bool}
 # A run's, a search's with its trials', a server's. Temporaries of these begin with a dot and the same name.
@@ -87,6 +91,11 @@ class RunKey:
         return self._derive(b"journal")
 
     @property
+    def witness(self) -> bytes:
+        """An independent key for the universal hash of what was released."""
+        return self._derive(b"witness")
+
+    @property
     def fingerprint(self) -> str:
         """Tells keys apart and tells nothing else: a hash of 256 unknown bits cannot be inverted."""
         return self._derive(b"fingerprint").hex()[:32]
@@ -130,7 +139,7 @@ def read_key(path: Path, *, plan: str, offered: RunKey | None = None) -> RunKey:
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
-        _check.fail("mode", oct(mode), f"of {path.name} to be 0600", "Others may have read the key.")
+        _check.fail("mode", oct(mode), f"of {path.name} to be 0600", _OPEN)
     content = _content(path)
     if content["plan"] != plan:
         remedy = "A key serves one plan. Use a new directory for a new run."

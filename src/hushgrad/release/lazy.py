@@ -205,6 +205,7 @@ class LazyTables:
 
     def update(self, raw_sums: Mapping[str, Tensor], std: float, step: int) -> None:
         """One step of all tables, whose noise has the standard deviation ``std``."""
+        self._noted = hashlib.blake2b(digest_size=16)
         for table in self._tables:
             table.update(raw_sums[table.name], std, step)
 
@@ -226,9 +227,8 @@ class LazyTables:
             self._noted.update(rows.numpy())  # type: ignore[arg-type]  # an array is a buffer
 
     def noted(self) -> bytes:
-        """A digest of the rows that were read since it was last asked for; empty without tables."""
-        digest, self._noted = self._noted.digest(), hashlib.blake2b(digest_size=16)
-        return digest if self._tables else b""
+        """A digest of the rows that were read since the last step; empty without tables."""
+        return self._noted.digest() if self._tables else b""
 
     def resume(self, was_lazy: bool) -> None:
         """Before an interrupted run is continued: was its noise added in the same way?"""

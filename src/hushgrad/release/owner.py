@@ -25,9 +25,9 @@ from weakref import WeakValueDictionary
 from hushgrad import _check
 from hushgrad.errors import ArgumentError, StorageError
 
-__all__ = ["Owner", "boot_identity"]
+__all__ = ["LOCK", "Owner", "boot_identity"]
 
-_NAME = ".lock"
+LOCK = ".lock"
 _BEAT, _STALE = 10.0, 60.0  # seconds
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
 
@@ -57,7 +57,7 @@ class Owner:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, take_over: bool = False, newest: bool = False) -> None:
-        self._path = Path(folder).resolve() / _NAME
+        self._path = Path(folder).resolve() / LOCK
         self._token = secrets.token_hex(8)
         self._file: int | None = None
         self._ends = threading.Event()
@@ -159,7 +159,7 @@ class Owner:
             stale = self._age() >= _STALE
             raise _owned(self._path.parent, words, "It has not been heard of for a minute. " if stale else "", lease=True)
         self._lease = True
-        temporary = self._path.with_name(f"{_NAME}.{self._token}")
+        temporary = self._path.with_name(f"{LOCK}.{self._token}")
         temporary.write_bytes(self._words())
         os.replace(temporary, self._path)
         time.sleep(0.05)  # of two that take it in the same instant, the last to write has it
@@ -186,7 +186,7 @@ class Owner:
 
     def _age(self) -> float:
         """Seconds since the lease was last touched, by the clock of the disk's own machine."""
-        probe = self._path.with_name(f"{_NAME}.{self._token}")
+        probe = self._path.with_name(f"{LOCK}.{self._token}")
         try:
             probe.touch()
             return probe.stat().st_mtime - self._path.stat().st_mtime

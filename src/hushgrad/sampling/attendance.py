@@ -49,19 +49,35 @@ class Attendance:
         self._last = np.full(units, -1, np.int32)
         self._total = self._steps = 0
 
-    def enter(self, step: int, chosen: np.ndarray) -> None:
-        """``chosen`` take part in ``step``.
+    def require(self, step: int, chosen: np.ndarray) -> None:
+        """Before ``chosen`` take part in ``step``; nothing is entered.
 
         Raises:
             CaptureError: where one of them may not; the step has not been taken.
         """
         if self._size is not None and not self._size[0] <= len(chosen) <= self._size[1]:
             raise self._broken(f"{len(chosen)} records took part in step {step},")
-        last, count = self._last[chosen], self._count[chosen]
-        gap = step - last
-        gap[last < 0] = _MOST
-        self._require(step, gap, count)
-        self._gap[chosen] = np.minimum(self._gap[chosen], gap)
+        self._require(step, self._gaps(step, chosen), self._count[chosen])
+
+    def _gaps(self, step: int, chosen: np.ndarray) -> np.ndarray:
+        last = self._last[chosen]
+        gaps = step - last
+        gaps[last < 0] = _MOST
+        return gaps
+
+    def enter(self, step: int, chosen: np.ndarray) -> None:
+        """``chosen`` take part in ``step``.
+
+        Raises:
+            CaptureError: where one of them may not; the step has not been taken.
+        """
+        self.require(step, chosen)
+        self.note(step, chosen)
+
+    def note(self, step: int, chosen: np.ndarray) -> None:
+        """The same for who was found to be allowed: nothing can go wrong any more."""
+        self._gap[chosen] = np.minimum(self._gap[chosen], self._gaps(step, chosen))
+        count = self._count[chosen]
         count[count < _MOST] += 1
         self._count[chosen] = count
         self._last[chosen] = step

@@ -1,9 +1,19 @@
-"""Which data: a keyed digest of a data set's content, so that a run goes on with the records that it began with."""
+"""Which data: a keyed digest of a data set's content, so that a run goes on with the records that it began with.
+
+Everything that can be reached from the data set is looked at: tensors, arrays, lists, the attributes of plain objects, what functions
+have closed over, whatever an object would be pickled as, and the content of files that are named. What cannot be looked into (an open
+connection, a directory, nothing but settings) makes the data *unseen*, and the guarantee says so.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import io
 import marshal
+import math
+import os
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,63 +23,209 @@ from torch import Tensor
 
 __all__ = ["identity_of"]
 
-_DEEP = 8  # data sets wrapped in data sets
+_DEEP = 50  # objects inside objects
+_LONGEST = 1024  # characters of a path
+_READ = 256 << 20  # bytes of files that are read in all; of further ones, size and time of change are taken
+_CHUNK = 1 << 20
+_CODE = (type, types.ModuleType, types.BuiltinFunctionType)
 
 
 class _Content:
-    """A digest over all content that lies in memory: tensors, arrays, texts, numbers in lists; not over single settings."""
+    """A digest over all content that can be reached; not over single settings."""
 
     def __init__(self, key: bytes) -> None:
-        self._digest = hashlib.blake2b(digest_size=16, key=key)
-        self.seen = False
+        self._digest, self._key = hashlib.blake2b(digest_size=16, key=key), key
+        self._inside: set[int] = set()  # ids of the objects that are being looked into: a ring ends here
+        self._left = _READ
+        self.bulk, self.unseen = 0.0, False  # values that were found, or bytes; whether something could not be looked into
 
     def add(self, x: Any, depth: int = 0, *, record: bool = False) -> None:
         """``record``: inside a list, where a number is content; an attribute that is one number is a setting or a counter."""
+        if isinstance(x, (bool, int, float, complex, type(None), np.generic, torch.dtype, torch.device)):
+            if record:
+                self._bulk(type(x).__name__, repr(x).encode(), 1)
+        elif isinstance(x, (str, os.PathLike)):
+            self._text(os.fspath(x))
+        elif isinstance(x, (bytes, bytearray)):
+            self._bulk(type(x).__name__, x)
+        elif id(x) in self._inside or depth > _DEEP:
+            self._say("ring", b"")
+            self.unseen = self.unseen or depth > _DEEP
+        else:
+            self._inside.add(id(x))
+            self._look_into(x, depth + 1, record)
+            self._inside.discard(id(x))
+
+    def _look_into(self, x: Any, depth: int, record: bool) -> None:
         if isinstance(x, Tensor):
-            self._bulk(f"tensor {x.dtype} {tuple(x.shape)}", x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            self._tensor(x)
         elif isinstance(x, np.ndarray) and x.dtype != object:
             self._bulk(f"array {x.dtype} {x.shape}", np.ascontiguousarray(x).reshape(-1).view(np.uint8))
         elif isinstance(x, (list, tuple, np.ndarray)):
             self._sequence(x, depth)
+        elif isinstance(x, (set, frozenset)):
+            self._unordered(x)
         elif isinstance(x, Mapping):
-            for name in x:
-                self._digest.update(repr(name).encode())
-                self.add(x[name], depth + 1, record=record)
-        elif isinstance(x, (str, bytes)) or (record and isinstance(x, (int, float, type(None)))):
-            self._bulk(type(x).__name__, repr(x).encode())
-        elif depth < _DEEP and (depth == 0 or hasattr(x, "__getitem__")):
-            self._dataset(x, depth)
+            self._mapping(x, depth, record)
+        elif isinstance(x, (*_CODE, types.FunctionType, types.MethodType, functools.partial)):
+            self._function(x, depth, record)
+        elif isinstance(x, io.IOBase):
+            self._open_file(x)
+        else:
+            self._object(x, depth, record)
 
-    def _bulk(self, what: str, content: Any) -> None:
-        self._digest.update(f"\n{what}\n".encode())
+    # What there is --------------------------------------------------------------------------------------------------------
+
+    def _say(self, what: str, content: Any) -> None:
+        self._digest.update(f"\n{what} {len(content)}\n".encode())
         self._digest.update(content)
-        self.seen = True
+
+    def _bulk(self, what: str, content: Any, size: float | None = None) -> None:
+        self._say(what, content)
+        self.bulk += len(content) if size is None else size
+
+    def _tensor(self, x: Tensor) -> None:
+        if x.layout is not torch.strided or x.is_meta:
+            self.unseen = True
+            return
+        content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        self._bulk(f"tensor {x.dtype} {tuple(x.shape)}", content)
 
     def _sequence(self, items: Any, depth: int) -> None:
         try:
-            self._bulk(f"list {len(items)}", marshal.dumps(list(items), 2))  # version 2: no reference to equal objects
+            # Version 2 makes no reference to equal objects.
+            self._bulk(f"list {len(items)}", marshal.dumps(list(items), 2), _values_in(items))
+            self._paths_in(items)
         except ValueError:  # not only plain values
-            self._digest.update(f"\nlist {len(items)}\n".encode())
+            self._say("list", str(len(items)).encode())
             for item in items:
-                self.add(item, depth + 1, record=True)
+                self.add(item, depth, record=True)
 
-    def _dataset(self, x: Any, depth: int) -> None:
+    def _paths_in(self, items: Any) -> None:
+        """The files that a list of plain values names; the values themselves are digested already."""
+        for item in items.values() if isinstance(items, dict) else items:
+            if isinstance(item, str):
+                self._file(item)
+            elif isinstance(item, (list, tuple, dict)):
+                self._paths_in(item)
+
+    def _unordered(self, items: set[Any] | frozenset[Any]) -> None:
+        """In the order of their digests: a set's own order changes from process to process."""
+        parts = []
+        for item in items:
+            part = _Content(self._key)
+            part.add(item, record=True)
+            parts.append(part._digest.digest())
+            self.unseen = self.unseen or part.unseen
+        self._bulk("set", b"".join(sorted(parts)))
+
+    def _mapping(self, x: Mapping[Any, Any], depth: int, record: bool) -> None:
+        for name in x:
+            self._say("key", repr(name).encode()) if isinstance(name, (str, int)) else self.add(name, depth)
+            self.add(x[name], depth, record=record)
+
+    def _function(self, x: Any, depth: int, record: bool) -> None:
+        """Code is no content, what it holds is."""
+        self._say("code", str(getattr(x, "__qualname__", "")).encode())
+        if isinstance(x, functools.partial):
+            self.add((x.func, x.args, x.keywords), depth, record=record)
+        elif isinstance(x, types.MethodType):
+            self.add(x.__self__, depth, record=record)
+        elif isinstance(x, types.FunctionType):
+            for cell in x.__closure__ or ():
+                self._cell(cell, depth, record)
+
+    def _cell(self, cell: types.CellType, depth: int, record: bool) -> None:
+        try:
+            content = cell.cell_contents
+        except ValueError:  # a variable that has no value yet
+            return
+        self.add(content, depth, record=record)
+
+    def _object(self, x: Any, depth: int, record: bool) -> None:
         fingerprint = getattr(x, "_fingerprint", None)  # of a Hugging Face data set: it follows from the content
         if isinstance(fingerprint, str):
-            self._bulk("fingerprint", fingerprint.encode())
+            self._bulk("fingerprint", fingerprint.encode(), math.inf)
             return
-        for name, value in sorted(getattr(x, "__dict__", {}).items()):
-            self._digest.update(f"\n{type(x).__qualname__}.{name}".encode())
-            self.add(value, depth + 1)
+        self._say("object", type(x).__qualname__.encode())
+        attributes = getattr(x, "__dict__", None)
+        if isinstance(attributes, dict) and not hasattr(type(x), "__slots__") and type(x).__reduce__ is object.__reduce__:
+            for name, value in sorted(attributes.items()):
+                self._say("attribute", name.encode())
+                self.add(value, depth, record=record)
+            return
+        self._pickled(x, depth, record)
+
+    def _pickled(self, x: Any, depth: int, record: bool) -> None:
+        """What the object would be pickled as; one that refuses holds something that cannot be looked into."""
+        try:
+            how = x.__reduce_ex__(2)
+        except Exception:  # noqa: BLE001 (whatever an object of anybody's says to being copied: it cannot be seen)
+            self.unseen = True
+            return
+        if isinstance(how, str):
+            self._say("name", how.encode())
+            return
+        for number, part in enumerate(how[1:]):
+            if part is not None:
+                self.add(list(part) if number >= 2 else part, depth, record=record or number >= 2)
+
+    # Files ------------------------------------------------------------------------------------------------------------------
+
+    def _text(self, text: str | bytes) -> None:
+        """A text by itself is a name or a setting, unless it names a file."""
+        name = os.fsdecode(text)
+        self._say("text", name.encode(errors="surrogatepass"))
+        self._file(name)
+
+    def _file(self, name: str) -> None:
+        if not name or len(name) > _LONGEST or "\0" in name or "\n" in name:
+            return
+        try:
+            about = os.stat(name)
+        except (OSError, ValueError):  # no file
+            return
+        if not os.path.isfile(name):
+            return
+        if about.st_size > self._left:
+            self._bulk("file", f"{about.st_size} {about.st_mtime_ns}".encode(), about.st_size)
+            return
+        self._left -= about.st_size
+        self._bulk("file", self._digest_of(name), about.st_size)
+
+    def _digest_of(self, name: str) -> bytes:
+        digest = hashlib.blake2b(digest_size=16, key=self._key)
+        try:
+            with open(name, "rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+        except OSError:  # it may be looked at, but not read
+            self.unseen = True
+        return digest.digest()
+
+    def _open_file(self, file: io.IOBase) -> None:
+        name = getattr(file, "name", None)
+        if isinstance(file, io.BytesIO):
+            self._bulk("file", file.getvalue())
+        elif isinstance(name, str) and os.path.isfile(name):
+            self._file(name)
+        else:
+            self.unseen = True
 
     def hex(self) -> str:
         return self._digest.hexdigest()
 
 
-def identity_of(dataset: Any, key: bytes) -> dict[str, Any]:
-    """How many examples there are, and a digest of them under ``key``: empty where no content lies in memory.
+def _values_in(items: Any) -> int:
+    """How many plain values a list of them holds, inner lists included."""
+    inner = items.values() if isinstance(items, dict) else items
+    return sum(_values_in(item) if isinstance(item, (list, tuple, dict)) else 1 for item in inner)
 
-    A data set that reads files when it is asked shows no content; give the loader ``identity="name, version"`` then.
+
+def identity_of(dataset: Any, key: bytes) -> dict[str, Any]:
+    """How many examples there are, a digest under ``key`` of what can be seen of them, and whether that is all that was found.
+
+    Where it is not ("seen" is False), give the loader ``identity="name, version"``.
 
         >>> a, b = torch.utils.data.TensorDataset(torch.zeros(3)), torch.utils.data.TensorDataset(torch.ones(3))
         >>> identity_of(a, b"k") == identity_of(a, b"k"), identity_of(a, b"k") == identity_of(b, b"k")
@@ -77,4 +233,6 @@ def identity_of(dataset: Any, key: bytes) -> dict[str, Any]:
     """
     content = _Content(key)
     content.add(dataset)
-    return {"examples": len(dataset), "digest": content.hex() if content.seen else ""}
+    # Fewer values than records are not the records: what was found are settings (a size, a name).
+    seen = content.bulk >= len(dataset) and not content.unseen
+    return {"examples": len(dataset), "digest": content.hex(), "seen": seen}

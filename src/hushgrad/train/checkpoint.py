@@ -137,6 +137,7 @@ class Checkpoint:
         with self._world.together():
             if self._world.rank == 0 and self._owner is not None:
                 bound = {"key": key.fingerprint, "plan": private.plan.digest, "start": self._start, "world": self._world.size}
+                bound["run"] = key.run_name()
                 private.keep_journal(Journal.create(self.directory / JOURNAL, key, self._owner, bound))
                 write_key(self.directory / KEY, key, plan=private.plan.digest)
 

@@ -14,7 +14,8 @@ from hushgrad.sampling.units import Grouping
 __all__ = ["DataContract"]
 
 _UNSEEN = (
-    "That the data are those of the interrupted run is vouched for: no content of them lies in memory, and no identity was given"
+    "Unseen data: that they are those which the run began with is vouched for; not all of them lies in memory or in named files, and "
+    'no identity was given (identity="name, version" of the loader)'
 )
 
 
@@ -48,23 +49,32 @@ class DataContract:
             return
         if journal.durable:
             self._bind(data, key, journal)
-        elif self._first is not None and _about(self._first, key) != _about(data, key):
-            raise ArgumentError(
-                "Expected the data and groups of this run's first loader: other records in mid-run, or the same in another order, "
-                f"break what its batches promise. {WAYS_ON}"
-            )
+        elif self._first is not None:
+            self._compare(_about(self._first, key), _about(data, key))
         self._first = self._first or data
 
     def _bind(self, data: _Data, key: RunKey, journal: Journal) -> None:
         repeated = "data" in journal.bound
         about = _about(data, key)
         journal.bind("data", about)
-        if repeated and not about["digest"] and data.identity is None:
+        self._note(about, compared=repeated)
+
+    def _compare(self, first: dict[str, Any], about: dict[str, Any]) -> None:
+        if first != about:
+            raise ArgumentError(
+                "Expected the data and groups of this run's first loader: other records in mid-run, or the same in another order, "
+                f"break what its batches promise. {WAYS_ON}"
+            )
+        self._note(about, compared=True)
+
+    def _note(self, about: dict[str, Any], *, compared: bool) -> None:
+        if compared and not about["seen"]:
             self.notes = (_UNSEEN,)
 
 
 def _about(data: _Data, key: RunKey) -> dict[str, Any]:
-    about = {"examples": len(data.dataset), "digest": ""} if data.identity is not None else identity_of(data.dataset, key.journal)
+    named = {"examples": len(data.dataset), "digest": "", "seen": True}
+    about = named if data.identity is not None else identity_of(data.dataset, key.journal)
     groups = [data.groups(i) for i in range(len(data.dataset))] if callable(data.groups) else data.groups
     units = "" if groups is None else identity_of(groups, key.journal)["digest"]
     return {**about, "identity": data.identity or "", "groups": units}

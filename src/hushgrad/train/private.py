@@ -28,7 +28,6 @@ from hushgrad.release.placement import placement_of
 from hushgrad.release.placement.device import with_cipher
 from hushgrad.release.placement.sharded import Sharded, is_sharded
 from hushgrad.release.placement.world import World
-from hushgrad.release.witness import witness
 from hushgrad.sampling.attendance import Attendance
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
@@ -139,6 +138,7 @@ class Private:
             check_isolation=check_isolation,
         )
         self._release = Release(plan, self.placement, self._key)
+        self._release.agree = self._agree
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
         self._journal, self._contract = Journal(self._key), DataContract()
         self._attendance: Attendance | None = None
@@ -179,7 +179,7 @@ class Private:
                 in_step=lambda: not self._journal.durable or (self._issued is not None and torch.is_grad_enabled()),
                 before=lambda: self._journal.read_all(self.steps),
             )
-            self._release.lazy = self._capture.by_rows
+            self._release.lazy, self._release.noted = self._capture.by_rows, self._lazy.noted
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
 
@@ -434,23 +434,27 @@ class Private:
         contributions = None if issued is None else issued.contributions
         grads, clipped, std = self._release.privatise(self._capture, step, None if rate is None else float(rate), contributions)
         self._raw_norms, self._rejected = clipped.raw_norms, self._rejected + clipped.rejected
-        self._witness(step, grads, clipped.raw_norms)
-        # Charged before it is released: if the optimizer fails from here on, this noise is spent and is never used again.
-        self._books.charge(issued=issued is not None)
-        self.losses.settle(None if issued is None else issued.examples)
-        self._issued = None
         for name, grad in grads.items():
             self._params[name].grad = grad
         self._lazy.update(clipped.raw_sums, std, step)
 
-    def _witness(self, step: int, grads: dict[str, Tensor], norms: Tensor) -> None:
-        """The last line before a release: a row of noise that was released before must give the same value again."""
-        found = int.from_bytes(witness(grads, norms, self._journal.chain, self._lazy.noted())[:6], "little")
+    def _agree(self, step: int, witness: bytes) -> None:
+        """The last line before a release: a row of noise that was released before must give the same value again.
+
+        Charged before it is released: whatever fails from here on, this noise is spent and is never used again.
+        """
+        issued, found = self._issued, int.from_bytes(witness[:6], "little")
+        records = None if self._attendance is None or issued is None else issued.records
         with self._world.together():
-            if self._attendance is not None and self._issued is not None and self._issued.records is not None:
-                self._attendance.enter(step, self._issued.records)
+            if self._attendance is not None and records is not None:
+                self._attendance.require(step, records)
             self._journal.released(step, self._world.total(found).to_bytes(8, "little"))
+        if self._attendance is not None and records is not None:
+            self._attendance.note(step, records)
         self._books.content = self._journal.chain.hex()
+        self._books.charge(issued=issued is not None)
+        self.losses.settle(None if issued is None else issued.examples)
+        self._issued = None
 
     def _attended(self, units: int) -> None:
         if self._attendance is None:

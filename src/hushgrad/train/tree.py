@@ -48,7 +48,10 @@ def read_tree(path: Path) -> Any:
                 _check.fail("path", str(path), "to be a checkpoint of a private run")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
     except SafetensorError as error:
-        raise ArgumentError(f"Expected path={str(path)!r} to be a safetensors file: {error}.") from None
+        raise ArgumentError(
+            f"Expected path={str(path)!r} to be a whole safetensors file; it was cut short or damaged ({error}). Put a good copy back, or "
+            "start a new run."
+        ) from None
     if metadata.get(_DIGEST) != _digest(metadata[_HEADER], tensors):
         raise ArgumentError(
             f"Expected path={str(path)!r} to be as it was written; it was damaged. Use a copy, or start a new run."

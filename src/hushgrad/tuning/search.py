@@ -24,7 +24,7 @@ from hushgrad.recipes.spending import Spending, alone_in, require_allowed
 from hushgrad.recipes.summary import write_report
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
 from hushgrad.release.keys import KEY, RunKey, destroy, finish, read_key, write_key
-from hushgrad.release.owner import Owner
+from hushgrad.release.owner import LOCK, Owner
 from hushgrad.sampling.identity import identity_of
 from hushgrad.train.plan import Plan
 from hushgrad.tuning.cost import ACCOUNTANT, TuningCost, calibrated_noise, tuning_cost
@@ -153,6 +153,7 @@ def tune(
     progress: bool = False,
     allow_code: bool = False,
     policy: Policy | str | Path | None = None,
+    take_over: bool = False,
 ) -> Tuned:
     """Search as the recipe's ``[tune]`` table says, and write the winner into the folder ``out``, like a run of its own.
 
@@ -169,13 +170,18 @@ def tune(
         progress: show every trial's progress.
         allow_code: whether a stored recipe which names code as ``module:function`` may run it.
         policy: what is allowed, or its file; by default the one that HUSHGRAD_POLICY names, if any.
+        take_over: take the folder from an owner that is gone, where the file system cannot tell.
 
     **Formal guarantee.** What is in ``out`` afterwards (the winner, its metrics, its score, and which candidate it was) is
     (epsilon, delta)-DP with the epsilon of :func:`priced`, which counts the search. See :class:`Stopping` for the theorem.
     """
     out = Path(out)
-    recipe, settings = _opened(recipe, settings, out, resume, allow_code)
-    with alone_in(out) as owner:
+    if resume and not (out / "search" / "recipe.json").exists() and not (out / "tuning.json").exists():
+        _check.fail("--out", str(out), "to hold an interrupted search", "Leave --resume out to start a new one.")
+    finish(out)  # what a crash at the very end may have left
+    out.mkdir(parents=True, exist_ok=True)
+    with alone_in(out, take_over=take_over) as owner:  # before anything in it is looked at
+        recipe, settings = _opened(recipe, settings, out, resume, allow_code)
         data = recipe.make_data()
         search = priced(recipe, settings=settings, data=data)
         rules = policy if isinstance(policy, Policy) else read_policy(policy)
@@ -184,7 +190,7 @@ def tune(
         folder = out / "search"
         key, journal = _key(folder, search, owner)
         journal.bind("data", identity_of(data.train, key.journal))
-        spending.begin()
+        spending.begin(key.run_name())
         best = _best(search, Draws(key.secret), data, folder, progress, journal)
         journal.close()
         run = {"run": key.run_name(), "content": journal.chain.hex()}
@@ -275,7 +281,6 @@ def _opened(
 ) -> tuple[Recipe, Settings]:
     """The recipe and settings of this search; the folder is made, or found to be one that can go on."""
     known = out / "search" / "recipe.json"
-    finish(out)  # what a crash at the very end may have left
     if (out / SETTLED).exists():
         _check.fail("--out", str(out), "to hold a search that may go on; this one was settled", "Start a new one elsewhere.")
     if (out / "tuning.json").exists():
@@ -287,7 +292,7 @@ def _opened(
         return recipe, settings_of(recipe)
     if recipe is None:
         raise ArgumentError("Expected a recipe with a [tune] table, or --over.")
-    if out.exists() and any(out.iterdir()):
+    if any(path.name != LOCK for path in out.iterdir()):
         _check.fail("--out", str(out), "to be a new or empty folder", "Continue an interrupted search with --resume.")
     settings = settings_of(recipe) if settings is None else settings
     recipe = replace(recipe, tune=_table(settings))
@@ -335,7 +340,7 @@ def _key(folder: Path, search: Priced, owner: Owner) -> tuple[RunKey, Journal]:
     if journal.exists() and Journal.is_begun(journal):
         raise ArgumentError(f"Expected {KEY} beside the journal: without its key an interrupted search cannot go on. {WAYS_ON}")
     key = RunKey.make(seed=search.recipe.run.seed)
-    made = Journal.create(journal, key, owner, {"key": key.fingerprint, "plan": plan})
+    made = Journal.create(journal, key, owner, {"key": key.fingerprint, "plan": plan, "run": key.run_name()})
     write_key(path, key, plan=plan)
     return key, made
 
