@@ -516,6 +516,20 @@ def test_fit_goes_on_and_erases(tmp_path):
     assert list((tmp_path / "run").iterdir()) == []
 
 
+def test_one_key_for_two_fits_costs_infinity_and_one_alone_is_vouched_for():
+    key = bytes(range(7, 39))
+
+    def fitted(changed):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return fit(model, F.cross_entropy, optimizer, _data(changed), PLANS["dpsgd"](), key=key, progress=False)
+
+    first, same, other = fitted(False), fitted(False), fitted(True)
+    assert math.isfinite(first.epsilon) and first == same and "vouched" in str(first)
+    assert math.isinf(other.epsilon) and "two ways" in str(other)
+
+
 def test_lightning_killed_before_its_first_save(tmp_path):
     lightning = pytest.importorskip("lightning")
     from hushgrad.integrations.lightning import PrivateFit

@@ -27,6 +27,7 @@ _DEEP = 50  # objects inside objects
 _LONGEST = 1024  # characters of a path
 _READ = 256 << 20  # bytes of files that are read in all; of further ones, size and time of change are taken
 _CHUNK = 1 << 20
+_PLAIN = {str, bytes, int, float, bool, complex, type(None)}
 _CODE = (type, types.ModuleType, types.BuiltinFunctionType)
 
 
@@ -93,8 +94,8 @@ class _Content:
 
     def _sequence(self, items: Any, depth: int) -> None:
         try:
-            # Version 2 makes no reference to equal objects.
-            self._bulk(f"list {len(items)}", marshal.dumps(list(items), 2), _values_in(items))
+            count = _values_in(items)
+            self._bulk(f"list {len(items)}", marshal.dumps(list(items), 2), count)  # version 2: no reference to equal objects
             self._paths_in(items)
         except ValueError:  # not only plain values
             self._say("list", str(len(items)).encode())
@@ -217,9 +218,20 @@ class _Content:
 
 
 def _values_in(items: Any) -> int:
-    """How many plain values a list of them holds, inner lists included."""
-    inner = items.values() if isinstance(items, dict) else items
-    return sum(_values_in(item) if isinstance(item, (list, tuple, dict)) else 1 for item in inner)
+    """How many plain values a list of them holds, inner lists included.
+
+    Raises:
+        ValueError: where it holds something else; marshal would take an array for its bytes, and lose its shape.
+    """
+    count = 0
+    for item in items.values() if type(items) is dict else items:
+        if type(item) in (list, tuple, dict):
+            count += _values_in(item)
+        elif type(item) in _PLAIN:
+            count += 1
+        else:
+            raise ValueError("not only plain values")
+    return count
 
 
 def identity_of(dataset: Any, key: bytes) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -18,6 +18,7 @@ from hushgrad import _check
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
+from hushgrad.train.books import guarantee_of
 from hushgrad.train.callbacks import OnStep, ProgressBar
 from hushgrad.train.checkpoint import Checkpoint
 from hushgrad.train.loss import aside, has_rows
@@ -27,6 +28,8 @@ from hushgrad.train.progress import EpsilonSoFar, SignalToNoise
 from hushgrad.train.words import DATALOADER, OPACUS
 
 __all__ = ["Passes", "fit", "run_steps"]
+
+_VOUCHED = "One key serves one run: that the given key had no other one is vouched for, since no journal was kept (checkpoint=)"
 
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -109,9 +112,23 @@ def fit(
         spent = private.spent()
         if saves is not None:
             saves.checkpoint.destroy()
-        return spent
+        return spent if key is None or saves is not None else _under(private, spent)
     finally:
         private.detach()
+
+
+_given: dict[str, Ledger] = {}  # of the first run in this process under each key that was given
+
+
+def _under(private: Private, spent: Guarantee) -> Guarantee:
+    """The guarantee of a run whose key was given and which left no journal: another run under that key shares its noise.
+
+    Within a process that is known, and both together cost infinity unless they released the same; beyond it, it is vouched for.
+    """
+    first = _given.setdefault(private.key.fingerprint, private.ledger)
+    if list(first) != list(private.ledger):
+        return guarantee_of(first + private.ledger, private.plan, notes=spent.notes)
+    return replace(spent, notes=(*spent.notes, _VOUCHED))
 
 
 class _Saves:
