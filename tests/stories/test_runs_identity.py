@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import itertools
+import json
 import math
 import os
 import shutil
@@ -22,6 +23,11 @@ from torch.utils.data import Dataset, TensorDataset
 
 from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.errors import ArgumentError, HushgradError
+from hushgrad.events import Poisson
+from hushgrad.recipes import Recipe, train
+from hushgrad.recipes.recipe import DEMO
+from hushgrad.release.owner import Owner
+from hushgrad.sampling import Poisson as PoissonSampler
 from hushgrad.sampling import identity as identities
 from hushgrad.sampling.identity import identity_of
 from hushgrad.train import Checkpoint, Plan, make_private
@@ -427,6 +433,26 @@ def test_two_owners(tmp_path):
     assert first.private.steps == 2 and second.to(4).private.steps == 4
     with pytest.raises(ArgumentError, match="taken it over"):
         first.checkpoint.save()
+
+
+def test_a_demo_that_runs_is_not_removed_by_a_second_one(tmp_path):
+    """The folder is owned before anything in it is looked at."""
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "recipe.json").write_text(json.dumps(Recipe.from_tables(DEMO).tables()))
+    (tmp_path / "checkpoint" / "key.json").write_text("the first one's")
+    first = Owner(tmp_path)
+    with pytest.raises(ArgumentError, match="no other owner"):
+        train(None, tmp_path, progress=False)
+    assert (tmp_path / "checkpoint" / "key.json").exists() and first.held
+
+
+def test_a_rate_that_was_not_the_promised_one_ends_in_an_infinite_epsilon(monkeypatch):
+    """The loader's book is closed with the run, and held against the plan."""
+    monkeypatch.setattr(PoissonSampler, "participation", lambda self: Poisson(0.02))
+    run = Process(None).to(STEPS - 1)
+    assert math.isfinite(run.private.spent().epsilon)  # nothing is said before the end
+    run.to(STEPS)
+    assert math.isinf(run.private.spent().epsilon) and "participations in 12 steps" in str(run.private.spent())
 
 
 # Lazy tables ---------------------------------------------------------------------------------------------------------------

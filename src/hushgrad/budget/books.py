@@ -117,8 +117,8 @@ class Books:
             if known.state != before and not again:
                 raise BrokenChain(f"Row {row.number} is of kind {row.kind!r}, but the run is {known.state}.")
             charged = NOTHING if row.kind == "cancel" else known.charged
-            who = {"owner": row.owner or known.owner, "identity": row.identity or known.identity}
-            self.reservations[known.id] = replace(known, state=after, charged=charged, **who)
+            owner, identity = row.owner or known.owner, row.identity or known.identity
+            self.reservations[known.id] = replace(known, state=after, charged=charged, owner=owner, identity=identity)
             if row.kind == "cancel" and all(r.state == "cancelled" for r in self.of(known.dataset)):
                 self.datasets[known.dataset] = replace(self.datasets[known.dataset], first=None)
             return

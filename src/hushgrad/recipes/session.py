@@ -223,7 +223,10 @@ def _opened(recipe: Recipe | None, out: Path, resume: bool, allow_code: bool) ->
             remedy = "Choose another folder, or continue an interrupted run with --resume."
             _check.fail("--out", str(out), "to be a new or empty folder", remedy)
         for path in held:  # an earlier run of the demo, on public data, which anybody can repeat
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     return recipe
 
 

@@ -54,7 +54,7 @@ class Witness:
         """A digest of every bit of ``released`` (what this process holds of it), of ``norms`` and of ``more``."""
         parts = [part for tensor in (norms, *released.values()) for part in _parts(tensor)]
         digest = hashlib.blake2b(more, digest_size=32)
-        digest.update(np.array([part.numel() for part in parts]))
+        digest.update(np.array([part.numel() for part in parts]).tobytes())
         for hashes in self._hashes(parts):
             digest.update(hashes)
         return digest.digest()
@@ -77,7 +77,7 @@ def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
     if type(tensor) is not Tensor:  # sharded: what this process holds of it
         tensor = getattr(tensor, "to_local", lambda: tensor)()
     if tensor.layout is torch.sparse_coo:
-        return tensor._indices().contiguous(), tensor._values().contiguous()  # type: ignore[no-untyped-call]
+        return tensor._indices().contiguous(), tensor._values().contiguous()
     return (tensor if tensor.is_contiguous() else tensor.contiguous(),)
 
 

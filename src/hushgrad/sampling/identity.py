@@ -122,7 +122,10 @@ class _Content:
 
     def _mapping(self, x: Mapping[Any, Any], depth: int, record: bool) -> None:
         for name in x:
-            self._say("key", repr(name).encode()) if isinstance(name, (str, int)) else self.add(name, depth)
+            if isinstance(name, (str, int)):
+                self._say("key", repr(name).encode())
+            else:
+                self.add(name, depth)
             self.add(x[name], depth, record=record)
 
     def _function(self, x: Any, depth: int, record: bool) -> None:
