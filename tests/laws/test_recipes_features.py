@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad.errors import ArgumentError
+from hushgrad.recipes import Recipe
+from hushgrad.recipes.before import Before
 from hushgrad.recipes.columns import Category, Columns, Number, columns_of
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.image_features import ImageFeatures
@@ -105,6 +107,22 @@ def test_learned_cut_points_are_quantiles_also_of_equal_values():
     assert shares[0] == pytest.approx(0.6, abs=0.02)
     with pytest.raises(ArgumentError, match="learned first"):
         encode([("1",)])
+
+
+def test_a_session_learns_once_and_reads_it_again(tmp_path):
+    recipe = Recipe.from_tables({"model": {"name": "linear"}, "data": {"name": "encoded"}, "plan": {"delta": 1e-5}})
+    encode = waiting(2, 4)
+    prepared, everyone = encode.prepared([(str(v), str(v)) for v in range(60)]), np.arange(60)
+    refused = Before(recipe, tmp_path, None)
+    refused(encode, prepared, everyone)
+    assert list(tmp_path.iterdir()) == []  # nothing is written before the budget is there
+    first = Before(recipe, tmp_path, None)
+    learned = first(encode, prepared, everyone)
+    first.keep()
+    assert Before(recipe, tmp_path, bytes(32))(encode, prepared, everyone) == learned
+    (tmp_path / "encoder.json").write_text("{}")
+    with pytest.raises(ArgumentError):
+        Before(recipe, tmp_path, None)(encode, prepared, everyone)
 
 
 def test_all_values_equal_and_nothing_at_all_give_a_working_encoder():
