@@ -11,10 +11,12 @@ P parameters, W processes, 4 bytes a number; a mechanism keeps s numbers of stat
 | forward, backward, weighted sums | 6 P n / F for n tokens of this process | the same |
 | draws of noise | (P/W) / g | (P/W) / g |
 | state of noise, read and written | traffic(s) (P/W) 4 / M | traffic(s) (P/W) 4 / M |
+| the row, from host to device (0 where the device draws it) | (P/W) 4 / L | (P/W) 4 / L |
 | optimizer (Adam), gradient, parameters | 7 P 4 / M | 7 (P/W) 4 / M |
 | sent and received | 2 (W-1)/W P 4: one all-reduce | 3 (W-1)/W P 4: two all-gathers, one reduce-scatter |
 | memory | (4 + s/W) P 4 | (4 + s) (P/W) 4 + two gathered units + two buckets |
 
+L bytes over the link in a second.
 F multiply-adds x 2 in a second, g numbers of noise in a second, M bytes of memory in a second, B bytes of network in a second.
 A plain run sends the same bytes: clipped sums take the place of gradients. A private one adds a few messages of one number.
 """
@@ -23,7 +25,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +39,17 @@ SMALL_MESSAGES = 3  # agreement before the step, agreement after the sums, adapt
 
 @dataclass(frozen=True)
 class Machine:
-    """One process's share of a machine: flops, noise numbers, bytes of memory and of network in a second; seconds a message."""
+    """One process's share of a machine: flops, noise numbers, bytes of memory and of network in a second; seconds a message.
+
+    ``link``: bytes in a second from where noise is drawn to where the sums are; infinite where that is one place.
+    """
 
     flops: float
     draws: float
     memory: float
     network: float
     latency: float
+    link: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -65,16 +72,22 @@ class Cost:
     network: float
     held: float
     received: float
+    copied: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Everything in turn: nothing overlaps (a bound from above)."""
-        return self.compute + self.noise + self.state + self.optimizer + self.network
+        return self.compute + self.private + self.optimizer + self.network
+
+    @property
+    def private(self) -> float:
+        """Seconds of noise: drawn, its state, its way to the device."""
+        return self.noise + self.state + self.copied
 
     @property
     def private_share(self) -> float:
         """What noise adds to the rest."""
-        return (self.noise + self.state) / (self.seconds - self.noise - self.state)
+        return self.private / (self.seconds - self.private)
 
 
 SGD = Noise("DP-SGD", 0, 0)
@@ -93,6 +106,9 @@ def banded(bands: int) -> Noise:
 # A process with one accelerator of about 400 Tflop/s in use, its noise drawn by 16 cores of the host at 1.5 ns a number each,
 # state in the host's memory, 50 GB/s of network. Public data sheets' orders of magnitude, not measurements.
 ACCELERATOR = Machine(flops=4e14, draws=16 / 1.5e-9, memory=2e11, network=5e10, latency=2e-5)
+# The same with the row's way to the accelerator (25 GB/s), and one that draws for itself: 92 integer operations a number at 1e13 a second.
+COPIES = replace(ACCELERATOR, link=2.5e10)
+DRAWS = replace(ACCELERATOR, draws=1e13 / 92, memory=1.5e12)
 
 
 def cost(
@@ -113,6 +129,7 @@ def cost(
         network=received / machine.network + messages * machine.latency,
         held=(4 * own + noise.state * share) * BYTES + gathered,
         received=received,
+        copied=share * BYTES / machine.link,
     )
 
 
@@ -125,7 +142,7 @@ def tables(machine: Machine, tokens: float) -> None:
             for ranks in (1, 8, 64, 512, 4096):
                 c = cost(machine, noise, parameters=10.0**exponent, ranks=ranks, tokens=tokens, sharded=True)
                 print(
-                    f"{noise.name:<12}{f'1e{exponent}':>7}{ranks:>6}{c.seconds:>10.3g}{c.noise + c.state:>9.2g}"
+                    f"{noise.name:<12}{f'1e{exponent}':>7}{ranks:>6}{c.seconds:>10.3g}{c.private:>9.2g}"
                     f"{100 * c.private_share:>7.1f}%{c.held / 1e9:>10.3g}{c.received / 1e9:>9.3g}"
                 )
 

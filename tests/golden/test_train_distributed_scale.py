@@ -25,6 +25,13 @@ def test_by_hand():
     assert fsdp.held == pytest.approx(6 * 4e9 / 4 + 4 * 0.01 * 4e9)
 
 
+def test_the_rows_way_to_a_device():
+    """10^9 numbers of 4 bytes over a link of 4 GB/s take a second; where they are drawn there, none."""
+    options = {"parameters": 1e9, "ranks": 1, "tokens": 1000, "sharded": False}
+    there, copied = (cost(MODEL["replace"](MACHINE, link=link), MODEL["SGD"], **options) for link in (float("inf"), 4e9))
+    assert (there.copied, copied.copied) == (0.0, 1.0) and copied.seconds == there.seconds + 1
+
+
 def test_state_of_mechanisms():
     """BLT reads and writes all its buffers; banded noise reads b - 1 rows and writes one."""
     assert [(n.state, n.traffic) for n in (MODEL["SGD"], MODEL["blt"](4), MODEL["banded"](64))] == [(0, 0), (4, 8), (63, 64)]

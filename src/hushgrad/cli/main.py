@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("hushgrad.cli.compare:run", "two runs side by side"),
     "release": ("hushgrad.cli.release:run", "let a model out, if a ledger has booked it"),
     "key": ("hushgrad.cli.key:run", "look after the secret key of a run, or destroy it"),
+    "doctor": ("hushgrad.cli.doctor:run", "what this machine does with a private step"),
     "serve": ("hushgrad.cli.serve:run", "a local web page: planner, runs, cards, ledger"),
     "completion": ("hushgrad.cli.completion:run", "let your shell complete commands and options"),
     "reproduce": ("hushgrad.cli.reproduce:run", "repeat a published result"),

@@ -1,0 +1,61 @@
+"""``hushgrad doctor``: what this machine does with a private step, in one table and one file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hushgrad.cli._parser import Parser, print_json
+from hushgrad.release.atomic import replacing
+
+__all__ = ["run"]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "doctor",
+        "Compares the noise kernels' bits with the reference, counts launches and waits of a private step on a pretend device (and\n"
+        "waits on a real one, by torch's own debug mode), and times it beside plain PyTorch and Opacus. Takes less than five minutes.\n"
+        "Exit code 1 if bits differ or a step waits. A table from a machine with a GPU is welcome in docs/hardware.md.",
+        example="hushgrad doctor --out doctor.json",
+    )
+    parser.add_argument("--out", metavar="FILE", help="also write everything as JSON")
+    parser.add_argument("--seconds", type=float, default=6.0, help="for timing each of four models (default 6)")
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Examine this machine; see ``hushgrad doctor --help``."""
+    options = _parser().parse(words)
+    from hushgrad.testing import doctor  # torch, and the pretend device before any backward pass
+
+    found: dict[str, Any] = {"machine": doctor.machine(), "bits": doctor.bits(), "counts": doctor.counts()}
+    found["steps"] = doctor.ratios(options.seconds)
+    if options.out:
+        with replacing(Path(options.out), mode=0o644) as new:
+            new.write_text(json.dumps(found, indent=1) + "\n")
+    if options.json:
+        print_json(found)
+    else:
+        print(_table(found))
+    return 0 if _well(found) else 1
+
+
+def _well(found: dict[str, Any]) -> bool:
+    waits = [row["syncs"] for part in ("counts", "steps") for row in found[part].values()]
+    return not any(waits) and not any(answer.startswith(("other", "failed")) for answer in found["bits"].values())
+
+
+def _table(found: dict[str, Any]) -> str:
+    lines = [", ".join(f"{name} {value}" for name, value in found["machine"].items() if value is not None), ""]
+    lines += [f"bits, {name}: {answer}" for name, answer in found["bits"].items()]
+    for title, part in (("on the pretend device", "counts"), ("on this machine", "steps")):
+        columns = list(dict.fromkeys(key for row in found[part].values() for key in row))
+        lines += ["", f"| {title} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+        lines += [f"| {name} | {' | '.join(_cell(row.get(key)) for key in columns)} |" for name, row in found[part].items()]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value:g}"
