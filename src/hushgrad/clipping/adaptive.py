@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 
@@ -12,7 +13,7 @@ from hushgrad import _check
 from hushgrad.clipping.base import Clipper
 from hushgrad.events import Event, Gaussian, Relation
 
-__all__ = ["Adaptive"]
+__all__ = ["Adaptive", "AdaptiveThere"]
 
 _FARTHEST = 50.0  # |log C| at most: past any real gradient, and far from what floats cannot hold
 
@@ -88,6 +89,14 @@ class Adaptive(Clipper):
         target = log(self.max_grad_norm) - self.learning_rate * (fraction - self.quantile)
         return replace(self, max_grad_norm=exp(min(max(target, -_FARTHEST), _FARTHEST)))
 
+    def counted_there(self, raw_norms: Tensor, noise: Callable[[Tensor], None], norm: Tensor | None) -> AdaptiveThere:
+        """The next step's clipper on a device: count, noise and clip norm stay there, in double precision, and nobody waits."""
+        here = raw_norms.new_full((1,), self.max_grad_norm, dtype=torch.float64) if norm is None else norm
+        count = (raw_norms.double() <= here).sum(0, keepdim=True, dtype=torch.float64).sub_(raw_norms.numel() / 2)
+        noise(count)
+        target = here.log().sub_(count.div_(self.batch_size).add_(0.5 - self.quantile), alpha=self.learning_rate)
+        return AdaptiveThere(self, target.clamp_(-_FARTHEST, _FARTHEST).exp_())
+
     # The price ------------------------------------------------------------------------------------------------------------
 
     def gradient_noise(self, noise_multiplier: float) -> float:
@@ -114,3 +123,23 @@ class Adaptive(Clipper):
     def _count_multiplier(self) -> float:
         assert self.count_noise is not None
         return 2 * self.count_noise  # an example moves the centred count by 1/2
+
+
+class AdaptiveThere(Clipper):
+    """An :class:`Adaptive` clipper whose norm lies on a device, where the last step has moved it: a number of one element."""
+
+    def __init__(self, options: Adaptive, norm: Tensor) -> None:
+        self.options, self.norm = options, norm
+
+    def weights(self, sq_norms: Tensor) -> Tensor:
+        """As of the clipper that it stands for."""
+        return torch.rsqrt(sq_norms).mul_(self.norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+
+    def sensitivity(self, relation: Relation) -> float:
+        """A number on the device, which multiplies as one: C times the number of contributions that neighbours differ by."""
+        return self.norm * relation.contributions  # type: ignore[return-value]
+
+    @property
+    def fetched(self) -> Adaptive:
+        """The clipper as a value; the device is waited for."""
+        return replace(self.options, max_grad_norm=float(self.norm))

@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from hushgrad._value import Value
 from hushgrad.clipping import _fused
 from hushgrad.clipping.mass import Mass, sq_norm
+from hushgrad.clipping.rejected import Counted
 from hushgrad.clipping.sums import Pieces, Sum
 from hushgrad.events import Relation
 
-__all__ = ["Clipped", "ClippedSum", "Clipper", "Factors", "Record", "Rule", "rule", "rule_for", "usable"]
+__all__ = ["Clipped", "ClippedSum", "Clipper", "Factors", "Record", "Rule", "measured_here", "rule", "rule_for", "usable"]
 
 _LEAST = 2.0**-126  # the least weight that single precision holds with all its bits
 
@@ -42,7 +43,7 @@ class ClippedSum(NamedTuple):
     raw_sums: dict[str, Tensor]  # by parameter name, in the parameter's shape
     raw_norms: Tensor  # (B,) norms of the examples' (or units') whole gradients before clipping
     raw_weights: Tensor  # (B,) or (B, groups): what each example's gradient was multiplied by
-    rejected: int  # examples with a NaN or infinite gradient: weight 0
+    rejected: Counted  # examples with a NaN or infinite gradient: weight 0
 
 
 class Clipped(NamedTuple):
@@ -183,10 +184,19 @@ class Rule(ABC):
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
         """Their squared norms in double precision, (B,) each. May put what is worth keeping into ``record.kept``.
 
-        Where ``add_weighted`` will add a gradient part by part, ``record.masses`` must have its mass.
+        Where ``add_weighted`` will add a gradient part by part, ``record.masses`` must have its mass. Those of kept gradients may be
+        left out on a device: :meth:`rest` gives them when they are asked for.
         """
         record.kept = self.per_example(record)
-        return {name: sq_norm(G) for name, G in record.kept.items()}
+        return measured_here(record.kept)
+
+    def rest(self, record: Record, names: Sequence[str]) -> dict[str, Tensor]:
+        """Squared norms that ``sq_norms`` has put off: on a device those of all layers are taken together, if possible."""
+        return {name: sq_norm(record.kept[name]) for name in names}
+
+    def outer(self, record: Record) -> tuple[Tensor, Tensor] | None:
+        """X (B, d) and g (B, p) where the gradients of weight and bias are g x^T and g and nothing was made yet; else None."""
+        return None
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """Add ``sum_i weights[name][i] G_i`` to ``out[name]`` for every name in ``record.names``.
@@ -247,6 +257,11 @@ class Rule(ABC):
         """The same record in double precision, of one whose gradients are added part by part."""
         args, grads = tuple(map(_widened, record.args)), tuple(map(_widened, record.grads))
         return Record(record.module, record.names, args, {k: _widened(v) for k, v in record.kwargs.items()}, grads)
+
+
+def measured_here(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The squared norms of gradients that were made; on a device they are put off."""
+    return {name: sq_norm(G) for name, G in kept.items() if G.is_cpu}
 
 
 def _widened(value: Any) -> Any:

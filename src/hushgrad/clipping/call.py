@@ -63,7 +63,7 @@ class Call:
         if place is NATIVE:
             self._add(self.site.ready(tuple(grads)))
             if self.rule.hot:
-                tape.quiet(self.measure)
+                tape.quiet(self.prepare)
         elif place is WHOLE:
             for k, g in enumerate(grads):
                 if g is not None:
@@ -81,7 +81,7 @@ class Call:
         else:
             self._add_placed(place, self.site.ready(tuple(grads)))
             if self.rule.hot:
-                tape.quiet(self.measure)
+                tape.quiet(self.prepare)
 
     def take(self, output: int, share: Tensor, gross: float = 0.0) -> None:
         """Each example's share of the gradient of one output: (B, *its shape); ``gross``, the size of what cancelled in it."""
@@ -209,8 +209,8 @@ class Call:
         path = self.site.path or "the model"
         return f"The input of {path} was changed in place after the module had used it. Write the operation out of place."
 
-    def measure(self) -> dict[str, Tensor]:
-        """The squared norms by local name; the first time they are computed, and what is no longer needed is released."""
+    def prepare(self) -> dict[str, Tensor]:
+        """The squared norms by local name, on a device perhaps not all; what is no longer needed is released."""
         if self.sq_norms is None:
             record = self.record
             assert record is not None
@@ -218,6 +218,15 @@ class Call:
             if (record.kept or record.pieces) and record.complete:
                 record.release()
         return self.sq_norms
+
+    def measure(self) -> dict[str, Tensor]:
+        """The squared norms of all parameters by local name."""
+        made = self.prepare()
+        if len(made) < len(self.site.names):
+            assert self.record is not None
+            missing = [name for name in self.site.names if name not in made]
+            made = self.sq_norms = made | self.rule.rest(self.record, missing)
+        return made
 
 
 def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:

@@ -15,6 +15,7 @@ from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.held import Held
 from hushgrad.clipping.reconcile import problem_of
 from hushgrad.clipping.reduce import Group, Part, Use, add_clipped, add_usual
+from hushgrad.clipping.rejected import joined
 from hushgrad.clipping.rules.parameter import Bare
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.sums import RowSum, Sum
@@ -115,7 +116,7 @@ class Collecting:
             empty = self._params[first].new_zeros(0, dtype=self._dtypes[first])
             return ClippedSum(raw_sums, empty, clipper.weights(empty), 0)
         norms, weights = torch.cat([p.norms for p in parts]), torch.cat([p.weights for p in parts])
-        return ClippedSum(raw_sums, norms, weights, sum(p.rejected for p in parts))
+        return ClippedSum(raw_sums, norms, weights, joined([p.rejected for p in parts]))
 
     def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
         return {

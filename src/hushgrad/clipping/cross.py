@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.base import Factors, Rule, added
+from hushgrad.clipping.base import Factors, Record, Rule, added
 from hushgrad.clipping.mass import Mass, outer_mass, sq_norm
 from hushgrad.clipping.rules.gram import gram_sq_norm
 
@@ -169,13 +169,14 @@ def _by_sums(group: Group, shared: Shared, rows: dict[str, Tensor], masses: dict
     for start in range(0, max(1, group.size), step):  # also for no unit: a process's part of a batch may be empty
         some = {name: _Units(p, min(step, group.size - start)) for name, p in params.items()}
         for use in uses:
-            _add_part(use, some, start, wide=wide)
+            _add_part(use, some, start, wide=wide, whole=step >= group.size)
         for name, units in some.items():
             made[name].append(units)
             units.measure()
     for name, blocks in made.items():
         rows[name] = torch.cat([units.sq_norms for units in blocks])
-        parts = max((int(units.parts.max()) for units in blocks if len(units.parts)), default=1)
+        counted = [units.parts for units in blocks if len(units.parts) and units.parts.is_cpu]
+        parts = max((int(found.max()) for found in counted), default=1)  # of a device nobody asks how many
         masses[name] = Mass(torch.cat([units.masses for units in blocks]), parts)
 
 
@@ -200,18 +201,30 @@ class _Units:
         self.sq_norms, self.total = sq_norm(self.total), None
 
 
-def _add_part(use: Use, some: dict[str, _Units], start: int, *, wide: bool) -> None:
+def _same(record: Record) -> Record:
+    """A record of its own over the same tensors."""
+    record.join()
+    own = Record(record.module, record.names, record.args, record.kwargs, record.grads, record.memory)
+    own.kept = dict(record.kept)
+    return own
+
+
+def _add_part(use: Use, some: dict[str, _Units], start: int, *, wide: bool, whole: bool) -> None:
     """Add this use's per-example gradients of the units from ``start`` on."""
     record, rule, examples = use.call.record, use.call.rule, use.call.examples
     assert record is not None
     if wide or type(rule).add_weighted is not Rule.add_weighted:
         use.call.measure()  # it may add gradients part by part; else they are formed, and their masses are their norms
     first = next(iter(some.values()))
+    index: Any
     units = use.units
     if units is None:
         units = torch.arange(examples, device=first.masses.device)
-    index = ((units >= start) & (units < start + len(first.masses))).nonzero().squeeze(1)
-    part = rule.select(record, index, examples)
+    if whole:  # all units are at hand
+        index, part = slice(None), _same(record)
+    else:
+        index = ((units >= start) & (units < start + len(first.masses))).nonzero().squeeze(1)
+        part = rule.select(record, index, examples)
     part.names = tuple(local for local, name in use.call.site.full.items() if name in some)
     made = part.kept
     if not part.kept.keys() >= set(part.names):

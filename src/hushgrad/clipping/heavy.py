@@ -7,6 +7,7 @@ formed*, it adds no more than the clip norm, whatever its records are.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -95,8 +96,13 @@ def form(
 def by_group(rows: dict[str, Tensor], column: dict[str, int], units: int) -> Tensor:
     """The sums over each clipping group: (units, groups)."""
     stacked = torch.stack(list(rows.values()))
-    index = torch.tensor([column[name] for name in rows], device=stacked.device)
+    index = _places(tuple(column[name] for name in rows), stacked.device)
     return stacked.new_zeros(max(column.values(), default=0) + 1, units).index_add_(0, index, stacked).t()
+
+
+@lru_cache(maxsize=64)
+def _places(columns: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(columns).to(device)
 
 
 def _gradient(group: Group, unit: int, *, wide: bool) -> dict[str, Tensor]:

@@ -20,7 +20,9 @@ from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.cross import joint_norms
 from hushgrad.clipping.heavy import Columns, by_group, form, heavy_units, is_light
 from hushgrad.clipping.mass import Mass
+from hushgrad.clipping.rejected import Counted
 from hushgrad.clipping.sums import Sum
+from hushgrad.clipping.there import cleaned_in_place, held_back, summed_there
 
 __all__ = ["Group", "Part", "Use", "add_clipped", "add_usual"]
 
@@ -45,7 +47,7 @@ class Part(NamedTuple):
 
     norms: Tensor
     weights: Tensor
-    rejected: int
+    rejected: Counted
 
 
 def add_clipped(
@@ -63,7 +65,10 @@ def add_clipped(
     finite, norms = total.isfinite(), total.sqrt()
     weights = usable(clipper.weights(clipped_by))
     weights = torch.where(finite if columns is None else finite.unsqueeze(1), weights, 0.0)
-    heavy = heavy_units(sq_norms, masses, weights, columns, clipper, certificate)
+    there = certificate is None and not weights.is_cpu
+    if there:
+        weights = held_back(weights, list(masses.values()), 1.0, clipper)
+    heavy = [] if there else heavy_units(sq_norms, masses, weights, columns, clipper, certificate)
     formed = form(group, heavy, masses, clipper, columns, certificate)
     shares = weights
     if heavy:  # they are added by themselves
@@ -78,7 +83,7 @@ def add_clipped(
             if ends[name] == k and name in formed.sums:  # while its sum is open: sums of shards are sent layer by layer
                 sums[name].add_dense(formed.sums.pop(name).mul_(scale))
     dtype = group.uses[0].call.site.dtype
-    return Part(norms.to(dtype), weights.to(dtype), int((~norms.isfinite()).sum()))
+    return Part(norms.to(dtype), weights.to(dtype), norms if there else int((~norms.isfinite()).sum()))
 
 
 def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part | None:
@@ -87,6 +92,8 @@ def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict
     That is one whose norm is not finite, or a heavy one. Then nothing was added yet, and the norms are remembered. Short, because a small
     model's step is mostly Python.
     """
+    if not calls[0].site.params[0].is_cpu:
+        return Part(*summed_there(calls, factor, clipper, sums, scale))
     rows: list[Tensor] = []
     masses: list[Mass] = []
     for call in calls:
@@ -134,7 +141,9 @@ def _add_use(use: Use, weights: Tensor, columns: Columns, finite: Tensor, sums: 
     out = {local: sums[name] for local, name in names.items()}
     if use.units is not None:
         weights, finite = weights[use.units], finite[use.units]
-    if not bool(finite.all()):
+    if not finite.is_cpu and weights.dtype is use.call.site.dtype:
+        cleaned_in_place(record)
+    elif not bool(finite.all()):
         record = _replaced(record, rule, finite)
     if record is not None:
         rule.add_weighted(

@@ -20,6 +20,7 @@ from hushgrad.noise._chacha import ChaChaStream
 from hushgrad.noise._kernel import BufferedRow, Piece, SolvedRows
 from hushgrad.noise._keystream import KeyStream
 from hushgrad.noise._threads import CHUNK, over_shares, worth_one_thread
+from hushgrad.noise.devices import DeviceKernel, Target, Turn, kernel_for
 
 if TYPE_CHECKING:
     from hushgrad.noise.secure import SecureNoise
@@ -132,9 +133,20 @@ class Source:
             out: tensors to add the numbers to, in place.
             scale: what the numbers are multiplied by.
         """
+        there = self._there(likes)
+        if there is not None and out is not None and all(t.is_contiguous() for t in out):
+            targets = zip(out, indices or range(len(out)), offsets or [0] * len(out), strict=True)
+            there.row(self.chacha, Turn(step), [Target(t, None, i, o) for t, i, o in targets], scale, fresh=False)
+            return list(out)
         pieces = pieces_of(likes, indices, offsets, out, exact=self.secure)
         self.draw(_check.integer(0, step=step), pieces, _check.number(scale=scale), fresh=out is None)
         return delivered(pieces, likes, out, exact=self.secure)
+
+    def _there(self, likes: Sequence[Tensor]) -> DeviceKernel | None:
+        """What draws on the device of these tensors, if all lie on one that can."""
+        if not likes or likes[0].is_cpu or self.cipher != "chacha20" or self.secure:
+            return None
+        return kernel_for(likes[0].device) if len({like.device for like in likes}) == 1 else None
 
     def draw(self, step: int, pieces: Sequence[Piece], scale: float, *, fresh: bool) -> None:
         """Compute the numbers of every piece, on all threads: written if ``fresh``, else added.

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hushgrad.clipping import Capture, ClippedSum
-from hushgrad.clipping.adaptive import Adaptive
+from hushgrad.clipping.adaptive import Adaptive, AdaptiveThere
 from hushgrad.clipping.base import Clipper
 from hushgrad.denoise.base import NoiseInfo
 from hushgrad.errors import CaptureError
@@ -64,6 +65,8 @@ class Release:
         self.lazy: frozenset[str] = frozenset()  # tables whose noise is added where they are read, not here
         # Asked with a witness before anything is released: it raises, or the step is taken. None where nobody keeps a journal here.
         self.agree: Callable[[int, bytes], None] | None = None
+        # The same for a device that is not to be waited for: whether it will do to have the norms entered when somebody asks.
+        self.agree_later: Callable[[int, Tensor], bool] = lambda step, norms: False
         self.noted: Callable[[], bytes] = lambda: b""  # of what else was released since the last step
         self._filter_state: dict[str, Any] = {}
         self.use_clip(plan.clip)
@@ -79,11 +82,19 @@ class Release:
     def use_clip(self, clip: Clipper) -> None:
         """Clip the next step with ``clip``: the plan's, or what adaptive clipping has moved it to."""
         multiplier = self._plan.noise_multiplier or 0.0
-        if isinstance(clip, Adaptive):
-            multiplier = clip.gradient_noise(multiplier)  # the rest of the budget goes to the count
-        self.clip = clip
+        adaptive = clip.options if isinstance(clip, AdaptiveThere) else clip
+        if isinstance(adaptive, Adaptive):
+            multiplier = adaptive.gradient_noise(multiplier)  # the rest of the budget goes to the count
+        self.live_clip = clip
         self.clip_norm = clip.sensitivity(Relation.ADD_REMOVE)
         self._scale = multiplier * self.clip_norm / self._plan.batch_size
+
+    @property
+    def clip(self) -> Clipper:
+        """The clipper of the next step, as a value."""
+        if isinstance(self.live_clip, AdaptiveThere):
+            self.use_clip(self.live_clip.fetched)
+        return self.live_clip
 
     @property
     def filter_state(self) -> dict[str, Any]:
@@ -116,7 +127,7 @@ class Release:
             begun = self._fresh(step, early)
             if self._plan.certified:
                 begun = {name: row.double() for name, row in begun.items()}
-        clipped = capture.collect(self.clip, out=begun, scale=1.0 / self._plan.batch_size)
+        clipped = capture.collect(self.live_clip, out=begun, scale=1.0 / self._plan.batch_size)
         require_contributions(step, clipped.raw_norms.shape[0], contributions)
         if not early:
             self.begin(step)
@@ -142,7 +153,7 @@ class Release:
         if self._plan.certified:  # sum and noise were added in double precision; from here on it is post-processing
             buffers = {name: total.to(self._like(name).dtype) for name, total in buffers.items()}
         moved = self._moved_clip(step, norms)
-        if self.agree is not None:
+        if self.agree is not None and not (self.placement.draws_itself and self.agree_later(step, norms)):
             covered = {**{name: sums[name] for name in self.lazy}, **buffers}
             self.agree(step, self._witnessed(covered, norms, moved))
         self._ahead = False  # its row is spent, whatever fails from here on
@@ -220,13 +231,15 @@ class Release:
     def _denoised(self, grads: dict[str, Tensor], step: int, learning_rate: float | None) -> dict[str, Tensor]:
         plan = self._plan
         assert plan.denoise is not None
-        std = self._scale * plan.noise.row_std(step, steps=plan.steps)
-        info = NoiseInfo(std=std, step=step, max_grad_norm=self.clip_norm, learning_rate=learning_rate)
+        std = float(self._scale) * plan.noise.row_std(step, steps=plan.steps)
+        info = NoiseInfo(std=std, step=step, max_grad_norm=float(self.clip_norm), learning_rate=learning_rate)
         with torch.no_grad():
             return self.placement.denoised(plan.denoise, grads, info, self._filter_state)
 
-    def _moved_clip(self, step: int, norms: Tensor) -> Adaptive | None:
+    def _moved_clip(self, step: int, norms: Tensor) -> Adaptive | AdaptiveThere | None:
         """What an adaptive clip norm moves to: it follows how many norms lie below it, with noise of its own. None for a fixed one."""
+        if self.placement.draws_itself and isinstance(self.live_clip, (Adaptive, AdaptiveThere)):
+            return self._moved_there(step, norms)
         clip = self.clip
         if not isinstance(clip, Adaptive):
             return None
@@ -236,10 +249,20 @@ class Release:
         self.source.z(step, index, count, out=count, scale=clip.count_noise or 0.0)
         return clip.moved(float(count))
 
-    def _witnessed(self, covered: dict[str, Tensor], norms: Tensor, moved: Adaptive | None) -> bytes:
+    def _witnessed(self, covered: dict[str, Tensor], norms: Tensor, moved: Adaptive | AdaptiveThere | None) -> bytes:
         """A digest of all that the step releases: its sums with their noise, and where the clip norm moves to."""
-        more = b"" if moved is None else struct.pack("<d", moved.max_grad_norm)
+        here = moved.fetched if isinstance(moved, AdaptiveThere) else moved
+        more = b"" if here is None else struct.pack("<d", here.max_grad_norm)
         return self._witness.of(covered, norms, self.noted() + more)
+
+    def _moved_there(self, step: int, norms: Tensor) -> AdaptiveThere:
+        """The same on a device, in which the clip norm stays."""
+        clip = self.live_clip
+        options, norm = (clip.options, clip.norm) if isinstance(clip, AdaptiveThere) else (clip, None)
+        assert isinstance(options, Adaptive)
+        index, scale = len(self.placement.params), options.count_noise or 0.0
+        noise = partial(self.source.z, step, index, scale=scale)
+        return options.counted_there(norms, lambda count: noise(count, out=count), norm)  # type: ignore[func-returns-value]
 
     def load_noise(self, state: dict[str, Any] | None, steps: int) -> None:
         """Bring the stream of a fresh key to row ``steps``: from its saved state, or by drawing the rows before it once more."""

@@ -184,7 +184,7 @@ def _count(
         return
     if name not in _VIEWS and name.rstrip("_") not in _VIEWS and name != "_local_scalar_dense":
         meter.launched(name)
-    if name in _WAITS or (name in _INDEXING and any(isinstance(t, Tensor) and t.dtype is torch.bool for t in flat)):
+    if name in _WAITS or (name in _INDEXING and any(isinstance(t, Tensor) and t.dtype is torch.bool for t in flat[1:])):
         meter.waited(name)
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 from hushgrad import _check, sampling
 from hushgrad.clipping import Capture, Clipper
 from hushgrad.clipping.certificate import Certificate
+from hushgrad.clipping.rejected import Rejected
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
@@ -22,6 +23,7 @@ from hushgrad.release.core import Release, require_contributions
 from hushgrad.release.issued import Issued
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
+from hushgrad.release.later import Later
 from hushgrad.release.lazy import LazyTables, require_lazy_plan
 from hushgrad.release.passes import Closure, run_passes
 from hushgrad.release.placement import placement_of
@@ -138,14 +140,15 @@ class Private:
             check_isolation=check_isolation,
         )
         self._release = Release(plan, self.placement, self._key)
-        self._release.agree = self._agree
+        self._release.agree, self._release.agree_later = self._agree, self._agree_later
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
         self._journal, self._contract = Journal(self._key), DataContract()
         self._attendance: Attendance | None = None
         self._issued: Issued | None = None
         self._raw_norms: Tensor = torch.empty(0)
         self._raw_loss: Any = None
-        self._rejected, self._splitting = 0, False
+        self._rejected, self._splitting = Rejected(), False
+        self._later = Later(self._entered)
         self._gate, self._lazy = IsolationGate(self._capture), LazyTables()
         self._bits = OwnBits(self._capture)
         self._parts = Parts(self._announce_part)
@@ -333,6 +336,7 @@ class Private:
     @property
     def ledger(self) -> Ledger:
         """What happened, earlier phases included. Ledgers of runs on the same data add up."""
+        self._later.settle()
         return self._books.ledger()
 
     @property
@@ -343,7 +347,9 @@ class Private:
     @property
     def raw_norms(self) -> Tensor:
         """Norms of the last step's per-example gradients before clipping. Sensitive: not covered by the guarantee."""
-        return self._raw_norms
+        if self._raw_norms.is_cpu or any(p.dtype is torch.float64 for p in self._params.values()):
+            return self._raw_norms
+        return self._raw_norms.float()  # on a device they are kept as they were taken
 
     @property
     def raw_loss(self) -> Any:
@@ -353,7 +359,7 @@ class Private:
     @property
     def rejected(self) -> int:
         """Examples so far whose gradient was NaN or infinite; they took part with weight 0. Sensitive if not 0."""
-        return self._rejected
+        return self._rejected.count
 
     def __repr__(self) -> str:
         return (
@@ -387,7 +393,7 @@ class Private:
         self.losses.issued(batch.examples, whole=batch.part is None)
         self._gate.before(batch.examples)
         # Micro-batches are clipped as they come and their activations released; a whole batch needs no second buffer.
-        self._capture.fold_with(None if batch.part is None else self._release.clip)
+        self._capture.fold_with(None if batch.part is None else self._release.live_clip)
         self._announce(batch.examples, batch.units)
 
     def _announce(self, examples: int, units: Tensor | None) -> None:
@@ -433,7 +439,8 @@ class Private:
         rate = self.optimizer.param_groups[0].get("lr")
         contributions = None if issued is None else issued.contributions
         grads, clipped, std = self._release.privatise(self._capture, step, None if rate is None else float(rate), contributions)
-        self._raw_norms, self._rejected = clipped.raw_norms, self._rejected + clipped.rejected
+        self._raw_norms = clipped.raw_norms
+        self._rejected.add(clipped.rejected)
         for name, grad in grads.items():
             self._params[name].grad = grad
         self._lazy.update(clipped.raw_sums, std, step)
@@ -443,18 +450,39 @@ class Private:
 
         Charged before it is released: whatever fails from here on, this noise is spent and is never used again.
         """
-        issued, found = self._issued, int.from_bytes(witness[:6], "little")
+        found = int.from_bytes(witness[:6], "little")
+        self._later.settle()
+
+        def enter() -> None:
+            self._journal.released(step, self._world.total(found).to_bytes(8, "little"))
+            self._books.content = self._journal.chain.hex()
+
+        self._take(step, enter)
+
+    def _agree_later(self, step: int, norms: Tensor) -> bool:
+        """Without a journal on disk nothing is compared: the digest is taken when somebody asks, and a device is not waited for."""
+        if self._journal.durable:
+            return False
+        self._take(step, lambda: self._later.add(step, norms))
+        return True
+
+    def _take(self, step: int, enter: Callable[[], None]) -> None:
+        """``enter`` the release of ``step`` into the books, all processes or none, and charge it."""
+        issued = self._issued
         records = None if self._attendance is None or issued is None else issued.records
         with self._world.together():
             if self._attendance is not None and records is not None:
                 self._attendance.require(step, records)
-            self._journal.released(step, self._world.total(found).to_bytes(8, "little"))
+            enter()
         if self._attendance is not None and records is not None:
             self._attendance.note(step, records)
-        self._books.content = self._journal.chain.hex()
         self._books.charge(issued=issued is not None)
         self.losses.settle(None if issued is None else issued.examples)
         self._issued = None
+
+    def _entered(self, step: int, found: bytes) -> None:
+        self._journal.released(step, found)
+        self._books.content = self._journal.chain.hex()
 
     def _attended(self, units: int) -> None:
         if self._attendance is None:
@@ -480,6 +508,7 @@ class Private:
         at loading). With them in hand the noise can be subtracted; keep them apart (mode 0600), as a ``Checkpoint`` does.
         """
         self.settle()
+        self._later.settle()
         state = {
             "plan": self.plan.to_json(),
             "key_fingerprint": self._key.fingerprint,
@@ -526,6 +555,7 @@ class Private:
         self._lazy.resume(state.get("lazy_tables", False))
         self.losses.vouched = bool(state.get("loss_vouched", True))
         secret = key if key is not None else state.get("key", self._key.secret)
+        self._later.settle()
         self.adopt_key(RunKey(secret, reproducible=bool(state["reproducible"])))
         if self._key.fingerprint != state["key_fingerprint"]:
             raise ArgumentError("Expected key to be the interrupted run's. Load it from its own file, or start a new run.")
@@ -564,11 +594,13 @@ class Private:
 
     def keep_journal(self, journal: Journal) -> None:
         """Write every release down in ``journal`` from now on."""
+        self._later.settle()
         self._journal = journal
 
     @property
     def journal(self) -> Journal:
         """Every release of this run, on disk if a checkpoint keeps it there."""
+        self._later.settle()
         return self._journal
 
     def attendance_state(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hushgrad.clipping import _fused
-from hushgrad.clipping.base import Record, Rule, rule
+from hushgrad.clipping.base import Record, Rule, measured_here, rule
 from hushgrad.clipping.mass import Mass, gram, sq_norm
 from hushgrad.clipping.rules.batched import require_batch
 from hushgrad.clipping.rules.gram import gram_sum
@@ -86,10 +86,12 @@ class Conv(Rule):
         require_batch(record, 2 + len(_geometry(record.module).kernel))
         if "bias" in record.names:
             record.kept["bias"] = record.g.flatten(2).sum(2)
-        norms = {name: sq_norm(G) for name, G in record.kept.items()}
+        norms = measured_here(record.kept)
         if "weight" in record.names:
             geometry = _geometry(record.module)
-            if _prefers_gram(record.x, record.g, geometry):
+            if not record.g.is_cpu and record.g.numel() and not _too_large(record.x, record.g, geometry):
+                record.kept["weight"] = _at_once(_padded(record), record.g, geometry)
+            elif _prefers_gram(record.x, record.g, geometry):
                 norms["weight"], record.masses["weight"] = _gram_sq_norm(_padded(record), record.g, geometry)
             else:
                 record.kept["weight"], norms["weight"] = _measured_kernel(record, geometry)
@@ -104,6 +106,27 @@ class Conv(Rule):
                 _add_native(out[name], record, weights[name])
             else:
                 out[name].add_kept(record.g.flatten(2).sum(2), weights[name])
+
+
+def _at_once(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
+    """G on a device, in as few launches as there are: a copy of all patches, in the order of the kernel, and one product."""
+    B, C_in, groups = x.shape[0], x.shape[1], geometry.groups
+    x = x.contiguous()
+    steps = x.stride()[2:]
+    moves = [step * s for step, s in zip(steps, geometry.stride, strict=True)]
+    taps = [step * d for step, d in zip(steps, geometry.dilation, strict=True)]
+    sizes = (B, groups, *g.shape[2:], C_in // groups, *geometry.kernel)
+    strides = (x.stride(0), x.stride(1) * (C_in // groups), *moves, x.stride(1), *taps)
+    positions = prod(g.shape[2:])
+    patches = x.as_strided(sizes, strides, x.storage_offset()).reshape(B * groups, positions, -1)
+    G = torch.bmm(g.reshape(B * groups, g.shape[1] // groups, positions), patches)
+    return G.view(B, g.shape[1], C_in // groups, *geometry.kernel)
+
+
+def _too_large(x: Tensor, g: Tensor, geometry: Geometry) -> bool:
+    """More patches, or gradients, of a batch than a device should hold at once."""
+    taps, channels = prod(geometry.kernel), x.shape[1] // geometry.groups
+    return x.shape[0] * channels * taps * max(prod(g.shape[2:]) * geometry.groups, g.shape[1]) > _KEEP_AT_MOST
 
 
 def _measured_kernel(record: Record, geometry: Geometry) -> tuple[Tensor, Tensor]:

@@ -56,6 +56,9 @@ class Embedding(Rule):
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
         """See the formula of this module."""
         weight: Any = record.module.weight
+        if not record.g.is_cpu and record.x.numel():
+            norms, record.masses["weight"] = _sq_norm_there(record)
+            return {"weight": norms}
         return {"weight": measured(record, _rows(record), weight.shape[0])}
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
@@ -82,10 +85,29 @@ def _rows(record: Record) -> Rows:
     example = torch.arange(B, device=ids.device).unsqueeze(1).expand(B, ids[0].numel() if B else 0).reshape(-1)
     ids, values = ids.reshape(-1), g.reshape(-1, g.shape[-1])
     padding: Any = record.module.padding_idx
-    if padding is not None:  # the padding row is never trained
+    if padding is not None and not g.is_cpu:
+        values = values.masked_fill((ids == padding).unsqueeze(1), 0.0)
+    elif padding is not None:  # the padding row is never trained
         used = (ids != padding).nonzero().squeeze(1)
         ids, example, values = ids[used], example[used], values[used]
     return Rows(ids, example, values, B)
+
+
+def _sq_norm_there(record: Record) -> tuple[Tensor, Mass]:
+    """On a device, in shapes that do not depend on the ids: position t of an example goes to the segment of its id, 0 ... T-1."""
+    ids, g = record.x.flatten(1) if record.x.dim() > 1 else record.x.unsqueeze(1), record.g
+    g = g.reshape(*ids.shape, g.shape[-1])
+    padding: Any = record.module.padding_idx
+    if padding is not None:
+        g = g.masked_fill((ids == padding).unsqueeze(2), 0.0)
+    ids, order = ids.sort(1)
+    segment = torch.nn.functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0)).cumsum(1)
+    g = g.gather(1, order.unsqueeze(2).expand_as(g)).double()
+    sums = torch.zeros_like(g).scatter_add_(1, segment.unsqueeze(2).expand_as(g), g)
+    lengths = torch.linalg.vector_norm(g, dim=2)
+    sizes = torch.zeros_like(lengths).scatter_add_(1, segment, lengths)
+    norms = torch.linalg.vector_norm(sums.flatten(1), dim=1).square_()
+    return norms, Mass(torch.linalg.vector_norm(sizes, dim=1), ids.shape[1])
 
 
 def measured(record: Record, rows: Rows, table: int) -> Tensor:

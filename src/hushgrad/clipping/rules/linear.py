@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping import _fused
-from hushgrad.clipping.base import Factors, Record, Rule, rule
+from hushgrad.clipping.base import Factors, Record, Rule, measured_here, rule
 from hushgrad.clipping.mass import WILD, outer_mass, sq_norm
 from hushgrad.clipping.rules.batched import require_batch
 from hushgrad.clipping.rules.gram import gram_sq_norm
@@ -54,6 +54,8 @@ class Linear(Rule):
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
         """See the table of this module."""
         x, g = record.x, record.g
+        if x.dim() == 2 and not x.is_cpu:
+            return {}
         if x.dim() == 2:
             both = _fused.outer_sq_norms(x, g, WILD)
             if both is None or both[2]:
@@ -62,12 +64,21 @@ class Linear(Rule):
         require_batch(record, 2)
         x, g = _positions(x), _positions(g)
         norms = {}
-        if "weight" in record.names:
-            norms["weight"] = self._sq_norm_of_weight(record, x, g)
         if "bias" in record.names:
             record.kept["bias"] = g.sum(1)  # small; with the weight's kept too, x and g are released
-            norms["bias"] = sq_norm(record.kept["bias"])
-        return norms
+        if "weight" in record.names and (x.is_cpu or _too_large(*x.shape[::2], g.shape[2])):
+            norms["weight"] = self._sq_norm_of_weight(record, x, g)
+        elif "weight" in record.names:
+            record.kept["weight"] = torch.bmm(g.transpose(1, 2), x)
+        return norms | {name: norm for name, norm in measured_here(record.kept).items() if name == "bias"}
+
+    def rest(self, record: Record, names: Sequence[str]) -> dict[str, Tensor]:
+        """Of one position from x and g, else of what was kept."""
+        return super().rest(record, names) if record.kept else _sq_norms_of_rows(record)
+
+    def outer(self, record: Record) -> tuple[Tensor, Tensor] | None:
+        """One position."""
+        return (record.x, record.g) if record.grads and not record.kept and record.g.dim() == 2 else None
 
     def _sq_norm_of_weight(self, record: Record, x: Tensor, g: Tensor) -> Tensor:
         B, T, d = x.shape
@@ -116,9 +127,13 @@ def _sq_norms_of_rows(record: Record) -> dict[str, Tensor]:
     return {name: norms[name] for name in record.names}
 
 
+def _too_large(B: int, d: int, p: int) -> bool:
+    return B * d * p > _KEEP_AT_MOST
+
+
 def _prefers_gram(B: int, T: int, d: int, p: int) -> bool:
     """Whether Gram matrices cost less time, or little more of it and much less memory (a large vocabulary's head)."""
-    if T * T * (d + p) < _READ_COST * d * p or B * d * p > _KEEP_AT_MOST:
+    if T * T * (d + p) < _READ_COST * d * p or _too_large(B, d, p):
         return True
     return B * (d * p - T * (d + p)) > _SPARE and 4 * T * (d + p) < 3 * d * p  # at most a quarter on top of the layer's 3 T d p
 

@@ -33,6 +33,8 @@ def with_cipher(plan: Plan, params: Mapping[str, Tensor]) -> Plan:
 class OnDevice(Whole):
     """Whole, on a device: a row of noise is one launch, and the sums are added to it in place."""
 
+    draws_itself = True
+
     def early(self, scattered: frozenset[str]) -> list[str]:
         """All: noise that is there already costs no launch to be added."""
         return list(self.params)

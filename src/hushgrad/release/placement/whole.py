@@ -22,6 +22,7 @@ class Whole(Held):
     same law: after :meth:`add_up` every coordinate of every sum has the contributions of all processes and its noise once.
     """
 
+    draws_itself = False  # whether it is a device that is not to be waited for
     in_parts = False  # whether a process holds a part of each parameter only
 
     def __init__(self, params: dict[str, Tensor], world: World) -> None:

@@ -1,0 +1,45 @@
+"""How many examples were rejected, counted when it is asked for: on a device a count would have to be waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["Rejected", "joined"]
+
+_MOST = 64  # tensors that wait to be counted
+
+Counted = int | Tensor  # a number, or squared norms of which those count that are not finite
+
+
+def joined(parts: Sequence[Counted]) -> Counted:
+    """Of several micro-batches together."""
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    return torch.cat(tensors) if tensors else sum(part for part in parts if isinstance(part, int))
+
+
+class Rejected:
+    """The examples so far whose gradient was NaN or infinite."""
+
+    def __init__(self) -> None:
+        self._known = 0
+        self._waiting: list[Tensor] = []
+
+    def add(self, rejected: Counted) -> None:
+        """Those of one step."""
+        if isinstance(rejected, int):
+            self._known += rejected
+            return
+        self._waiting.append(rejected)
+        if len(self._waiting) >= _MOST:
+            self._waiting = [torch.cat([t[~t.isfinite()] for t in self._waiting])]
+
+    @property
+    def count(self) -> int:
+        """The number, waiting for the device if need be."""
+        for total in self._waiting:
+            self._known += int((~total.isfinite()).sum())
+        self._waiting = []
+        return self._known

@@ -1,0 +1,36 @@
+"""Digests of releases on a device, taken when somebody asks for them: a step does not wait for one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from torch import Tensor
+
+__all__ = ["Later"]
+
+_MOST = 256  # steps that may wait
+
+
+class Later:
+    """The norms of the steps whose digest is not in the journal yet, and where it goes.
+
+    Only of a run that keeps no journal on disk: there the digest tells two ledgers of one run apart, and nothing is compared with it
+    before a release.
+    """
+
+    def __init__(self, enter: Callable[[int, bytes], None]) -> None:
+        self._enter = enter
+        self._waiting: list[tuple[int, Tensor]] = []
+
+    def add(self, step: int, norms: Tensor) -> None:
+        """Remember a release; every 256 steps the device is waited for once."""
+        self._waiting.append((step, norms))
+        if len(self._waiting) >= _MOST:
+            self.settle()
+
+    def settle(self) -> None:
+        """Enter what waits, in order."""
+        waiting, self._waiting = self._waiting, []
+        for step, norms in waiting:
+            self._enter(step, hashlib.blake2b(norms.detach().cpu().numpy(), digest_size=8).digest())  # type: ignore[arg-type]
