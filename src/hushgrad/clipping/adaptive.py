@@ -90,7 +90,13 @@ class Adaptive(Clipper):
         return replace(self, max_grad_norm=exp(min(max(target, -_FARTHEST), _FARTHEST)))
 
     def counted_there(self, raw_norms: Tensor, noise: Callable[[Tensor], None], norm: Tensor | None) -> AdaptiveThere:
-        """The next step's clipper on a device: count, noise and clip norm stay there, in double precision, and nobody waits."""
+        """The next step's clipper on a device: count, noise and clip norm stay there, in double precision, and nobody waits.
+
+        Args:
+            raw_norms: of the step's examples, on the device.
+            noise: adds the count's noise to it, in place.
+            norm: this step's clip norm on the device; None: it is still the value's own.
+        """
         here = raw_norms.new_full((1,), self.max_grad_norm, dtype=torch.float64) if norm is None else norm
         count = (raw_norms.double() <= here).sum(0, keepdim=True, dtype=torch.float64).sub_(raw_norms.numel() / 2)
         noise(count)
