@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
@@ -471,3 +472,105 @@ def test_a_bad_record_in_the_first_batch(model, seed):
     moved = clipped(capture, made, (bad,)) - clipped(capture, made, (x[1:],))
     capture.detach()
     assert float(moved.norm()) / C <= 1.0001
+
+
+# Rows that several examples come to share, and branches that chance opens ----------------------------------------------------------
+
+
+class Picked(nn.Module):
+    """Each example takes one number of a layer's output on a constant: rows may get several owners later."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 8)
+        self.register_buffer("table", torch.randn(16, 4))
+
+    def forward(self, x, row, column):
+        return x * self.layer(self.table)[row, column][:, None]
+
+
+def test_rows_that_get_several_owners_later():
+    torch.manual_seed(0)
+    model, B = Picked().double(), 8
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    column = torch.arange(B)
+    clipped(capture, model, (drawn(1, B, 3).double(), torch.randperm(B), column))
+    x, row = drawn(2, B, 3).double(), torch.tensor([0, 0, 0, 3, 3, 1, 2, 0])
+    capture.examples(B)
+    model(x, row, column).square().sum().backward()
+    found = capture.collect(Flat(C)).raw_norms
+    capture.detach()
+    for i in range(B):
+        model.zero_grad()
+        model(x[i : i + 1], row[i : i + 1], column[i : i + 1]).square().sum().backward()
+        alone = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+        torch.testing.assert_close(found[i], alone, rtol=1e-8, atol=1e-12)
+
+
+CHANCE = {
+    "often": lambda h: h - h.detach().mean(0) if torch.rand(()) < 0.99 else h,
+    "rarely": lambda h: h - h.detach().mean(0) if torch.rand(()) > 0.4 else h,
+    "a factor": lambda h: h + 0.5 * h.detach().std(0, unbiased=False) * torch.randn_like(h),
+}
+
+
+@pytest.mark.parametrize("chance", CHANCE)
+def test_a_branch_or_a_factor_of_chance(chance):
+    model = Two(CHANCE[chance])
+    capture = Capture(model)
+    capture.attach()
+    with pytest.raises(REFUSED):
+        clipped(capture, model, (drawn(0, 8, 6),))
+    capture.detach()
+
+
+# How it is read -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_how_a_model_is_read():
+    model = nn.Sequential(Experts(), nn.Linear(4, 2), nn.PReLU())
+    capture = Capture(model, unused="zero")
+    capture.attach()
+    assert "not proved yet" in capture.explain()
+    clipped(capture, model, (drawn(0, 8, 6, 4),))
+    table = capture.explain().splitlines()
+    capture.detach()
+    assert table[0].split() == ["module", "rule", "layout", "cost"]
+    assert any(line.startswith("0.experts.1") and "rows chosen by the data" in line for line in table)
+    assert any(line.startswith("1 ") and "examples as the rule expects them" in line for line in table)
+    assert any(line.startswith("2.weight") and "shared by the examples" in line for line in table)
+
+
+# The capture is not there ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_attention_computes_the_same_bits(training):
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).train(training)
+    x = drawn(1, 5, 7, 8)
+    plain = model(x)
+    capture = Capture(model)
+    capture.attach()
+    capture.examples(5)
+    assert torch.equal(model(x), plain)
+    assert torch.backends.mha.get_fastpath_enabled()
+    capture.detach()
+
+
+def test_a_reentrant_checkpoint_without_gradients_is_named():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=True)
+
+    model = Checkpointed()
+    capture = Capture(model)
+    capture.attach()
+    with pytest.raises(CaptureError, match="use_reentrant=False"), pytest.warns(UserWarning, match="requires_grad"):
+        clipped(capture, model, (drawn(0, 6, 6),))
+    capture.detach()
