@@ -574,3 +574,24 @@ def test_a_reentrant_checkpoint_without_gradients_is_named():
     with pytest.raises(CaptureError, match="use_reentrant=False"), pytest.warns(UserWarning, match="requires_grad"):
         clipped(capture, model, (drawn(0, 6, 6),))
     capture.detach()
+
+
+def test_a_schedule_is_not_proved_for_ever():
+    class Tempered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.heat = nn.Linear(6, 3), 1.0
+
+        def forward(self, x):
+            return self.layer(x) / self.heat
+
+    model, proofs = Tempered(), []
+    capture = Capture(model)
+    capture.attach()
+    prove = capture._root._trials.proved
+    capture._root._trials.proved = lambda *args: proofs.append(args) or prove(*args)
+    for _ in range(20):
+        model.heat *= 0.9
+        clipped(capture, model, (drawn(0, 3, 6),))
+    assert 1 < len(proofs) < 12
+    capture.detach()

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["AGAIN", "CLOCKS", "CROWD", "FEW", "FLOOR", "LENGTHS", "READINGS", "ROUNDING", "SEAL", "TAME", "TRIES", "WILD"]
+__all__ = [
+    "AGAIN",
+    "CLOCKS",
+    "CROWD",
+    "FEW",
+    "FLOOR",
+    "LENGTHS",
+    "READINGS",
+    "ROUNDING",
+    "SCHEDULE",
+    "SEAL",
+    "TAME",
+    "TRIES",
+    "WILD",
+]
 
 # Tags: a cotangent that is nowhere above this part of the output's is rounding. In 3,818 random programs rounding was at most 2e-8.
 FLOOR = {torch.float64: 1e-12, torch.float32: 1e-7, torch.bfloat16: 1e-4, torch.float16: 1e-4}
@@ -22,6 +36,8 @@ FEW = 6
 WILD = 1e10
 # A model that counts its passes is tried as it will be so many passes later.
 CLOCKS = (100, 100_000)
+# A number that somebody sets before each pass (a temperature) is compared until so many of its values were proved.
+SCHEDULE = 8
 # The proof is repeated at one step in so many, chosen by a generator of its own.
 AGAIN = 400
 # Proofs that are repeated, in all, because a layer had no gradient in an earlier one.

@@ -165,9 +165,9 @@ class Root:
         assert here.structure is not None
         try:
             self._reader.read(here.structure, run, here.examples, here.packing, by_tags=False)
-        except LookupError:
+        except LookupError as error:
             raise CaptureError(
-                "The model does something else each time it is called, so its gradients cannot be attributed."
+                f"The model does something else each time it is called, so its gradients cannot be attributed: {error}."
             ) from None
 
     def _place(self, here: _Pass, run: Run) -> None:
@@ -176,7 +176,8 @@ class Root:
             return
         structure = here.structure
         if not here.fresh and self._capture.whole:
-            structure = self._proved(here.inputs, here.examples, here.key)
+            structure = self._proved(here.inputs, here.examples)
+            here.key = self._key(leaves(here.inputs))
             if self._read(here, structure, run):
                 return
         assert structure is not None
@@ -238,10 +239,10 @@ class Root:
         B = expected if expected is not None else self._counted(inputs)
         if B == 0:
             return _Pass(inputs, 0, [], key, fresh=False)
-        structure = self._proved(inputs, B, key)
-        return _Pass(inputs, B, [structure] if B > 1 else [], key, fresh=True)
+        structure = self._proved(inputs, B)
+        return _Pass(inputs, B, [structure] if B > 1 else [], self._key(tensors), fresh=True)
 
-    def _proved(self, inputs: Any, B: int, key: Any) -> Structure:
+    def _proved(self, inputs: Any, B: int) -> Structure:
         """Prove and remember. Raises NotIsolated, for good, or CaptureError."""
         stack, self._stack = self._stack, []
         try:
@@ -252,9 +253,8 @@ class Root:
             raise
         finally:
             self._stack = stack
-        if key != (now := self._key(leaves(inputs))):
-            key = now  # what counts passes was found out by the proof
-        self.known.add(key, structure)
+        self._attributes.proved()
+        self.known.add(self._key(leaves(inputs)), structure)  # what counts passes was found out by the proof
         return structure
 
     def _again(self, structure: Structure) -> bool:

@@ -138,8 +138,15 @@ def _settle(call: Call, output: int, owners: Owners, B: int) -> None:
         return
     usable = len(call.shapes) == 1 and call.site.dim == 0 and not is_packed(call)
     if not usable or (owners.proved and not (owners.clean and one_owner_each(each))):
-        raise LookupError(call.site.path)
+        raise LookupError(_why(call))
     call.place, call.rows = Place(ROWS), rows_of(owners, call.shapes[output])
+
+
+def _why(call: Call) -> str:
+    path = call.site.path or "the model"
+    if is_packed(call):
+        return f"the rows of {path} are in another order; leave sorting to pack_padded_sequence(..., enforce_sorted=False)"
+    return f"the rows of {path} are in another order than its rule reads"
 
 
 def _agrees(call: Call, place: Place, output: int, each: Tensor, B: int) -> bool:

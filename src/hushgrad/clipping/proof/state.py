@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hushgrad.clipping.costs import SCHEDULE
+
 __all__ = ["Attributes", "attributes_restored"]
 
 _PLAIN = frozenset((bool, int, float, str, type(None)))
@@ -31,6 +33,7 @@ class Attributes:
         self._clocks: set[tuple[int, str]] = set()
         self._dicts: list[dict[str, Any]] = []
         self._places: list[Place] = []
+        self._values: dict[tuple[int, str], set[Any]] = {}  # of numbers, in passes that were proved
         self._size = -1  # listed when they are first asked for: a copy's modules are not there before
 
     def key(self) -> tuple[Any, ...]:
@@ -53,6 +56,16 @@ class Attributes:
 
     def _all(self) -> list[Place]:
         return [(d, name) for d in self._dicts for name, v in d.items() if type(v) in _PLAIN and name not in _TORCHS]
+
+    def proved(self) -> None:
+        """These values were proved. A number that had several, all proved, follows a schedule: it is no longer compared."""
+        for d, name in self._places:
+            if type(d.get(name)) in (int, float):
+                seen = self._values.setdefault((id(d), name), set())
+                seen.add(d[name])
+                if len(seen) >= SCHEDULE:
+                    self._clocks.add((id(d), name))
+        self._list()
 
     @contextmanager
     def clocks(self) -> Iterator[list[Place]]:
