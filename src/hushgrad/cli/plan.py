@@ -130,7 +130,8 @@ def _show(console: Console, found: Comparison, options: argparse.Namespace) -> N
     for dropped in found.dropped:
         console.print(f"- {dropped.name}: {dropped.reason}")
     if options.save:
-        console.print(f"The best plan is in {options.save}. Train with it: hushgrad train RECIPE --plan {options.save} --out DIR")
+        train = f"hushgrad train RECIPE --plan {options.save} --out DIR"
+        console.print(f"The best plan is in {options.save}. Train with it:\n  {train}", soft_wrap=True)
 
 
 def _save(path: str, plan: dict[str, Any]) -> None:
