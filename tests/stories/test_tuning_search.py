@@ -76,7 +76,7 @@ def test_a_candidate_that_cannot_be_trained_is_a_lost_trial(tmp_path, fixed_key)
         ArgumentError, match=r"\[optimizer\]"
     ):  # nothing is begun, and nothing paid, for a search without a chance
         tune(quick(-1.0, -2.0), tmp_path / "none")
-    assert not (tmp_path / "none").exists()
+    assert not (tmp_path / "none" / "search").exists()
 
 
 def test_a_search_with_a_cut_file_is_one_sentence(tmp_path, monkeypatch, capsys, fixed_key):
