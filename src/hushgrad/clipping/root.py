@@ -60,7 +60,11 @@ class Root:
         self._reader = Reader(capture, self.deaf, self._lot)
         self.known = Known()
         self._stack: list[_Pass | None] = []
-        self._usual: tuple[Any, int, Any] = (None, 0, None)  # a plain structure, examples, and the shapes of its calls
+        self._usual: tuple[Structure | None, int, Any] = (
+            None,
+            0,
+            None,
+        )  # a plain structure, examples, and the shapes of its calls
         self._tries = 0  # proofs that were repeated for what had no gradient
         self.failed: str | None = None
         self.announces = False  # somebody says how many examples each training pass has
@@ -153,7 +157,13 @@ class Root:
     def _as_usual(self, here: _Pass, made: int) -> bool:
         """The usual pass: the same calls, of the same sizes, and as many operations as in the last one, all as their rules expect them."""
         structure, examples, shapes = self._usual
-        if structure is not here.structure or examples != here.examples or structure.nodes is None or made not in structure.nodes:
+        if (
+            structure is None
+            or structure is not here.structure
+            or examples != here.examples
+            or structure.nodes is None
+            or made not in structure.nodes
+        ):
             return False
         if [call.site for call in here.calls] != structure.order or [call.shapes for call in here.calls] != shapes:
             return False

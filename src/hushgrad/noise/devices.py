@@ -46,7 +46,7 @@ class Target(NamedTuple):
 
     out: Tensor
     state: Tensor | None
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple's own method of that name is not needed
     offset: int
 
 

@@ -105,13 +105,13 @@ def pair(a, b, t, series, DOUBLE: tl.constexpr):  # type: ignore[no-untyped-def]
         sines: tl.constexpr = 8
         cosines: tl.constexpr = 9
     else:
-        real: tl.constexpr = tl.float32
-        bits: tl.constexpr = tl.int32
-        mantissa: tl.constexpr = 23
-        bias: tl.constexpr = 127
-        logs: tl.constexpr = 10
-        sines: tl.constexpr = 5
-        cosines: tl.constexpr = 5
+        real: tl.constexpr = tl.float32  # type: ignore[no-redef]
+        bits: tl.constexpr = tl.int32  # type: ignore[no-redef]
+        mantissa: tl.constexpr = 23  # type: ignore[no-redef]
+        bias: tl.constexpr = 127  # type: ignore[no-redef]
+        logs: tl.constexpr = 10  # type: ignore[no-redef]
+        sines: tl.constexpr = 5  # type: ignore[no-redef]
+        cosines: tl.constexpr = 5  # type: ignore[no-redef]
     ln2 = tl.load(series + logs + sines + cosines)
     v = (a & 0x7FFFFFFF).to(tl.int32).to(real) * (2.0**-32)
     v = v + ((b >> 1).to(tl.int32).to(real) + 0.5) * (2.0**-63)

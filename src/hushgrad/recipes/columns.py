@@ -124,10 +124,10 @@ class Number(Column):
 
     def grid(self, count: int) -> np.ndarray:
         """The bounds and ``count`` - 1 points between them, evenly on the scale."""
-        ends = np.array([self.low, self.high], float)
+        low, high = np.array([self.low, self.high], float).tolist()
         if self.scale == "linear":
-            return np.linspace(*ends, count + 1)
-        logs = np.linspace(*(np.sign(ends) * np.log1p(np.abs(ends))), count + 1)
+            return np.linspace(low, high, count + 1)
+        logs = np.linspace(_log(low), _log(high), count + 1)
         return np.sign(logs) * np.expm1(np.abs(logs))
 
     @property
@@ -258,10 +258,14 @@ def _items(tables: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]
         yield name, _check.instance(dict, column=table)
 
 
+def _log(x: float) -> float:
+    return math.copysign(math.log1p(abs(x)), x)
+
+
 def _column(name: str, table: Mapping[str, Any]) -> Column:
     kind = Category if "values" in table else Number
     known = ("values",) if kind is Category else ("cuts", "low", "high", "bins", "scale", "learn")
     for key in table:
         _check.one_of(known, **{f"key of column {name}": key})
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    options: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     return kind(name=name, **options)

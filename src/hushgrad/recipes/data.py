@@ -110,7 +110,7 @@ def encoded(
     learn: Learn | None = None,
 ) -> Data:
     """Records of any kind with an encoder that the recipe describes, by its JSON form."""
-    described = _check.instance(_RECORDS, encoder=Encoder.from_json(encoder))
+    described: Any = _check.instance(_RECORDS, encoder=Encoder.from_json(encoder))
     return labelled(described, path, classes, test_path=test_path, test_fraction=test_fraction, learn=learn)
 
 

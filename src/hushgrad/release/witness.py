@@ -100,5 +100,5 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in tensors.items():
         local = tensor if type(tensor) is Tensor else getattr(tensor, "to_local", lambda t=tensor: t)()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(np.asarray(local.detach().cpu().contiguous().reshape(-1).view(torch.uint8)).data)
     return digest.hexdigest()

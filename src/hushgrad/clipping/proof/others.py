@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
@@ -185,19 +186,23 @@ def _each_change() -> Iterator[tuple[str, Change]]:
     yield "replaced", _other
     yield "replaced", lambda t: -_other(t) if t.is_floating_point() else t
     for factor in (1e4, -1e8, 1e16, 1e30):
-        yield f"{abs(factor):g} times as large", lambda t, factor=factor: _large(t, factor)
+        yield f"{abs(factor):g} times as large", partial(_large, factor=factor)
     for value in (float("nan"), float("inf"), 3e38):
-        yield str(value), lambda t, value=value: torch.full_like(t, value) if t.is_floating_point() else t
-        yield f"{value} somewhere", lambda t, value=value: _somewhere(t, value)
+        yield str(value), partial(_filled, value=value)
+        yield f"{value} somewhere", partial(_somewhere, value=value)
     yield "zero", torch.zeros_like
     yield "shorter", _short
-    yield "equal", lambda t: torch.full_like(t, t.max()) if t.numel() and not t.is_floating_point() else t
+    yield "equal", lambda t: torch.full_like(t, t.max().item()) if t.numel() and not t.is_floating_point() else t
 
 
 def _other(t: Tensor) -> Tensor:
     if t.is_floating_point():
         return (t + 0.1 * (1 + t.abs())) * 10
     return t.flip(-1) if t.dim() else t
+
+
+def _filled(t: Tensor, value: float) -> Tensor:
+    return torch.full_like(t, value) if t.is_floating_point() else t
 
 
 def _large(t: Tensor, factor: float) -> Tensor:
@@ -208,8 +213,8 @@ def _somewhere(t: Tensor, value: float) -> Tensor:
     """One number of each example."""
     if not t.is_floating_point() or not t.numel():
         return t
-    made = t.clone()
-    made[(slice(None), *(0 for _ in t.shape[1:]))] = value
+    made = t.clone(memory_format=torch.contiguous_format)
+    made.view(len(t), -1)[:, 0] = value
     return made
 
 

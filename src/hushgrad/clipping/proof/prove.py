@@ -34,7 +34,7 @@ from hushgrad.clipping.proof.structure import (
     pattern,
     sizes_of,
 )
-from hushgrad.clipping.proof.survey import Run, Stage, Survey, exits_in, rows_of, run_some, surveyed
+from hushgrad.clipping.proof.survey import Names, Run, Stage, Survey, exits_in, rows_of, run_some, surveyed
 from hushgrad.clipping.proof.tags import Owners
 from hushgrad.clipping.site import Site
 from hushgrad.errors import CaptureError
@@ -215,7 +215,7 @@ def _both(mine: tuple[Any, ...], its: tuple[Any, ...] | None) -> list[tuple[Any,
     return [(a, its[k] if its is not None and k < len(its) else None) for k, a in enumerate(mine)]
 
 
-def sources_of(stage: Stage, run: Run, graph: Graph, shared: set[Number]) -> tuple[list[Source], set[str]]:
+def sources_of(stage: Names, run: Run, graph: Graph, shared: set[Number]) -> tuple[list[Source], set[str]]:
     """The outputs of shared calls, and the parameters that are used by no site."""
     calls = numbered(run.calls)
     edges = [

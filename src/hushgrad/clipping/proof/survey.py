@@ -41,16 +41,20 @@ class Run(NamedTuple):
     nodes: int = 0  # of the graph, that it made
 
 
-class Stage(Protocol):
+class Names(Protocol):
+    """Who knows the parameters' names."""
+
+    def name_of(self, leaf: Tensor) -> str | None:
+        """The name of a trained parameter."""
+
+
+class Stage(Names, Protocol):
     """What a proof needs of the capture."""
 
     model: nn.Module
 
     def run(self, inputs: Any, examples: int, structure: Structure | None = None) -> Run:
         """A pass under the capture."""
-
-    def name_of(self, leaf: Tensor) -> str | None:
-        """The name of a trained parameter."""
 
 
 class Survey(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 
@@ -27,13 +28,13 @@ def _drawn(sampler: Poisson, n: int, draws: Draws, step: int, factor: float = 1.
 
 @defect("twice the rate", law=_RATE)
 def _() -> Iterator[None]:
-    with _dealt(lambda *where: _drawn(*where, factor=2.0)):
+    with _dealt(partial(_drawn, factor=2.0)):
         yield
 
 
 @defect("1.2 times a small rate", law=_RATE, bed="rare")
 def _() -> Iterator[None]:
-    with _dealt(lambda *where: _drawn(*where, factor=1.2)):
+    with _dealt(partial(_drawn, factor=1.2)):
         yield
 
 
