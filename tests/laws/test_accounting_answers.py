@@ -29,6 +29,7 @@ from hushgrad.accounting import (
     gaussian_epsilon,
     trade_off,
 )
+from hushgrad.accounting.calibration import likely_noise
 from hushgrad.accounting.pld import PLD
 from hushgrad.errors import ArgumentError, BudgetExceeded, NoTheorem
 from hushgrad.events import (
@@ -106,6 +107,9 @@ def test_unreachable_targets_are_refused() -> None:
         calibrate(lambda s: Gaussian(s), epsilon=0.1, delta=1e-5, accountant="gdp", bracket=(0.5, 2.0))
     with pytest.raises(ArgumentError, match="to contain a value that meets"):
         calibrate(lambda s: PureDP(1.0) + Gaussian(s), epsilon=0.5, delta=1e-5, accountant="rdp")
+    assert all(
+        0 < likely_noise(huge, 1e-5, 100, 0.01, "add_remove") < 1 for huge in (1e155, 1e308)
+    )  # the guess does not overflow
     with pytest.raises(ArgumentError, match="epsilon"):
         calibrate_noise(epsilon=0.0, delta=1e-5, accountant="gdp")
 

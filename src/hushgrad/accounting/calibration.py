@@ -178,7 +178,10 @@ def calibrate_noise(
 def likely_noise(epsilon: float, delta: float, steps: int, rate: float, relation: Relation | str) -> float:
     """The noise by the central limit theorem: rate sqrt(steps (e^{1/sigma^2} - 1)) is the distance of one Gaussian (a guess)."""
     mu = gaussian_mu(_check.positive(epsilon=epsilon), _check.delta(delta=delta))
-    alone = min(max(1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps)), 1e-3), 1e8)
+    ratio = mu / rate
+    alone = min(
+        max(1.0 / math.sqrt(math.log1p(ratio * ratio / steps)), 1e-3), 1e8
+    )  # a power would raise where a product is infinite
     return alone * Relation.of(relation).contributions
 
 
