@@ -68,20 +68,22 @@ def power_table(rows: list[Caught], alarms: list[str], runs: int, seconds: float
 
 
 def figure_table(rows: list[Figure]) -> list[str]:
-    """Bounds beside certified intervals."""
+    """Bounds beside certified intervals; the attackers are explained below."""
+    letters = {threat: "abcdefgh"[k] for k, threat in enumerate(dict.fromkeys(row.threat for row in rows))}
     lines = [
-        "| run | certified | by steps, f-DP | by steps, GDP | share | s | halved noise | attacker |",
+        "| run | certified | f-DP | GDP | larger / certified | s | with half the noise | attacker |",
         "|---|---|---:|---:|---:|---:|---:|---|",
     ]
     for row in rows:
         fdp = "–" if row.fdp is None else f"{row.fdp:.2f}"
-        best = max(row.gdp, row.fdp or 0.0)
-        halved = "–" if row.halved is None else f"{row.halved:.2f}, {'refuted' if row.halved > row.upper else 'not refuted'}"
+        share = max(row.gdp, row.fdp or 0.0) / row.upper
+        halved = f"{row.halved:.2f}, {'refuted' if row.halved > row.upper else 'not refuted'}"
+        lower = "–" if not row.lower else f"{row.lower:.3f}"
         lines.append(
-            f"| {row.name} | [{row.lower:.3f}, {row.upper:.3f}] | {fdp} | {row.gdp:.2f} | {best / row.upper:.2f} | {row.seconds:.1f} "
-            f"| {halved} | {row.threat} |"
+            f"| {row.name} | [{lower}, {row.upper:.3f}] | {fdp} | {row.gdp:.2f} | {share:.2f} | {row.seconds:.1f} | {halved} "
+            f"| {letters[row.threat]} |"
         )
-    return lines
+    return [*lines, "", *(f"* {letter}: {threat}." for threat, letter in letters.items())]
 
 
 def write(page: Path, section: str, lines: list[str]) -> None:
