@@ -54,8 +54,8 @@ def power_table(rows: list[Caught], alarms: list[str], runs: int, seconds: float
     """Who catches what."""
     missed = [row.defect.name for row in rows if not row.checks]
     lines = [
-        f"{len(rows) - len(missed)} of {len(rows)} defects are caught; {len(alarms)} of {runs} right runs were refuted"
-        f"{f' ({alarms[0]})' if alarms else ''}; one audit of a right run takes {seconds:.1f} s of processor time.",
+        f"{len(rows) - len(missed)} of {len(rows)} planted defects were caught; {len(alarms)} of {runs} right runs were "
+        f"refuted{f' ({alarms[0]})' if alarms else ''}; one audit of a right run took {seconds:.1f} s of processor time.",
         "",
         "| defect | what it breaks | run | caught by | s |",
         "|---|---|---|---|---:|",
