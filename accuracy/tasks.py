@@ -51,7 +51,7 @@ class Task:
 
 def _opened(path: Path) -> list[str]:
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return content.decode("utf-8", "replace").splitlines()
+    return content.decode("utf-8", "replace").rstrip("\n").split("\n")  # texts may hold other characters that end a line
 
 
 def _loaded(codebook: str, rows: list[Any], labels: list[str], train: np.ndarray, test: np.ndarray) -> Loaded:

@@ -112,7 +112,7 @@ def _reasons(codebook: Codebook, plan: Plan, rate: float, gap: float, learns: fl
     kind = codebook.kind
     found = [
         f"Features: {_FEATURES[kind]}. Nothing in them is estimated from the records but what is named here.",
-        "Model: linear, weights 0 at first. On such rows no private network or convex solver that was tried is better.",
+        "Model: linear, weights 0 at first. Objective perturbation and full-batch descent were no better; networks were not tried.",
         f"Batches of {plan.batch_size} in {plan.steps} steps: many steps beat large batches at the same work.",
         f"Clip norm {plan.max_grad_norm:g} for rows of length 1, noise multiplier {plan.noise_multiplier:.4g}.",
         f"Learning rate {rate:.4g}, falling to 0: the noise of a logit ends at a deviation of about {rules.KAPPA[kind] / 3**0.5:.1f}.",
