@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hushgrad
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes import Recipe
 from hushgrad.recipes.before import Before
@@ -19,6 +20,7 @@ from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.learning import learn
 from hushgrad.recipes.metrics import area, confusion, evaluate, verdict
+from hushgrad.recipes.models import Linear
 from hushgrad.recipes.text_features import LOOKS, TextFeatures
 
 COLUMNS = Columns(
@@ -226,3 +228,15 @@ def test_a_constant_is_told_from_a_model():
     assert confusion(Constant([1.0, 0.0]), data) == [[90, 0], [10, 0]]
     assert verdict({**found, "test_accuracy": 0.99}) == ""
     assert "rank" in verdict({**found, "test_auc": 0.8})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_rows_of_any_precision_are_proved_and_trained_on(dtype):
+    rows = torch.nn.functional.normalize(torch.randn(16, 6)).to(dtype)
+    model = Linear(6, 2)
+    plan = hushgrad.Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=16, steps=2)
+    data = torch.utils.data.TensorDataset(rows, torch.randint(2, (16,)))
+    hushgrad.fit(
+        model, torch.nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), data, plan, progress=False
+    )
+    assert model.head.weight.abs().sum() > 0

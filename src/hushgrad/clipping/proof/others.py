@@ -6,6 +6,7 @@ others are made large, infinite, NaN, empty and short, and are many; what no thr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -202,7 +203,7 @@ def _other(t: Tensor) -> Tensor:
 
 
 def _filled(t: Tensor, value: float) -> Tensor:
-    return torch.full_like(t, value) if t.is_floating_point() else t
+    return torch.full_like(t, _held(t, value)) if t.is_floating_point() else t
 
 
 def _large(t: Tensor, factor: float) -> Tensor:
@@ -214,8 +215,13 @@ def _somewhere(t: Tensor, value: float) -> Tensor:
     if not t.is_floating_point() or not t.numel():
         return t
     made = t.clone(memory_format=torch.contiguous_format)
-    made.view(len(t), -1)[:, 0] = value
+    made.view(len(t), -1)[:, 0] = _held(t, value)
     return made
+
+
+def _held(t: Tensor, value: float) -> float:
+    """The value, or the largest number that the tensor can hold: half precision ends at 65,504."""
+    return min(value, torch.finfo(t.dtype).max) if math.isfinite(value) else value
 
 
 def _short(t: Tensor) -> Tensor:
