@@ -338,6 +338,17 @@ class _Module(_DummyBackendModule):
 _setup_privateuseone_for_python_backend(rename=NAME, hook=_Quiet(), backend_module=_Module())
 
 
+# New memory where somebody has switched all modes off, which catch it otherwise.
+@torch.library.impl("aten::empty_strided", "PrivateUse1")
+def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Tensor:
+    return _OnDevice(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+
+
+@torch.library.impl("aten::empty.memory_format", "PrivateUse1")
+def _empty(size: Any, *, dtype: Any = None, **_: Any) -> Tensor:
+    return _OnDevice(torch.empty(size, dtype=dtype, device="cpu"))
+
+
 def _require_autograd() -> None:
     try:
         _OnDevice(torch.ones(1)).requires_grad_().sum().backward()
