@@ -76,7 +76,8 @@ def summed_there(calls: Sequence[Call], factor: float, clipper: Clipper, sums: d
     layers = _sorted(calls)
     rows = torch.cat([G.flatten(1) for _, G in layers.kept], 1) if layers.kept else None
     table = torch.cat([t for _, x, g in layers.outer for t in (x, g)], 1) if layers.outer else None
-    squares, masses = [], []
+    squares: list[Tensor] = []
+    masses: list[Mass] = []
     if rows is not None:
         squares.append(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square_())
     if table is not None:

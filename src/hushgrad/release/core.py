@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -261,8 +260,11 @@ class Release:
         options, norm = (clip.options, clip.norm) if isinstance(clip, AdaptiveThere) else (clip, None)
         assert isinstance(options, Adaptive)
         index, scale = len(self.placement.params), options.count_noise or 0.0
-        noise = partial(self.source.z, step, index, scale=scale)
-        return options.counted_there(norms, lambda count: noise(count, out=count), norm)  # type: ignore[func-returns-value]
+
+        def noise(count: Tensor) -> None:
+            self.source.z(step, index, count, out=count, scale=scale)
+
+        return options.counted_there(norms, noise, norm)
 
     def load_noise(self, state: dict[str, Any] | None, steps: int) -> None:
         """Bring the stream of a fresh key to row ``steps``: from its saved state, or by drawing the rows before it once more."""

@@ -43,10 +43,11 @@ def private_step(
         model = device.put(made.model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=foreach)
         private = make_private(model, optimizer, chosen, seed=0, check_isolation=False)
-        groups = {"groups": [i // 4 for i in range(records)]} if users else {}
+        groups = [i // 4 for i in range(records)] if users else None
         counted = Meter()
-        for x, y in private.loader(TensorDataset(made.x, made.y), **groups):
-            x, y = x.to("pretend"), y.to("pretend")  # the batch itself is not counted
+        batches: Any = private.loader(TensorDataset(made.x, made.y), groups=groups)
+        for drawn in batches:
+            x, y = (t.to("pretend") for t in drawn)  # the batch itself is not counted
             with device.counting() as meter:
                 made.loss(model(x), y).backward()
                 optimizer.step()

@@ -66,7 +66,7 @@ class Linear(Rule):
         norms = {}
         if "bias" in record.names:
             record.kept["bias"] = g.sum(1)  # small; with the weight's kept too, x and g are released
-        if "weight" in record.names and (x.is_cpu or _too_large(*x.shape[::2], g.shape[2])):
+        if "weight" in record.names and (x.is_cpu or _too_large(len(x), x.shape[2], g.shape[2])):
             norms["weight"] = self._sq_norm_of_weight(record, x, g)
         elif "weight" in record.names:
             record.kept["weight"] = torch.bmm(g.transpose(1, 2), x)
