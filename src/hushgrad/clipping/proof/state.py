@@ -85,7 +85,7 @@ class Attributes:
     @contextmanager
     def later(self, clocks: list[Place], passes: int) -> Iterator[None]:
         """The clocks, so many passes later."""
-        kept = [(d, name, d[name]) for d, name in clocks]
+        kept = [(d, name, d[name]) for d, name in clocks if type(d.get(name)) in (int, float)]  # one may begin as None
         for d, name, value in kept:
             d[name] = value + passes
         try:
