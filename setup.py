@@ -9,6 +9,7 @@ from setuptools import Extension, setup
 # Each operation is rounded by itself, as in numpy: no contraction to fused multiply-add, no fast-math, whatever CFLAGS say.
 # No debug information: it would hold the path of the build, and two builds would differ.
 COMMON = ["-O3", "-g0", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math"]
+VECTORS = [*COMMON, "-fno-wrapv"]  # Python's own flags have -fwrapv; no signed number wraps, and vectors need to know
 FLAGS = [*COMMON, "-fno-fast-math", "-ffp-contract=off"]
 
 setup(
@@ -43,10 +44,7 @@ setup(
         Extension(
             "hushgrad.release._witness",
             ["src/hushgrad/release/_witness.c"],
-            extra_compile_args=[
-                *COMMON,
-                "-fno-wrapv",
-            ],  # Python's own flags have it; no signed number wraps, and vectors need to know
+            extra_compile_args=VECTORS,
             py_limited_api=True,
             optional=True,
         ),

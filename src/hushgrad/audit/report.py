@@ -162,6 +162,6 @@ class DeepReport(_Finding):
             f"assumes {bound.assumption}"
             for bound in self.lower_bounds
         ]
-        claim = f"epsilon <= {at_most(self.claimed.epsilon)} at delta {self.claimed.delta:g} ({self.claimed.event})"
+        claim = f"epsilon <= {at_most(self.claimed.epsilon)} at delta {at_most(self.claimed.delta, 6)} ({self.claimed.event})"
         verdict = f"refuted by {', '.join(self.refuted_by)}" if self.refuted else "not refuted; this is no proof of privacy"
         return "\n".join([*lines, *(f"Note: {note}." for note in self.notes), f"The claim {claim} is {verdict}."])

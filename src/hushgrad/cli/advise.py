@@ -53,6 +53,6 @@ def run(words: list[str]) -> int:
         return 0
     print(advice)
     print(
-        f"Train so:  hushgrad train {options.codebook} --auto --data FILE --epsilon {options.epsilon:g} --delta {options.delta:g} ..."
+        f"Train so:  hushgrad train {options.codebook} --auto --data FILE --epsilon {options.epsilon} --delta {options.delta} ..."
     )
     return 0

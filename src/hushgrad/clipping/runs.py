@@ -16,6 +16,7 @@ __all__ = ["Batch", "Run", "detached", "leaves_of", "run_with_others", "same", "
 
 Call = tuple[nn.Module, int]  # a module, and how often it was called before
 _SAME = 1e-4  # relative: far above rounding, far below what a batch statistic does
+_SAME_HALF = 2e-2  # of numbers with eight bits: a few roundings, each of 1/256
 
 
 class Batch(NamedTuple):
@@ -158,9 +159,11 @@ def same(a: Tensor, b: Tensor) -> bool:
     """Equal up to what another order of summation may do."""
     if not a.is_floating_point():
         return torch.equal(a, b)
+    half = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or a.element_size() < 4
+    tolerance = _SAME_HALF if half else _SAME
     a, b = a.detach().double(), b.detach().double()
     scale = a.nan_to_num(0, 0, 0).abs().max() if a.numel() else a.sum()
-    return torch.allclose(a, b, rtol=_SAME, atol=_SAME * float(scale) + 1e-12, equal_nan=True)
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(scale) + 1e-12, equal_nan=True)
 
 
 def detached(value: Any) -> Any:

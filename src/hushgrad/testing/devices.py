@@ -328,6 +328,13 @@ class _Quiet(_DummyPrivateUse1Hook):
     def is_available(self) -> bool:
         return False
 
+    # torch.random.fork_rng asks every accelerator that it knows. This one draws with the host's generator and has no state.
+    def get_rng_state(self, device: Any = NAME) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_rng_state(self, state: Tensor, device: Any = NAME) -> None:
+        pass
+
 
 class _Module(_DummyBackendModule):
     def is_available(self) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -176,11 +177,10 @@ def tune(
     (epsilon, delta)-DP with the epsilon of :func:`priced`, which counts the search. See :class:`Stopping` for the theorem.
     """
     out = Path(out)
-    if resume and not (out / "search" / "recipe.json").exists() and not (out / "tuning.json").exists():
+    if resume and not any((out / name).exists() for name in ("search/recipe.json", "tuning.json", SETTLED)):
         _check.fail("--out", str(out), "to hold an interrupted search", "Leave --resume out to start a new one.")
     finish(out)  # what a crash at the very end may have left
-    out.mkdir(parents=True, exist_ok=True)
-    with alone_in(out, take_over=take_over) as owner:  # before anything in it is looked at
+    with _owned(out, take_over) as owner:  # before anything in it is looked at
         recipe, settings = _opened(recipe, settings, out, resume, allow_code)
         data = recipe.make_data()
         search = priced(recipe, settings=settings, data=data)
@@ -274,6 +274,20 @@ def _outcome(folder: Path) -> dict[str, Any]:
 
 
 # The folder ---------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _owned(out: Path, take_over: bool) -> Iterator[Owner]:
+    """The folder, made if need be; a search that is refused before it writes anything leaves none behind."""
+    fresh = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with alone_in(out, take_over=take_over) as owner:
+            yield owner
+    except BaseException:
+        if fresh and all(path.name == LOCK for path in out.iterdir()):
+            shutil.rmtree(out)
+        raise
 
 
 def _opened(

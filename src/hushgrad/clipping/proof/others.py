@@ -191,7 +191,7 @@ def _each_change() -> Iterator[tuple[str, Change]]:
     for value in (float("nan"), float("inf"), 3e38):
         yield str(value), partial(_filled, value=value)
         yield f"{value} somewhere", partial(_somewhere, value=value)
-    yield "zero", torch.zeros_like
+    yield "zero", _zero
     yield "shorter", _short
     yield "equal", lambda t: torch.full_like(t, t.max().item()) if t.numel() and not t.is_floating_point() else t
 
@@ -200,6 +200,10 @@ def _other(t: Tensor) -> Tensor:
     if t.is_floating_point():
         return (t + 0.1 * (1 + t.abs())) * 10
     return t.flip(-1) if t.dim() else t
+
+
+def _zero(t: Tensor) -> Tensor:
+    return torch.zeros_like(t) if t.is_floating_point() or not bool(t.all()) else t
 
 
 def _filled(t: Tensor, value: float) -> Tensor:
@@ -225,11 +229,12 @@ def _held(t: Tensor, value: float) -> float:
 
 
 def _short(t: Tensor) -> Tensor:
-    """The second half of each example's positions, or features, is 0."""
+    """The second half of each example's positions, or features, is 0, or as the first where no whole number is 0."""
     if t.dim() < 2:
         return t // 2 if not t.is_floating_point() and t.dtype is not torch.bool else t
     made = t.clone()
-    made[:, (t.shape[1] + 1) // 2 :] = 0
+    # whole numbers stay among those that are there: no row of a table is read that the batch does not read
+    made[:, (t.shape[1] + 1) // 2 :] = 0 if t.is_floating_point() or not bool(t.all()) else t[:, :1]
     return made
 
 

@@ -18,6 +18,7 @@ from hushgrad.clipping.proof.others import Sealing, influence, part_of
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run, Survey, exits_of
 from hushgrad.clipping.proof.tags import Exit, cotangents
+from hushgrad.errors import CaptureError
 
 __all__ = ["Broken", "broken"]
 
@@ -152,7 +153,10 @@ def _by_wild_cotangents(stage: Sealing, structure: Structure, inputs: Any, B: in
     run = stage.run(some, n, structure)
     exits = exits_of(run, structure.exits)
     us = cotangents(exits, seed=2)
-    norms = stage.weighed(run, exits, _scaled(us, exits, keep, n), _weights([_Pick(keep, 1.0)], n))[1]
+    try:
+        norms = stage.weighed(run, exits, _scaled(us, exits, keep, n), _weights([_Pick(keep, 1.0)], n))[1]
+    except CaptureError:  # so would a step be refused that has such losses: nothing of it is released
+        return None
     grads = _single(stage, structure, some, us, keep, n)
     wrong = _wrong_norm(keep, norms, grads, _tolerance(stage, us, grads))
     return wrong and f"with other losses that are large or no numbers, {wrong}"
