@@ -49,7 +49,7 @@ def test_agrees_with_simulation(bins: int, mu: float, at: float) -> None:
 def test_planted_defects_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two bins too many in the sum; a split that loses the mean: the simulation notices both."""
     bins, mu, at = 10, 0.5, 0.2
-    (mean, error), _, (replaced, its_error) = _simulated(bins, mu, at)
+    (mean, error), _, (replaced, its_error) = _simulated(bins, mu, at, count=200_000)
     assert abs(AllocatedAbove(GaussianCurve(mu), bins + 2).delta(at) - mean) > ALARM * error + 1e-3 * mean
     assert abs(AllocatedReplace(mu, bins + 2).delta(at) - replaced) > ALARM * its_error + 0.03 * replaced
     honest = convex.summed_above
@@ -58,10 +58,11 @@ def test_planted_defects_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
             room, "summed_above", lambda a, b, w, places, **more: honest(a, b, (w[0] * 0.98, w[1]), places, **more)
         )
     allocation._above.cache_clear()
-    exchange._delta.cache_clear()
+    exchange._value.cache_clear()
     assert AllocatedAbove(GaussianCurve(mu), bins).delta(at) < mean - ALARM * error
+    assert AllocatedReplace(mu, bins).delta(at) < replaced - ALARM * its_error
     allocation._above.cache_clear()
-    exchange._delta.cache_clear()
+    exchange._value.cache_clear()
 
 
 @pytest.mark.parametrize(("bins", "mu"), [(2, 1.0), (10, 0.5), (300, 0.9), (300, 0.01), (6, 9.0)])
@@ -111,7 +112,7 @@ def test_no_adaptive_replacement_is_worse() -> None:
     z, step = np.linspace(-8, 8, 161, retstep=True)
     density = np.exp(-z * z / 2) * step / math.sqrt(2 * math.pi)
     for at in (0.2, 1.0):
-        worst = exchange._delta(mu, 2, at)
+        worst = exchange._value(mu, 2, at)
         for _ in range(40):
             u, v = rng.uniform(-mu, mu, 2)  # of the first step
             us, vs = rng.choice([-mu, mu], (2, len(z), 1)) * rng.choice([1.0, rng.uniform()])

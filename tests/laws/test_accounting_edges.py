@@ -139,11 +139,34 @@ def test_a_window_above_the_answer_does_not_prove_epsilon_zero() -> None:
     assert PLD().loss(event).delta(0.9 * gaussian) > 0.99
 
 
+def _opposite_records(bins: int, mu: float, at: float, count: int = 1_000_000) -> tuple[float, float]:
+    """Mean and standard error of delta for two records with opposite gradients in one secret bin, by importance sampling.
+
+    Proposals: all coordinates moved by t and a random one by s more, for some t and s; weighted by the density of their mixture.
+    """
+    rng = np.random.default_rng(1)
+    moves = np.array([(t, s) for t in (0.0, 0.4, 0.8, 1.2) for s in (1.0, 2.0, 3.0)])
+    t, s = moves[rng.integers(len(moves), size=count)].T
+    z = rng.standard_normal((count, bins)) + t[:, None]
+    z[np.arange(count), rng.integers(bins, size=count)] += s
+    density = np.zeros(count)  # all densities relative to N(0, I)
+    for t, s in moves:
+        density += np.exp(t * z.sum(axis=1) - bins * t * t / 2) * np.exp(s * (z - t) - s * s / 2).mean(axis=1) / len(moves)
+    mine, opposite = (np.exp(side * mu * z - mu * mu / 2).mean(axis=1) for side in (1, -1))
+    found = np.maximum(mine - math.exp(at) * opposite, 0) / density
+    return float(found.mean()), float(found.std()) / math.sqrt(count)
+
+
 def test_lower_ends_where_the_analysis_is_not_tight() -> None:
     """A lower end is attained by some data, or it is 0; it is never the upper bound of a run without its amplification."""
-    one_bin = PLD().loss(Gaussian(1.0).sampled(rate=0.1), Relation.REPLACE_ONE).epsilon(1e-6)
     balls = Sampled(BallsInBins(bins=10, epochs=4), Gaussian(2.0))
     low, high = PLD().loss(balls, Relation.REPLACE_ONE).epsilon_interval(1e-6)
+    mean, error = _opposite_records(bins=10, mu=1.0, at=low)
+    assert 0.999 * high < low < high and error < 0.01e-6
+    assert 1e-6 - 4.5 * error < mean < 1.01e-6 + 4.5 * error  # the truth at the lower end is 1e-6 at least
+    # Composed, the lower end is that of an observer of one bin.
+    one_bin = PLD().loss(Gaussian(1.0).sampled(rate=0.1) * 2, Relation.REPLACE_ONE).epsilon(1e-6)
+    low, high = PLD().loss(balls * 2, Relation.REPLACE_ONE).epsilon_interval(1e-6)
     assert 0.999 * one_bin < low <= one_bin < high
     one_bin = PLD().loss(Laplace(1.0).sampled(rate=0.1)).epsilon(1e-6)
     low, high = PLD().loss(Sampled(BallsInBins(bins=10), Laplace(1.0))).epsilon_interval(1e-6)

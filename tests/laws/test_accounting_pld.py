@@ -19,7 +19,7 @@ from hushgrad.accounting.pld.profiles.atoms import DiscreteGaussianCurve, Discre
 from hushgrad.accounting.pld.profiles.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve, Mirror
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace, Symmetrised
-from hushgrad.accounting.pld.search import solve
+from hushgrad.accounting.pld.search import allowance, solve
 from hushgrad.errors import Contradiction, NoTheorem
 from hushgrad.events import (
     ApproxDP,
@@ -264,7 +264,7 @@ def test_mass_lost_in_an_empty_cell_is_caught(monkeypatch: pytest.MonkeyPatch) -
         p[np.argmax(p) + 3] = 0.0
         return replace(masses, p=p)
 
-    monkeypatch.setattr(solve, "connect_the_dots", leaky)
+    monkeypatch.setattr(allowance, "connect_the_dots", leaky)
     assert not contained()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad.accounting.base import Accountant
 from hushgrad.accounting.bracketing import largest_integer
 from hushgrad.accounting.gaussian import gaussian_mu
@@ -126,8 +127,11 @@ def certified_calibration(
     question = Question(lambda x: budget.cost(make_event(x)), budget.epsilon, low, high)
     found, neighbour = question.crossing(min(max(guess, low), high), tolerance)
     if math.isnan(found):
+        least = f"the least that is reachable is epsilon={at_most(min(question.seen.values()), 6)}"
+        if bracket is None:
+            raise ArgumentError(f"Expected an x that meets epsilon={budget.epsilon}, but {least}. Allow more epsilon or do less.")
         where = f"the bracket from x={low:g} to x={high:g} to contain a value that meets epsilon={budget.epsilon}"
-        raise ArgumentError(f"Expected {where}. Allow more epsilon, do less, or look elsewhere.")
+        raise ArgumentError(f"Expected {where}, but {least}. Allow more epsilon, do less, or look elsewhere.")
     if neighbour is None and bracket is None:
         raise ArgumentError(
             f"Expected epsilon={budget.epsilon} to need some x, but every x down to {low:g} or up to {high:g} meets it. "
