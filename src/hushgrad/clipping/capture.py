@@ -197,6 +197,11 @@ class Capture(Collecting):
                 for call in batch.calls:
                     self._tape.quiet(call.measure)
 
+    @property
+    def proving(self) -> bool:
+        """Whether a pass that runs now is one of a proof: it reads what the pass reads that is to be proved, and nothing else."""
+        return self._root.proving
+
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Passes inside are not part of the step (an attack on the inputs, say). They must not reach ``p.grad``."""

@@ -78,11 +78,16 @@ class Root:
 
     def reset(self) -> None:
         """Forget a pass that was interrupted."""
-        if self._stack and self._trials.runs is None:
+        if self._stack and not self.proving:
             for here in self._stack:
                 self._leave(here)
             self._stack.clear()
             self._tape.calls = None
+
+    @property
+    def proving(self) -> bool:
+        """Whether a pass that runs now is one of a proof."""
+        return self._trials.runs is not None
 
     @contextmanager
     def deaf(self) -> Iterator[None]:
@@ -102,7 +107,7 @@ class Root:
             self._stack.append(None)
             return
         inputs = (args, kwargs)
-        if self._trials.runs is not None:
+        if self.proving:
             examples, structure = self._trials.of
             here: _Pass | None = _Pass(inputs, examples, [] if structure is None else [structure], None, fresh=True)
         else:
@@ -132,7 +137,7 @@ class Root:
         self._tape.calls = here.before
         if output is None:  # the forward raised
             return
-        if self._trials.runs is not None:
+        if self.proving:
             run = Run(floats(output), here.calls, made)
             self._trials.runs.append(run)
             if here.structure is not None:
@@ -143,7 +148,7 @@ class Root:
             self._require_first(here)
         elif not self._as_usual(here, made):
             self._place(here, Run(floats(output), here.calls, made))
-        if self._trials.runs is None:
+        if not self.proving:
             for call in here.calls:
                 call.edges = []  # nodes of the graph know the call: a circle
 

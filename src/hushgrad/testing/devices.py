@@ -328,17 +328,17 @@ class _Quiet(_DummyPrivateUse1Hook):
     def is_available(self) -> bool:
         return False
 
+
+class _Module(_DummyBackendModule):
+    def is_available(self) -> bool:
+        return False
+
     # torch.random.fork_rng asks every accelerator that it knows. This one draws with the host's generator and has no state.
     def get_rng_state(self, device: Any = NAME) -> Tensor:
         return torch.empty(0, dtype=torch.uint8)
 
     def set_rng_state(self, state: Tensor, device: Any = NAME) -> None:
         pass
-
-
-class _Module(_DummyBackendModule):
-    def is_available(self) -> bool:
-        return False
 
 
 # When this module is imported, because autograd makes its threads at the first backward, one for each device that there is by then.

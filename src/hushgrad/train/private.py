@@ -179,12 +179,17 @@ class Private:
                 self._params,
                 self.optimizer,
                 lambda: self._release.source,
-                in_step=lambda: not self._journal.durable or (self._issued is not None and torch.is_grad_enabled()),
+                in_step=self._in_step,
                 before=lambda: self._journal.read_all(self.steps),
             )
             self._release.lazy, self._release.noted = self._capture.by_rows, self._lazy.noted
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
+
+    def _in_step(self) -> bool:
+        """Whether a forward pass that runs now reads rows of the step's own batch; a proof's passes do, with gradients and without."""
+        passing = torch.is_grad_enabled() or self._capture.proving
+        return not self._journal.durable or (self._issued is not None and passing)
 
     # What a user does with it ----------------------------------------------------------------------------------------
 
