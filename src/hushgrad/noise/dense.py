@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.linalg import solve_triangular
+import scipy
 
 from hushgrad import _check
 from hushgrad.events import Once, Participation
@@ -107,7 +107,7 @@ class Dense(Mechanism):
     def noising(self, steps: int) -> np.ndarray:
         """C⁻¹, by forward substitution."""
         C = self.strategy(steps)
-        return np.tril(solve_triangular(C, np.eye(len(C)), lower=True))
+        return np.tril(scipy.linalg.solve_triangular(C, np.eye(len(C)), lower=True))
 
     def sensitivity(self, *, steps: int, participation: Participation) -> float:
         """From the Gram matrix CᵀC (see sensitivity.py)."""

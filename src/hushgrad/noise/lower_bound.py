@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from scipy.linalg import svdvals
+import scipy
 
 from hushgrad.noise.participation import Pattern
 from hushgrad.noise.workload import PrefixSums, Workload
@@ -42,7 +42,7 @@ def rmse_lower_bound(workload: Workload, steps: int, pattern: Pattern) -> tuple[
     nuclear, how = _nuclear_norm(workload, steps)
     bound, certificate = nuclear / np.sqrt(spacing * steps), f"nuclear norm, {how}"
     if pattern.times > 1 and steps <= _DENSE:
-        mixed = float(svdvals(_times_root(workload.matrix(steps), spacing)).sum()) / np.sqrt(spacing * steps)
+        mixed = float(scipy.linalg.svdvals(_times_root(workload.matrix(steps), spacing)).sum()) / np.sqrt(spacing * steps)
         if mixed > bound:
             bound, certificate = mixed, "nuclear norm, half equal contributions"
     return float(bound), certificate
@@ -52,16 +52,16 @@ def _nuclear_norm(workload: Workload, steps: int) -> tuple[float, str]:
     if isinstance(workload, PrefixSums):
         return prefix_nuclear_norm(steps), "closed form"
     if steps <= _DENSE:
-        return float(svdvals(workload.matrix(steps)).sum()), "singular values"
+        return float(scipy.linalg.svdvals(workload.matrix(steps)).sum()), "singular values"
     # Pinching to diagonal blocks never increases the nuclear norm, so the blocks' sum is a bound (a weaker one).
     a = workload.coefficients(steps)
     if a is not None:
         from hushgrad.noise.series import lower_toeplitz
 
-        return steps // _DENSE * float(svdvals(lower_toeplitz(a[:_DENSE])).sum()), f"diagonal blocks of {_DENSE}"
+        return steps // _DENSE * float(scipy.linalg.svdvals(lower_toeplitz(a[:_DENSE])).sum()), f"diagonal blocks of {_DENSE}"
     A = workload.matrix(steps)
     blocks = (A[i : i + _DENSE, i : i + _DENSE] for i in range(0, steps, _DENSE))
-    return sum(float(svdvals(block).sum()) for block in blocks), f"diagonal blocks of {_DENSE}"
+    return sum(float(scipy.linalg.svdvals(block).sum()) for block in blocks), f"diagonal blocks of {_DENSE}"
 
 
 def _times_root(A: np.ndarray, spacing: int) -> np.ndarray:

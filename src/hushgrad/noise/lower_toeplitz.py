@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NoReturn, cast
 
 import numpy as np
-from scipy.optimize import minimize_scalar
+import scipy
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
@@ -121,5 +121,5 @@ def tuned(make: Callable[[float], LowerToeplitz], steps: int, participation: Par
     grid = np.linspace(np.log(low), np.log(high), 25)
     values = [loss(x) for x in grid]
     i = int(np.clip(np.argmin(values), 1, len(grid) - 2))
-    found = minimize_scalar(loss, bounds=(grid[i - 1], grid[i + 1]), method="bounded", options={"xatol": 1e-4})
+    found = scipy.optimize.minimize_scalar(loss, bounds=(grid[i - 1], grid[i + 1]), method="bounded", options={"xatol": 1e-4})
     return float(np.exp(found.x))

@@ -11,8 +11,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.signal import fftconvolve
+import scipy
 
 from hushgrad.noise.series import binomial, inverse, multiply
 
@@ -52,7 +51,7 @@ def _free(objective: _Objective, start: np.ndarray) -> np.ndarray:
         value, slope = objective(np.r_[1.0, tail])
         return value, slope[1:]
 
-    found = minimize(of_tail, start[1:], jac=True, method="L-BFGS-B", options=_OPTIONS)
+    found = scipy.optimize.minimize(of_tail, start[1:], jac=True, method="L-BFGS-B", options=_OPTIONS)
     return np.r_[1.0, found.x]
 
 
@@ -64,7 +63,9 @@ def _decreasing(objective: _Objective, start: np.ndarray) -> np.ndarray:
         return value, np.cumsum(slope)
 
     drops = -np.diff(start, append=0.0)
-    found = minimize(of_drops, drops, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * len(drops), options=_OPTIONS)
+    found = scipy.optimize.minimize(
+        of_drops, drops, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * len(drops), options=_OPTIONS
+    )
     c = np.cumsum(found.x[::-1])[::-1]
     return np.asarray(c / c[0])  # neither the sensitivity times the error nor the order depends on the scale
 
@@ -72,4 +73,4 @@ def _decreasing(objective: _Objective, start: np.ndarray) -> np.ndarray:
 def _correlate(a: np.ndarray, b: np.ndarray, lags: int) -> np.ndarray:
     """sum_t a_{t+j} b_t for j = 0..lags-1."""
     n = len(a)
-    return np.asarray(fftconvolve(a, b[::-1])[n - 1 : n - 1 + lags])
+    return np.asarray(scipy.signal.fftconvolve(a, b[::-1])[n - 1 : n - 1 + lags])

@@ -18,7 +18,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from scipy.optimize import minimize
+import scipy
 
 from hushgrad.noise.participation import Pattern
 
@@ -43,7 +43,7 @@ def optimise_blt(steps: int, buffers: int, loss: str, gap: int, times: int) -> t
 
     # BFGS in plain numpy: for 20 variables at most, the threaded LAPACK calls of L-BFGS-B cost more than the objective.
     runs = [
-        minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-6, "maxiter": 300})
+        scipy.optimize.minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-6, "maxiter": 300})
         for start in _starts(steps, buffers, gap)
     ]
     best = min(runs, key=lambda run: run.fun)

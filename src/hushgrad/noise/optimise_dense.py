@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cholesky, eigh, solve_triangular
+import scipy
 
 from hushgrad.noise.participation import Pattern
 from hushgrad.noise.sensitivity import gram_sensitivity
@@ -47,7 +47,7 @@ class DenseOptimum:
 
 def lower_factor(X: np.ndarray) -> np.ndarray:
     """The lower-triangular C with CᵀC = X. (numpy's cholesky gives C Cᵀ = X: another matrix, of another sensitivity.)"""
-    return np.ascontiguousarray(cholesky(X[::-1, ::-1], lower=True).T[::-1, ::-1])
+    return np.ascontiguousarray(scipy.linalg.cholesky(X[::-1, ::-1], lower=True).T[::-1, ::-1])
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def optimise_dense(A: np.ndarray, pattern: Pattern, *, loss: str = "mean") -> De
         X = X * np.outer(scale, scale)
     C = lower_factor(X)
     C /= gram_sensitivity(X, pattern)
-    squares = np.sum(np.square(solve_triangular(C.T, A.T, lower=False)), axis=0)  # ||row t of A C⁻¹||²
+    squares = np.sum(np.square(scipy.linalg.solve_triangular(C.T, A.T, lower=False)), axis=0)  # ||row t of A C⁻¹||²
     upper = float(np.sqrt(squares.max() if loss == "max" else squares.mean()))
     return DenseOptimum(strategy=C, upper=upper, lower=lower)
 
@@ -105,10 +105,10 @@ def _fixed_point(A: np.ndarray, spacing: int, players: _Players, loss: str) -> t
     n, single = len(A), spacing >= len(A)
     best_upper, best_X, lower = np.inf, np.eye(n), 0.0
     for _ in range(max(60, min(600, 30_000_000 // n**2))):  # as many as a minute allows
-        L = np.diag(np.sqrt(players.w)) if single else cholesky(_moment(players, n, spacing), lower=True)
-        eigenvalues, U = eigh(L.T @ ((A.T * players.u) @ A) @ L, driver="evd")
+        L = np.diag(np.sqrt(players.w)) if single else scipy.linalg.cholesky(_moment(players, n, spacing), lower=True)
+        eigenvalues, U = scipy.linalg.eigh(L.T @ ((A.T * players.u) @ A) @ L, driver="evd")
         roots = np.sqrt(np.maximum(eigenvalues, eigenvalues[-1] * 1e-15))
-        half = solve_triangular(L.T, U * np.sqrt(roots), lower=False).T
+        half = scipy.linalg.solve_triangular(L.T, U * np.sqrt(roots), lower=False).T
         X = half.T @ half
         groups = _groups(X, spacing)
         worst = np.abs(groups).sum(axis=(1, 2))  # no direction of the vectors is worse

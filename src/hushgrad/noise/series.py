@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.signal import fftconvolve, lfilter
+import scipy  # its parts are imported when they are first used: scipy.signal alone takes half a second
 
 __all__ = ["binomial", "inverse", "lower_toeplitz", "multiply"]
 
@@ -26,12 +26,12 @@ def inverse(series: np.ndarray, steps: int) -> np.ndarray:
     """
     impulse = np.zeros(steps)
     impulse[0] = 1.0
-    return np.asarray(lfilter([1.0], np.asarray(series, dtype=float)[:steps], impulse))
+    return np.asarray(scipy.signal.lfilter([1.0], np.asarray(series, dtype=float)[:steps], impulse))
 
 
 def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The product of two series of equal length, cut to that length."""
-    return fftconvolve(a, b)[: len(a)] if len(a) > 64 else np.convolve(a, b)[: len(a)]
+    return scipy.signal.fftconvolve(a, b)[: len(a)] if len(a) > 64 else np.convolve(a, b)[: len(a)]
 
 
 def lower_toeplitz(column: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.linalg import solve_triangular
+import scipy
 
 from hushgrad import _check
 from hushgrad.events import Participation
@@ -222,7 +222,7 @@ def _matrices(tree: Tree, steps: int) -> tuple[np.ndarray, np.ndarray]:
         for start in range(0, steps, size):
             stop = min(start + size, steps)
             C[start:stop, start:stop] = block[: stop - start, : stop - start]
-        return C, np.tril(solve_triangular(C, np.eye(steps), lower=True))
+        return C, np.tril(scipy.linalg.solve_triangular(C, np.eye(steps), lower=True))
     nodes = _nodes(tree, steps)
     C, N = np.zeros((len(nodes), steps)), np.zeros((steps, len(nodes)))
     for (t, level), i in nodes.items():
