@@ -7,13 +7,13 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help accuracy demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel vulnerabilities docs clean
+.PHONY: help abi accuracy demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel vulnerabilities docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
 
 # venv, then uv inside it (3 x faster than pip), plain pip where uv cannot resolve.
-$(VENV)/.ready: pyproject.toml constraints.txt $(wildcard setup.py src/hushgrad/noise/*.[ch] src/hushgrad/denoise/*.[ch] src/hushgrad/clipping/*.[ch] src/hushgrad/release/*.c src/hushgrad/accounting/pld/bounds/*.c)
+$(VENV)/.ready: pyproject.toml constraints.txt $(wildcard setup.py src/hushgrad/native/*.[ch] src/hushgrad/native/*/*.[ch])
 	python3 -m venv $(VENV)
 	@echo "Installing hushgrad and its tools into $(VENV) ..."
 	@$(BIN)/python -m pip install -q uv \
@@ -29,6 +29,10 @@ test: $(VENV)/.ready  ## run the tests (slow ones excepted)
 
 test-all: $(VENV)/.ready  ## run all tests, the slow statistical and end-to-end ones too
 	$(PYTEST) -m "slow or not slow"
+
+abi:             ## write what follows from native/abi.h (_abi.py, abi.c); then build the C libraries
+	python3 src/hushgrad/native/_generate.py
+	@$(MAKE) --no-print-directory $(VENV)/.ready
 
 check: $(VENV)/.ready  ## format, lint, types, arrows between the rooms
 	$(BIN)/ruff format --check .

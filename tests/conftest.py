@@ -39,3 +39,18 @@ def no_network():
     socket.socket.connect, socket.getaddrinfo = _connect, _lookup  # type: ignore[method-assign, assignment]
     yield
     socket.socket.connect, socket.getaddrinfo = _CONNECT, _LOOKUP  # type: ignore[method-assign]
+
+
+@pytest.fixture(params=[16, 32, 64], scope="module")
+def vector_bytes(request: pytest.FixtureRequest):
+    """The C kernels with vectors of so many bytes, as other processors have them; skipped where this one has none so wide."""
+    from hushgrad import native
+
+    libraries = [library for library in (native.EXACT, native.CONTRACTED) if library is not None]
+    try:
+        if {library.vectors(request.param) for library in libraries} != {request.param}:
+            pytest.skip("there are no such vectors here")
+        yield request.param
+    finally:
+        for library in libraries:
+            library.vectors(64)

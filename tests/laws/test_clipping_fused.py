@@ -6,9 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,21 +16,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hushgrad import _native
 from hushgrad.clipping import Capture, Flat, _fused
 from hushgrad.clipping.rules.conv import Geometry, per_example_kernel
+from hushgrad.native import _abi
 
-pytestmark = pytest.mark.skipif(_fused._LIBRARY is None, reason="the C library was not built on this machine")
-_WIDTHS = [lanes for lanes in (4, 8, 16) if _fused._LIBRARY is not None and lanes <= _fused._LIBRARY.lanes]
-
-
-@pytest.fixture(params=_WIDTHS, autouse=True, scope="module")
-def every_width(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All that follows, with the vectors of each kind of processor that this one can stand in for."""
-    widest = _fused._LIBRARY
-    _fused._LIBRARY = _native.load(_fused.__file__, "_clip", partial(_fused._Library, lanes=request.param))
-    yield
-    _fused._LIBRARY = widest
+pytestmark = [
+    pytest.mark.skipif(_fused._LIBRARY is None, reason="the C library was not built on this machine"),
+    pytest.mark.usefixtures("vector_bytes"),
+]
 
 
 def _random(*shape: int, seed: int) -> torch.Tensor:
@@ -87,7 +79,7 @@ def test_squared_norms_of_rows(B: int, n: int, seed: int) -> None:
 def test_weighted_sums_of_outer_products(B: int, d: int, p: int, seed: int) -> None:
     x, g, w = _random(B, d, seed=seed), _random(B, p, seed=seed + 1), _random(B, seed=seed + 2).abs()
     made = _fused.outer_sums(x, g, w)
-    if p > _fused._OUTPUTS_AT_MOST:
+    if p > _abi.OUTPUTS_AT_MOST:
         assert made is None
         return
     assert made is not None
@@ -230,11 +222,16 @@ def _sums() -> dict[str, list[float]]:
     return {name: total.flatten().tolist() for name, total in capture.collect(Flat(0.5)).raw_sums.items()}
 
 
-def test_a_process_without_the_library_gives_the_same_sums() -> None:
+@cache
+def _sums_elsewhere() -> dict[str, list[float]]:
     program = "import json, test_clipping_fused as t; print(json.dumps(t._sums()))"
     environment = {**os.environ, "HUSHGRAD_KERNEL": "numpy", "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
-    expected = json.loads(done.stdout)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_a_process_without_the_library_gives_the_same_sums() -> None:
+    expected = _sums_elsewhere()
     for name, total in _sums().items():
         torch.testing.assert_close(torch.tensor(total), torch.tensor(expected[name]), rtol=1e-5, atol=1e-6)
 

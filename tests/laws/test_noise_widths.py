@@ -10,28 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushgrad import _native
+from hushgrad import native
 from hushgrad.noise import _kernel, _transform
 from hushgrad.noise._keystream import KeyStream
 
-pytestmark = pytest.mark.skipif(_kernel.KERNEL.name != "c", reason="the C kernel is not built here")
-
-LIBRARY = _native.load(_kernel.__file__, "_gauss", lambda library: library)
-WIDTHS = [16, 32, 64]
+pytestmark = [
+    pytest.mark.skipif(_kernel.KERNEL.name != "c", reason="the C kernel is not built here"),
+    pytest.mark.usefixtures("vector_bytes"),
+]
 REAL = [np.float32, np.float64]
 STREAM = KeyStream(bytes(range(32)), b"widths")
-
-
-@pytest.fixture(params=WIDTHS, autouse=True, scope="module")
-def width(request):
-    """Runs a test with vectors of so many bytes."""
-    assert LIBRARY is not None
-    try:
-        if LIBRARY.hushgrad_vectors(request.param) != request.param:
-            pytest.skip("this processor has no such vectors")
-        yield request.param
-    finally:
-        LIBRARY.hushgrad_vectors(WIDTHS[-1])
 
 
 def same_bits(work, *arrays):
@@ -48,12 +36,14 @@ def normal(seed, *shape, real):
     return np.random.default_rng(seed).normal(size=shape).astype(real)
 
 
-def test_the_widest_vectors_are_chosen_by_themselves(width):
-    assert LIBRARY.hushgrad_vectors(0) == WIDTHS[0]
-    assert LIBRARY.hushgrad_vectors(width + 15) == width  # and once more, for the tests to come
+@pytest.mark.parametrize("library", ["EXACT", "CONTRACTED"])
+def test_the_widest_vectors_are_chosen_by_themselves(library, vector_bytes):
+    found = getattr(native, library)
+    assert found.vectors(0) == 16
+    assert found.vectors(vector_bytes + 15) == vector_bytes  # and once more, for the tests to come
     loaded = "import ctypes, sys; print(ctypes.c_int.in_dll(ctypes.CDLL(sys.argv[1]), 'hushgrad_bytes').value)"
-    at_first = subprocess.run([sys.executable, "-c", loaded, LIBRARY._name], check=True, capture_output=True, text=True).stdout
-    assert int(at_first) >= width
+    at_first = subprocess.run([sys.executable, "-c", loaded, found.file], check=True, capture_output=True, text=True).stdout
+    assert int(at_first) >= vector_bytes
 
 
 @pytest.mark.parametrize("real", REAL)
@@ -68,7 +58,7 @@ sizes = st.one_of(st.integers(0, 70), st.integers(1020, 1100), st.just(2500))
 
 @settings(max_examples=40, deadline=None)
 @given(real=st.sampled_from(REAL), size=sizes, fresh=st.booleans(), buffers=st.integers(1, 6), shift=st.integers(0, 3))
-def test_emitting_and_buffers_at_every_size_and_place(real, size, fresh, buffers, shift, width):
+def test_emitting_and_buffers_at_every_size_and_place(real, size, fresh, buffers, shift):
     z, out, state = normal(1, size, real=real), normal(2, size, real=real), normal(3, buffers, size + 5, real=real)
     decay, weight = np.random.default_rng(4).uniform(size=(2, buffers)).astype(real)
 
@@ -82,7 +72,7 @@ def test_emitting_and_buffers_at_every_size_and_place(real, size, fresh, buffers
 
 @settings(max_examples=40, deadline=None)
 @given(real=st.sampled_from(REAL), size=sizes, rows=st.integers(1, 18), parts=st.integers(0, 19), shift=st.integers(0, 3))
-def test_combinations_and_substitutions_at_every_size_and_place(real, size, rows, parts, shift, width):
+def test_combinations_and_substitutions_at_every_size_and_place(real, size, rows, parts, shift):
     weights, history = normal(1, rows, parts, real=real), normal(2, parts, size + 1, real=real)[:, 1:]
     inner, diagonal = np.tril(normal(3, rows, rows, real=real), -1), np.abs(normal(4, rows, real=real)) + real(0.5)
     diagonal[::2] = 1  # which is not divided by
@@ -114,7 +104,7 @@ def test_numbers_drawn_and_worked_on_in_one_call(real, cipher, start, size, monk
     assert same_bits(work, *rows)
 
 
-def test_one_rounding_too_few_would_be_seen(width):
+def test_one_rounding_too_few_would_be_seen():
     """A fused multiply-add is the likeliest way to other bits: it keeps what a product's rounding drops."""
     weights, parts = normal(1, 8, 8, real=np.float32), normal(2, 8, 256, real=np.float32)
 

@@ -1,30 +1,19 @@
-"""The denoisers' C library, where it was built: one pass over memory instead of several. Everything has a form in torch too."""
+"""The denoisers' C kernels, where they were built: one pass over memory instead of several. Each has a form in torch too."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hushgrad import _native
+from hushgrad import native
+from hushgrad.native._abi import Signal
 
 __all__ = ["FUSED", "Moments", "fits"]
 
 _SHARE = 1 << 19  # elements for a thread at a time; for less, a thread does not pay
-
-
-class _Signal(ctypes.Structure):
-    """``signal`` of _scan.c."""
-
-    _fields_: ClassVar = [
-        ("v", ctypes.c_void_p),
-        ("d", ctypes.c_uint64),
-        ("reach", ctypes.c_uint64),
-        *((name, ctypes.c_float) for name in ("alpha", "scale", "before", "after")),
-    ]
 
 
 class Moments(NamedTuple):
@@ -38,28 +27,16 @@ class Moments(NamedTuple):
 
 
 class Fused:
-    """The functions of _scan.c."""
+    """One pass over memory for each."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        pointer, size, real = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
-        self._lanes: int = library["hushgrad_lanes"]()
-        self._direction = library["hushgrad_direction"]
-        self._direction.argtypes, self._direction.restype = (*(pointer,) * 4, size, *(real,) * 5), None
-        if self._lanes:
-            self._smooth = library["hushgrad_smooth"]
-            self._smooth.argtypes = (ctypes.c_int, ctypes.POINTER(_Signal), size, size, pointer)
-            self._smooth.restype = None
-
-    @property
-    def smooths(self) -> bool:
-        """Whether this processor has vectors for the scan."""
-        return self._lanes > 0
+    def __init__(self, exact: native.Library, contracted: native.Library) -> None:
+        self._direction, self._smooth = exact.direction, contracted.smooth
 
     def smooth(self, v: Tensor, out: Tensor, *, alpha: float, scale: float, reach: int, before: float, after: float) -> None:
         """``out[i] = scale (v[i] + α Σ_{j<i} α^(i-1-j) v[j] + α Σ_{j>i} α^(j-i-1) v[j])``, with ghost cells at both ends."""
         d = v.numel()
-        signal = _Signal(v.data_ptr(), d, reach, alpha, scale, before, after)
-        _over_shares(d, lambda low, high: self._smooth(self._lanes, signal, low, high, out.data_ptr()))
+        signal = Signal(v.data_ptr(), d, reach, alpha, scale, before, after)
+        _over_shares(d, lambda low, high: self._smooth(signal, low, high, out.data_ptr()))
 
     def direction(self, g: Tensor, mean: Tensor, square: Tensor, out: Tensor, moments: Moments) -> None:
         """``mean += fresh1 (g - mean)``, ``square += fresh2 (g² - square)``, ``out = factor mean / sqrt(max(square - noise, floor))``."""
@@ -73,7 +50,7 @@ class Fused:
 def _over_shares(count: int, work: Callable[[int, int], None]) -> None:
     """``work(low, high)`` on parts of ``range(count)``, the same parts for any number of threads, so that the bits are too."""
     shares = [(low, min(low + _SHARE, count)) for low in range(0, count, _SHARE)]
-    _native.in_turns(shares, lambda share: work(*share), min(torch.get_num_threads(), len(shares)))
+    native.in_turns(shares, lambda share: work(*share), min(torch.get_num_threads(), len(shares)))
 
 
 def fits(*tensors: Tensor) -> bool:
@@ -81,4 +58,4 @@ def fits(*tensors: Tensor) -> bool:
     return all(t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)
 
 
-FUSED = _native.load(__file__, "_scan", Fused)
+FUSED = Fused(native.EXACT, native.CONTRACTED) if native.EXACT is not None and native.CONTRACTED is not None else None

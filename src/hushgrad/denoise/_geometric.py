@@ -7,7 +7,7 @@ or mirrored, act like one ghost cell on each side, since all that lies to the le
     before[i] = Σ_{j<i} α^(i-1-j) v[j]   (forward recursion, started from the left ghost)
     after[i]  = Σ_{j>i} α^(j-i-1) v[j]   (backward recursion, started from the right ghost)
 
-A_σ⁻¹ v = tanh(θ/2) (v + α before + α after). In float32 the two recursions are run in C (_scan.c), a block at a time in the
+A_σ⁻¹ v = tanh(θ/2) (v + α before + α after). In float32 the two recursions are run in C (native/denoise), a block at a time in the
 cache. Without that library, and for float64: torch has no scan, and a loop over d elements is out of the question; so v is cut
 into blocks of 48: inside a block the sum is one matrix product, between blocks the states form the same recursion on d / 48
 elements, which is cut again. No approximation is made, and no length is slow (an FFT of prime length costs 5 to 50 times a
@@ -116,7 +116,7 @@ def smooth_vector(v: Tensor, sigma: float, boundary: str) -> Tensor:
         return v.clone()  # with one cell both neighbours are the cell itself: A_σ = 1
     rate = decay_rate(sigma)
     before, after = _ghosts(v, rate, boundary)
-    if FUSED is not None and FUSED.smooths and fits(v) and rate >= _SHORT:
+    if FUSED is not None and fits(v) and rate >= _SHORT:
         out, scale, reach = _fresh(v), math.tanh(rate / 2), int(_UNFELT / rate) + 1
         ghosts = {"before": float(before) / scale, "after": float(after) / scale}
         FUSED.smooth(v, out, alpha=math.exp(-rate), scale=scale, reach=reach, **ghosts)

@@ -10,12 +10,11 @@ The C library, numpy here, and the kernel on a device give the same words.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 
 import numpy as np
 
-from hushgrad import _native
+from hushgrad import native
 from hushgrad.noise._keystream import check_address
 
 __all__ = ["ChaChaStream", "chacha_blocks"]
@@ -26,16 +25,7 @@ _ROUNDS = (
 )  # fmt: skip
 
 
-class _Library:
-    """The function of _chacha.c."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.blocks = library["hushgrad_chacha"]
-        field, pointer = ctypes.c_uint64, ctypes.c_void_p
-        self.blocks.argtypes, self.blocks.restype = (pointer, field, field, field, pointer, ctypes.c_size_t), None
-
-
-_LIBRARY = _native.load(__file__, "_gauss", _Library)
+_LIBRARY = native.EXACT
 
 
 class ChaChaStream:
@@ -52,7 +42,7 @@ class ChaChaStream:
         if _LIBRARY is None:
             return chacha_blocks(self.key_words, step, index, np.arange(first, first + count, dtype=np.uint64)).reshape(-1)
         out = np.empty(16 * count, np.uint32)
-        _LIBRARY.blocks(self.key_words.ctypes.data, step, index, first, out.ctypes.data, count)
+        _LIBRARY.chacha(self.key_words.ctypes.data, step, index, first, out.ctypes.data, count)
         return out
 
     def scattered(self, step: int, index: int, groups: np.ndarray, blocks: int) -> np.ndarray:

@@ -16,7 +16,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, final
 import numpy as np
 from torch import Tensor
 
-from hushgrad import _native
+from hushgrad import native
+from hushgrad.native import _abi
 from hushgrad.noise import _transform
 from hushgrad.noise._keystream import BLOCKS, INDICES, STEPS, KeyStream, check_address
 from hushgrad.noise._memory import aligned
@@ -247,11 +248,9 @@ class NumpyKernel(Kernel):
         self.emit(x, row.scale, out, fresh)
 
 
-_POINTER, _SIZE, _FIELD, _FLAG = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int
-_ROUND_KEYS = 15 * 16  # bytes
-_ROW = 32  # bytes of a row of ``draw_many``'s table
-_STRIDE, _PARTS = 1104, 8  # STRIDE and PARTS of _rows.c
-_SUFFIXES = ((np.dtype(np.float32), "f32", ctypes.c_float), (np.dtype(np.float64), "f64", ctypes.c_double))
+_SUFFIXES = ((np.dtype(np.float32), "f32"), (np.dtype(np.float64), "f64"))
+_ALWAYS = ("gaussians", "write", "add", "buffers", "solve", "combine")
+_DRAWING = ("draw", "draw_many", "drawn_buffers", "drawn_solutions", "drawn_combinations")  # with the processor's own AES
 
 
 def _at(array: np.ndarray) -> int:
@@ -259,82 +258,36 @@ def _at(array: np.ndarray) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(array)) if array.size else 0  # type: ignore[arg-type]
 
 
-class _Address(ctypes.Structure):
-    """``address`` of _gauss.h: how to draw, and the first two fields of the counter."""
-
-    _fields_: ClassVar = [("round_keys", _POINTER), ("cipher", _FIELD), ("step", _FIELD), ("index", _FIELD)]
-
-
-class _Solutions(ctypes.Structure):
-    """``solutions`` of _rows.c."""
-
-    _fields_: ClassVar = [
-        *((name, _POINTER) for name in ("weights", "history", "inner", "diagonal", "kept")),
-        ("rows", _FIELD),
-        ("count", _FIELD),
-    ]
-
-
-def _signatures(real: Any, cipher: int) -> dict[str, tuple[Any, ...]]:
-    at = ctypes.POINTER(_Address)
-    buffers = (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, real, _FLAG, _POINTER, _SIZE)
-    drawing = {
-        "draw": (at, _FIELD, real, _FLAG, _POINTER, _SIZE),
-        "draw_many": (_POINTER, _POINTER, _SIZE, real, _FLAG),
-        "drawn_buffers": (at, _FIELD, *buffers),
-        "drawn_solutions": (at, _FIELD, ctypes.POINTER(_Solutions), _POINTER, real, _FLAG, _POINTER, _SIZE),
-        "drawn_combinations": (at, _FIELD, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE),
-    }
-    return {
-        "gaussians": (_POINTER, _POINTER, _SIZE),
-        "write": (_POINTER, real, _POINTER, _SIZE),
-        "add": (_POINTER, real, _POINTER, _SIZE),
-        "buffers": (_POINTER, *buffers),
-        "solve": (_POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE),
-        "combine": (_POINTER, _SIZE, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE),
-        **(drawing if cipher else {}),
-    }
-
-
 @final
 class CKernel(Kernel):
-    """The functions of _gauss.c; ctypes releases the interpreter lock while one runs.
+    """The functions of native/noise; ctypes releases the interpreter lock while one runs.
 
     Where the processor has AES instructions (``cipher``), key stream and Gaussians are made in one call, a few kilobytes at a time.
     """
 
     name = "c"
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.cipher: int = library["hushgrad_cipher"]()  # how many of its blocks are in a register; 0: it has none
-        self._functions: dict[tuple[str, np.dtype[Any]], Any] = {}
-        for dtype, suffix, real in _SUFFIXES:
-            for name, arguments in _signatures(real, self.cipher).items():
-                function = library[f"hushgrad_{name}_{suffix}"]
-                function.argtypes, function.restype = arguments, None
-                self._functions[name, dtype] = function
-        self._draw_many: dict[int, Any] = {dtype.itemsize: self._functions.get(("draw_many", dtype)) for dtype, _, _ in _SUFFIXES}
-        if self.cipher:
-            self._rounded = library["hushgrad_rounded"]
-            self._rounded.argtypes = (ctypes.POINTER(_Address), _FIELD, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER)
-            self._rounded.restype = _SIZE
-            self._expand_key = library["hushgrad_expand_key"]
-            self._expand_key.argtypes, self._expand_key.restype = (_POINTER, _POINTER), None
+    def __init__(self, library: native.Library) -> None:
+        self.cipher: int = library.cipher()  # how many of its blocks are in a register; 0: it has none
+        self._library = library
+        names = _ALWAYS + _DRAWING if self.cipher else _ALWAYS
+        self._functions = {(name, dtype): getattr(library, f"{name}_{suffix}") for dtype, suffix in _SUFFIXES for name in names}
+        self._draw_many: dict[int, Any] = {dtype.itemsize: self._functions.get(("draw_many", dtype)) for dtype, _ in _SUFFIXES}
 
     def head(self, stream: Words, step: int) -> tuple[int, int, int, int] | None:
-        """``address`` of _gauss.h for tensor 0: how to draw from this stream in C; None where that is not possible."""
+        """``address`` of abi.h for tensor 0: how to draw from this stream in C; None where that is not possible."""
         if not self.cipher or not isinstance(stream, KeyStream):
             return None
         return stream.place or stream.round_keys(self._expanded), self.cipher, step, 0
 
     def _expanded(self, key: bytes) -> ctypes.Array[ctypes.c_char]:
-        round_keys = ctypes.create_string_buffer(_ROUND_KEYS)
-        self._expand_key(key, round_keys)
+        round_keys = ctypes.create_string_buffer(_abi.ROUND_KEYS)
+        self._library.expand_key(key, round_keys)
         return round_keys
 
-    def _address(self, stream: Words, step: int, index: int) -> _Address | None:
+    def _address(self, stream: Words, step: int, index: int) -> _abi.Address | None:
         head = self.head(stream, step)
-        return None if head is None else _Address(*head[:3], index)
+        return None if head is None else _abi.Address(*head[:3], index)
 
     def draw(self, stream: Words, step: int, index: int, start: int, scale: float, out: np.ndarray, fresh: bool) -> None:
         """See Kernel."""
@@ -366,7 +319,7 @@ class CKernel(Kernel):
             check_address(step, last, _end_block(end))
         places = array("Q", table)
         at = places.buffer_info()[0]
-        self._draw_many[itemsize](at, at + _ROW, len(pieces), scale, not fresh)  # as draw_table
+        self._draw_many[itemsize](at, len(pieces), scale, not fresh)  # as draw_table
 
     def draw_rounded(self, stream: Words, at: tuple[int, int, int], ratio: float, h: float, out: np.ndarray) -> list[int]:
         """See Kernel."""
@@ -375,10 +328,10 @@ class CKernel(Kernel):
         if address is None:
             return super().draw_rounded(stream, at, ratio, h, out)
         check_address(step, index, _end_block(start + out.size))
-        facts = np.array([ratio, h, 1.0 / h, LIMIT])
-        bounds = np.array([SINGLE.on_grid(ratio), DOUBLE.on_grid(ratio)])
+        facts = _abi.Facts(ratio, h, 1.0 / h, LIMIT)
+        bounds = (_abi.Bound * 2)(_abi.Bound(*SINGLE.on_grid(ratio)), _abi.Bound(*DOUBLE.on_grid(ratio)))
         places = np.empty(out.size, np.uint64)
-        doubts = self._rounded(address, start, _at(facts), _at(bounds), _at(out), out.size, _at(places))
+        doubts = self._library.rounded(address, start, facts, bounds, _at(out), out.size, _at(places))
         return [int(place) for place in places[:doubts]]
 
     def draw_table(self, table: int, count: int, itemsize: int, scale: float, fresh: bool) -> None:
@@ -386,7 +339,7 @@ class CKernel(Kernel):
 
         The first is :meth:`head`, each of the ``count`` others (tensor, first number, how many, address that they go to).
         """
-        self._draw_many[itemsize](table, table + _ROW, count, scale, not fresh)
+        self._draw_many[itemsize](table, count, scale, not fresh)
 
     def draw_buffers(self, stream: Words, at: tuple[int, int, int], row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
         """See Kernel."""
@@ -410,8 +363,8 @@ class CKernel(Kernel):
         tables = [np.ascontiguousarray(table, out.dtype) for table in (rows.weights, rows.inner, rows.diagonal)]
         history, kept = _places(rows.history), _places(rows.kept)
         weights, inner, diagonal = (_at(table) for table in tables)
-        given = _Solutions(weights, _at(history), inner, diagonal, _at(kept), count, len(history))
-        room = aligned(count * _STRIDE * out.itemsize)
+        given = _abi.Solutions(weights, _at(history), inner, diagonal, _at(kept), count, len(history))
+        room = aligned(count * _abi.TILE_STRIDE * out.itemsize)
         self._functions["drawn_solutions", out.dtype](address, start, given, _at(room), rows.scale, not fresh, _at(out), out.size)
 
     def draw_combinations(self, stream: Words, at: tuple[int, int, int], weights: np.ndarray, out: np.ndarray) -> None:
@@ -423,7 +376,7 @@ class CKernel(Kernel):
             return
         n = out.shape[1]
         check_address(step + weights.shape[1] - 1, index, _end_block(start + n))
-        weights, room = np.ascontiguousarray(weights, out.dtype), aligned(_PARTS * _STRIDE * out.itemsize)
+        weights, room = np.ascontiguousarray(weights, out.dtype), aligned(_abi.PARTS * _abi.TILE_STRIDE * out.itemsize)
         target = _at(room), _at(out[0]), out.strides[0] // out.itemsize, n
         self._functions["drawn_combinations", out.dtype](address, start, _at(weights), *weights.shape, *target)
 
@@ -475,7 +428,7 @@ def _agrees(kernel: Kernel) -> bool:
     """
     stream, at = KeyStream(bytes(range(32)), b"hushgrad check"), ((1 << 48) - 2, (1 << 32) - 3, (1 << 40) + 5)
     words = np.random.Generator(np.random.PCG64(0)).integers(0, 1 << 32, 8 * 3 * _transform.PAIRS, dtype=np.uint32)
-    for dtype, _, _ in _SUFFIXES:
+    for dtype, _ in _SUFFIXES:
         ours, theirs = np.empty((2, 8 * _transform.GROUP), dtype)
         NumpyKernel().gaussians(words, ours)
         kernel.gaussians(words, theirs)
@@ -488,9 +441,9 @@ def _agrees(kernel: Kernel) -> bool:
 
 
 def _choose() -> Kernel:
-    kernel = _native.load(__file__, "_gauss", CKernel) if sys.byteorder == "little" else None
-    if kernel is None:
+    if native.EXACT is None or sys.byteorder != "little":
         return NumpyKernel()
+    kernel = CKernel(native.EXACT)
     if not _agrees(kernel):
         warnings.warn("The C noise kernel was compiled with other arithmetic and is not used; numpy is slower.", stacklevel=2)
         return NumpyKernel()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hushgrad import _native
+from hushgrad import native
 
 if TYPE_CHECKING:
     from hushgrad.noise._kernel import Piece
@@ -32,7 +32,7 @@ def over_chunks(count: int, work: Callable[[int, int], None], chunk: int | None 
             work(0, count)
         return
     threads = min(threads, -(-count // chunk))
-    _native.in_turns([(low, min(low + chunk, count)) for low in range(0, count, chunk)], lambda part: work(*part), threads)
+    native.in_turns([(low, min(low + chunk, count)) for low in range(0, count, chunk)], lambda part: work(*part), threads)
 
 
 def worth_one_thread(pieces: Sequence[Piece]) -> bool:
@@ -57,4 +57,4 @@ def over_shares(pieces: Sequence[Piece], work: Callable[[Sequence[Piece]], None]
                 room = SHARE
             shares[-1].append(part)
             room -= part.size
-    _native.in_turns(shares, work, min(torch.get_num_threads(), len(shares)))
+    native.in_turns(shares, work, min(torch.get_num_threads(), len(shares)))

@@ -8,32 +8,24 @@ theorem 4.2). The hashes of all blocks, a thousandth of the numbers, are digeste
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hushgrad import _native
+from hushgrad import native
+from hushgrad.native import _abi
 
 __all__ = ["Witness", "digest_of"]
 
-_WORDS, _LANES = 2048, 16  # of a block, as in _witness.c
+_WORDS, _LANES = _abi.WITNESS_WORDS, _abi.WITNESS_LANES  # of a block
 _BLOCK = 4 * _WORDS  # bytes
 _AT_ONCE = 64 * _BLOCK  # bytes, of which the products stay in the cache
 _LOW = 0xFFFFFFFF
-
-
-def _hash(library: ctypes.CDLL) -> Callable[..., None]:
-    function, pointer = library["hushgrad_witness"], ctypes.c_void_p
-    function.argtypes, function.restype = (pointer, ctypes.c_size_t, pointer, pointer), None
-    return function
-
-
-_HASH = _native.load(__file__, "_witness", _hash)
+_HASH = None if native.EXACT is None else native.EXACT.witness
 
 
 class Witness:

@@ -15,13 +15,12 @@ within ``8 u`` of the sum, relatively, if all terms are positive; with ``raised`
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hushgrad import _native
+from hushgrad import native
 from hushgrad.accounting.pld.profiles.curve import Array
 
 __all__ = ["Law", "Outside", "summed_above", "summed_below"]
@@ -54,27 +53,15 @@ class Outside:
     above_moment: float
 
 
-class _Kernel:
-    """The functions of _convex.c."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        array = np.ctypeslib.ndpointer(np.float64, 1, flags="C")
-        size, real = ctypes.c_long, ctypes.c_double
-        two = (array, array, size, array, array, size, real, real)
-        self.above = library["hushgrad_sum_above"]
-        self.above.argtypes, self.above.restype = (*two, real, array, size, array, array), size
-        self.below = library["hushgrad_sum_below"]
-        self.below.argtypes, self.below.restype = (*two, array, size, array, array), size
-
-
-KERNEL = _native.load(__file__, "_convex", _Kernel)
+KERNEL = native.EXACT
 
 
 def summed_above(a: Law, b: Law, weights: tuple[float, float], places: Array, *, raised: bool = False) -> tuple[Law, Outside]:
     """The law of wa A + wb B on ``places``, larger in the convex order; ``raised``: in the increasing convex order, for any signs."""
     out, outside = np.zeros(len(places)), np.zeros(4)
     if KERNEL is not None:
-        longest = KERNEL.above(*_terms(a, b, weights), _RAISED if raised else 0.0, places, len(places), out, outside)
+        raise_by = _RAISED if raised else 0.0
+        longest = KERNEL.sum_above(*_terms(a, b, weights), raise_by, _at(places), len(places), _at(out), _at(outside))
     else:
         longest = _split(a, b, weights, _RAISED if raised else 0.0, places, out, outside)
     law = Law(places, out, a.error + b.error + (longest + 2 * len(a.places) + 8) * _U * 1.01)
@@ -85,7 +72,7 @@ def summed_below(a: Law, b: Law, weights: tuple[float, float], edges: Array) -> 
     """The law of wa A + wb B with each cell between ``edges`` at its mean, smaller in the convex order; the means' relative error."""
     mass, moment = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
     if KERNEL is not None:
-        longest = KERNEL.below(*_terms(a, b, weights), edges, len(edges), mass, moment)
+        longest = KERNEL.sum_below(*_terms(a, b, weights), _at(edges), len(edges), _at(mass), _at(moment))
     else:
         longest = _collected(a, b, weights, edges, mass, moment)
     added = (longest + 2 * len(a.places) + 8) * _U * 1.01
@@ -95,7 +82,14 @@ def summed_below(a: Law, b: Law, weights: tuple[float, float], edges: Array) -> 
 
 
 def _terms(a: Law, b: Law, weights: tuple[float, float]) -> tuple[object, ...]:
-    return (a.places, a.mass, len(a.places), b.places, b.mass, len(b.places), *weights)
+    return (_at(a.places), _at(a.mass), len(a.places), _at(b.places), _at(b.mass), len(b.places), *weights)
+
+
+def _at(array: Array) -> int:
+    """Where an array's numbers are, one double after another."""
+    if array.dtype != np.float64 or array.ndim != 1 or not array.flags.c_contiguous:
+        raise TypeError(f"Expected contiguous doubles, got {array.dtype} of shape {array.shape}.")
+    return array.ctypes.data
 
 
 def _blocks(a: Law, b: Law) -> list[slice]:
@@ -104,7 +98,7 @@ def _blocks(a: Law, b: Law) -> list[slice]:
 
 
 def _split(a: Law, b: Law, weights: tuple[float, float], raised: float, places: Array, out: Array, outside: Array) -> int:
-    """``hushgrad_sum_above`` of _convex.c; all sums of a block are added at once."""
+    """``hushgrad_sum_above`` of native/accounting/convex.c; all sums of a block are added at once."""
     y = weights[1] * b.places
     for block in _blocks(a, b):
         x = weights[0] * a.places[block][:, None]
@@ -121,7 +115,7 @@ def _split(a: Law, b: Law, weights: tuple[float, float], raised: float, places: 
 
 
 def _collected(a: Law, b: Law, weights: tuple[float, float], edges: Array, mass: Array, moment: Array) -> int:
-    """``hushgrad_sum_below`` of _convex.c."""
+    """``hushgrad_sum_below`` of native/accounting/convex.c."""
     for block in _blocks(a, b):
         total = (weights[0] * a.places[block][:, None] + weights[1] * b.places).ravel()
         w = (a.mass[block][:, None] * b.mass).ravel()

@@ -1,6 +1,6 @@
-/* The f32 numbers of whole groups without leaving the registers, for one way to run the cipher; _cipher.c includes this file once
+/* The f32 numbers of whole groups without leaving the registers, for one way to run the cipher; cipher.c includes this file once
  * for each. While the arithmetic of some pairs runs, the cipher works on the words of the next ones. Operation for operation this
- * is gaussians of _gauss_of.h with write or add.
+ * is gaussians of gauss_of.h with write or add.
  *
  * VECTORS vectors of BYTES are worked on side by side. NAME(blocks) are cipher blocks of as many bytes, which go through
  * NAME(first), NAME(round) thirteen times and NAME(last), with one NAME(key) after the other.

@@ -1,18 +1,44 @@
-/* The two recursions of the smoothing for one vector width; _scan.c includes this file once for each. */
+/* The two recursions of the smoothing for one vector width. */
+#define LANES (BYTES / 4)
 
-typedef float NAME(vector) __attribute__((vector_size(4 * LANES)));
-typedef float NAME(loose) __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* anywhere in memory */
+typedef float NAME(vector) __attribute__((vector_size(BYTES)));
+typedef float NAME(loose) __attribute__((vector_size(BYTES), aligned(4), may_alias)); /* anywhere in memory */
 #define VECTOR NAME(vector)
 
-typedef int32_t NAME(lanes) __attribute__((vector_size(4 * LANES)));
+typedef int32_t NAME(lanes) __attribute__((vector_size(BYTES)));
+
+/* Lane i takes lane i - by (or i + by, mirrored), and 0 where there is none. */
+#if BYTES == 64
+#define SHIFTED(x, by)                                                                                                    \
+    (VECTOR)(mirrored ? _mm512_alignr_epi32(_mm512_setzero_si512(), (__m512i)(x), by)                                     \
+                      : _mm512_alignr_epi32((__m512i)(x), _mm512_setzero_si512(), 16 - (by)))
+#elif BYTES == 32
+#define LANE(i, by) (mirrored ? (i) + (by) : (i) - (by))
+#define EIGHT(F, by) _mm256_setr_epi32(F(0, by), F(1, by), F(2, by), F(3, by), F(4, by), F(5, by), F(6, by), F(7, by))
+#define FROM(i, by) (LANE(i, by) & 7)
+#define KEEP(i, by) (LANE(i, by) < 0 || LANE(i, by) > 7 ? 0 : -1)
+#define SHIFTED(x, by)                                                                                                    \
+    (VECTOR) _mm256_and_si256((__m256i)_mm256_permutevar8x32_ps((__m256)(x), EIGHT(FROM, by)), EIGHT(KEEP, by))
+#else
+#define SHIFTED(x, by) NAME(shifted)(x, by, mirrored)
+INLINE VECTOR NAME(shifted)(VECTOR x, const int by, const int mirrored) {
+    VECTOR out = {0};
+    for (int i = by; i < LANES; i++) out[mirrored ? i - by : i] = x[mirrored ? i : i - by];
+    return out;
+}
+#endif
 
 /* One lane of x in every lane. */
-TARGET static inline __attribute__((always_inline)) VECTOR NAME(spread)(VECTOR x, const int lane) {
+TARGET INLINE VECTOR NAME(spread)(VECTOR x, const int lane) {
+#ifdef __clang__
+    return (VECTOR){0} + x[lane];
+#else
     return __builtin_shuffle(x, (NAME(lanes)){0} + lane);
+#endif
 }
 
 /* alpha, alpha^2, alpha^3, ...: how far the state before a register reaches into it. */
-TARGET static inline __attribute__((always_inline)) VECTOR NAME(powers)(float alpha, int mirrored) {
+TARGET INLINE VECTOR NAME(powers)(float alpha, int mirrored) {
     VECTOR out;
     float power = alpha;
     for (int i = 0; i < LANES; i++, power *= alpha) out[mirrored ? LANES - 1 - i : i] = power;
@@ -20,12 +46,12 @@ TARGET static inline __attribute__((always_inline)) VECTOR NAME(powers)(float al
 }
 
 /* x[i] + alpha x[i-1] + alpha^2 x[i-2] + ... within a register (or i+1, i+2, ..., mirrored). */
-TARGET static inline __attribute__((always_inline)) VECTOR NAME(scan)(VECTOR x, float alpha, const int mirrored) {
+TARGET INLINE VECTOR NAME(scan)(VECTOR x, float alpha, const int mirrored) {
     const float alpha2 = alpha * alpha, alpha4 = alpha2 * alpha2;
     x += alpha * SHIFTED(x, 1);
     x += alpha2 * SHIFTED(x, 2);
-    x += alpha4 * SHIFTED(x, 4);
-    if (LANES > 8) x += alpha4 * alpha4 * SHIFTED(x, LANES / 2);
+    if (LANES > 4) x += alpha4 * SHIFTED(x, 4);
+    if (LANES > 8) x += alpha4 * alpha4 * SHIFTED(x, 8);
     return x;
 }
 
@@ -83,4 +109,10 @@ TARGET static void NAME(smooth)(const signal *s, size_t low, size_t high, float 
     }
 }
 
+#undef LANES
 #undef VECTOR
+#undef SHIFTED
+#undef LANE
+#undef EIGHT
+#undef FROM
+#undef KEEP

@@ -1,4 +1,4 @@
-/* The row kernels for one floating-point type and one vector width; _widths.h includes this file once for each. */
+/* The row kernels for one floating-point type and one vector width; widths.h includes this file once for each. */
 
 /* A register's worth, anywhere in memory. */
 typedef REAL NAME(vector) __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));

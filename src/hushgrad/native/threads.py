@@ -1,4 +1,4 @@
-"""The optional C libraries: plain shared objects beside the modules that use them, without any Python API, and threads to run them on.
+"""Threads to run the C libraries on.
 
 A call through ctypes releases the interpreter's lock, so threads work side by side. They are the OpenMP threads that torch has: these
 wait for their next work without sleeping, and others would have to share the processors with them.
@@ -9,36 +9,18 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["in_turns", "load"]
+__all__ = ["in_turns"]
 
-T = TypeVar("T")
 Job = TypeVar("Job")
 
 _BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # of a parallel region
 _home = os.getpid()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
-
-
-def load(module: str, stem: str, use: Callable[[ctypes.CDLL], T]) -> T | None:
-    """``use(library)`` for the library ``stem`` beside the file ``module``; None where it was not built or is another machine's.
-
-    HUSHGRAD_KERNEL=numpy in the environment does without all of them.
-    """
-    libraries = sorted(Path(module).parent.glob(f"{stem}.*.so"))
-    if os.environ.get("HUSHGRAD_KERNEL") == "numpy" or not libraries:
-        return None
-    try:
-        return use(ctypes.CDLL(str(libraries[0])))
-    except (OSError, AttributeError) as error:  # AttributeError: a function is missing, so it is an older build
-        warnings.warn(f"The C library {stem} could not be loaded ({error}); the slower way without it is used.", stacklevel=2)
-        return None
 
 
 def in_turns(jobs: Sequence[Job], work: Callable[[Job], None], threads: int) -> None:

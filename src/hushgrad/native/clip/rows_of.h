@@ -1,10 +1,9 @@
 /* The small steps between two matrix products: one call where torch needs three to nine. Long sums are carried in double. */
 
 #define AT_A_TIME 64 /* examples of a weighted sum: few enough for a column of their inputs to stay in the first-level cache */
-#define FEW 32       /* outputs of a layer; for more, a library's matrix product is as fast */
 
 /* The squared norms of g_i x_i^T and of g_i, for x (rows, d) and g (rows, p); whether some squared norm of x or g exceeds `wild`. */
-int NAME(hushgrad_outer_sq_norms)(const float *restrict x, size_t d, const float *restrict g, size_t p, size_t rows, double wild,
+TARGET static int NAME(outer_sq_norms)(const float *restrict x, size_t d, const float *restrict g, size_t p, size_t rows, double wild,
                                   double *restrict of_weight, double *restrict of_bias) {
     int found = 0;
     for (size_t i = 0; i < rows; i++) {
@@ -17,14 +16,14 @@ int NAME(hushgrad_outer_sq_norms)(const float *restrict x, size_t d, const float
 }
 
 /* factor sum_k parts[k][i], as squared norms of examples. */
-INLINE double NAME(square_of)(const double *const *parts, size_t count, size_t i, double factor) {
+TARGET INLINE double NAME(square_of)(const double *const *parts, size_t count, size_t i, double factor) {
     double sum = 0;
     for (size_t k = 0; k < count; k++) sum += parts[k][i];
     return sum * factor;
 }
 
 /* These squares and their roots; whether all are finite. */
-int NAME(hushgrad_total)(const double *const *restrict parts, size_t count, size_t rows, double factor, double *restrict total,
+TARGET static int NAME(total)(const double *const *restrict parts, size_t count, size_t rows, double factor, double *restrict total,
                          double *restrict norms) {
     int finite = 1;
     for (size_t i = 0; i < rows; i++) {
@@ -37,7 +36,7 @@ int NAME(hushgrad_total)(const double *const *restrict parts, size_t count, size
 
 /* Their roots and min(1, bound / root), 0 below `least`, in single or double precision; whether all are finite. Where one is not, its
  * weight is 0. */
-int NAME(hushgrad_clip)(const double *const *restrict parts, size_t count, size_t rows, double factor, double bound, double least,
+TARGET static int NAME(clip)(const double *const *restrict parts, size_t count, size_t rows, double factor, double bound, double least,
                         int single, void *restrict norms, void *restrict weights) {
     int finite = 1;
     for (size_t i = 0; i < rows; i++) {
@@ -50,12 +49,12 @@ int NAME(hushgrad_clip)(const double *const *restrict parts, size_t count, size_
     return finite;
 }
 
-/* sum_i weights[i] g_i x_i^T (p, d) and sum_i weights[i] g_i (p), for x (rows, d) and g (rows, p), p <= FEW. */
-void NAME(hushgrad_outer_sums)(const float *restrict x, size_t d, const float *restrict g, size_t p, const float *restrict weights,
+/* sum_i weights[i] g_i x_i^T (p, d) and sum_i weights[i] g_i (p), for x (rows, d) and g (rows, p), p <= OUTPUTS_AT_MOST. */
+TARGET static void NAME(outer_sums)(const float *restrict x, size_t d, const float *restrict g, size_t p, const float *restrict weights,
                                size_t rows, float *restrict of_weight, float *restrict of_bias) {
     const size_t whole = d / LANES * LANES;
-    double total[FEW] = {0};
-    float weighted[AT_A_TIME * FEW], rest[AT_A_TIME * LANES]; /* rest: the last columns of x, filled up with zeros */
+    double total[OUTPUTS_AT_MOST] = {0};
+    float weighted[AT_A_TIME * OUTPUTS_AT_MOST], rest[AT_A_TIME * LANES]; /* rest: the last columns of x, filled up with zeros */
     for (size_t low = 0; low < rows || !low; low += AT_A_TIME, x += AT_A_TIME * d, g += AT_A_TIME * p, weights += AT_A_TIME) {
         const size_t some = rows - low < AT_A_TIME ? rows - low : AT_A_TIME; /* none at all: zeros are written */
         for (size_t i = 0; i < some; i++)

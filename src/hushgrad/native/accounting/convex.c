@@ -3,11 +3,10 @@
  * Only sums of products of non-negative numbers, in one order. Sums of one row are collected before they are added to the result, so a
  * result is a sum of at most `longest` + 2 na terms, which is what the callers' bounds on rounding count.
  */
-#include <math.h>
-#include <stddef.h>
+#include "abi.h"
 
-/* Masses between grid[k] and grid[k+1] are split so that the mean is kept; `outside` has (mass, moment) below the first place and (mass,
- * moment) above the last. Each sum is first raised by `raise` times the size of its parts. Returns the longest row of one cell. */
+#include <math.h>
+
 long hushgrad_sum_above(const double *a, const double *p, long na, const double *b, const double *q, long nb, double wa, double wb,
                         double raise, const double *grid, long n, double *out, double *outside) {
     long start = 0, longest = 0;
@@ -47,7 +46,6 @@ long hushgrad_sum_above(const double *a, const double *p, long na, const double 
     return longest;
 }
 
-/* Mass and first moment of each cell [edges[k], edges[k+1]); the outermost cells hold what is beyond them too. */
 long hushgrad_sum_below(const double *a, const double *p, long na, const double *b, const double *q, long nb, double wa, double wb,
                         const double *edges, long n, double *mass, double *moment) {
     long start = 0, longest = 0;

@@ -1,25 +1,8 @@
-/* Random words to Gaussians: the arithmetic of _transform.py, operation for operation. See _gauss.h for how to compile it. */
-#include "_gauss.h"
+/* Random words to Gaussians: the arithmetic of _transform.py, operation for operation. */
+#include "noise/gauss.h"
 
 #include <math.h>
 #include <string.h>
-
-int hushgrad_bytes = 16;
-
-/* Work with vectors of at most so many bytes from now on, and say how many there are on this processor. The bits are the same.
- * The widest are chosen when the library is loaded; tests try the others. */
-int hushgrad_vectors(int most) {
-    hushgrad_bytes = 16;
-    (void)most;
-#if WIDTHS
-    __builtin_cpu_init();
-    if (most >= 32 && __builtin_cpu_supports("avx2")) hushgrad_bytes = 32;
-    if (most >= 64 && __builtin_cpu_supports("avx512f")) hushgrad_bytes = 64;
-#endif
-    return hushgrad_bytes;
-}
-
-__attribute__((constructor)) static void widest_vectors(void) { hushgrad_vectors(64); }
 
 static const float LOG32[] = LOG32_SERIES, SIN32[] = SIN32_SERIES, COS32[] = COS32_SERIES;
 static const double LOG64[] = {1.0,
@@ -80,7 +63,7 @@ static const double COS64[] = {1.0,
     void TYPED(hushgrad_write)(const REAL *x, REAL scale, REAL *out, size_t n) { CHOSEN(write)(x, scale, out, n); }       \
     void TYPED(hushgrad_add)(const REAL *x, REAL scale, REAL *out, size_t n) { CHOSEN(add)(x, scale, out, n); }
 
-#define KERNELS "_gauss_of.h"
+#define KERNELS "noise/gauss_of.h"
 
 #define REAL float
 #define BITS int32_t /* the signed integer of its size */
@@ -93,7 +76,7 @@ static const double COS64[] = {1.0,
 #define COS COS32
 #define TYPED(name) name##_f32
 AS_BITS
-#include "_widths.h"
+#include "widths.h"
 FUNCTIONS
 #undef REAL
 #undef BITS
@@ -117,5 +100,5 @@ FUNCTIONS
 #define COS COS64
 #define TYPED(name) name##_f64
 AS_BITS
-#include "_widths.h"
+#include "widths.h"
 FUNCTIONS

@@ -1,4 +1,4 @@
-/* Words to Gaussians for one floating-point type and one vector width; _widths.h includes this file once for each. Plain loops,
+/* Words to Gaussians for one floating-point type and one vector width; widths.h includes this file once for each. Plain loops,
  * which compilers turn into vectors by themselves. */
 
 /* Whole groups of 256 numbers from their 384 words each. */

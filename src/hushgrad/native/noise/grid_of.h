@@ -1,4 +1,4 @@
-/* Sums plus Gaussians, rounded to a grid, for one type REAL of the Gaussians and one vector width; see _grid.c. */
+/* Sums plus Gaussians, rounded to a grid, for one type REAL of the Gaussians and one vector width; see grid.c. */
 
 /* h rint(sum / h + ratio z): the whole number in k, and how far the rounding is from being in doubt. */
 #define ROUNDED(at, room)                                                                                                 \

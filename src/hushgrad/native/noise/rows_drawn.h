@@ -1,9 +1,8 @@
-/* What becomes of draws, for one floating-point type, REAL; _rows.c includes this file once for each. */
-#include "_widths.h"
+/* What becomes of draws, for one floating-point type, REAL; rows.c includes this file once for each. */
+#include "widths.h"
 
 /* Buffers --------------------------------------------------------------------------------------------------------------- */
 
-/* From given draws z, which are left alone. */
 void TYPED(hushgrad_buffers)(const REAL *z, REAL *state, size_t stride, const REAL *decay, const REAL *weight, size_t count,
                              REAL scale, int add, REAL *out, size_t n) {
     REAL x[TILE] __attribute__((aligned(64)));
@@ -15,7 +14,6 @@ void TYPED(hushgrad_buffers)(const REAL *z, REAL *state, size_t stride, const RE
 }
 
 #if CIPHER
-/* From draws of their own, which never leave the first-level cache or, where IN_REGISTERS can do it, the registers. */
 void TYPED(hushgrad_drawn_buffers)(const address *at, uint64_t start, REAL *state, size_t stride, const REAL *decay,
                                    const REAL *weight, size_t count, REAL scale, int add, REAL *out, size_t n) {
     REAL x[TILE] __attribute__((aligned(64)));
@@ -42,23 +40,20 @@ void TYPED(hushgrad_solve)(const REAL *inner, const REAL *diagonal, size_t rows,
 }
 
 #if CIPHER
-/* Rows of noise with a banded C, drawn, combined with the history and solved in one go, a tile at a time: row k, which is also the
- * number of the step from at->step on, is kept in kept[k], and the first goes to out as well. room holds rows x STRIDE numbers. */
 void TYPED(hushgrad_drawn_solutions)(const address *at, uint64_t start, const solutions *s, REAL *room, REAL scale, int add,
                                      REAL *out, size_t n) {
     for (size_t begin = 0, m; begin < n; begin += m) {
         const size_t skip = (start + begin) % GROUP; /* whole groups, but for the first and the last */
         m = n - begin < TILE - skip ? n - begin : TILE - skip;
         address here = *at;
-        for (size_t k = 0; k < s->rows; k++, here.step++) TYPED(hushgrad_draw)(&here, start + begin, 1, 0, room + k * STRIDE, m);
-        CHOSEN(combine)(s->weights, s->rows, (const REAL *const *)s->history, s->count, begin, room, STRIDE, m);
-        TYPED(hushgrad_solve)(s->inner, s->diagonal, s->rows, room, STRIDE, m);
-        for (size_t k = 0; k < s->rows; k++) memcpy((REAL *)s->kept[k] + begin, room + k * STRIDE, m * sizeof(REAL));
+        for (size_t k = 0; k < s->rows; k++, here.step++) TYPED(hushgrad_draw)(&here, start + begin, 1, 0, room + k * TILE_STRIDE, m);
+        CHOSEN(combine)(s->weights, s->rows, (const REAL *const *)s->history, s->count, begin, room, TILE_STRIDE, m);
+        TYPED(hushgrad_solve)(s->inner, s->diagonal, s->rows, room, TILE_STRIDE, m);
+        for (size_t k = 0; k < s->rows; k++) memcpy((REAL *)s->kept[k] + begin, room + k * TILE_STRIDE, m * sizeof(REAL));
         (add ? TYPED(hushgrad_add) : TYPED(hushgrad_write))(room, scale, out + begin, m);
     }
 }
 
-/* Rows that are combinations of draws: row k of out += sum_j weights[k, j] z of step at->step + j. room holds PARTS x STRIDE. */
 void TYPED(hushgrad_drawn_combinations)(const address *at, uint64_t start, const REAL *weights, size_t rows, size_t draws,
                                         REAL *room, REAL *out, size_t stride, size_t n) {
     REAL w[PARTS * MOST_ROWS];
@@ -75,8 +70,8 @@ void TYPED(hushgrad_drawn_combinations)(const address *at, uint64_t start, const
             address here = *at;
             here.step += j;
             for (size_t p = 0; p < some; p++, here.step++) {
-                TYPED(hushgrad_draw)(&here, start + begin, 1, 0, room + p * STRIDE, m);
-                parts[p] = room + p * STRIDE;
+                TYPED(hushgrad_draw)(&here, start + begin, 1, 0, room + p * TILE_STRIDE, m);
+                parts[p] = room + p * TILE_STRIDE;
             }
             for (size_t k = 0; k < rows; k += MOST_ROWS) {
                 const size_t few = rows - k < MOST_ROWS ? rows - k : MOST_ROWS;

@@ -13,14 +13,14 @@ typedef float NAME(narrow) __attribute__((vector_size(4 * HALF), aligned(4), may
 #define BLOCK (16 * LANES) /* floats whose squares are added in single precision, four on each of 4 LANES sums: good to 3e-7 */
 
 /* In double: squares of floats neither overflow nor underflow there. */
-static __attribute__((noinline)) double NAME(exact_sq_norm)(const float *x, size_t n) {
+TARGET static __attribute__((noinline)) double NAME(exact_sq_norm)(const float *x, size_t n) {
     double total = 0;
     for (size_t i = 0; i < n; i++) total += (double)x[i] * x[i];
     return total;
 }
 
 /* Blocks in single precision, which is twice as fast, and again in double where squares may have overflowed or underflowed. */
-INLINE double NAME(sq_norm)(const float *x, size_t n) {
+TARGET INLINE double NAME(sq_norm)(const float *x, size_t n) {
     double total = 0;
     size_t i = 0;
     for (; n - i >= BLOCK; i += BLOCK) {
@@ -47,7 +47,7 @@ typedef struct {
 } NAME(product);
 
 /* `high` rows from i on and `wide` vectors from column j on, all in registers. */
-INLINE void NAME(tile)(const NAME(product) *m, size_t i, size_t j, const size_t high, const size_t wide) {
+TARGET INLINE void NAME(tile)(const NAME(product) *m, size_t i, size_t j, const size_t high, const size_t wide) {
     const float *a = m->a + i * m->down, *b = m->b + j;
     float *out = m->out + i * m->out_row + j;
     VECTOR sum[HIGH][2] = {{{0}}};
@@ -64,14 +64,14 @@ INLINE void NAME(tile)(const NAME(product) *m, size_t i, size_t j, const size_t 
         }
 }
 
-INLINE void NAME(columns_of)(const NAME(product) *m, size_t i, const size_t high) {
+TARGET INLINE void NAME(columns_of)(const NAME(product) *m, size_t i, const size_t high) {
     size_t j = 0;
     for (; j + LANES < m->columns; j += 2 * LANES) NAME(tile)(m, i, j, high, 2);
     if (j < m->columns) NAME(tile)(m, i, j, high, 1);
 }
 
 /* In blocks of rows as equal as possible: a block of few rows waits for its own sums. */
-INLINE void NAME(multiply)(const NAME(product) *m) {
+TARGET INLINE void NAME(multiply)(const NAME(product) *m) {
     for (size_t i = 0, high; i < m->rows; i += high) {
         const size_t left = m->rows - i, blocks = (left + HIGH - 1) / HIGH;
         high = (left + blocks - 1) / blocks;

@@ -2,7 +2,7 @@
  *
  * The same bytes as any other AES; constant time, for the rounds are single instructions. A key is kept as its 15 round keys.
  */
-#include "_gauss.h"
+#include "noise/gauss.h"
 
 #if CIPHER
 #include <immintrin.h>
@@ -10,7 +10,6 @@
 
 #define ROUNDS 14
 
-/* What the processor can do: with 1, 2 or 4 blocks in each register; 0, nothing, so use another AES. */
 int hushgrad_cipher(void) {
 #if CIPHER
     __builtin_cpu_init();
@@ -131,7 +130,7 @@ TARGET INLINE blocks_1 round_1(blocks_1 x, key_1 key) {
 TARGET INLINE __m256i last_1(blocks_1 x, key_1 key) {
     return _mm256_set_m128i(_mm_aesenclast_si128(x.high, key), _mm_aesenclast_si128(x.low, key));
 }
-#include "_fused_of.h"
+#include "noise/fused_of.h"
 #undef TARGET
 #undef NAME
 #undef KEY
@@ -146,7 +145,7 @@ TARGET INLINE blocks_2 first_2(__m256i counters, key_2 key) {
 }
 TARGET INLINE blocks_2 round_2(blocks_2 x, key_2 key) { return _mm256_aesenc_epi128(x, key); }
 TARGET INLINE __m256i last_2(blocks_2 x, key_2 key) { return _mm256_aesenclast_epi128(x, key); }
-#include "_fused_of.h"
+#include "noise/fused_of.h"
 #undef TARGET
 #undef NAME
 #undef KEY
@@ -169,7 +168,7 @@ TARGET INLINE blocks_4 round_4(blocks_4 x, key_4 key) {
     return x;
 }
 TARGET INLINE __m512i last_4(blocks_4 x, key_4 key) { return _mm512_aesenclast_epi128(x, key); }
-#include "_fused_of.h"
+#include "noise/fused_of.h"
 
 /* Whether there is a way to draw numbers without a detour through memory. */
 static int can_stay(const address *at) { return at->cipher > 1 || (at->cipher == 1 && hushgrad_bytes >= 32); }
@@ -207,12 +206,12 @@ static size_t some_words(const address *at, uint64_t start, size_t n, size_t mos
         return count;                                                                                                     \
     }                                                                                                                     \
                                                                                                                           \
-    /* The same for several tensors at once: (index, start, n, address of out) for each. */                               \
-    void hushgrad_draw_many_##suffix(const address *at, const uint64_t *places, size_t count, real scale, int add) {      \
-        address here = *at;                                                                                               \
-        for (; count--; places += 4) {                                                                                    \
-            here.index = places[0];                                                                                       \
-            hushgrad_draw_##suffix(&here, places[1], scale, add, (real *)(uintptr_t)places[3], places[2]);                \
+    void hushgrad_draw_many_##suffix(const uint64_t *table, size_t count, real scale, int add) {                          \
+        address here = {(const uint8_t *)(uintptr_t)table[0], table[1], table[2], 0};                                     \
+        while (count--) {                                                                                                 \
+            table += 4;                                                                                                   \
+            here.index = table[0];                                                                                        \
+            hushgrad_draw_##suffix(&here, table[1], scale, add, (real *)(uintptr_t)table[3], table[2]);                   \
         }                                                                                                                 \
     }
 

@@ -4,7 +4,7 @@
  * stays in the cache, so that memory sees x, g and G once each.
  */
 
-INLINE void NAME(pad)(const geometry *c, const float *x, float *padded) {
+TARGET INLINE void NAME(pad)(const geometry *c, const float *x, float *padded) {
     memset(padded, 0, c->channels * c->padded_h * c->padded_w * sizeof(float));
     for (size_t k = 0; k < c->channels; k++)
         for (size_t y = 0; y < c->height; y++)
@@ -13,17 +13,17 @@ INLINE void NAME(pad)(const geometry *c, const float *x, float *padded) {
 }
 
 /* One row of the kernel at every position of one row of the output. */
-INLINE void NAME(unfold_row)(const geometry *c, const float *from, float *to, size_t run) {
+TARGET INLINE void NAME(unfold_row)(const geometry *c, const float *from, float *to, size_t run) {
     for (size_t t = 0; t < c->out_w; t++, from += c->stride_w, to += c->row)
         for (size_t k = 0; k < run; k++) to[k] = from[k];
 }
 
-INLINE void NAME(unfold_dilated)(const geometry *c, const float *from, float *to) {
+TARGET INLINE void NAME(unfold_dilated)(const geometry *c, const float *from, float *to) {
     for (size_t t = 0; t < c->out_w; t++, from += c->stride_w, to += c->row)
         for (size_t k = 0; k < c->kernel_w; k++) to[k] = from[k * c->dilation_w];
 }
 
-INLINE void NAME(unfold)(const geometry *c, const float *padded, float *patches) {
+TARGET INLINE void NAME(unfold)(const geometry *c, const float *padded, float *patches) {
     for (size_t tap = 0; tap < c->channels * c->kernel_h; tap++)
         for (size_t y = 0; y < c->out_h; y++) {
             const size_t line = y * c->stride_h + tap % c->kernel_h * c->dilation_h;
@@ -39,7 +39,7 @@ INLINE void NAME(unfold)(const geometry *c, const float *padded, float *patches)
 }
 
 /* G and its squared norm for `examples` examples; room: channels padded_h padded_w + out_h out_w row floats. */
-void NAME(hushgrad_kernel_gradients)(const geometry *c, const float *x, const float *g, size_t examples, float *room, float *G,
+TARGET static void NAME(kernel_gradients)(const geometry *c, const float *x, const float *g, size_t examples, float *room, float *G,
                                     double *sq_norms) {
     const size_t in = c->channels * c->height * c->width, out = c->out_channels * c->out_h * c->out_w;
     float *patches = room, *padded = room + c->out_h * c->out_w * c->row;

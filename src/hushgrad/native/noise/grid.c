@@ -3,27 +3,16 @@
  * Every number is first computed in single precision. Where its error bound leaves two whole numbers possible, its group is
  * computed again in double precision from the same random words; what is in doubt then is left to the caller, as it was.
  */
-#include "_gauss.h"
+#include "noise/gauss.h"
 
 #include <string.h>
 
 #if CIPHER
-/* For all numbers of a call. */
-typedef struct {
-    double ratio, h, inverse, limit;
-} facts;
-
-/* How far sum / h + ratio z may be off, for z of one precision: relative to |x| + |y| of the pair, and absolutely; where
- * |x| + |y| is beyond far, nothing is known. */
-typedef struct {
-    double relative, absolute, far;
-} bound;
-
-#define KERNELS "_grid_of.h"
+#define KERNELS "noise/grid_of.h"
 
 #define REAL float
 #define TYPED(name) name##_f32
-#include "_widths.h"
+#include "widths.h"
 static int decided_f32(const float *z, const double *sums, const facts *f, const bound *b, double *result, double *slack) {
     return CHOSEN(decided)(z, sums, f, b, result, slack);
 }
@@ -32,7 +21,7 @@ static int decided_f32(const float *z, const double *sums, const facts *f, const
 
 #define REAL double
 #define TYPED(name) name##_f64
-#include "_widths.h"
+#include "widths.h"
 static int decided_f64(const double *z, const double *sums, const facts *f, const bound *b, double *result, double *slack) {
     return CHOSEN(decided)(z, sums, f, b, result, slack);
 }
@@ -41,8 +30,7 @@ static int decided_f64(const double *z, const double *sums, const facts *f, cons
 
 #define FEW 8
 
-/* out = h rint(out / h + ratio z) for the numbers start, start + 1, ...; how many are in doubt, and their places in out. */
-size_t hushgrad_rounded(const address *at, uint64_t start, const facts *f, const bound bounds[2], double *out, size_t n,
+size_t hushgrad_rounded(const address *at, uint64_t start, const facts *f, const bound *bounds, double *out, size_t n,
                         uint64_t *places) {
     float z[FEW * GROUP];
     double wide[GROUP], edge[GROUP], result[GROUP], slack[GROUP];

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from hushgrad import _native
+from hushgrad.native import threads as native_threads
 from hushgrad.noise import Source
 
 WAYS = ["torch's threads", "threads of its own"]
@@ -21,8 +21,8 @@ WAYS = ["torch's threads", "threads of its own"]
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The threads of torch's OpenMP, where it has them under this name, or a pool."""
     if request.param == WAYS[1]:
-        monkeypatch.setattr(_native, "_parallel", lambda: None)
-    elif _native._parallel() is None:
+        monkeypatch.setattr(native_threads, "_parallel", lambda: None)
+    elif native_threads._parallel() is None:
         pytest.skip("torch has no OpenMP of this name here")
     return str(request.param)
 
@@ -31,7 +31,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("count", [0, 1, 2, 50])
 def test_every_job_is_done_once(way: str, threads: int, count: int) -> None:
     done: list[int] = []
-    _native.in_turns(range(count), done.append, threads)
+    native_threads.in_turns(range(count), done.append, threads)
     assert sorted(done) == list(range(count))
 
 
@@ -43,7 +43,7 @@ def test_the_work_is_shared(way: str) -> None:
         both.wait(timeout=20)  # nobody passes alone
         seen.add(threading.get_ident())
 
-    _native.in_turns(range(2), work, 2)
+    native_threads.in_turns(range(2), work, 2)
     assert len(seen) == 2
 
 
@@ -59,10 +59,10 @@ def test_what_goes_wrong_is_raised_and_the_rest_is_left(way: str, threads: int, 
         done.append(job)
 
     with pytest.raises(type(error)):
-        _native.in_turns(range(1000), work, threads)
+        native_threads.in_turns(range(1000), work, threads)
     assert len(done) < 1000
     after: list[int] = []
-    _native.in_turns(range(5), after.append, threads)
+    native_threads.in_turns(range(5), after.append, threads)
     assert sorted(after) == [0, 1, 2, 3, 4]
 
 

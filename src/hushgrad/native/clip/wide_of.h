@@ -4,8 +4,9 @@
  */
 
 #define WIDE LANES  /* columns of a tile: two vectors of doubles */
-#define DEEP 256    /* terms of a sum at a time: a panel of columns stays in the first-level cache */
-#define TALL (12 * HIGH) /* rows at a time: their panels stay in the second-level cache */
+#define DEEP PANEL_DEPTH
+#define TALL (12 * HIGH) /* rows at a time */
+_Static_assert(TALL <= PANEL_ROWS && WIDE <= PANEL_COLUMNS, "callers make room for the widest vectors");
 
 /* out[i, j] += sum_t weights[t] a[i, t] b[j, t]; a[i, t] is a[i * a_down + t * a_along], and so is b. No weights: 1. */
 typedef struct {
@@ -17,7 +18,7 @@ typedef struct {
 } NAME(wide_product);
 
 /* Rows of `from` in panels of `width`, the terms `low` to `low + some` of each next to each other, filled up with zeros. */
-INLINE void NAME(widen)(const float *from, size_t down, size_t along, size_t rows, size_t some, const double *weights, double *to,
+TARGET INLINE void NAME(widen)(const float *from, size_t down, size_t along, size_t rows, size_t some, const double *weights, double *to,
                         const size_t width) {
     for (size_t first = 0; first < rows; first += width, to += width * some) {
         const size_t here = rows - first < width ? rows - first : width;
@@ -30,7 +31,7 @@ INLINE void NAME(widen)(const float *from, size_t down, size_t along, size_t row
     }
 }
 
-INLINE void NAME(wide_tile)(const double *a, const double *b, size_t some, double *out, size_t out_row, size_t high, size_t wide) {
+TARGET INLINE void NAME(wide_tile)(const double *a, const double *b, size_t some, double *out, size_t out_row, size_t high, size_t wide) {
     DOUBLES sum[HIGH][2] = {{{0}}};
     for (size_t t = 0; t < some; t++, a += HIGH, b += WIDE) {
         const DOUBLES b0 = *(const DOUBLES *)b, b1 = *(const DOUBLES *)(b + HALF);
@@ -50,7 +51,7 @@ INLINE void NAME(wide_tile)(const double *a, const double *b, size_t some, doubl
 }
 
 /* room: DEEP (columns rounded up to WIDE + TALL) doubles. */
-INLINE void NAME(wide_multiply)(const NAME(wide_product) *m, double *room) {
+TARGET INLINE void NAME(wide_multiply)(const NAME(wide_product) *m, double *room) {
     double *left = room, *right = room + DEEP * TALL;
     for (size_t low = 0; low < m->depth; low += DEEP) {
         const size_t some = m->depth - low < DEEP ? m->depth - low : DEEP;
@@ -68,7 +69,7 @@ INLINE void NAME(wide_multiply)(const NAME(wide_product) *m, double *room) {
 }
 
 /* Gram matrices of `examples` matrices x (rows, depth), x[i, t] at x[i * down + t * along], each `stride` floats after the last. */
-void NAME(hushgrad_gram)(const float *x, size_t examples, size_t stride, size_t rows, size_t depth, size_t down, size_t along,
+TARGET static void NAME(gram)(const float *x, size_t examples, size_t stride, size_t rows, size_t depth, size_t down, size_t along,
                          double *room, double *out) {
     for (size_t e = 0; e < examples; e++, x += stride, out += rows * rows) {
         memset(out, 0, rows * rows * sizeof(double));
@@ -81,7 +82,7 @@ void NAME(hushgrad_gram)(const float *x, size_t examples, size_t stride, size_t 
 }
 
 /* out (p, d) += sum_i weights[i] g_i x_i^T, for x (rows, d) and g (rows, p): columns `first` to `first + some` of g. */
-void NAME(hushgrad_wide_sums)(const float *x, size_t d, const float *g, size_t p, const double *weights, size_t rows, size_t first,
+TARGET static void NAME(wide_sums)(const float *x, size_t d, const float *g, size_t p, const double *weights, size_t rows, size_t first,
                               size_t some, double *room, double *out) {
     const NAME(wide_product) m = {.a = g + first, .b = x, .weights = weights, .out = out + first * d, .rows = some, .columns = d,
                                   .depth = rows, .a_down = 1, .a_along = p, .b_down = 1, .b_along = d, .out_row = d};
@@ -89,7 +90,7 @@ void NAME(hushgrad_wide_sums)(const float *x, size_t d, const float *g, size_t p
 }
 
 /* out (n) += sum_i weights[i] G_i, for G (rows, n): columns `first` to `first + some`. */
-void NAME(hushgrad_wide_kept)(const float *G, size_t n, const double *weights, size_t rows, size_t first, size_t some, double *out) {
+TARGET static void NAME(wide_kept)(const float *G, size_t n, const double *weights, size_t rows, size_t first, size_t some, double *out) {
     for (size_t low = first; low < first + some; low += 1024) {
         const size_t here = first + some - low < 1024 ? first + some - low : 1024, whole = here / HALF * HALF;
         for (size_t i = 0; i < rows; i++) {
@@ -102,6 +103,6 @@ void NAME(hushgrad_wide_kept)(const float *G, size_t n, const double *weights, s
 }
 
 /* The squared norm of each row of x (rows, n). */
-void NAME(hushgrad_sq_norms)(const float *x, size_t rows, size_t n, double *out) {
+TARGET static void NAME(sq_norms)(const float *x, size_t rows, size_t n, double *out) {
     for (size_t i = 0; i < rows; i++) out[i] = NAME(sq_norm)(x + i * n, n);
 }
