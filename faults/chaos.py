@@ -14,7 +14,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,46 +25,44 @@ from typing import Any
 import command
 import identity
 import lives
-from table import Row
+from table import Row, Trial
 
 from hushgrad.budget import Ledger
+from hushgrad.cli.main import main as hushgrad
 from hushgrad.errors import BudgetExceeded
 from hushgrad.events import Gaussian
 
 _NOBODY = 65534
-_FAULTS: list[tuple[str, Callable[[Path], tuple[bool, str]]]] = []
+_FAULTS: list[tuple[str, Callable[[Path], Trial]]] = []
 
 
-def fault(name: str) -> Callable[[Callable[[Path], tuple[bool, str]]], Callable[[Path], tuple[bool, str]]]:
+def fault(name: str) -> Callable[[Callable[[Path], Trial]], Callable[[Path], Trial]]:
     """Register a fault: it is given an empty folder, and says whether the house survived and what was seen."""
 
-    def register(function: Callable[[Path], tuple[bool, str]]) -> Callable[[Path], tuple[bool, str]]:
+    def register(function: Callable[[Path], Trial]) -> Callable[[Path], Trial]:
         _FAULTS.append((name, function))
         return function
 
     return register
 
 
-def _same_end(folder: Path, plan: str, disturbed: Callable[[str], dict[str, Any] | None], *errors: str) -> tuple[bool, str]:
+def _same_end(folder: Path, plan: str, disturbed: Callable[[str], dict[str, Any] | None], *errors: str, deaths: int = 0) -> Trial:
     """Disturb a run, which must end with one of ``errors``; resume it; compare with the run that nobody disturbed."""
     reference = lives.life(f"{folder}/reference", plan)[0]
     seen = disturbed(f"{folder}/disturbed")
     final = lives.life(f"{folder}/disturbed", plan)[0]
     told = "" if seen is None else f"{seen.get('error', 'no error')}: {seen.get('message', '')}"
     expected = seen is not None and told.startswith(errors)
-    return bool(expected and final and "error" not in final and lives.end_of(final) == lives.end_of(reference)), told
+    same = expected and final and "error" not in final and lives.end_of(final) == lives.end_of(reference)
+    return Trial(bool(same), told, deaths)
 
 
-def _kills(plan: str, **options: Any) -> Callable[[Path], tuple[bool, str]]:
-    deaths = 0
-
-    def killed(folder: Path) -> tuple[bool, str]:
-        nonlocal deaths
+def _kills(plan: str, **options: Any) -> Callable[[Path], Trial]:
+    def killed(folder: Path) -> Trial:
         instants = [random.choice(["any", random.randint(1, 40)]) if not options else "any" for _ in range(random.randint(2, 4))]
         result = lives.lives(str(folder), plan, instants, **options)
         same = "error" not in result["final"] and lives.end_of(result["final"]) == lives.end_of(result["reference"])
-        deaths += result["deaths"]
-        return same, f"{deaths} deaths in all"
+        return Trial(same, "the same end", result["deaths"])
 
     return killed
 
@@ -76,7 +73,7 @@ fault("SIGKILL of one or both of 2 ranks")(_kills("blt", ranks=2))
 
 
 @fault("disk full while saving")
-def disk_full(folder: Path) -> tuple[bool, str]:
+def disk_full(folder: Path) -> Trial:
     """The system lets no file grow beyond a size that the first checkpoint still has, and a later one has not."""
     full_at = random.randint(4, 20)
 
@@ -91,14 +88,14 @@ def disk_full(folder: Path) -> tuple[bool, str]:
 
 
 @fault("folder turns read-only")
-def read_only(folder: Path) -> tuple[bool, str]:
+def read_only(folder: Path) -> Trial:
     """The process loses the right to write its folder in the middle of a run."""
     directory = folder / "disturbed"
     directory.mkdir()
     folder.chmod(0o755)
     for parent in folder.parents:
         if parent.stat().st_mode & 0o005 != 0o005:
-            return True, "not tried: another user cannot enter this temporary folder"
+            return Trial(True, "not tried: another user cannot enter this temporary folder")
 
     def lock(metrics: dict[str, Any]) -> None:
         if metrics["step"] == 7:
@@ -115,11 +112,11 @@ def read_only(folder: Path) -> tuple[bool, str]:
 
 
 @fault("checkpoint with a flipped bit or cut short")
-def damaged(folder: Path) -> tuple[bool, str]:
+def damaged(folder: Path) -> Trial:
     """Any bit of any file: the run is refused, never resumed from something else; with the file put back it goes on."""
     directory = f"{folder}/disturbed"
     if lives.life(directory, "blt", kill_at=random.choice([14, 19, 24])) != [None]:
-        return False, "the run was not killed"
+        return Trial(False, "the run was not killed")
 
     def disturbed(path: str) -> dict[str, Any] | None:
         file = Path(path) / random.choice(["state.safetensors", "key.json", "journal"])
@@ -131,11 +128,11 @@ def damaged(folder: Path) -> tuple[bool, str]:
         file.write_bytes(whole)
         return seen
 
-    return _same_end(folder, "blt", disturbed, "ArgumentError")
+    return _same_end(folder, "blt", disturbed, "ArgumentError", deaths=1)
 
 
 @fault("clock jumps by days, both ways")
-def clock(folder: Path) -> tuple[bool, str]:
+def clock(folder: Path) -> Trial:
     """Nothing that matters may depend on the time of day, nor on a clock that only goes forward."""
 
     def jump(_: dict[str, Any]) -> None:
@@ -145,11 +142,12 @@ def clock(folder: Path) -> tuple[bool, str]:
 
     reference = lives.life(f"{folder}/reference", "kalman")[0]
     seen = lives.outcome(*lives.fork(partial(lives.train, f"{folder}/disturbed", "kalman", on_step=jump)))
-    return seen is not None and "error" not in seen and lives.end_of(seen) == lives.end_of(reference), "no effect"
+    same = seen is not None and "error" not in seen and lives.end_of(seen) == lives.end_of(reference)
+    return Trial(same, "no effect")
 
 
 @fault("a data-loading worker dies")
-def worker(folder: Path) -> tuple[bool, str]:
+def worker(folder: Path) -> Trial:
     """The loader notices, or torch does, by a signal, wherever the program is then; the run resumes."""
     fatal = random.randint(2, lives.STEPS - 4)
 
@@ -161,11 +159,11 @@ def worker(folder: Path) -> tuple[bool, str]:
     def disturbed(directory: str) -> dict[str, Any] | None:
         return lives.outcome(*lives.fork(partial(lives.train, directory, "dpsgd", on_step=kill_worker, workers=1)))
 
-    return _same_end(folder, "dpsgd", disturbed, "WorkerLost", "RuntimeError: DataLoader worker")
+    return _same_end(folder, "dpsgd", disturbed, "WorkerLost", "RuntimeError: DataLoader worker", deaths=1)
 
 
 @fault("a rank dies, the others notice")
-def rank(folder: Path) -> tuple[bool, str]:
+def rank(folder: Path) -> Trial:
     """The surviving rank ends with an error in bounded time instead of waiting for ever."""
     began = time.monotonic()
     random_choice = random.choice
@@ -177,13 +175,14 @@ def rank(folder: Path) -> tuple[bool, str]:
     waited = time.monotonic() - began
     survivor = results[0]
     if survivor is None or "error" not in survivor:  # it had finished before the other died
-        return waited < 60, "finished first"
+        return Trial(waited < 60, "finished first")
     final = lives.life(f"{folder}/run", "dpsgd", ranks=2)[0]
-    return waited < 60 and final is not None and "error" not in final, f"{survivor['error']} after {waited:.0f} s"
+    same = waited < 60 and final is not None and "error" not in final
+    return Trial(same, f"{survivor['error']} after {waited:.0f} s", 1)
 
 
 @fault("8 writers on one budget ledger, some killed")
-def writers(folder: Path) -> tuple[bool, str]:
+def writers(folder: Path) -> Trial:
     """Whoever dies whenever: the budget is never exceeded, the chain is whole, and what was promised is recorded."""
     place, budget = folder / "budget.db", 6.0
     Ledger.create(place).add("patients", epsilon=budget, delta=1e-6, composition="pld")
@@ -206,40 +205,45 @@ def writers(folder: Path) -> tuple[bool, str]:
     ledger = Ledger(place)
     status, told = ledger.status("patients"), sum(count for count in granted if isinstance(count, int))
     fine = ledger.verify().ok and status.epsilon <= budget and len(status.reservations) >= told
-    return fine, f"{len(status.reservations)} reservations, epsilon {status.epsilon:.3f} of {budget:g}, chain whole"
+    seen = f"{len(status.reservations)} reservations, epsilon {status.epsilon:.3f} of {budget:g}, chain whole"
+    return Trial(fine, seen, granted.count(None))
 
 
 @fault("Ctrl-C and SIGTERM of hushgrad train")
-def interrupted(folder: Path) -> tuple[bool, str]:
+def interrupted(folder: Path) -> Trial:
     """The step is finished, a checkpoint saved, the way on printed; resumed, the run ends with the same weights."""
-    command = [
-        sys.executable,
-        "-m",
-        "hushgrad.cli.main",
-        "train",
-        "--quiet",
-        "--set",
-        "run.seed=1",
-        "--set",
-        "plan.steps=30",
-        "--out",
-    ]
+    words = ["--quiet", "--set", "run.seed=1", "--set", "run.threads=1", "--set", "plan.steps=30"]
     ends = []
     for name in ("reference", "disturbed"):
-        process = subprocess.Popen([*command, str(folder / name)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        out = folder / name
+        pid, pipe = _command(folder, *words, "--out", str(out))
         if name == "disturbed":
-            while process.poll() is None and not (folder / name / "metrics.jsonl").exists():
+            while not (out / "metrics.jsonl").exists() and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 time.sleep(0.02)
-            process.send_signal(random.choice([signal.SIGINT, signal.SIGTERM]))
-            told = process.communicate(timeout=120)[1]
-            if process.returncode not in (0, 130) or "Traceback" in told:
-                return False, told[-300:]
-            if process.returncode == 130:
-                again = [*command[:4], "--quiet", "--resume", "--out", str(folder / name)]
-                subprocess.run(again, check=True, capture_output=True, timeout=120)
-        process.communicate(timeout=120)
-        ends.append((folder / name / "model.safetensors").read_bytes())
-    return ends[0] == ends[1], "resumed as printed"
+            os.kill(pid, random.choice([signal.SIGINT, signal.SIGTERM]))
+        code = lives.outcome(pid, pipe)
+        told = (folder / "told").read_text()
+        if code not in (0, 130) or "Traceback" in told:
+            return Trial(False, told[-300:])
+        if code == 130:
+            lives.outcome(*_command(folder, "--quiet", "--resume", "--out", str(out)))
+        ends.append((out / "model.safetensors").read_bytes())
+    return Trial(ends[0] == ends[1], "resumed as printed")
+
+
+def _command(folder: Path, *words: str) -> tuple[int, int]:
+    """``hushgrad train`` in a process of its own; what it says is in the file ``told``."""
+
+    def task() -> int:
+        told = os.open(folder / "told", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(told, 1)
+        os.dup2(told, 2)
+        try:
+            return hushgrad(["train", *words])
+        except SystemExit as ended:
+            return int(ended.code or 0)
+
+    return lives.fork(task)
 
 
 for _name, _function in identity.FAULTS:
@@ -253,16 +257,16 @@ def run(seconds: float, seed: int, *, only: str = "") -> list[Row]:
     """Every fault once, then again in turn until the time is over."""
     random.seed(seed)
     lives.warm_up()
-    chosen = [(name, function) for name, function in _FAULTS if only in name]
+    chosen = [(name, function) for name, function in _FAULTS if command.is_chosen(name, only)]
     rows = {name: Row(name) for name, _ in chosen}
     deadline, turn = time.monotonic() + seconds, 0
     while turn < len(chosen) or time.monotonic() < deadline:
         name, function = chosen[turn % len(chosen)]
         turn += 1
         with tempfile.TemporaryDirectory() as folder:
-            survived, seen = function(Path(folder))
-        rows[name] = rows[name].counted(survived, seen)
-        print(f"{'survived' if survived else 'FAILED'}  {name}: {seen[:160]}", flush=True)
+            trial = function(Path(folder))
+        rows[name] = rows[name].counted(*trial)
+        print(f"{'survived' if trial.survived else 'FAILED'}  {name}: {trial.seen[:160]}", flush=True)
     return list(rows.values())
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from table import Row, write_table
 
-__all__ = ["parser", "report", "seed_of"]
+__all__ = ["is_chosen", "parser", "report", "seed_of"]
 
 
 class Trials(Protocol):
@@ -24,9 +24,14 @@ def parser(about: str | None, *, seconds: float) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=(about or "").split("\n")[0])
     options.add_argument("--seconds", type=float, default=seconds)
     options.add_argument("--seed", type=int, default=None, help="drawn and printed if it is left out")
-    options.add_argument("--only", default="", help="trials whose name holds this text")
+    options.add_argument("--only", default="", help="trials whose name holds this text, or one of several: A|B")
     options.add_argument("--docs", type=Path, default=None, help="page whose table is replaced")
     return options
+
+
+def is_chosen(name: str, only: str) -> bool:
+    """Whether ``name`` holds ``only``, or one of its alternatives: A|B."""
+    return any(part in name for part in only.split("|"))
 
 
 def seed_of(options: argparse.Namespace) -> int:
@@ -41,7 +46,9 @@ def report(name: str, options: argparse.Namespace, seed: int, run: Trials, *, go
     began = time.monotonic()
     rows = run(options.seconds, seed, only=options.only)
     if options.docs is not None:
-        write_table(options.docs, name, rows, f"make {name} SEED={seed}", time.monotonic() - began)
+        part = f" ONLY='{options.only}'" if options.only else ""
+        took = time.monotonic() - began
+        write_table(options.docs, name, rows, f"make {name} SEED={seed}{part}", took, seed=seed, part=bool(part))
     failed = [row.name for row in rows if row.survived < row.tried]
     print(good if not failed else f"FAILED (seed {seed}): {', '.join(failed)}")
     return 1 if failed else 0

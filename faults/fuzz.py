@@ -391,7 +391,7 @@ def run(seconds: float, seed: int, *, only: str = "", count: int = 0) -> list[Ro
     signal.signal(signal.SIGPROF, _raise_hang)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.RLIM_INFINITY))
     rows = []
-    chosen = [target for target in TARGETS if only in target.name]
+    chosen = [target for target in TARGETS if command.is_chosen(target.name, only)]
     for target in chosen:
         rng = random.Random(f"{seed}/{target.name}")
         row, problems = Row(target.name), dict[str, bytes]()

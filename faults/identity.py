@@ -22,18 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import lives
+from table import Trial
 
 from hushgrad.budget import Ledger
 from hushgrad.errors import BudgetExceeded, HushgradError
 from hushgrad.recipes import Recipe, train
 
-Fault = Callable[[Path], tuple[bool, str]]
-_deaths: dict[str, int] = {}
-
-
-def _died(what: str, times: int = 1) -> str:
-    _deaths[what] = _deaths.get(what, 0) + times
-    return f"{_deaths[what]} deaths in all"
+Fault = Callable[[Path], Trial]
 
 
 def _fine(result: dict[str, Any] | None, *errors: str) -> bool:
@@ -43,7 +38,7 @@ def _fine(result: dict[str, Any] | None, *errors: str) -> bool:
 def every_write(plan: str) -> Fault:
     """Killed at each write from the first one on, and started again from other first weights."""
 
-    def killed(folder: Path) -> tuple[bool, str]:
+    def killed(folder: Path) -> Trial:
         deaths, start = 0, random.randrange(1000)
         for write in range(1, 46):
             home = f"{folder}/{write}/run"
@@ -51,8 +46,8 @@ def every_write(plan: str) -> Fault:
             deaths += first == [None]
             last = lives.outcome(*lives.fork(partial(lives.train, home, plan, start=start + 1, key=None, on_step=_leave)))
             if not _fine(last, "KeyboardInterrupt"):
-                return False, f"write {write}: {last}"
-        return lives.rows_released_twice(folder) == 0, _died(f"write {plan}", deaths)
+                return Trial(False, f"write {write}: {last}")
+        return Trial(lives.rows_released_twice(folder) == 0, "no row twice", deaths)
 
     return killed
 
@@ -62,8 +57,8 @@ def _leave(metrics: dict[str, Any]) -> None:
         raise KeyboardInterrupt
 
 
-def mixed_files(folder: Path) -> tuple[bool, str]:
-    """Key, journal and state, each of the run, of an earlier time, of another run, or lost: 64 folders, 16 of them drawn."""
+def mixed_files(folder: Path) -> Trial:
+    """Key, journal and state, each of the run, of an earlier time, of another run, or lost: all 64 folders."""
     names = ("key.json", "journal", "state.safetensors")
     deaths = 0
     for home, end in (("old", 5), ("run", 14), ("other", 14)):
@@ -75,8 +70,8 @@ def mixed_files(folder: Path) -> tuple[bool, str]:
         deaths += (
             lives.outcome(*lives.fork(partial(lives.train, f"{folder}/{home}/run", "dpsgd", on_step=death, **options))) is None
         )
-    refused = 0
-    for number, choice in enumerate(random.sample(list(itertools.product(("run", "old", "other", None), repeat=3)), 16)):
+    refused, choices = 0, list(itertools.product(("run", "old", "other", None), repeat=3))
+    for number, choice in enumerate(choices):
         home = folder / f"mix{number}" / "run"
         home.mkdir(parents=True)
         for name, source in zip(names, choice, strict=True):
@@ -84,9 +79,9 @@ def mixed_files(folder: Path) -> tuple[bool, str]:
                 shutil.copy2(folder / source / "run" / name, home / name)
         (last,) = lives.life(str(home), "dpsgd", key=None)
         if not _fine(last, "ArgumentError"):
-            return False, f"{choice}: {last}"
+            return Trial(False, f"{choice}: {last}", deaths)
         refused += last is not None and "error" in last
-    return lives.rows_released_twice(folder) == 0, f"{refused} of 16 refused, {_died('mixed', deaths)}"
+    return Trial(lives.rows_released_twice(folder) == 0, f"{refused} of {len(choices)} refused", deaths)
 
 
 def _die_after(step: int, metrics: dict[str, Any]) -> None:
@@ -94,7 +89,7 @@ def _die_after(step: int, metrics: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def two_owners(folder: Path) -> tuple[bool, str]:
+def two_owners(folder: Path) -> Trial:
     """A second process in the folder is refused by name while the first lives, and goes on when it is killed."""
     slow = partial(lives.train, f"{folder}/run", "dpsgd", on_step=lambda _: time.sleep(0.05))
     pid, pipe = lives.fork(slow)
@@ -107,13 +102,13 @@ def two_owners(folder: Path) -> tuple[bool, str]:
     told = "" if second is None else second.get("message", "")
     refused = f"process {pid} " in told or first is not None  # unless the first had finished
     fine = refused and _fine(third) and lives.rows_released_twice(folder) == 0
-    return fine, f"{told[:90]}; {_died('owners', int(first is None))}"
+    return Trial(fine, told[:110], int(first is None))
 
 
 def changed(what: str) -> Fault:
     """Killed, then resumed with something changed: stopped before a second value is released; unchanged it goes on."""
 
-    def resumed(folder: Path) -> tuple[bool, str]:
+    def resumed(folder: Path) -> Trial:
         plan = random.choice(["dpsgd", "blt"])
         reference = lives.life(f"{folder}/reference/run", plan)[0]
         death = partial(_die_after, random.choice([5, 8, 11, 14]))  # two steps after a checkpoint
@@ -122,14 +117,13 @@ def changed(what: str) -> Fault:
         (last,) = lives.life(f"{folder}/run", plan)
         stopped = other is not None and other.get("error") == "ArgumentError"
         fine = dead and stopped and last is not None and "error" not in last and lives.rows_released_twice(folder) == 0
-        return bool(
-            fine and lives.end_of(last) == lives.end_of(reference)
-        ), f"{_died(what)}: {(other or {}).get('message', '')[:90]}"
+        same = bool(fine and lives.end_of(last) == lives.end_of(reference))
+        return Trial(same, (other or {}).get("message", "")[:110], 1)
 
     return resumed
 
 
-def augmented(folder: Path) -> tuple[bool, str]:
+def augmented(folder: Path) -> Trial:
     """Random examples in worker processes: killed at any instant and loaded by another number of workers, the same end."""
     reference = lives.life(f"{folder}/reference/run", "dpsgd", augmented=True)[0]
     deaths = 0
@@ -138,7 +132,7 @@ def augmented(folder: Path) -> tuple[bool, str]:
         deaths += lives.life(f"{folder}/run", "dpsgd", patience=random.uniform(0.1, 0.6), **options) == [None]
     last = lives.life(f"{folder}/run", "dpsgd", augmented=True, workers=1)[0]
     same = _fine(last) and last is not None and lives.end_of(last) == lives.end_of(reference)
-    return same and lives.rows_released_twice(folder) == 0, _died("augmented", deaths)
+    return Trial(same and lives.rows_released_twice(folder) == 0, "the same end", deaths)
 
 
 # Budgets ----------------------------------------------------------------------------------------------------------------------
@@ -162,7 +156,7 @@ def _paid(place: str, out: Path, resume: bool) -> int:
     return 1
 
 
-def paid_by(place: str, folder: Path) -> tuple[bool, str]:
+def paid_by(place: str, folder: Path) -> Trial:
     """Five runs at once on a budget for three and a half, some killed; resumed or settled. Never more than the budget."""
     plan = _recipe("x").make_plan(_recipe("x").make_data())
     ledger = Ledger.create(place)
@@ -179,7 +173,7 @@ def paid_by(place: str, folder: Path) -> tuple[bool, str]:
     status = ledger.status("patients")
     whole = Ledger(place).verify().ok and status.epsilon <= status.dataset.epsilon
     covered = all(_covered(ledger, out) for out in outs)
-    return whole and covered, f"epsilon {status.epsilon:.3f} of {status.dataset.epsilon:.3f}; {_died(place[:6], deaths)}"
+    return Trial(whole and covered, f"epsilon {status.epsilon:.3f} of {status.dataset.epsilon:.3f}", deaths)
 
 
 def _go_on_or_settle(ledger: Ledger, place: str, out: Path) -> None:
@@ -210,16 +204,16 @@ def _covered(ledger: Ledger, out: Path) -> bool:
     return taken == 0 or getattr(charged, "times", 1) >= taken
 
 
-def on_sqlite(folder: Path) -> tuple[bool, str]:
+def on_sqlite(folder: Path) -> Trial:
     """The ledger is a file."""
     return paid_by(str(folder / "budget.db"), folder)
 
 
-def on_postgresql(folder: Path) -> tuple[bool, str]:
+def on_postgresql(folder: Path) -> Trial:
     """The ledger is on a real server, started here where one is installed."""
     tools = _programs()
     if tools is None:
-        return True, "not tried: no PostgreSQL server is installed here"
+        return Trial(True, "not tried: no PostgreSQL server is installed here")
     with _server(tools) as place:
         return paid_by(place, folder)
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +240,7 @@ def lives(directory: str, plan: str, kills: list[int | str], **options: Any) -> 
     return {"reference": reference, "final": final, "deaths": deaths}
 
 
+@cache
 def warm_up() -> None:
     """What torch imports on first use is imported once, not in every life."""
     torch.set_num_threads(1)

@@ -4,35 +4,61 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["Row", "write_table"]
+__all__ = ["Row", "Trial", "write_table"]
+
+_HEAD = ["| what | tried | survived | deaths | seed | seen |", "|---|---:|---:|---:|---:|---|"]
+
+
+class Trial(NamedTuple):
+    """How one trial ended: whether the house survived, what was seen, and how many processes were killed in it."""
+
+    survived: bool
+    seen: str
+    deaths: int = 0
 
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of fault: how often it was tried, how often the house survived, and what was seen last."""
+    """One kind of fault: how often it was tried, how often the house survived, what was seen last, and who died."""
 
     name: str
     tried: int = 0
     survived: int = 0
     seen: str = ""
+    deaths: int = 0
 
-    def counted(self, survived: bool, seen: str, times: int = 1) -> Row:
-        """With one more trial (or several alike)."""
-        return replace(self, tried=self.tried + times, survived=self.survived + (times if survived else 0), seen=seen)
+    def counted(self, survived: bool, seen: str, deaths: int = 0) -> Row:
+        """With one more trial."""
+        return replace(self, tried=self.tried + 1, survived=self.survived + survived, seen=seen, deaths=self.deaths + deaths)
 
 
-def write_table(page: Path, section: str, rows: list[Row], command: str, seconds: float) -> None:
-    """Replace what stands between the marks of ``section`` in ``page``."""
+def write_table(
+    page: Path, section: str, rows: list[Row], command: str, seconds: float, *, seed: int | None = None, part: bool = False
+) -> None:
+    """Replace what stands between the marks of ``section`` in ``page``; with ``part``, the rows of these names only."""
     begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, found, after = rest.partition(end)
+    inside, found, after = rest.partition(end)
     if not found:
         raise SystemExit(f"{page} has no marks {begin} ... {end}.")
-    lines = ["| what | tried | survived | seen |", "|---|---:|---:|---|"]
-    lines += [f"| {row.name} | {row.tried:,} | {row.survived:,} | {_cell(row.seen)} |" for row in rows]
-    written = f"Written by `{command}` in {seconds:.0f} s.\n"
-    page.write_text("\n".join([before + begin, "", written, *lines, "", end + after]), encoding="utf-8")
+    lines = _rows_in(inside) if part else {}
+    lines |= {row.name: _line(row, seed) for row in rows}
+    total = sum(int(line.split("|")[4].replace(",", "") or 0) for line in lines.values())
+    written = f"Written by `{command}`" + (", and parts of it before" if part else f" in {seconds:.0f} s") + "."
+    written += f" {total:,} processes were killed." if total else ""
+    page.write_text("\n".join([before + begin, "", written, "", *_HEAD, *lines.values(), "", end + after]), encoding="utf-8")
+
+
+def _line(row: Row, seed: int | None) -> str:
+    deaths = f"{row.deaths:,}" if row.deaths else ""
+    return f"| {row.name} | {row.tried:,} | {row.survived:,} | {deaths} | {'' if seed is None else seed} | {_cell(row.seen)} |"
+
+
+def _rows_in(text: str) -> dict[str, str]:
+    lines = [line for line in text.splitlines() if line.startswith("| ") and line not in _HEAD]
+    return {line.split("|")[1].strip(): line for line in lines}
 
 
 def _cell(text: str) -> str:

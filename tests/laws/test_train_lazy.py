@@ -239,7 +239,7 @@ def test_fit_takes_them_too_and_returns_with_all_noise_added():
     tables = []
     for lazy in (False, True):
         model = _model()
-        fit(model, F.cross_entropy, _sgd(model), _data(), _plan(1), key=KEY, progress=False, lazy_tables=lazy)
+        fit(model, F.cross_entropy, _sgd(model), _data(), _plan(1), seed=1, progress=False, lazy_tables=lazy)
         tables.append(model.table.weight)
     torch.testing.assert_close(*tables, rtol=0, atol=1e-13)  # one step: the very same noise
 

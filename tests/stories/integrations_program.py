@@ -8,18 +8,22 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import lightning
 import torch
 import torch.distributed as dist
 import transformers
+from lightning.pytorch import LightningModule
+from peft import LoraConfig, get_peft_model
 from several_processes import be_one_of_them
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from hushgrad.integrations.huggingface import PrivateTrainer
+from hushgrad.integrations.lightning import PrivateFit, PrivateProcesses
 from hushgrad.noise import BLT
 from hushgrad.train import Plan
 
-KEY, LENGTH = bytes(range(32)), 5
+LENGTH = 5
 
 
 def plan(*, ordered: bool = False) -> Plan:
@@ -42,8 +46,6 @@ def language_model(*, lora: bool, sharded: bool) -> nn.Module:
     drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **drop))
     if lora:
-        from peft import LoraConfig, get_peft_model
-
         torch.manual_seed(2)
         model = get_peft_model(model, LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.0, fan_in_fan_out=True))
     if sharded:
@@ -76,7 +78,7 @@ def with_trainer(*, lora: bool, sharded: bool, ordered: bool) -> dict[str, Any]:
             logging_steps=1,
             disable_tqdm=True,
         )
-        trainer = PrivateTrainer(model, args, plan(ordered=ordered), train_dataset=data, key=KEY, check_isolation=False)
+        trainer = PrivateTrainer(model, args, plan(ordered=ordered), train_dataset=data, seed=1, check_isolation=False)
         trainer.train()
     found = {"weights": whole(model), "steps": trainer.private.steps, "spent": trainer.spent().epsilon}
     trainer.private.detach()
@@ -84,11 +86,6 @@ def with_trainer(*, lora: bool, sharded: bool, ordered: bool) -> dict[str, Any]:
 
 
 def with_lightning() -> dict[str, Any]:
-    import lightning
-    from lightning.pytorch import LightningModule
-
-    from hushgrad.integrations.lightning import PrivateFit, PrivateProcesses
-
     class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -107,7 +104,7 @@ def with_lightning() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(4)
     data = TensorDataset(torch.randn(12, 4, generator=generator), torch.randint(3, (12,), generator=generator))
     torch.manual_seed(5)
-    module, fit = Module(), PrivateFit(plan(), data, key=KEY, check_isolation=False)
+    module, fit = Module(), PrivateFit(plan(), data, seed=1, check_isolation=False)
     world = dist.get_world_size() if dist.is_initialized() else 1
     trainer = lightning.Trainer(
         accelerator="cpu",

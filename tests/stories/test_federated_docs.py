@@ -15,7 +15,7 @@ def test_snippets_run(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
     snippets = re.findall(r"```python\n(.*?)```", (DOCS / "federated.md").read_text(), flags=re.S)
-    assert len(snippets) == 3
+    assert len(snippets) == 4
     for snippet in snippets:
         exec(compile(snippet, "federated.md", "exec"), scope)
     assert "(8, 1e-05)-DP per user (zero out one" in capsys.readouterr().out

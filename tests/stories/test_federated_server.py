@@ -411,6 +411,27 @@ def _full(self, tree):
     raise StorageError("No space left on device.")
 
 
+def test_check_ins_that_are_lost_or_of_another_time_are_refused(tmp_path):
+    """Without them a user would be asked more often, or sooner, than the theorem allows; nobody else would notice."""
+    book, kept = tmp_path / "cohorts.safetensors", []
+    for rounds in (1, 3):
+        DPFTRL(FedAvg(), ftrl(), directory=tmp_path).start(fleet(), initial(), num_rounds=rounds)
+        kept.append(book.read_bytes())
+    other = DPFTRL(FedAvg(), ftrl(), directory=tmp_path / "other")
+    other.configure_train(1, initial(), ConfigRecord(), fleet())
+    stranger = (tmp_path / "other" / "cohorts.safetensors").read_bytes()
+    for content in (None, kept[0], stranger):
+        book.unlink()
+        if content is not None:
+            book.write_bytes(content)
+        with pytest.raises(ArgumentError, match="who took part when"):
+            DPFTRL(FedAvg(), ftrl(), directory=tmp_path)
+        book.write_bytes(kept[1])
+    resumed = DPFTRL(FedAvg(), ftrl(), directory=tmp_path)
+    resumed.configure_train(4, resumed._arrays, ConfigRecord(), fleet())  # asked, and died before the sum
+    assert DPFTRL(FedAvg(), ftrl(), directory=tmp_path).rounds == 3
+
+
 def test_a_damaged_key_is_one_sentence(tmp_path):
     DPFTRL(FedAvg(), ftrl(), directory=tmp_path, seed=1)
     key = tmp_path / "key.json"

@@ -20,6 +20,7 @@ from hushgrad.federated.grids import LocalGrid
 from hushgrad.federated.mods import clip_update
 from hushgrad.federated.optimizers import ServerAdam, ServerOptimizer, ServerSGD
 from hushgrad.federated.reports import RawRound
+from hushgrad.federated.shares import Shares, add_share
 from hushgrad.federated.strategy import DPFTRL, DPFedAvg
 
 __all__ = [
@@ -32,5 +33,7 @@ __all__ = [
     "ServerAdam",
     "ServerOptimizer",
     "ServerSGD",
+    "Shares",
+    "add_share",
     "clip_update",
 ]

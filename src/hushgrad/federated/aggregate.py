@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from hushgrad.clipping.base import Clipper
 from hushgrad.federated.layout import Layout, Unusable
+from hushgrad.federated.mods import CLIP_NORM
 from hushgrad.release.core import Release
 from hushgrad.release.keys import RunKey
 from hushgrad.release.placement.whole import Whole
@@ -46,6 +47,10 @@ class Aggregator:
     def clip_norm(self) -> float:
         """What an update's norm is clipped to."""
         return self._release.clip_norm
+
+    def tell(self, config: ConfigRecord) -> None:
+        """What a client has to know."""
+        config[CLIP_NORM] = self.clip_norm
 
     def begin(self, layout: Layout, current: np.ndarray) -> None:
         """A new round: nothing summed yet. ``current`` is the flat model that the clients were sent."""

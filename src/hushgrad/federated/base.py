@@ -28,9 +28,9 @@ from hushgrad.federated.contract import messenger_of, require_plan, server_optim
 from hushgrad.federated.directory import ServerDirectory
 from hushgrad.federated.grids import UNREADABLE, CarefulGrid, NarrowGrid
 from hushgrad.federated.layout import Layout, Unusable
-from hushgrad.federated.mods import CLIP_NORM
 from hushgrad.federated.optimizers import ServerOptimizer
 from hushgrad.federated.reports import RawRound
+from hushgrad.federated.shares import Shares, ShareSum
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
@@ -84,7 +84,7 @@ class PrivateStrategy(Strategy):
         self._witness: tuple[int, bytes] | None = None  # of a round that is not in the journal yet
         self._books = Books(plan, self._key.run_name(), prior=prior, max_epsilon=max_epsilon)
         self._cohorts = cohorts_of(plan, population, self._key.sampling)
-        self._aggregator = Aggregator(plan, self._key)
+        self._aggregator = (ShareSum if isinstance(plan.noise, Shares) else Aggregator)(plan, self._key)
         self._server_state: dict[str, Any] = {}
         self._arrays: ArrayRecord | None = None
         self._open: _Open | None = None
@@ -184,7 +184,7 @@ class PrivateStrategy(Strategy):
         if self._directory is not None:
             self._directory.save_cohorts(self._cohorts.state_dict())  # before anybody is asked
         asked = nodes[np.isin(users, chosen, assume_unique=True)].tolist()
-        config[CLIP_NORM] = self._aggregator.clip_norm
+        self._aggregator.tell(config)
         messages = list(self._messenger.configure_train(step + 1, arrays, config, NarrowGrid(grid, asked)))
         self._require_cohort(messages, asked)
         self._open = _Open(step, len(chosen), set(asked), layout, layout.flat(arrays))
@@ -315,8 +315,8 @@ class PrivateStrategy(Strategy):
     def _resume(self) -> None:
         if self._directory is None:
             return
-        cohorts, tree = self._directory.cohorts(), self._directory.state()
         with understood(self._directory.path):
+            cohorts, tree = self._directory.read()
             if cohorts is not None:
                 self._cohorts.load_state_dict(cohorts)
             if tree is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class ServerDirectory:
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._owner = Owner(self.path, newest=True)  # two servers would release the same noise with different cohorts
+        self._asked = self._counted = ""  # the name of the latest check-ins, and of those that the latest state has counted
 
     def share_key(self, key: RunKey, plan: Plan) -> tuple[RunKey, Journal]:
         """The key and the journal of the run in this directory; ``key`` becomes it if there is none yet."""
@@ -63,24 +65,35 @@ class ServerDirectory:
         return key, made
 
     def save_state(self, tree: dict[str, Any]) -> None:
-        """Replace the state."""
-        self._write_tree(_STATE, tree)
+        """Replace the state. It names the check-ins of its round."""
+        self._write_tree(_STATE, {**tree, "cohorts": self._asked})
+        self._counted = self._asked
 
     def save_cohorts(self, tree: dict[str, Any]) -> None:
-        """Replace the check-ins."""
-        self._write_tree(_COHORTS, tree)
+        """Replace the check-ins. They have a name, and name those of the state that they follow."""
+        asked = secrets.token_hex(8)
+        self._write_tree(_COHORTS, {"cohorts": tree, "name": asked, "after": self._counted})
+        self._asked = asked
 
     def save_public(self, content: dict[str, Any]) -> None:
         """Replace the public account of the run."""
         self._write_text(_PUBLIC, json.dumps(content, indent=1), 0o644)
 
-    def state(self) -> dict[str, Any] | None:
-        """What was saved, or None for a new run."""
-        return self._read(_STATE)
+    def read(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """(check-ins, state) as they were saved; None for what a new run has not got yet.
 
-    def cohorts(self) -> dict[str, Any] | None:
-        """What was saved, or None for a new run."""
-        return self._read(_COHORTS)
+        Raises:
+            ArgumentError: where the check-ins are lost or of another time than the state: somebody would be asked too often.
+        """
+        book, state = self._read(_COHORTS), self._read(_STATE)
+        self._counted = "" if state is None else state["cohorts"]
+        self._asked = "" if book is None else book["name"]
+        if self._asked != self._counted and (book is None or book["after"] != self._counted):
+            raise ArgumentError(
+                f"Expected the check-ins of {_STATE}; {_COHORTS} is {'lost' if book is None else 'of another time'}, and nobody "
+                f"knows who took part when. {WAYS_ON}"
+            )
+        return None if book is None else book["cohorts"], state
 
     def _read(self, name: str) -> dict[str, Any] | None:
         path = self.path / name

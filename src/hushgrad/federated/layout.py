@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -63,15 +64,30 @@ class Layout:
         Raises:
             Unusable: unless the reply holds exactly one record with exactly these arrays.
         """
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are found by the norm
+            for where, numbers in self._read(content):
+                np.subtract(numbers, current[where], out=out[where])
+
+    def read_whole(self, content: RecordDict, out: np.ndarray) -> None:
+        """Write the whole numbers that the client sent to ``out``, every array of them.
+
+        Raises:
+            Unusable: the same, and for numbers of another type than int64.
+        """
+        for where, numbers in self._read(content):
+            if numbers.dtype != np.int64:
+                raise Unusable(f"expected whole numbers of 64 bits, got {numbers.dtype}")
+            out[where] = numbers
+
+    def _read(self, content: RecordDict) -> Iterator[tuple[slice, np.ndarray]]:
         records = list(content.array_records.values())
         if len(records) != 1:
             raise Unusable(f"expected one ArrayRecord, got {len(records)}")
         if set(records[0]) != set(self.names):
             raise Unusable("expected the arrays that were sent, got other names")
-        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are found by the norm
-            for (name, where), shape in zip(self.slices().items(), self.shapes, strict=True):
-                # Fields of the record may contradict the bytes; only the bytes are read.
-                np.subtract(_numbers(records[0][name], name, shape).reshape(-1), current[where], out=out[where])
+        for (name, where), shape in zip(self.slices().items(), self.shapes, strict=True):
+            # Fields of the record may contradict the bytes; only the bytes are read.
+            yield where, _numbers(records[0][name], name, shape).reshape(-1)
 
 
 def _numbers(array: Array, name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -21,6 +21,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.integrations._batches import Batches
 from hushgrad.integrations._token_loss import ExampleLoss, token_loss
+from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.checkpoint import Checkpoint
@@ -64,7 +65,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         optimizers: (optimizer, scheduler) as in Trainer.
         groups: user of each example, for a plan with ``unit="user"``.
         checkpoint: folder for the run's own checkpoint, saved every ``args.save_steps`` steps; an interrupted run goes on.
-        key: 32 secret bytes; fresh by default.
+        key: 32 secret bytes of your own that the run's key is made of, beside fresh ones: no two runs share it.
         seed: instead of a key, for experiments.
         max_epsilon: stop before more than this is spent.
         check_isolation: test on the first batch that no example influences another; False: you vouch for it.
@@ -104,7 +105,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             optimizers=optimizers,
         )
         self.model_accepts_loss_kwargs = False  # the loss is per example, never divided by the tokens of a whole batch
-        self._options: dict[str, Any] = {"key": key, "seed": seed, "max_epsilon": max_epsilon, "check_isolation": check_isolation}
+        self._given = key, seed
+        self._options: dict[str, Any] = {"max_epsilon": max_epsilon, "check_isolation": check_isolation}
         self._groups, self._folder = groups, checkpoint
         self._example_loss = ExampleLoss()
         self._private: Private | None = None
@@ -156,7 +158,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def _attached(self) -> Private:
         optimizer = self.create_optimizer()
-        return make_private(_check.instance(nn.Module, model=self.model), optimizer, self.plan, **self._options)
+        key = RunKey.mixed(*self._given)
+        return make_private(_check.instance(nn.Module, model=self.model), optimizer, self.plan, key=key, **self._options)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule over all steps of the plan, however many of them are still to come."""

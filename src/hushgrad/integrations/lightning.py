@@ -29,6 +29,7 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.integrations._batches import Batches
+from hushgrad.release.keys import RunKey
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.checkpoint import Checkpoint
 from hushgrad.train.plan import Plan
@@ -67,7 +68,7 @@ class PrivateFit(Callback):
         groups: user of each example, for a plan with ``unit="user"``.
         checkpoint: folder for the run's own checkpoint, saved every ``save_every`` steps; an interrupted run goes on.
         save_every: how many steps lie between two checkpoints.
-        key: 32 secret bytes; fresh by default.
+        key: 32 secret bytes of your own that the run's key is made of, beside fresh ones: no two runs share it.
         seed: instead of a key, for experiments.
         max_epsilon: stop before more than this is spent.
         check_isolation: test on the first batch that no example influences another; False: you vouch for it.
@@ -90,7 +91,8 @@ class PrivateFit(Callback):
     ) -> None:
         self.plan = _check.instance(Plan, plan=plan)
         self.loader = Batches(lambda: self._private, plan, dataset, groups, **dataloader_options)
-        self._options: dict[str, Any] = {"key": key, "seed": seed, "max_epsilon": max_epsilon, "check_isolation": check_isolation}
+        self._given = key, seed
+        self._options: dict[str, Any] = {"max_epsilon": max_epsilon, "check_isolation": check_isolation}
         self._folder, self._save_every = checkpoint, _check.positive_int(save_every=save_every)
         self._private: Private | None = None
         self._checkpoint: Checkpoint | None = None
@@ -122,7 +124,7 @@ class PrivateFit(Callback):
         (optimizer,) = trainer.optimizers
         # Before the run's own hooks: if those refuse the call, it was a call nevertheless.
         self._handle = pl_module.register_forward_pre_hook(self._called)
-        self._private = make_private(pl_module, optimizer, self.plan, **self._options)
+        self._private = make_private(pl_module, optimizer, self.plan, key=RunKey.mixed(*self._given), **self._options)
         self._epsilon = EpsilonSoFar(self.plan, steps=self._private.steps_allowed)
         if self._folder is not None:
             schedules = {f"scheduler {i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}

@@ -60,8 +60,10 @@ class RunKey:
         self.fresh = fresh  # drawn just now, so nothing can depend on it yet
 
     @classmethod
-    def make(cls, key: bytes | None = None, seed: int | None = None) -> RunKey:
-        """From 32 given bytes, from a seed (for experiments only), or fresh from the operating system."""
+    def make(cls, key: bytes | RunKey | None = None, seed: int | None = None) -> RunKey:
+        """From 32 given bytes, from a seed (for experiments only), or fresh from the operating system; a run's key stays itself."""
+        if isinstance(key, RunKey):
+            return key
         if key is not None and seed is not None:
             _check.fail("seed", seed, "to be left out when a key is given")
         if seed is not None:
@@ -69,6 +71,20 @@ class RunKey:
             # The same bytes as noise.Source(seed=): one seed, one noise.
             return cls(hashlib.blake2b(text, digest_size=_BYTES, person=b"hushgrad seed").digest(), reproducible=True)
         return cls(secrets.token_bytes(_BYTES), fresh=True) if key is None else cls(key)
+
+    @classmethod
+    def mixed(cls, key: bytes | None = None, seed: int | None = None) -> RunKey:
+        """As :meth:`make`, but a given key is mixed with fresh bytes: as hard to guess as the better of both, and nobody has it twice.
+
+        For whole runs, which end with a guarantee alone: two of them under one key, in two processes, would share their noise,
+        and no ledger would ever meet the other's.
+        """
+        if key is None or seed is not None:
+            return cls.make(key, seed)
+        given = cls(key)
+        return cls(
+            hashlib.blake2b(secrets.token_bytes(_BYTES), digest_size=_BYTES, key=given._derive(b"mixed")).digest(), fresh=True
+        )
 
     @property
     def secret(self) -> bytes:
@@ -89,6 +105,11 @@ class RunKey:
     def journal(self) -> bytes:
         """An independent key for the digests of what was released."""
         return self._derive(b"journal")
+
+    @property
+    def shares(self) -> bytes:
+        """An independent key for the shares of noise that a server adds in the place of clients."""
+        return self._derive(b"shares")
 
     @property
     def witness(self) -> bytes:

@@ -68,6 +68,7 @@ class Owner:
         elif before is not None and before.held:
             raise _owned(self._path.parent, self._read(), "")
         try:
+            _require_plain(self._path.parent)
             self._take(take_over)
         except OSError as error:
             if isinstance(error, StorageError):
@@ -194,6 +195,15 @@ class Owner:
             return 0.0
         finally:
             probe.unlink(missing_ok=True)
+
+
+def _require_plain(folder: Path) -> None:
+    """Files and folders only: a pipe would keep its reader waiting for ever, and a device is nobody's state."""
+    odd = [path.name for path in folder.iterdir() if os.path.exists(path) and not (path.is_file() or path.is_dir())]
+    if odd:
+        raise ArgumentError(
+            f"Expected files and folders alone in {str(folder)!r}; {min(odd)!r} is neither. Put the run's own file back."
+        )
 
 
 def _same_file(file: int, path: Path) -> bool:

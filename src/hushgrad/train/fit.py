@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 
 from hushgrad import _check
 from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
-from hushgrad.train.books import guarantee_of
 from hushgrad.train.callbacks import OnStep, ProgressBar
 from hushgrad.train.checkpoint import Checkpoint
 from hushgrad.train.loss import aside, has_rows
@@ -28,8 +28,6 @@ from hushgrad.train.progress import EpsilonSoFar, SignalToNoise
 from hushgrad.train.words import DATALOADER, OPACUS
 
 __all__ = ["Passes", "fit", "run_steps"]
-
-_VOUCHED = "One key serves one run: that the given key had no other one is vouched for, since no journal was kept (checkpoint=)"
 
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -75,7 +73,7 @@ def fit(
         groups: unit id of each example, for a plan with ``unit="user"``.
         scheduler: learning-rate scheduler; stepped after each step.
         progress: show a progress bar, or a few lines where there is no terminal.
-        key: 32 secret bytes; fresh by default.
+        key: 32 secret bytes of your own that the run's key is made of, beside fresh ones: no two runs share it.
         seed: instead of a key, for experiments.
         max_epsilon: stop before more than this is spent.
         prior: ledger of earlier phases on the same data.
@@ -92,9 +90,8 @@ def fit(
         >>> str(guarantee.event)
         '5 x Poisson(0.2) Gaussian(4)'
     """
-    private = make_private(
-        model, optimizer, plan, key=key, seed=seed, max_epsilon=max_epsilon, prior=prior, lazy_tables=lazy_tables
-    )
+    own = RunKey.mixed(key, seed)
+    private = make_private(model, optimizer, plan, key=own, max_epsilon=max_epsilon, prior=prior, lazy_tables=lazy_tables)
     try:
         saves = None if checkpoint is None else _Saves(private, checkpoint, scheduler, save_every)
         bar = [ProgressBar(private.steps_allowed)] if progress else []
@@ -112,23 +109,9 @@ def fit(
         spent = private.spent()
         if saves is not None:
             saves.checkpoint.destroy()
-        return spent if key is None or saves is not None else _under(private, spent)
+        return spent
     finally:
         private.detach()
-
-
-_given: dict[str, Ledger] = {}  # of the first run in this process under each key that was given
-
-
-def _under(private: Private, spent: Guarantee) -> Guarantee:
-    """The guarantee of a run whose key was given and which left no journal: another run under that key shares its noise.
-
-    Within a process that is known, and both together cost infinity unless they released the same; beyond it, it is vouched for.
-    """
-    first = _given.setdefault(private.key.fingerprint, private.ledger)
-    if list(first) != list(private.ledger):
-        return guarantee_of(first + private.ledger, private.plan, notes=spent.notes)
-    return replace(spent, notes=(*spent.notes, _VOUCHED))
 
 
 class _Saves:

@@ -53,7 +53,7 @@ def make_private(
     optimizer: Optimizer,
     plan: Plan,
     *,
-    key: bytes | None = None,
+    key: bytes | RunKey | None = None,
     seed: int | None = None,
     max_epsilon: float | None = None,
     prior: Ledger | None = None,
