@@ -172,7 +172,7 @@ def test_what_the_theorem_does_not_speak_of_is_refused():
     with pytest.raises(NoTheorem, match="zero_out"):
         DPFedAvg(FedAvg(), plan(3, relation="add_remove"), seed=0)
     with pytest.raises(ArgumentError, match="Flat"):
-        DPFedAvg(FedAvg(), plan(3, clip=Adaptive(0.5, batch_size=CLIENTS), max_grad_norm=None), seed=0)
+        DPFedAvg(FedAvg(), plan(3, clip=Adaptive(0.5, batch_size=CLIENTS, count_noise=2.0)), seed=0)
 
 
 def test_a_plan_with_shares_is_calibrated_and_written_down_as_any_other():
