@@ -34,6 +34,7 @@ from typing import Any
 import command
 import readers
 import safetensors.torch
+import servers
 import torch
 from table import Row
 
@@ -361,6 +362,7 @@ TARGETS = [
 ]
 
 TARGETS += [Target(*parts) for parts in readers.targets(_SCRATCH, mutated_bytes, mutated_json, mutated_lines)]
+TARGETS += [Target(*parts) for parts in servers.targets(_SCRATCH, mutated_bytes, mutated_json)]
 
 
 # The command ---------------------------------------------------------------------------------------------------------------
