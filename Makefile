@@ -4,7 +4,7 @@ BIN  := $(VENV)/bin
 # uv does not read pip's settings: hand it the folder of local wheels if pip was told of one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # One thread per test process (OpenBLAS counts its own): the tests run in as many processes as there are cores.
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help abi accuracy demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel vulnerabilities docs clean

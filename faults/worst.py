@@ -1,29 +1,42 @@
 """The record that moves a clipped sum most, looked for on every path by which a gradient reaches the sum: ``make worst``.
 
 Each path is a small model, a set of ordinary examples with aligned gradients (there is much to absorb), and one record that is
-searched for. The loss of an example is <output, target>, so that the record chooses the gradient of the output freely.
+searched for. The loss of an example is <output, target>, so that the record chooses the gradient of the output freely. Every path is
+searched in every placement (whole, replicated in two processes, sharded over two) and in both modes, ordinary and certified.
+Everything that a run checks is on: a record that is refused moves nothing, and refusals are counted.
 
-    python faults/worst.py --tries 100000 --seed 7          # tries over all paths together
-    python faults/worst.py --tries 2000 --only users
+    python faults/worst.py --tries 100000 --seed 7          # tries over all searches together
+    python faults/worst.py --tries 2000 --only users --places whole
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from pathlib import Path as File
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from hushgrad.audit.worst import Record, Worst, worst_record
+from hushgrad.audit.worst import Record, worst_record
 from hushgrad.clipping import Adaptive, Automatic, Capture, Clipper, Flat, PerLayer
-from hushgrad.clipping.certificate import Certificate
+from hushgrad.clipping.certificate import KAPPA, Certificate
+from hushgrad.errors import HushgradError
 from hushgrad.events import Relation
+from hushgrad.release.placement import Replicated, Sharded, Whole
+from hushgrad.release.placement.world import World
+from hushgrad.train.isolation import IsolationGate
 
 BOUND = 1 + 1e-4
+PLACES = {"whole": 1, "replicated": 2, "sharded": 2}  # processes
+# In shards no process can run the model alone, so whose rows are whose is not proved there: what is unusual is refused.
+REFUSED_IN_SHARDS = {"tied weights"}
 _OTHERS = 24
 
 
@@ -113,6 +126,7 @@ _ADAPTIVE = Adaptive(1.0, batch_size=_OTHERS)
 PATHS: dict[str, Path] = {
     "one position": Path(_linear, (64,), (64,)),
     "one position, small C": Path(lambda: nn.Linear(784, 1, bias=False), (784,), (1,), clip=Flat(1e-3)),
+    "one position, tiny C": Path(lambda: nn.Linear(784, 1, bias=False), (784,), (1,), clip=Flat(1e-6)),
     "one position, few outputs": Path(lambda: nn.Linear(64, 10), (64,), (10,), clip=Flat(1e-2)),
     "two layers": Path(_small, (8,), (8,)),
     "positions, Gram": Path(_linear, (4, 64), (4, 64)),
@@ -157,19 +171,132 @@ PATHS: dict[str, Path] = {
 }  # fmt: skip
 
 
-def search(name: str, *, tries: int, seed: int, certified: bool = False) -> Worst:
+class Sums:
+    """The clipped sums of one path's other examples and a record, in one placement; as a run would have them, but without noise."""
+
+    def __init__(self, path: Path, *, place: str = "whole", certified: bool = False, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.path, self.certified, self.place = path, certified, place
+        self.model = path.model().to(path.dtype)
+        self.each = path.inputs[0] if "units" in path.how else 1
+        self.others = _examples(path, path.others * self.each)
+        self.world = World.here() if place != "whole" else World()
+        self.refused = 0
+        self._capture: Capture | None = None
+        if place == "sharded":
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(self.model, mesh=init_device_mesh("cpu", (self.world.size,)))
+        self._placement = {"whole": Whole, "replicated": Replicated, "sharded": Sharded}[place](
+            dict(self.model.named_parameters()), self.world
+        )
+
+    def first(self) -> Record:
+        """An ordinary record."""
+        return _examples(self.path, self.each) if "units" in self.path.how else tuple(t[0] for t in _examples(self.path, 1))
+
+    def __call__(self, record: Record | None) -> dict[str, Tensor]:
+        """The sums; of the others alone where the record is refused."""
+        try:
+            return self._added(*self._share(record))
+        except HushgradError:
+            if record is None or self.world.size > 1:
+                raise
+            self.refused += 1
+            self.detach()
+            return self._added(*self._share(None))
+
+    def detach(self) -> None:
+        """Leave the model as it was; the next call attaches, and proves, anew."""
+        if self._capture is not None:
+            self._gate.remove()
+            self._capture.detach()
+            self._capture = None
+
+    def _share(self, record: Record | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """This process's examples: units are dealt, and the record is in the first process."""
+        x, y = self.others
+        units = torch.arange(len(x)) // self.each
+        mine = units % self.world.size == self.world.rank
+        x, y, units = x[mine], y[mine], units[mine]
+        if record is not None and self.world.rank == 0:
+            rows = record if "units" in self.path.how else tuple(t.unsqueeze(0) for t in record)
+            x, y = torch.cat([x, rows[0]]), torch.cat([y, rows[1]])
+            units = torch.cat([units, units.new_full((len(rows[0]),), self.path.others)])
+        return x, y, units if "units" in self.path.how else None
+
+    def _added(self, x: Tensor, y: Tensor, units: Tensor | None) -> dict[str, Tensor]:
+        capture = self._attached()
+        capture.discard()
+        # As many parts in every process: in shards all of them make the same passes.
+        for some in _parts(self.path, len(x)):
+            self._passes(capture, x[some], y[some], None if units is None else units[some])
+            if "micro" in self.path.how:
+                capture.fold(self.path.clip)
+        with self.world.together():
+            capture.check()
+        sums = capture.collect(self.path.clip).raw_sums
+        self._placement.add_up(sums)
+        return {name: self._placement.join(name, t) for name, t in sums.items()} if self.place == "sharded" else sums
+
+    def _attached(self) -> Capture:
+        """With everything that a run checks, proved on the others: they are the first batch of a run."""
+        if self._capture is None:
+            certificate = Certificate(1024, 1024 // self.world.size) if self.certified else None
+            self._capture = Capture(self.model, loss_reduction="sum", certificate=certificate, held=self._placement)
+            self._gate = IsolationGate(self._capture).attach(self.world, sharded=self.place == "sharded") or _Nothing()
+            self._capture.attach()
+            x, y, units = self._share(None)
+            self._gate.before(len(x))
+            self._passes(self._capture, x, y, units)
+            self._capture.discard()
+            if self.path.how == "rows":
+                self._capture.keep_rows(self._capture.scattered)
+        return self._capture
+
+    def _passes(self, capture: Capture, x: Tensor, y: Tensor, units: Tensor | None) -> None:
+        path = self.path
+        x, y = x if path.ids else x.to(path.dtype), y.to(path.dtype)
+        for k, sign in enumerate((1.0, -1.0) if path.how == "probes" else ()):
+            with capture.probe(sign):
+                capture.examples(len(x))
+                (self.model(x) * (sign * y[:, k])).sum().backward()
+        if path.how != "probes":
+            capture.examples(len(x))
+            if units is not None:
+                capture.units(units)
+            (self.model(x) * y).sum().backward()
+
+
+class _Nothing:
+    """No gate: a whole model is proved by its capture."""
+
+    def before(self, examples: int) -> None:
+        pass
+
+    def remove(self) -> None:
+        pass
+
+
+class Found(NamedTuple):
+    """A search's result, and how many records were refused."""
+
+    moved: float
+    record: Record
+    found: int
+    refused: int
+
+
+def search(name: str, *, tries: int, seed: int, certified: bool = False, place: str = "whole") -> Found:
     """The worst record of one path, in clip norms."""
     path = PATHS[name]
-    torch.manual_seed(seed)
-    model = path.model().to(path.dtype)
-    others = _examples(path, path.others * (path.inputs[0] if "units" in path.how else 1))
-    first = _examples(path, path.inputs[0]) if "units" in path.how else tuple(t[0] for t in _examples(path, 1))
-    clip_norm = path.clip.sensitivity(Relation.ADD_REMOVE)
-
-    def sums(record: Record | None) -> dict[str, Tensor]:
-        return clipped(path, model, others, record, certified=certified)
-
-    return worst_record(sums, first, clip_norm=clip_norm, tries=tries, seed=seed)
+    sums = Sums(path, place=place, certified=certified, seed=seed)
+    try:
+        worst = worst_record(sums, sums.first(), clip_norm=path.clip.sensitivity(Relation.ADD_REMOVE), tries=tries, seed=seed)
+        return Found(*worst, sums.refused)
+    finally:
+        sums.detach()
 
 
 def _examples(path: Path, count: int) -> tuple[Tensor, Tensor]:
@@ -182,72 +309,70 @@ def _examples(path: Path, count: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def clipped(
-    path: Path, model: nn.Module, others: tuple[Tensor, Tensor], record: Record | None, *, certified: bool = False
-) -> dict[str, Tensor]:
-    """The clipped sum of the others and the record."""
-    each = path.inputs[0] if "units" in path.how else 1
-    x, y = others
-    if record is not None:
-        rows = record if "units" in path.how else tuple(t.unsqueeze(0) for t in record)
-        x, y = torch.cat([x, rows[0]]), torch.cat([y, rows[1]])
-    units = torch.arange(len(x)) // each if "units" in path.how else None
-    certificate = Certificate(1024, 1024) if certified else None
-    capture = Capture(model, loss_reduction="sum", check_isolation=False, certificate=certificate)
-    capture.attach()
-    try:
-        # What the capture proves of a model it proves on ordinary data, once; the search is for records of later batches.
-        _passes(path, model, capture, *others, None if units is None else torch.arange(len(others[0])) // each)
-        capture.discard()
-        capture._root._again = lambda structure: False  # type: ignore[method-assign]
-        if path.how == "rows":
-            capture.keep_rows(capture.scattered)
-        for some in _parts(path, len(x)):
-            _passes(path, model, capture, x[some], y[some], None if units is None else units[some])
-            if "micro" in path.how:
-                capture.fold(path.clip)
-        return capture.collect(path.clip).raw_sums
-    finally:
-        capture.detach()
-
-
 def _parts(path: Path, count: int) -> list[slice]:
     size = -(-count // 3) if "micro" in path.how else count
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _passes(path: Path, model: nn.Module, capture: Capture, x: Tensor, y: Tensor, units: Tensor | None) -> None:
-    x, y = x if path.ids else x.to(path.dtype), y.to(path.dtype)
-    signs = (1.0, -1.0) if path.how == "probes" else ()
-    for k, sign in enumerate(signs):
-        with capture.probe(sign):
-            (model(x) * (sign * y[:, k])).sum().backward()
-    if not signs:
-        if units is not None:
-            capture.units(units)
-        (model(x) * y).sum().backward()
+# All searches -------------------------------------------------------------------------------------------------------------
+
+
+def _searched(place: str, names: list[str], each: int, seed: int) -> int:
+    """Search these paths in both modes; how many failed. In every process of the placement, and told by the first."""
+    torch.set_num_threads(1)
+    failed, speaks = 0, not dist.is_initialized() or dist.get_rank() == 0
+    for name in names:
+        for certified in (False, True):
+            bound, mode = (1 + KAPPA, "certified") if certified else (BOUND, "ordinary")
+            try:
+                worst = search(name, tries=each, seed=seed, certified=certified, place=place)
+            except HushgradError as error:
+                held = place == "sharded" and name in REFUSED_IN_SHARDS
+                told = f"refused: {error}"[:120]
+            else:
+                held = worst.moved <= bound
+                told = f"worst {worst.moved:.10g} C, found after {worst.found} of {each} tries, {worst.refused} refused"
+            failed += not held
+            if speaks:
+                print(f"{'held' if held else 'FAILED':7} {place:10} {mode:9} {name:28} {told}", flush=True)
+    return failed
+
+
+def _one_of_two(rank: int, port: str, out: str, place: str, names: list[str], each: int, seed: int) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": "2"}
+    dist.init_process_group("gloo")
+    failed = _searched(place, names, each, seed)
+    if rank == 0:
+        File(out).write_text(str(failed))
+    dist.destroy_process_group()
+
+
+def _in_two_processes(*what: Any) -> int:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = str(s.getsockname()[1])
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_one_of_two, args=(port, f"{folder}/failed", *what), nprocs=2)
+        return int(File(f"{folder}/failed").read_text())
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Search every path; 0 if nothing moves a sum by more than the bound."""
+    """Search every path in every placement; 0 if nothing moves a sum by more than the bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tries", type=int, default=len(PATHS) * 200, help="over all paths together")
+    parser.add_argument("--tries", type=int, default=2 * len(PATHS) * len(PLACES) * 20, help="over all searches together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--certified", action="store_true", help="sums in double precision with a certificate")
+    parser.add_argument("--places", nargs="*", choices=PLACES, default=list(PLACES))
     parser.add_argument("--only", default="", help="paths whose name contains this")
     args = parser.parse_args(words)
-    torch.set_num_threads(1)
-    names, start, failed = [name for name in PATHS if args.only in name], time.time(), 0
-    each = -(-args.tries // max(1, len(names)))
-    for name in names:
-        worst = search(name, tries=each, seed=args.seed, certified=args.certified)
-        bad = not worst.moved <= BOUND
-        failed += bad
-        print(
-            f"{'FAILED' if bad else 'held':7} {name:28} worst {worst.moved:.10g} C, found after {worst.found} of {each} tries",
-            flush=True,
-        )
-    print(f"{failed} of {len(names)} paths failed; {each * len(names)} tries, seed {args.seed}, {time.time() - start:.0f} s")
+    names, start = [name for name in PATHS if args.only in name], time.time()
+    searches = 2 * len(names) * len(args.places)
+    each, failed = -(-args.tries // max(1, searches)), 0
+    for place in args.places:
+        run = _searched if PLACES[place] == 1 else _in_two_processes
+        failed += run(place, names, each, args.seed)
+    print(f"{failed} of {searches} searches failed; {each * searches} tries, seed {args.seed}, {time.time() - start:.0f} s")
     return 1 if failed else 0
 
 

@@ -1,12 +1,20 @@
-"""Whether rows of a batch have bits of their own: what a certified run checks on its first batch."""
+"""Whether rows of a batch have bits of their own: what a certified run checks on its first batch, and how it pads."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
-from hushgrad.clipping.bits import least_rows
+from hushgrad.clipping import Capture, Flat
+from hushgrad.clipping.bits import ROWS, require_own_bits
+from hushgrad.denoise import SVRG
 from hushgrad.errors import CaptureError
-from hushgrad.train import Plan, make_private
+from hushgrad.sampling.batch import stamp
+from hushgrad.train import Plan, fit, make_private
 
 
 class _Mixed(nn.Module):
@@ -19,6 +27,29 @@ class _Mixed(nn.Module):
     def forward(self, x):
         y = self.layer(x)
         return y * (1 + (y[0] > 0).float() * 2.0**-23)
+
+
+class _Backward(torch.autograd.Function):
+    """Forward it is the identity; backward the first row has another last bit: its place tells."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        g = g.clone()
+        g[0] *= 1 + 2.0**-22
+        return g
+
+
+class _MixedBackward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = _Scale()
+
+    def forward(self, x):
+        return _Backward.apply(self.layer(x))
 
 
 class _OtherKernel(nn.Module):
@@ -42,18 +73,24 @@ class _Scale(nn.Module):
         return x * self.scale
 
 
-@pytest.mark.parametrize("least", [1, 3, 6])
-def test_the_least_batch_with_the_usual_bits_is_found(least):
+@pytest.mark.parametrize(("least", "refused"), [(1, False), (4, False), (ROWS, False), (9, True), (17, True), (25, True)])
+def test_sizes_that_padding_does_not_reach_are_refused(least, refused):
     torch.manual_seed(0)
-    model = _OtherKernel(least)
-    assert least_rows(model, torch.randn(20, 4)) == least
+    model, x = _OtherKernel(least), torch.randn(24, 6)
+    if refused:
+        with pytest.raises(CaptureError, match=r"rows in its batch"):
+            require_own_bits(model, x)
+    else:
+        require_own_bits(model, x)
     assert model.training
 
 
-def test_bits_that_depend_on_neighbours_are_refused():
+@pytest.mark.parametrize("model", [_Mixed(_Scale()), _MixedBackward()], ids=["forward", "backward"])
+def test_bits_that_depend_on_neighbours_are_refused(model):
     torch.manual_seed(0)
     with pytest.raises(CaptureError, match="last bits"):
-        least_rows(_Mixed(_Scale()), torch.randn(9, 6))
+        require_own_bits(model, torch.randn(16, 6))
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_a_certified_run_looks_at_its_first_batch():
@@ -63,7 +100,7 @@ def test_a_certified_run_looks_at_its_first_batch():
         plan = Plan.dpgd(noise_multiplier=1.0, delta=1e-5, dataset_size=20, steps=1, certified=True)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
         private = make_private(network, optimizer, plan, seed=0, loss_reduction="sum", check_isolation=False)
-        ((x,),) = list(private.loader(torch.utils.data.TensorDataset(torch.randn(20, 6))))[:1]
+        ((x,),) = list(private.loader(TensorDataset(torch.randn(20, 6))))[:1]
         if refused:
             with pytest.raises(CaptureError, match="last bits"):
                 network(x)
@@ -72,3 +109,138 @@ def test_a_certified_run_looks_at_its_first_batch():
             optimizer.step()
             assert "rows" in str(private.spent())
         private.detach()
+
+
+NARROW = """
+import torch
+from torch import nn
+torch.set_num_threads(1)
+from hushgrad.clipping.bits import ask_for_own_bits, require_own_bits
+ask_for_own_bits()
+for wide in (1, 2, 3, 5, 7, 9, 18, 33):
+    for out in (1, 2, 4, 7, 10):
+        model = nn.Sequential(nn.Linear(wide, out), nn.Tanh(), nn.Linear(out, 3))
+        require_own_bits(model, torch.randn(40, wide))
+require_own_bits(nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2)), torch.randn(24, 1, 8, 8))
+"""
+
+
+def test_narrow_layers_have_bits_of_their_own_once_they_were_asked_for():
+    """In a process of its own: MKL listens before its first product only. Without MKL nothing is promised."""
+    if not torch.backends.mkl.is_available():
+        pytest.skip("no MKL")
+    environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    done = subprocess.run([sys.executable, "-c", NARROW], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-800:]
+
+
+# Padding ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 8, 13])
+@pytest.mark.parametrize("size", [1, 5, 100])
+def test_parts_are_filled_up_with_copies_of_their_first_row(count, size):
+    x, words = torch.arange(float(count)), [str(i) for i in range(count)]
+    batch = stamp({"x": x, "words": words, "mask": torch.ones(50, 9)}, step=0, examples=count, multiple=ROWS)
+    seen = []
+    for part in batch.split(size):
+        counted = part.examples - part.padding
+        assert (
+            part.examples % ROWS == 0 and len(part["x"]) == len(part["words"]) == part.examples and part["mask"].shape == (50, 9)
+        )
+        assert part["x"][counted:].tolist() == [float(part["x"][0])] * part.padding if counted else part.padding == 0
+        assert part["words"] == [str(int(value)) for value in part["x"]]
+        seen += part["x"][:counted].tolist()
+    assert seen == x.tolist()
+
+
+def _sums(rows, padding, *, how, value):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 9))
+    capture = Capture(model, loss_reduction="sum", check_isolation=False)
+    capture.attach()
+    x, units = torch.randn(5, 6), torch.tensor([4, 4, 7, 1, 1])
+    x[0, 0] = x[0, 0] if value is None else value  # the row that is copied
+    x = torch.cat([x[:rows], x[:1].expand(padding, 6)])
+    for sign in (1.0, -0.5) if how == "probes" else (1.0,):
+        with capture.probe(sign) if how == "probes" else torch.enable_grad():
+            capture.examples(len(x), padding=padding)
+            if how == "users":
+                capture.units(torch.cat([units[:rows], units[:1].expand(padding)]))
+            (model(x) * 3 * sign).square().sum().backward()
+    if how == "folded":
+        capture.fold(Flat(0.5))
+    assert capture.check() == (rows if how != "users" else len(units[:rows].unique()))
+    return capture.collect(Flat(0.5))
+
+
+@pytest.mark.parametrize("how", ["plain", "users", "probes", "folded"])
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_padding_adds_nothing(how, value):
+    bare, filled = (_sums(5, padding, how=how, value=value) for padding in (0, 3))
+    assert bare.raw_norms.shape == filled.raw_norms.shape and torch.allclose(
+        bare.raw_norms, filled.raw_norms, rtol=1e-5, equal_nan=True
+    )
+    for name, total in bare.raw_sums.items():
+        assert torch.allclose(total, filled.raw_sums[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"unit": "user"}, {"denoise": SVRG(period=2)}], ids=["examples", "users", "probes"])
+@pytest.mark.parametrize("micro", [None, 3])
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_certified_run_pads_and_is_the_run_that_does_not(options, micro, secure, monkeypatch):
+    """Batches of 0 to 8: the weights are those of an ordinary run, but for rounding."""
+    monkeypatch.setattr("hushgrad.train.own_bits.require_own_bits", lambda *args, **named: None)  # that is the machine's
+    data = TensorDataset(torch.randn(40, 9), torch.randint(3, (40,)))
+    weights, seen, examples = [], [], Capture.examples
+
+    def noted(self, count, *, padding=0):
+        examples(self, count, padding=padding)
+        if self._certificate is not None:
+            seen.append((count, padding))
+
+    monkeypatch.setattr(Capture, "examples", noted)
+    for certified in (False, True):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(9, 12), nn.Tanh(), nn.Linear(12, 3))
+        plan = Plan.dpsgd(
+            noise_multiplier=1e-3,
+            delta=1e-5,
+            batch_size=3,
+            dataset_size=40,
+            steps=6,
+            certified=certified,
+            secure=certified and secure,
+            **options,
+        )
+        groups = [i // 2 for i in range(40)] if "unit" in options else None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        fit(
+            model,
+            nn.functional.cross_entropy,
+            optimizer,
+            data,
+            plan,
+            seed=0,
+            groups=groups,
+            max_physical_batch=micro,
+            progress=False,
+        )
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert {(n % ROWS, n >= padding) for n, padding in seen} == {(0, True)} and any(padding for _, padding in seen)
+    assert torch.allclose(*weights, atol=2e-3 if secure else 1e-5)  # secure noise is other noise
+
+
+def test_a_certified_loop_with_a_loss_of_unknown_reduction_is_refused(monkeypatch):
+    monkeypatch.setattr("hushgrad.train.own_bits.require_own_bits", lambda *args, **named: None)
+    model = nn.Linear(9, 12)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.dpgd(noise_multiplier=1.0, delta=1e-5, dataset_size=16, steps=2, secure=True)
+    assert plan.certified and "certified" in str(plan)
+    private = make_private(model, optimizer, plan, seed=0)
+    for (x,) in private.loader(TensorDataset(torch.randn(16, 9))):
+        model(x).square().mean().backward()
+        with pytest.raises(CaptureError, match=r"private.loss\(fn\)"):
+            optimizer.step()
+        break
+    assert private.steps == 0

@@ -14,12 +14,14 @@ CASES = runpy.run_path(str(PROGRAM))["CASES"]
 # The second group serves an accelerator only, as NCCL's does: what lies in main memory must find another way.
 PLACES = {"sharded, alone": (True, 1, "gloo"), "replicated": (False, 2, "cuda:gloo"), "sharded": (True, 2, "gloo")}
 ONE_PROCESS_ONLY = {"lazy"}
+pytestmark = pytest.mark.xdist_group("placements")
 REFUSED = {"around": ("CaptureError", "NotIsolated")}
 
 
 @pytest.fixture(scope="module")
-def whole():
-    return runpy.run_path(str(PROGRAM))["main"]({"sharded": False})
+def whole(tmp_path_factory):
+    (found,) = run(PROGRAM, tmp_path_factory.mktemp("whole"), 1, {"sharded": False}, group=False)
+    return found
 
 
 @pytest.fixture(scope="module", params=PLACES.values(), ids=list(PLACES))

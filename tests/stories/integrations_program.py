@@ -14,7 +14,6 @@ import torch.distributed as dist
 import transformers
 from lightning.pytorch import LightningModule
 from peft import LoraConfig, get_peft_model
-from several_processes import be_one_of_them
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -131,7 +130,3 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         "lightning": with_lightning,
     }
     return {name: work[name]() for name in options["which"]}
-
-
-if __name__ == "__main__":
-    be_one_of_them(main)

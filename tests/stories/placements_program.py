@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from several_processes import be_one_of_them
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -138,6 +137,10 @@ CASES: dict[str, Case] = {
     "tree": Case(lambda: Plain(), lambda: _dpftrl(Tree()), micro=2),
     "double": Case(lambda: Twice(2, layers=True), dtype=torch.float64),
     "half": Case(lambda: Language(tied=False), dtype=torch.bfloat16, close=2e-2, contributes=None),
+    "certified": Case(lambda: Plain(), lambda: _dpsgd(certified=True), micro=4),
+    "certified, users, micro-batches": Case(
+        lambda: Twice(2, layers=True), lambda: _dpsgd(certified=True, unit="user"), users=True, micro=2
+    ),
     "secure": Case(lambda: Plain(), lambda: _dpsgd(secure=True), close=1e-3, contributes=None),
     "secure, tied, adaptive, micro-batches": Case(
         lambda: Language(tied=True),
@@ -172,15 +175,20 @@ def model_of(case: Case, *, sharded: bool) -> nn.Module:
     return model
 
 
-def _loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(model(x).double().flatten(0, -2), y.flatten())
+def _loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, summed: bool) -> torch.Tensor:
+    scores = model(x).double().flatten(0, -2)
+    if summed:
+        return nn.functional.cross_entropy(scores, y.flatten(), reduction="sum") / y[:1].numel()
+    return nn.functional.cross_entropy(scores, y.flatten())
 
 
 def run(case: Case, plan: Plan, dataset: TensorDataset, *, sharded: bool, rate: float = 0.1) -> dict[str, Any]:
     """All steps of the plan; weights, norms, the clip norm at the end."""
     model = model_of(case, sharded=sharded)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    private = make_private(model, optimizer, plan, key=bytes(range(32)), check_isolation=False, lazy_tables=case.lazy)
+    summed = {"loss_reduction": "sum"} if plan.certified else {}
+    about = {"key": bytes(range(32)), "check_isolation": False, "lazy_tables": case.lazy, **summed}
+    private = make_private(model, optimizer, plan, **about)
     groups = torch.arange(len(dataset)) // 3 if case.users else None
     norms: list[float] = []
     for batch in private.loader(dataset, groups=groups) if case.users else private.loader(dataset):
@@ -189,7 +197,7 @@ def run(case: Case, plan: Plan, dataset: TensorDataset, *, sharded: bool, rate: 
             optimizer.zero_grad()
             for x, y in private.split(batch, case.micro):
                 if len(x) or private.spread:
-                    _loss(model, x, y).backward()
+                    _loss(model, x, y, summed=bool(summed)).backward()
 
         if plan.denoise is not None and plan.denoise.needs_closure:
             optimizer.step(closure)
@@ -219,6 +227,7 @@ def contribution(case: Case, *, sharded: bool) -> float:
     """What a single record, whose gradient is far above the clip norm, moves the sum by; in clip norms, without noise."""
     plan = case.plan()
     unit = {"unit": "user"} if case.users else {}
+    unit |= {"certified": plan.certified}
     alone = Plan.dpgd(noise_multiplier=0.0, delta=1e-5, dataset_size=1, steps=1, clip=_tiny(plan.clip), **unit)
     dataset = data(case, scale=3.0)
     one = TensorDataset(*(t[: 3 if case.users else 1] for t in dataset.tensors))
@@ -257,7 +266,3 @@ def one(case: Case, *, sharded: bool) -> dict[str, Any]:
 def main(options: dict[str, Any]) -> dict[str, Any]:
     sharded_sums.BUCKET = 60  # several buckets in a small model
     return {name: one(case, sharded=options["sharded"]) for name, case in CASES.items()}
-
-
-if __name__ == "__main__":
-    be_one_of_them(main)

@@ -1,88 +1,176 @@
-"""Start a test's program in several processes that are joined by gloo, and read what each of them found: both sides of it."""
+"""Run a test's program in several fresh processes that are joined by gloo, and read what each of them found.
+
+Importing torch, and transformers even more, takes longer than most of these tests. So a *nursery*, one for each set of imports,
+imports once and then forks: every process of every run is a new one, with nothing of an earlier run in it.
+
+A program is a Python file with a function ``main(options) -> found``, both of them JSON.
+"""
 
 from __future__ import annotations
 
+import atexit
 import datetime
+import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from typing import NoReturn
 
-import torch
-import torch.distributed as dist
+__all__ = ["Child", "run", "start"]
 
-
-def start(program: Path, directory: Path, world: int, options: dict) -> list[subprocess.Popen]:
-    """``world`` processes of ``program``, each with ``options`` as JSON; they write to ``directory/out.RANK``."""
-    common, command = _environment(world), _command(program, directory, options)
-    environments = [{**common, "RANK": str(rank)} for rank in range(world)]
-    return [subprocess.Popen(command, env=own, stderr=subprocess.PIPE, text=True) for own in environments]
+USUAL = ("hushgrad.train", "hushgrad.denoise", "hushgrad.noise", "torch.distributed.fsdp", "torch.distributed.tensor")
 
 
-def run(program: Path, directory: Path, world: int, options: dict) -> list[dict]:
-    """The same to their end: what each has written. One process imports what all need, and forks."""
-    forking = {"FORKED": "1"} if hasattr(os, "fork") else {}
-    if not forking:
-        children = start(program, directory, world, options)
-    else:
-        command = _command(program, directory, options)
-        children = [subprocess.Popen(command, env=_environment(world) | forking, stderr=subprocess.PIPE, text=True)]
+class Child:
+    """A process of a run, asked for and ended through its nursery."""
+
+    def __init__(self, nursery: _Nursery, pid: int, errors: Path) -> None:
+        self._nursery, self.pid, self._errors = nursery, pid, errors
+        self.returncode: int | None = None
+
+    def communicate(self, timeout: float) -> tuple[None, str]:
+        """Wait for its end; what it wrote to its standard error."""
+        until = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            time.sleep(0.01)
+        return None, self._errors.read_text()
+
+    def poll(self) -> int | None:
+        """Its exit code, or minus the signal that ended it; None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._nursery.ask({"poll": self.pid})
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class _Nursery:
+    """The parent of all processes that share these imports."""
+
+    def __init__(self, imports: tuple[str, ...]) -> None:
+        # As for certified runs: the library is asked for products that do not depend on their place, before its first one.
+        environment = {
+            "MKL_CBWR": "AUTO",
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        command = [sys.executable, __file__, *imports]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        atexit.register(self._process.stdin.close)  # type: ignore[union-attr]
+
+    def ask(self, question: dict) -> int | None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+_nursery = lru_cache(maxsize=None)(_Nursery)
+
+
+def start(
+    program: Path, directory: Path, world: int, options: dict, *, imports: tuple[str, ...] = USUAL, group: bool = True
+) -> list[Child]:
+    """``world`` processes of ``program``, each with ``options``; they write to ``directory/out.RANK``.
+
+    Without ``group`` a single process is not told of any others.
+    """
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)} if group else {}
+    children = []
+    for rank in range(world):
+        own, errors = {**common, "RANK": str(rank)} if group else {}, directory / f"errors.{rank}"
+        job = {"program": str(program), "out": str(directory / f"out.{rank}"), "errors": str(errors)}
+        nursery = _nursery(imports)
+        pid = nursery.ask({"start": {**job, "options": options, "environment": own}})
+        assert pid is not None
+        children.append(Child(nursery, pid, errors))
+    return children
+
+
+def run(program: Path, directory: Path, world: int, options: dict, **how: object) -> list[dict]:
+    """The same to their end: what each has found."""
+    children = start(program, directory, world, options, **how)  # type: ignore[arg-type]
     try:
-        for child in children:
-            _, errors = child.communicate(timeout=600)
-            assert child.returncode == 0, errors[-3000:]
+        _wait(children)
+        told = [child.communicate(timeout=10)[1][-2000:] for child in children]
+        assert not any(child.returncode for child in children), "\n".join(told)
     finally:
         for child in children:
             child.kill()
     return [json.loads((directory / f"out.{rank}").read_text()) for rank in range(world)]
 
 
-def _environment(world: int) -> dict[str, str]:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+def _wait(children: list[Child]) -> None:
+    """Until all have ended, or one has failed: then the others may have 5 seconds to say why."""
+    until = time.monotonic() + 600
+    while any(child.poll() is None for child in children) and time.monotonic() < until:
+        if any(child.poll() for child in children):
+            until = min(until, time.monotonic() + 5)
+        time.sleep(0.01)
+    for child in children:
+        child.kill()
 
 
-def _command(program: Path, directory: Path, options: dict) -> list[str]:
-    return [sys.executable, str(program), json.dumps({"out": str(directory / "out"), **options})]
+# In the nursery ----------------------------------------------------------------------------------------------------------
 
 
-def _fork_all() -> None:
-    """One child for each rank, and only the children return. The parent waits for all of them, and stops the others if one fails."""
-    waiting = set[int]()
-    for rank in range(int(os.environ["WORLD_SIZE"])):
-        pid = os.fork()
-        if not pid:
-            os.environ["RANK"] = str(rank)
-            return
-        waiting.add(pid)
-    failed = 0
-    while waiting:
-        pid, status = os.wait()
-        waiting.discard(pid)
-        if status and not failed:
-            failed = 1
-            time.sleep(5)  # the others may have more to say
-            for other in waiting:
-                os.kill(other, signal.SIGKILL)
-    sys.exit(failed)
+def _nurse(imports: list[str]) -> None:
+    """Fork a process for every job on the standard input, and say how it ended when asked."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # nothing that is imported or run may speak in between
+    for name in imports:
+        importlib.import_module(name)
+    running: set[int] = set()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "poll" in asked:
+            pid, status = os.waitpid(asked["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+            running.discard(pid)
+        else:
+            answer = os.fork()
+            if not answer:
+                _live(asked["start"])
+            running.add(answer)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
 
 
-def be_one_of_them(work: Callable[[dict], dict]) -> None:
-    """In the program: join the others, do the work with the given options and write what it found."""
-    if os.environ.pop("FORKED", ""):
-        _fork_all()
-    options = json.loads(sys.argv[1])
+def _live(job: dict) -> NoReturn:
+    """The life of one process."""
+    import torch
+    import torch.distributed as dist
+
+    os.dup2(os.open(job["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    os.environ |= job["environment"]
     torch.set_num_threads(1)
-    if "RANK" in os.environ:
-        dist.init_process_group(options.get("backend", "gloo"), timeout=datetime.timedelta(seconds=120))
-    found = work(options)
-    Path(f"{options['out']}.{os.environ.get('RANK', '0')}").write_text(json.dumps(found))
+    if job["environment"]:
+        dist.init_process_group(job["options"].get("backend", "gloo"), timeout=datetime.timedelta(seconds=120))
+    found = runpy.run_path(job["program"])["main"](job["options"])
+    Path(job["out"]).write_text(json.dumps(found))
     if dist.is_initialized():
         dist.destroy_process_group()
+    raise SystemExit(0)  # through the nursery's loop: a process ends as every other one does
+
+
+if __name__ == "__main__":
+    _nurse(sys.argv[1:])

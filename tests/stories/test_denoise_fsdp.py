@@ -30,7 +30,7 @@ KINDS = [
     "chain",
 ]
 INFO = NoiseInfo(std=0.3, step=0, max_grad_norm=1.0)
-several = pytest.mark.timeout(900)  # several processes on a busy machine
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("denoise_fsdp")]  # several processes on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,6 @@ def _off(a: dict, b: dict) -> float:
     return float((torch.tensor(a["weights"]) - torch.tensor(b["weights"])).abs().max())
 
 
-@several
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_weights_are_those_of_one_process_after_moving_from_2_to_1_to_2(alone, moved, kind):
     last = moved[-1]
@@ -61,13 +60,11 @@ def test_the_weights_are_those_of_one_process_after_moving_from_2_to_1_to_2(alon
     assert _off(alone[kind], last[0][kind]) < 2e-6 and last[0][kind]["weights"] == last[1][kind]["weights"]
 
 
-@several
 def test_a_denoiser_that_takes_a_shard_for_the_tensor_is_noticed(alone, moved):
     assert _off(alone["torn"], moved[-1][0]["torn"]) > 1e-3
     assert alone["torn"]["weights"] == alone["laplacian"]["weights"]  # in one process nothing is torn
 
 
-@several
 def test_each_process_keeps_its_part_of_the_state(moved):
     two, one = moved[0], moved[1]
     for kind in ("low pass", "second moment", "one probe", "chain"):

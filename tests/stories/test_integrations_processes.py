@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import runpy
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from several_processes import run
+from several_processes import USUAL, run
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hushgrad[hf]'")
-pytest.importorskip("peft", reason="peft is not installed: pip install 'hushgrad[hf]'")
-pytest.importorskip("lightning", reason="lightning is not installed: pip install 'hushgrad[lightning]'")
+NEEDED = {"transformers": "hf", "peft": "hf", "lightning": "lightning"}
+if missing := [
+    f"{name} is not installed: pip install 'hushgrad[{extra}]'" for name, extra in NEEDED.items() if not find_spec(name)
+]:
+    pytest.skip("; ".join(missing), allow_module_level=True)
+IMPORTS = (
+    *USUAL,
+    "hushgrad.integrations.huggingface",
+    "hushgrad.integrations.lightning",
+    "peft",
+    "transformers.models.gpt2.modeling_gpt2",
+)
 
 PROGRAM = Path(__file__).with_name("integrations_program.py")
-pytestmark = pytest.mark.timeout(900)  # several processes on a busy machine
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("integrations_processes")]  # several processes on a busy machine
 
 
 def _same_as_alone(tmp_path: Path, world: int, *, sharded: bool, which: list[str]) -> None:
     options = {"which": which, "ordered": sharded}
-    alone = runpy.run_path(str(PROGRAM))["main"]({**options, "sharded": False})
-    together = run(PROGRAM, tmp_path, world, {**options, "sharded": sharded})
+    (alone,) = run(PROGRAM, tmp_path, 1, {**options, "sharded": False}, imports=IMPORTS, group=False)
+    together = run(PROGRAM, tmp_path, world, {**options, "sharded": sharded}, imports=IMPORTS)
     for name in which:
         for found in together:
             assert found[name]["steps"] == alone[name]["steps"] and found[name]["spent"] == alone[name]["spent"]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from several_processes import be_one_of_them
 from torch import nn
 
 from hushgrad.denoise import Chain, DebiasedSecondMoment, JamesStein, Kalman, Laplacian, LowPass, SoftThreshold
@@ -77,5 +76,5 @@ def train(name: str, options: dict) -> dict:
     return result
 
 
-if __name__ == "__main__":
-    be_one_of_them(lambda options: {name: train(name, options) for name in options["denoisers"]})
+def main(options: dict) -> dict:
+    return {name: train(name, options) for name in options["denoisers"]}

@@ -7,7 +7,6 @@ import signal
 
 import torch
 import torch.distributed as dist
-from several_processes import be_one_of_them
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -132,7 +131,3 @@ def train(name: str, options: dict) -> dict:
 def main(options: dict) -> dict:
     sharded_capture.BUCKET = 200  # several buckets in a small model
     return {name: train(name, options) for name in options["plans"]}
-
-
-if __name__ == "__main__":
-    be_one_of_them(main)

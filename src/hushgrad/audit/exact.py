@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,8 @@ def contributions(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> list
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     alone = stamp(_plain(batch), step=batch.step, examples=batch.examples)
     rows: dict[Any, dict[str, Tensor]] = {}
-    for i, part in enumerate(alone.split(1) if batch.examples else ()):
+    counted = batch.examples - batch.padding
+    for i, part in enumerate(islice(alone.split(1), counted) if counted else ()):
         loss = loss_fn(*Passes.answered(model, part)).mean()
         grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
         own = rows.setdefault(i if batch.units is None else int(batch.units[i]), {})

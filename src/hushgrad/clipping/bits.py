@@ -1,12 +1,16 @@
-"""Whether an example's activations are its own to the last bit: what a certified sum assumes of the model and the machine.
+"""Does an example's row have the same bits whatever its neighbours are, and however many? A certificate assumes it; here it is looked at.
 
-Libraries choose their kernels by the shape of a batch. For most shapes a row of the output is, bit for bit, a function of that row of the
-input; for batches of very few rows another kernel may add up in another order.
+Libraries choose kernels by shape: batches of one to three rows may round otherwise than larger ones, the last rows of a batch
+otherwise than the first. Then other people's gradients change when a record is left out, by rounding, and a network amplifies that as
+it likes. So a certified run fills its batches up to multiples of :data:`ROWS` rows, asks the library for products that do not depend on
+their place, and refuses a model of which rows differ nevertheless.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,59 +20,115 @@ from torch.utils._pytree import tree_map
 from hushgrad.clipping.rules.vmap import tensors_of
 from hushgrad.errors import CaptureError
 
-__all__ = ["least_rows"]
+__all__ = ["ROWS", "ask_for_own_bits", "require_own_bits"]
 
-_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)
+ROWS = 8  # a batch of a certified run has a multiple of so many
+_MOST = 64  # rows of the smaller batches that are tried
+
+Change = Callable[[Tensor], Tensor]
 
 
-def least_rows(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = None) -> int:
-    """The least batch size from which on every row of the outputs has the same bits as in the whole batch, of the sizes tried.
+def ask_for_own_bits() -> None:
+    """Ask MKL, before its first product, for its reproducible mode: there a row's bits depend on neither alignment nor place.
 
-    Tried are the first 1 to 8, 12, 16, 32 rows and half of them; the rows in another order, and one row of zeros among them. The model is
-    run in evaluation mode, without gradients.
+    Elsewhere this does nothing; and what the user has set stays.
+    """
+    os.environ.setdefault("MKL_CBWR", "AUTO")
 
-        >>> least_rows(nn.Identity(), torch.randn(8, 3))
-        1
+
+def require_own_bits(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = None, rows: int | None = None) -> None:
+    """Refuse a model in which an example's activations or their gradients depend on other rows, of batches of whole :data:`ROWS`.
+
+    What is compared, bit for bit: outputs, the inputs of every layer that has parameters, and the gradients of their outputs. With
+    what: the rows in another order, one row of zeros among them, all rows twice, and the first of them alone.
+
+        >>> require_own_bits(nn.Tanh(), torch.randn(8, 3))
+
+    Args:
+        model: run in evaluation mode; its state is as before afterwards.
+        inputs: positional inputs; the examples are their first dimension.
+        named: inputs by name.
+        rows: how many of the examples to use, for processes that must make the same passes; all by default.
 
     Raises:
-        CaptureError: if a row's bits depend on its place, or on another row's content.
+        CaptureError: if they do.
     """
     first = next(value for value in (*inputs, *(named or {}).values()) if isinstance(value, Tensor))
-    B = first.shape[0]
+    held = first.shape[0]
+    B = held if rows is None else min(rows, held)
 
-    def run(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def run(change: Change, size: int) -> list[Tensor]:
         def moved(value: Any) -> Any:
-            return change(value) if isinstance(value, Tensor) and value.dim() and value.shape[0] == B else value
+            return change(value[:B]) if isinstance(value, Tensor) and value.dim() and value.shape[0] == held else value
 
         args, kwargs = tree_map(moved, (inputs, dict(named or {})))
-        return [y for y in tensors_of(model(*args, **kwargs)) if y.dim()]
+        return _traced(model, args, kwargs, size, change, B)
 
+    with _evaluated(model):
+        whole = run(lambda t: t, B)
+        changes: dict[str, tuple[Change, int]] = {
+            "another place": (lambda t: t.roll(1, 0), B),
+            "others": (lambda t: torch.cat([torch.zeros_like(t[:1]), t[1:]]), B),
+            "more rows": (lambda t: torch.cat([t, t]), 2 * B),
+            **{f"{k} rows": (lambda t, k=k: t[:k], k) for k in range(ROWS, min(B, _MOST + 1), ROWS)},  # type: ignore[misc]
+        }
+        for what, (change, size) in changes.items():
+            blanked = 1 if what == "others" else 0
+            if not all(_equal(change(y)[blanked:], z[blanked:]) for y, z in zip(whole, run(change, size), strict=True)):
+                _refuse(what)
+
+
+def _refuse(what: str) -> None:
+    raise CaptureError(
+        f"An example's activations or gradients have other last bits with {what} in its batch on this machine, so that a certified sum "
+        "cannot be had. Start Python with MKL_CBWR=AUTO in its environment, use one thread, or say certified=False."
+    )
+
+
+def _traced(model: nn.Module, args: Any, kwargs: Any, size: int, change: Change, whole: int) -> list[Tensor]:
+    """Outputs, inputs of the layers, gradients of their outputs: those that have a row for each of ``size`` examples, in a fixed order."""
+    given: list[Tensor] = []
+    made: list[Tensor] = []
+
+    def watch(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        given.extend(tensors_of(args))
+        made.extend(y for y in tensors_of(output) if y.requires_grad)
+
+    layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+    handles = [layer.register_forward_hook(watch) for layer in layers]
+    try:
+        outputs = tensors_of(model(*args, **kwargs))
+    finally:
+        for handle in handles:
+            handle.remove()
+    through = [y for y in outputs if y.requires_grad and _holds(y, size)]
+    grads: tuple[Tensor | None, ...] = ()
+    if through and made:  # of each example's own gradient, the same whoever else is there; parameters get none
+        grads = torch.autograd.grad(through, made, [change(_weights(y, whole)) for y in through], allow_unused=True)
+    return [t.detach() for t in (*outputs, *given, *grads) if t is not None and _holds(t, size)]
+
+
+def _holds(t: Tensor, size: int) -> bool:
+    return t.dim() > 0 and t.shape[0] == size
+
+
+def _weights(y: Tensor, rows: int) -> Tensor:
+    """Some gradient for an output: of (rows, ...), so that it can be changed as the inputs are."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn((rows, *y.shape[1:]), generator=generator).to(y)
+
+
+@contextmanager
+def _evaluated(model: nn.Module) -> Iterator[None]:
+    """Without dropout; modes and random state are as before afterwards."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            whole = [y for y in run(lambda t: t) if y.shape[0] == B]
-            _require_own(whole, run)
-            sizes = [size for size in sorted({*_SIZES, B // 2}) if 0 < size < B]
-            return next((size + 1 for size in reversed(sizes) if not _same(whole, run(lambda t, k=size: t[:k]), size)), 1)  # type: ignore[misc]
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            yield
     finally:
         for module in training:
             module.training = True
-
-
-def _require_own(whole: list[Tensor], run: Callable[[Callable[[Tensor], Tensor]], list[Tensor]]) -> None:
-    rolled = run(lambda t: t.roll(1, 0))
-    blanked = run(lambda t: torch.cat([torch.zeros_like(t[:1]), t[1:]]))
-    for y, moved, others in zip(whole, rolled, blanked, strict=False):
-        if not (_equal(y.roll(1, 0), moved) and _equal(y[1:], others[1:])):
-            raise CaptureError(
-                "An example's activations depend on its neighbours in their last bits on this machine, so a certified sum cannot be "
-                "had. Use one thread, make narrow layers wider (more than 8 outputs), or say certified=False."
-            )
-
-
-def _same(whole: list[Tensor], some: list[Tensor], size: int) -> bool:
-    return all(_equal(y[:size], z) for y, z in zip(whole, some, strict=False))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -173,10 +173,10 @@ class Capture(Collecting):
 
     # What hooks cannot know --------------------------------------------------------------------------------------------
 
-    def examples(self, count: int) -> None:
-        """The next physical batch has ``count`` examples."""
+    def examples(self, count: int, *, padding: int = 0) -> None:
+        """The next physical batch has ``count`` examples, of which the last ``padding`` fill it up and do not count."""
         self._root.announces = True
-        self._tape.announce(examples=_check.integer(0, count=count))
+        self._tape.announce(examples=_check.integer(0, count=count), padding=_check.integer(0, padding=padding))
 
     def units(self, ids: Tensor) -> None:
         """Examples of the next physical batch with equal ``ids`` belong to one unit, whose whole gradient is clipped as one."""
@@ -265,7 +265,7 @@ class Capture(Collecting):
         """
         self._reconcile()
         folded = self._folded[1] if self._folded else []
-        return sum(len(part.norms) for part in folded) + sum(group.size for group in self._groups())
+        return sum(len(part.norms) for part in folded) + sum(group.size - group.padding for group in self._groups())
 
     @torch.no_grad()
     def fold(self, clipper: Clipper) -> None:

@@ -144,7 +144,9 @@ class Collecting:
         return self._tape.quiet(lambda: [add_clipped(group, clipper, sums, scale, certificate) for group in groups])
 
     def _require_capacity(self, certificate: Certificate, groups: list[Group]) -> None:
-        taken = sum(group.size for group in groups) + sum(len(part.norms) for part in (self._folded[1] if self._folded else []))
+        taken = sum(group.size - group.padding for group in groups) + sum(
+            len(part.norms) for part in (self._folded[1] if self._folded else [])
+        )
         if taken > certificate.here:
             raise CaptureError(
                 f"The step has more contributions than the {certificate.here} that its certificate is for. Make the plan for larger "
@@ -161,7 +163,13 @@ class Collecting:
             return None
         batch = tape.batches[0]
         calls = batch.calls
-        if len(batch.tasks) != 1 or batch.units is not None or len(calls) != self._usual_calls or not _all_different(calls):
+        if (
+            len(batch.tasks) != 1
+            or batch.units is not None
+            or batch.padding
+            or len(calls) != self._usual_calls
+            or not _all_different(calls)
+        ):
             return None
         for p in self._params.values():
             if not p.requires_grad:
@@ -182,22 +190,28 @@ class Collecting:
         lanes: dict[int | None, list[Batch]] = {}
         for batch in batches:
             lanes.setdefault(batch.probe, []).append(batch)
-        if len(lanes) > 1 and len({tuple(b.examples for b in lane) for lane in lanes.values()}) > 1:
+        if len(lanes) > 1 and len({tuple((b.examples, b.padding) for b in lane) for lane in lanes.values()}) > 1:
             raise CaptureError("Every probe must pass over the same batches, in the same order.")
-        return [Group(same[0].examples, [u for b in same for u in self._uses(b)]) for same in zip(*lanes.values(), strict=True)]
+        return [
+            Group(same[0].examples, [u for b in same for u in self._uses(b)], same[0].padding)
+            for same in zip(*lanes.values(), strict=True)
+        ]
 
     def _by_unit(self, batches: list[Batch]) -> Group:
         if any(b.units is None or len(b.units) != b.examples for b in batches):
             raise CaptureError(
                 "Expected one unit id for every example of every batch. Call capture.units(ids) before each forward."
             )
-        ids, index = torch.cat([b.units for b in batches if b.units is not None]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        uses, start = [], 0
+        counted = [b.units[: b.examples - b.padding] for b in batches if b.units is not None]
+        ids, index = torch.cat(counted).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        uses, start, padding = [], 0, int(any(batch.padding for batch in batches))
         index = index.to(next(iter(self._params.values())).device, non_blocking=True)
-        for batch in batches:
-            uses += self._uses(batch, index[start : start + batch.examples])
-            start += batch.examples
-        return Group(len(ids), uses)
+        for batch, units in zip(batches, counted, strict=True):
+            own = index[start : start + len(units)]
+            # All padding is one unit more, the last.
+            uses += self._uses(batch, torch.cat([own, own.new_full((batch.padding,), len(ids))]) if batch.padding else own)
+            start += len(units)
+        return Group(len(ids) + padding, uses, padding)
 
     def _uses(self, batch: Batch, units: Tensor | None = None) -> list[Use]:
         return [Use(call, self._factor(batch), call.units(units)) for call in batch.calls]

@@ -36,10 +36,11 @@ class Use(NamedTuple):
 
 
 class Group(NamedTuple):
-    """All uses over the same ``size`` units."""
+    """All uses over the same ``size`` units, of which the last ``padding`` fill a batch up and have weight 0."""
 
     size: int
     uses: list[Use]
+    padding: int = 0
 
 
 class Part(NamedTuple):
@@ -65,6 +66,8 @@ def add_clipped(
     finite, norms = total.isfinite(), total.sqrt()
     weights = usable(clipper.weights(clipped_by))
     weights = torch.where(finite if columns is None else finite.unsqueeze(1), weights, 0.0)
+    counted = group.size - group.padding
+    weights[counted:] = 0
     there = certificate is None and not weights.is_cpu
     if there:
         weights = held_back(weights, list(masses.values()), 1.0, clipper)
@@ -83,7 +86,8 @@ def add_clipped(
             if ends[name] == k and name in formed.sums:  # while its sum is open: sums of shards are sent layer by layer
                 sums[name].add_dense(formed.sums.pop(name).mul_(scale))
     dtype = group.uses[0].call.site.dtype
-    return Part(norms.to(dtype), weights.to(dtype), norms if there else int((~norms.isfinite()).sum()))
+    norms = norms[:counted]
+    return Part(norms.to(dtype), weights[:counted].to(dtype), norms if there else int((~norms.isfinite()).sum()))
 
 
 def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part | None:

@@ -37,6 +37,7 @@ class Batch:
         "coefficient",
         "examples",
         "largest",
+        "padding",
         "probe",
         "routed",
         "structure",
@@ -48,6 +49,7 @@ class Batch:
         self.examples = -1 if examples is None else examples
         self.announced = examples is not None
         self.units, self.probe, self.coefficient = units, probe, coefficient
+        self.padding = 0  # examples at the end that do not count
         self.calls: list[Call] = []
         self.bare: dict[str, Call] = {}  # parameters that are read at the frontier
         self.largest = 0.0  # norm of what was read at a frontier
@@ -80,7 +82,7 @@ class Tape:
         self.clear_batches()
         self.failure: str | None = None
         self.leaks: set[str] = set()  # parameters whose gradient went past the capture
-        self._next: tuple[int | None, Tensor | None] = (None, None)
+        self._next: tuple[int | None, Tensor | None, int] = (None, None, 0)
         self._probe: int | None = None
         self._probes, self._coefficient = 0, 1.0
 
@@ -108,9 +110,10 @@ class Tape:
 
     # Forward ---------------------------------------------------------------------------------------------------------
 
-    def announce(self, examples: int | None = None, units: Tensor | None = None) -> None:
+    def announce(self, examples: int | None = None, units: Tensor | None = None, padding: int | None = None) -> None:
         """What is known of the next physical batch; the next forward begins it."""
-        self._next = (self._next[0] if examples is None else examples, self._next[1] if units is None else units)
+        given = (examples, units, padding)
+        self._next = tuple(old if new is None else new for old, new in zip(self._next, given, strict=True))  # type: ignore[assignment]
         self._fresh = True
 
     def expected(self) -> int | None:
@@ -154,11 +157,12 @@ class Tape:
     def _begin(self, task: int) -> Batch:
         if self.before_batch is not None and self.batches:
             self.before_batch()
-        examples, units = self._next
-        self._next = (None, None)
+        examples, units, padding = self._next
+        self._next = (None, None, 0)
         if examples is None and units is not None:
             examples = len(units)
         batch = Batch(examples, units, self._probe, self._coefficient)
+        batch.padding = padding
         if task != -1:  # activation checkpointing runs the forward inside the backward
             batch.tasks.add(task)
         self.current, self._fresh = batch, False

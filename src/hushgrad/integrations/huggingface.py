@@ -174,15 +174,24 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             return total
         for part in self.private.split(batch, self.args.train_batch_size):
             loss = super().training_step(model, dict(part), None)  # type: ignore[call-overload]
-            total += loss * part.examples if part.examples else 0.0  # with sharded parameters all processes make every pass
+            summed = self.plan.certified  # and else a mean; with sharded parameters all processes make every pass
+            total += loss * (1 if summed else part.examples) if part.examples else 0.0
         return total / max(1, batch.examples)
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """The mean over the examples of each one's own loss; see the table above."""
         loss, outputs = self._example_loss(model, inputs)
-        if self._private is not None:
-            loss = self._private.losses.covered(loss)
+        if self._private is not None and torch.is_grad_enabled():
+            self._require_exact(inputs)
+            loss = self._private.losses.covered(self._private.losses.summed(loss, len(inputs["labels"])))
         return (loss, outputs) if return_outputs else loss
+
+    def _require_exact(self, inputs: Any) -> None:
+        if self.plan.certified and inputs["labels"].is_floating_point():
+            remedy = (
+                "A mean of squares divides each by how many there are before anything else. Override compute_loss with a sum."
+            )
+            _check.fail("labels", "numbers", "to be classes in a certified run", remedy)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Trainer's logs with the epsilon so far (an upper bound), without a norm: raw gradients have left by then."""

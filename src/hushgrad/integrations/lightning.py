@@ -72,6 +72,7 @@ class PrivateFit(Callback):
         seed: instead of a key, for experiments.
         max_epsilon: stop before more than this is spent.
         check_isolation: test on the first batch that no example influences another; False: you vouch for it.
+        loss_reduction: "sum" where ``training_step`` returns the sum of its examples' losses, as a certified plan needs it.
         dataloader_options: options of torch's ``DataLoader``, such as ``num_workers`` or ``collate_fn``.
     """
 
@@ -87,12 +88,14 @@ class PrivateFit(Callback):
         seed: int | None = None,
         max_epsilon: float | None = None,
         check_isolation: bool = True,
+        loss_reduction: str | None = None,
         **dataloader_options: Any,
     ) -> None:
         self.plan = _check.instance(Plan, plan=plan)
         self.loader = Batches(lambda: self._private, plan, dataset, groups, **dataloader_options)
         self._given = key, seed
         self._options: dict[str, Any] = {"max_epsilon": max_epsilon, "check_isolation": check_isolation}
+        self._options["loss_reduction"] = loss_reduction
         self._folder, self._save_every = checkpoint, _check.positive_int(save_every=save_every)
         self._private: Private | None = None
         self._checkpoint: Checkpoint | None = None

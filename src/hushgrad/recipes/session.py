@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from hushgrad import _check
 from hushgrad.budget import Policy, read_policy
+from hushgrad.clipping.bits import ask_for_own_bits
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.recipes.allocator import keep_large_blocks
@@ -132,6 +133,8 @@ def _trained(
     keep_large_blocks()
     if run.threads is not None:
         torch.set_num_threads(_check.positive_int(threads=run.threads))
+    if recipe.plan.get("secure") or recipe.plan.get("certified"):
+        ask_for_own_bits()  # before the first product
     before = Before(recipe, out, key)
     data = recipe.make_data(before) if data is None else data
     model = recipe.make_model(data)

@@ -16,9 +16,11 @@ class Issued(NamedTuple):
 
     examples: int
     units: Tensor | None
+    padding: int = 0  # examples at the end that fill it up and do not count
     records: np.ndarray | None = None  # who takes part, in every process
 
     @property
     def contributions(self) -> int:
         """How many gradients will be clipped: one for each example, or for each unit."""
-        return self.examples if self.units is None else len(torch.unique(self.units))
+        count = self.examples - self.padding
+        return count if self.units is None else len(torch.unique(self.units[:count]))

@@ -20,7 +20,8 @@ class Batch:
     """What a collate function returned (a tuple, list, dict or tensor, and still one), with the loader's stamp.
 
     ``step``: the step that it was drawn for. ``examples``: how many examples it holds; 0 is a batch too, and its step must be
-    taken. ``units``: with user-level privacy a (examples,) tensor of unit numbers, else None.
+    taken. ``units``: with user-level privacy a (examples,) tensor of unit numbers, else None. ``padding``: how many of the examples,
+    at the end, are copies of the first one that fill the batch up and do not count (certified runs).
 
         >>> batch = stamp([torch.arange(5), torch.ones(5, 2)], step=3, examples=5)
         >>> x, y = batch
@@ -31,8 +32,10 @@ class Batch:
     step: int
     examples: int
     units: Tensor | None
+    padding: int
     part: int | None  # None: the whole batch of its step; else the number of this micro-batch
     _issue: Callable[[Batch], None] | None
+    _multiple: int  # of examples that a batch or part is filled up to
     _records: np.ndarray | None  # the numbers of all records, or units, that take part in the step, in every process
 
     def split(self, size: int) -> Iterator[Batch]:
@@ -43,19 +46,33 @@ class Batch:
         """
         size = _check.positive_int(size=size)
         for number, (first, last) in enumerate(self._cuts(size)):
-            data = _slice(_plain(self), slice(first, last), self.examples)
-            units = None if self.units is None else self.units[first:last]
-            part = stamp(data, step=self.step, examples=last - first, units=units, part=number, issue=self._issue)
+            part = self._part(first, last, number)
             if self._issue is not None:
                 self._issue(part)
             yield part
 
+    def _part(self, first: int, last: int, number: int) -> Batch:
+        """Examples [first, last), filled up with copies of the first of them."""
+        padding = (first - last) % self._multiple
+        rows = slice(first, last) if not padding else [*range(first, last), *[first] * padding]
+        data = _rows(_plain(self), rows, self.examples)
+        units = None if self.units is None else self.units[rows]
+        about: dict[str, Any] = {
+            "step": self.step,
+            "units": units,
+            "padding": padding,
+            "multiple": self._multiple,
+            "issue": self._issue,
+        }
+        return stamp(data, examples=last - first + padding, part=number, **about)
+
     def _cuts(self, size: int) -> list[tuple[int, int]]:
-        if self.examples <= size:
-            return [(0, self.examples)]
+        count = self.examples - self.padding
+        if count <= size:
+            return [(0, count)]
         if self.units is None:
-            return [(first, min(first + size, self.examples)) for first in range(0, self.examples, size)]
-        _, counts = torch.unique_consecutive(self.units, return_counts=True)
+            return [(first, min(first + size, count)) for first in range(0, count, size)]
+        _, counts = torch.unique_consecutive(self.units[:count], return_counts=True)
         cuts, first, last = [], 0, 0
         for count in counts.tolist():
             if last > first and last + count - first > size:
@@ -79,6 +96,8 @@ def stamp(
     step: int,
     examples: int,
     units: Tensor | None = None,
+    padding: int = 0,
+    multiple: int = 1,
     part: int | None = None,
     issue: Callable[[Batch], None] | None = None,
     records: np.ndarray | None = None,
@@ -98,7 +117,7 @@ def stamp(
     else:
         _check.fail("batch", type(data).__name__, "to be a tensor, tuple, list or dict", "Let collate_fn return one of these.")
     batch.step, batch.examples, batch.units, batch.part = step, examples, units, part
-    batch._issue, batch._records = issue, records
+    batch.padding, batch._multiple, batch._issue, batch._records = padding, multiple, issue, records
     return batch  # type: ignore[no-any-return]
 
 
@@ -117,18 +136,19 @@ def _plain(batch: Batch) -> Any:
 
 def empty_like(data: Any) -> Any:
     """A batch of one example, cut to none: every tensor keeps its trailing shape and dtype."""
-    return _slice(data, slice(0, 0), 1)
+    return _rows(data, slice(0, 0), 1)
 
 
-def _slice(data: Any, window: slice, examples: int) -> Any:
-    """Cut what has one entry per example; keep the rest (a broadcast mask, a scalar) whole."""
+def _rows(data: Any, rows: slice | list[int], examples: int) -> Any:
+    """Of what has one entry per example, these; the rest (a broadcast mask, a scalar) whole."""
     if isinstance(data, Tensor):
-        return data[window] if data.dim() and data.shape[0] == examples else data
+        return data[rows] if data.dim() and data.shape[0] == examples else data
     if isinstance(data, Mapping):
-        return {key: _slice(item, window, examples) for key, item in data.items()}
+        return {key: _rows(item, rows, examples) for key, item in data.items()}
     if isinstance(data, (list, tuple)):
         if len(data) == examples and not any(isinstance(item, (Tensor, Mapping, list, tuple)) for item in data):
-            return data[window]  # one string or number per example
-        items = [_slice(item, window, examples) for item in data]
+            # One string or number per example.
+            return data[rows] if isinstance(rows, slice) else type(data)([data[i] for i in rows])
+        items = [_rows(item, rows, examples) for item in data]
         return items if isinstance(data, list) else type(data)(*items) if type(data) is not tuple else tuple(items)
     return data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from math import gcd
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -33,6 +34,7 @@ class _Hand(NamedTuple):
     step: int
     examples: int
     units: torch.Tensor | None
+    padding: int
     data: Any
 
 
@@ -66,18 +68,24 @@ class _Hands(Dataset[_Hand]):
         collate: Callable[[list[Any]], Any],
         seeds: bytes | None = None,
         copies: int = 1,
+        multiple: int = 1,
     ) -> None:
         self._dataset, self._units, self._collate, self._seeds = dataset, units, collate, seeds
-        self._copies = copies
+        self._copies, self.multiple = copies, multiple
         self._empty: Any = None
 
     def __getitem__(self, asked: tuple[int, np.ndarray]) -> _Hand:
         step, chosen = asked
         indices, unit = (chosen, None) if self._units is None else self._units.expand(chosen)
+        padding = -len(indices) % (self.multiple // gcd(self.multiple, self._copies))
+        if padding:  # copies of the first, after all others
+            more = np.zeros(padding, dtype=np.int64)
+            indices, unit = np.append(indices, indices[more]), None if unit is None else np.append(unit, unit[more])
         if self._copies > 1:
-            unit = np.repeat(chosen if unit is None else unit, self._copies)
-            return _Hand(step, len(unit), torch.from_numpy(unit), self._several(step, indices))
-        return _Hand(step, len(indices), None if unit is None else torch.from_numpy(unit), self._fetch(step, indices))
+            unit = np.repeat(indices if unit is None else unit, self._copies)
+            return _Hand(step, len(unit), torch.from_numpy(unit), padding * self._copies, self._several(step, indices))
+        units = None if unit is None else torch.from_numpy(unit)
+        return _Hand(step, len(indices), units, padding, self._fetch(step, indices))
 
     def _several(self, step: int, indices: np.ndarray) -> Any:
         """Every record read several times, copies of one record side by side; copy c of step t follows from (key, t, c)."""
@@ -160,6 +168,7 @@ class BatchLoader:
                 raise ArgumentError(f"Expected step={hand.step} to be step {self._next}. Do not run two loops over one loader.")
             self._next += 1
             about: dict[str, Any] = {"step": hand.step, "examples": hand.examples, "units": hand.units}
+            about |= {"padding": hand.padding, "multiple": self._hands.multiple}
             batch = stamp(hand.data, **about, issue=self._on_issue, records=steps.records(hand.step))
             if self._on_issue is not None:
                 self._on_issue(batch)
@@ -215,6 +224,7 @@ def loader(
     seeds: bytes | None = None,
     attendance: Callable[[int], None] | None = None,
     copies: int = 1,
+    multiple: int = 1,
     collate_fn: Callable[[list[Any]], Any] = default_collate,
     **dataloader_options: Any,
 ) -> BatchLoader:
@@ -235,6 +245,7 @@ def loader(
             from (seeds, t), in workers and here alike, so that an augmentation is the same whenever the step is dealt again.
         attendance: told the number of records, or units, before the first batch.
         copies: how many times each example is read and dealt, as rows of one unit: for random augmentations.
+        multiple: of examples that a batch, or a part of one, is filled up to by copies of its first one; ``batch.padding`` counts them.
         collate_fn: list of examples -> batch, as in torch; never called with an empty list.
         dataloader_options: ``num_workers``, ``pin_memory`` and so on of ``torch.utils.data.DataLoader``.
 
@@ -268,7 +279,7 @@ def loader(
     if _check.integer(0, rank=rank) >= world_size:
         _check.fail("rank", rank, f"to be below world_size={world_size}")
     return BatchLoader(
-        _Hands(dataset, units, collate_fn, seeds, copies),
+        _Hands(dataset, units, collate_fn, seeds, copies, _check.positive_int(multiple=multiple)),
         lambda first: _Steps(deal, first, stop, rank, world_size),
         start=_check.integer(0, start=start),
         stop=stop,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten
 
 from hushgrad import _check
 from hushgrad.guarantee import Guarantee, Ledger
@@ -180,15 +181,21 @@ class Passes:
 
     def run(self, batch: Batch) -> Tensor | None:
         """All passes of ``batch``; the closure of the optimizer's step. An empty batch has none, and its step is only noise."""
-        self.raw_loss, self.raw_correct, self.examples = [], [], batch.examples
+        self.raw_loss, self.raw_correct, self.examples = [], [], batch.examples - batch.padding
         if not batch.examples and self._private.sharding is None:
             return None
         for part in self._private.split(batch, self._size or max(1, batch.examples)):
             output, target, loss = self._forward(_moved(part, self._device), part.examples)
             loss.backward()  # type: ignore[no-untyped-call]
-            self.raw_loss.append((loss.detach(), part.examples))
-            self._count_correct(output, target)
+            counted = part.examples - part.padding
+            self.raw_loss.append((self._mean(loss.detach(), part.examples, counted), counted))
+            self._count_correct(output, target, counted)
         return self.raw_loss[0][0]
+
+    def _mean(self, loss: Tensor, examples: int, counted: int) -> Tensor:
+        """The loss of a pass as a mean: a certified run's is a sum, over all examples if it is not taken of each alone."""
+        summed = self._private.losses.capture.loss_reduction == "sum"
+        return loss / max(1, counted if self._by_outputs else examples) if summed else loss
 
     def _forward(self, part: Any, examples: int) -> tuple[Any, Any, Tensor]:
         if self._by_outputs is None:
@@ -207,7 +214,8 @@ class Passes:
         return by_outputs
 
     def _of_batch(self, model: nn.Module, part: Any) -> Tensor:
-        return self._loss_fn(*self.answered(model, part))
+        examples = next(len(leaf) for leaf in tree_flatten(part)[0] if isinstance(leaf, Tensor))
+        return self._private.losses.summed(self._loss_fn(*self.answered(model, part)), examples)
 
     @staticmethod
     def answered(model: nn.Module, part: Any) -> tuple[Any, Any]:
@@ -219,12 +227,13 @@ class Passes:
         *inputs, target = part
         return model(*inputs), target
 
-    def _count_correct(self, output: Any, target: Any) -> None:
+    def _count_correct(self, output: Any, target: Any, counted: int) -> None:
         """Counts hits where the task is classification: scores (B, classes, ...) and whole numbers (B, ...)."""
         if not isinstance(output, Tensor) or not isinstance(target, Tensor) or target.is_floating_point():
             return
         if output.dim() >= 2 and output.shape[:1] + output.shape[2:] == target.shape:
-            self.raw_correct.append(((output.detach().argmax(dim=1) == target).sum(), target.numel()))
+            hits = (output.detach().argmax(dim=1) == target)[:counted]
+            self.raw_correct.append((hits.sum(), hits.numel()))
 
 
 def _moved(data: Any, device: torch.device) -> Any:

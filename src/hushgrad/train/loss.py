@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hushgrad.clipping import Capture
-from hushgrad.errors import ArgumentError, NotIsolated
+from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
+from hushgrad.sampling.batch import Batch
 
 __all__ = ["VOUCHED", "Losses", "PrivateLoss", "aside", "has_rows"]
 
@@ -35,22 +36,23 @@ _LATER = 4  # on so many examples
 class Losses:
     """All losses of a run: how many examples a pass has, and whether every step's passes went through one of them."""
 
-    def __init__(self, capture: Capture, *, together: bool = False) -> None:
-        self.capture = capture
+    def __init__(self, capture: Capture, *, together: bool = False, must: bool = False) -> None:
+        self.capture, self.must = capture, must  # whether every pass must come through one of them
         self.together = together  # all processes must make the same passes, so none can try a loss by itself
         self.examples: int | None = None  # of the pass that was issued last; None: not by the run's loader
+        self.padding = 0  # of them, at the end, that do not count
         self.vouched = False
         self._covered = 0
 
-    def issued(self, examples: int, *, whole: bool) -> None:
+    def issued(self, batch: Batch, *, whole: bool) -> None:
         """The loader hands out a batch (``whole``) or one of its micro-batches."""
-        self.examples = examples
+        self.examples, self.padding = batch.examples, batch.padding
         if whole:
             self._covered = 0
 
     def covered(self, loss: Tensor) -> Tensor:
         """``loss`` of the pass that was issued last, known to be a mean over its examples; counted when backward comes through it."""
-        examples = self.examples or 0
+        examples = (self.examples or 0) - self.padding
 
         def count(_: Tensor) -> None:
             self._covered += examples
@@ -61,14 +63,29 @@ class Losses:
 
     def settle(self, examples: int | None) -> None:
         """A step over ``examples`` was taken; None: on a batch from elsewhere."""
-        if examples is None:
-            complete = False
-        elif examples:  # a closure may be asked several times
-            complete = self._covered > 0 and self._covered % examples == 0
-        else:
-            complete = self._covered == 0
-        self.vouched = self.vouched or not complete
+        self.vouched = self.vouched or examples is None or not self._complete(examples)
         self._covered = 0
+
+    def _complete(self, examples: int) -> bool:
+        if examples:  # a closure may be asked several times
+            return self._covered > 0 and self._covered % examples == 0
+        return self._covered == 0
+
+    def require(self, examples: int) -> None:
+        """Refuse a step of a certified run whose loss may be a mean: it divides everybody's gradient by how many there are.
+
+        Raises:
+            CaptureError: nothing has been released.
+        """
+        if self.must and not self._complete(examples):
+            raise CaptureError(
+                "A certified run needs the sum of its examples' losses. Use loss = private.loss(fn), which takes it; or give the sum "
+                'yourself and say so: make_private(..., loss_reduction="sum").'
+            )
+
+    def summed(self, mean: Tensor, examples: int) -> Tensor:
+        """A mean over ``examples`` as the run's loss: in a certified run their sum."""
+        return mean * examples if self.capture.loss_reduction == "sum" else mean
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -103,7 +120,7 @@ class PrivateLoss:
         rows = _Rows(self._fn, leaves, spec)
         if not self._compared and examples > 1:
             self._compare(rows)
-        return self._reduced(self._each(rows))
+        return self._reduced(self._each(rows)[: examples - self._losses.padding])
 
     def _each(self, rows: _Rows) -> Tensor:
         if not self._by_loop:
@@ -119,10 +136,17 @@ class PrivateLoss:
     def _compare(self, rows: _Rows) -> None:
         """The first batch: is the mean over single examples what the function gives for all of them, and its gradient, too?"""
         own = rows.apart()
-        whole, alone = self._reduced(own.together()), self._reduced(own.one_by_one())
+        whole, alone = self._compared_by(own.together(), own.one_by_one())
         if not (_same(whole, alone) and _same_gradient(whole, alone, own.leaves)):
             raise NotIsolated(f"{_MIXED} {self._offer(rows.apart())}")
         self._compared = True
+
+    def _compared_by(self, whole: Tensor, each: Tensor) -> tuple[Tensor, Tensor]:
+        """The two as means; or as sums, where the function of a run of sums gives one."""
+        if whole.dim():
+            return whole.mean(), each.mean()
+        summed = self._losses.capture.loss_reduction == "sum" and not _same(whole, each.mean())
+        return whole, each.sum() if summed else each.mean()
 
     def _offer(self, rows: _Rows) -> str:
         """The per-example form of this loss, where there is one."""
@@ -130,7 +154,7 @@ class PrivateLoss:
         if form is not None:
             own = rows.of(form)
             try:
-                whole, alone = self._reduced(own.together()), self._reduced(own.one_by_one())
+                whole, alone = self._compared_by(own.together(), own.one_by_one())
             except TypeError:  # it has no such argument
                 return _MEANT
             if _same(whole, alone):

@@ -5,43 +5,46 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hushgrad.clipping import Capture
-from hushgrad.clipping.bits import least_rows
+from hushgrad.clipping.bits import ROWS, require_own_bits
+from hushgrad.release.placement.world import World
 
 __all__ = ["OwnBits"]
 
-_ENOUGH = 8  # rows of the batch that is looked at, at least: fewer may have a kernel of their own
-
 
 class OwnBits:
-    """Runs the check before the first pass over enough examples; from then on ``notes`` say what it found."""
+    """Runs the check before the first pass; where parameters are sharded, on as many examples in every process."""
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture, self._least = capture, 0
+    def __init__(self, capture: Capture, world: World) -> None:
+        self._capture, self._world, self._rows, self._passed = capture, world, 0, False
 
     def attach(self, model: nn.Module) -> Any:
-        """Watch the model; before the capture's own hooks, so that it sees the check's passes from their beginning."""
-        return model.register_forward_pre_hook(self._check, with_kwargs=True)
+        """Watch the model; before FSDP's own hook, and the capture's, which leave the check's passes out."""
+        return model.register_forward_pre_hook(self._check, with_kwargs=True, prepend=True)
+
+    def before(self, examples: int) -> None:
+        """The next pass is over this many examples here; with sharded parameters all processes must make the same passes."""
+        if not self._passed:
+            self._rows = examples if self._capture.whole else self._world.least(examples)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The least batch whose rows have the usual bits here."""
-        if not self._least:
+        """What was found."""
+        if not self._passed:
             return ()
         return (
-            f"On this machine batches from {self._least} rows on give every row of this model the same bits, smaller ones may not",
+            f"Batches are filled up to multiples of {ROWS} rows; then each row of this model has bits of its own on this machine",
         )
 
     def _check(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        rows = next((len(v) for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim()), 0)
-        if self._least or rows < _ENOUGH or not torch.is_grad_enabled():
+        if self._passed or self._rows < ROWS or not torch.is_grad_enabled():
             return
-        self._least = 1  # the check's own passes come by here
+        self._passed = True  # the check's own passes come by here
         try:
             with self._capture.pause():
-                self._least = least_rows(model, *args, named=kwargs)
+                require_own_bits(model, *args, named=kwargs, rows=self._rows)
         except BaseException:
-            self._least = 0
+            self._passed = False
             raise

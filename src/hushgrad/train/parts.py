@@ -22,7 +22,7 @@ class Parts:
     are told apart by their memory: the tensors that the model is given are those of one part.
     """
 
-    def __init__(self, announce: Callable[[int, Tensor | None], None]) -> None:
+    def __init__(self, announce: Callable[[Batch], None]) -> None:
         self._announce = announce
         self._clear()
 
@@ -62,7 +62,7 @@ class Parts:
                 "A micro-batch was passed twice in one step, or two in one pass. Pass each part of batch.split(size) exactly once."
             )
         self._used.add(own[0])
-        self._announce(self._parts[own[0]].examples, self._parts[own[0]].units)
+        self._announce(self._parts[own[0]])
 
     def check(self) -> None:
         """Raise if a part that waited in a list was never passed.

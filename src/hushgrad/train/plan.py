@@ -43,7 +43,8 @@ class Plan(_Description):
     Step t releases (sum_i clip(g_i) + ``noise_multiplier`` C (C⁻¹Z)_t) / ``batch_size``: C is the clip norm, C⁻¹Z the rows of
     the ``noise`` mechanism, the sum runs over the records that ``sampler`` deals. Every field is public. ``batch_size`` is the
     only divisor there is: a constant, whatever the real batch. Denoising, averaging and projection are post-processing.
-    With ``secure`` the sum plus its noise is correctly rounded, once, to a public grid (:mod:`hushgrad.noise.secure`).
+    With ``secure`` the run is certified, and the sum plus its noise is correctly rounded, once, to a public grid
+    (:mod:`hushgrad.noise.secure`).
     With ``certified`` the sum is added up in double precision, and no record moves it by more than (1 + kappa) C in the arithmetic that
     runs, kappa = 1e-4, which the event counts; else that bound holds in real numbers, and in single precision is measured.
     ``before`` is what was released from the same records before the first step (a private mean, private bounds of columns): it is part
@@ -115,6 +116,7 @@ class Plan(_Description):
             self._require_adaptive(self.clip)
         if _check.instance(bool, secure=self.secure):
             self._require_rounding()
+            object.__setattr__(self, "certified", True)  # rounding correctly a sum that is not bounded would prove nothing
         if self.cipher is not None:
             require_cipher(self.cipher, secure=self.secure)
         object.__setattr__(self, "noise", self.noise.resolved(steps=self.steps, participation=self.participation))
@@ -260,8 +262,7 @@ class Plan(_Description):
         rows += [("before", f"{self.before}, counted")] if self.before is not None else []
         options = (("denoising", self.denoise), ("averaging", self.average), ("projection", self.projection))
         rows += [(name, _brief(value)) for name, value in options if value is not None]
-        bound = "" if self.certified else "; the sum's own bound is proved with certified=True only"
-        rows += [("secure", f"sum plus noise correctly rounded to a public grid{bound}")] if self.secure else []
+        rows += [("secure", "sum plus noise correctly rounded to a public grid")] if self.secure else []
         rows += [("cipher", self.cipher)] if self.cipher else []
         rows += [("certified", f"sums in double precision; kappa = {KAPPA:g}, counted")] if self.certified else []
         return "\n".join([f"Plan {self.digest[:12]}", *(f"  {name:<11}{text}" for name, text in rows)])
@@ -328,7 +329,7 @@ class Plan(_Description):
             unit: what is protected, "example" or "user"; a run with users takes ``groups``.
             average: "ema" or another average of the iterates, for the model that is used.
             projection: a set to which the parameters are projected after each step.
-            secure: round sum plus noise correctly to a public grid.
+            secure: certified, and sum plus noise are rounded correctly to a public grid.
             certified: add up in double precision, with a proved bound that the event counts.
             before: what was released from the same records before the run; part of its event and of its calibration.
             augmentations: K, how often each record of a batch is read and augmented; the mean of its K gradients is clipped.
@@ -406,7 +407,7 @@ class Plan(_Description):
             unit: what is protected, "example" or "user"; a run with users takes ``groups``.
             average: "ema" or another average of the iterates, for the model that is used.
             projection: a set to which the parameters are projected after each step.
-            secure: round sum plus noise correctly to a public grid.
+            secure: certified, and sum plus noise are rounded correctly to a public grid.
             certified: add up in double precision, with a proved bound that the event counts.
             before: what was released from the same records before the run; part of its event and of its calibration.
             augmentations: K, how often each record of a batch is read and augmented; the mean of its K gradients is clipped.
@@ -460,7 +461,7 @@ class Plan(_Description):
             unit: what is protected, "example" or "user"; a run with users takes ``groups``.
             average: "ema" or another average of the iterates, for the model that is used.
             projection: a set to which the parameters are projected after each step.
-            secure: round sum plus noise correctly to a public grid.
+            secure: certified, and sum plus noise are rounded correctly to a public grid.
             certified: add up in double precision, with a proved bound that the event counts.
             before: what was released from the same records before the run; part of its event and of its calibration.
             augmentations: K, how often each record of a batch is read and augmented; the mean of its K gradients is clipped.

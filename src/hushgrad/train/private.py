@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 
 from hushgrad import _check, sampling
 from hushgrad.clipping import Capture, Clipper
+from hushgrad.clipping.bits import ROWS, ask_for_own_bits
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.rejected import Rejected
 from hushgrad.errors import ArgumentError, CaptureError
@@ -57,7 +58,7 @@ def make_private(
     seed: int | None = None,
     max_epsilon: float | None = None,
     prior: Ledger | None = None,
-    loss_reduction: str = "mean",
+    loss_reduction: str | None = None,
     check_isolation: bool = True,
     lazy_tables: bool = False,
     unused: str = "raise",
@@ -75,7 +76,8 @@ def make_private(
         seed: instead of a key, for experiments: the guarantee then says that it does not hold against who knows the seed.
         max_epsilon: a budget, ``prior`` included: the step that would exceed it raises BudgetExceeded and does nothing.
         prior: ledger of earlier phases on the same data, for the same unit and relation; ``spent()`` and the budget include it.
-        loss_reduction: whether the loss is the "mean" or the "sum" over the examples of a pass.
+        loss_reduction: whether the loss is the "mean" or the "sum" over the examples of a pass; the mean by default. A certified run
+            needs sums: without this argument its losses must be those of :meth:`Private.loss`, which then are.
         check_isolation: test on the first batch that no example influences another (NotIsolated); False: you vouch for it.
         lazy_tables: embedding rows get their noise when they are read (plain SGD only), see :mod:`hushgrad.release.lazy`.
         unused: "zero" counts the gradient of a parameter that a pass does not reach as 0 (its noise is added all the same);
@@ -116,7 +118,7 @@ class Private:
         key: RunKey,
         max_epsilon: float | None = None,
         prior: Ledger | None = None,
-        loss_reduction: str = "mean",
+        loss_reduction: str | None = None,
         check_isolation: bool = True,
         lazy_tables: bool = False,
         unused: str = "raise",
@@ -129,10 +131,12 @@ class Private:
         self._key = self._world.share_key(key)
         self._books = Books(plan, self._key.run_name(), prior=prior, max_epsilon=max_epsilon)
         self.placement = placement_of(self._params, self._world, plan)
+        if plan.certified:
+            ask_for_own_bits()
         certificate = Certificate(plan.capacity, plan.capacity // self._world.size) if plan.certified else None
         self._capture = Capture(
             model,
-            loss_reduction=loss_reduction,
+            loss_reduction=loss_reduction or ("sum" if plan.certified else "mean"),
             unused=unused,
             held=self.placement,
             certificate=certificate,
@@ -150,9 +154,9 @@ class Private:
         self._rejected, self._splitting = Rejected(), False
         self._later = Later(self._entered)
         self._gate, self._lazy = IsolationGate(self._capture), LazyTables()
-        self._bits = OwnBits(self._capture)
+        self._bits = OwnBits(self._capture, self._world)
         self._parts = Parts(self._announce_part)
-        self.losses = Losses(self._capture, together=self.sharding is not None)
+        self.losses = Losses(self._capture, together=self.sharding is not None, must=plan.certified and loss_reduction is None)
         self._handles: list[Any] = []
         self._attached = True
         self._guard.attach()
@@ -233,6 +237,7 @@ class Private:
             seeds=self._key.workers,
             attendance=self._attended,
             copies=self.plan.augmentations,
+            multiple=ROWS if self.plan.certified else 1,
             **dataloader_options,
         )
 
@@ -385,7 +390,7 @@ class Private:
                     "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
                 )
             self._guard.released.before(parameters=not self._lazy.attached)
-            self._issued = Issued(batch.examples, batch.units, batch._records)
+            self._issued = Issued(batch.examples, batch.units, batch.padding, batch._records)
             self._capture.discard()
             if self._journal.read_all_before(self.steps):
                 self._lazy.settle()
@@ -395,24 +400,26 @@ class Private:
                 "equally many micro-batches."
             )
         self._parts.issued(batch)
-        self.losses.issued(batch.examples, whole=batch.part is None)
+        self.losses.issued(batch, whole=batch.part is None)
         self._gate.before(batch.examples)
+        if self.plan.certified:
+            self._bits.before(batch.examples)
         # Micro-batches are clipped as they come and their activations released; a whole batch needs no second buffer.
         self._capture.fold_with(None if batch.part is None else self._release.live_clip)
-        self._announce(batch.examples, batch.units)
+        self._announce(batch)
 
-    def _announce(self, examples: int, units: Tensor | None) -> None:
-        self._capture.examples(examples)
-        if units is not None:
-            self._capture.units(units)
+    def _announce(self, batch: Batch | Issued) -> None:
+        self._capture.examples(batch.examples, padding=batch.padding)
+        if batch.units is not None:
+            self._capture.units(batch.units)
 
-    def _announce_part(self, examples: int, units: Tensor | None) -> None:
-        self.losses.issued(examples, whole=False)
-        self._announce(examples, units)
+    def _announce_part(self, part: Batch) -> None:
+        self.losses.issued(part, whole=False)
+        self._announce(part)
 
     def _announce_whole(self) -> None:
         if self._issued is not None:
-            self._announce(self._issued.examples, self._issued.units)
+            self._announce(self._issued)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         closure: Closure | None = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -435,6 +442,8 @@ class Private:
         self._guard.check()
         self._parts.check()
         self._lazy.check()
+        if self._issued is not None:
+            self.losses.require(self._issued.examples - self._issued.padding)
         if self._world.size > 1:  # alone, the release asks this itself
             contributions = None if self._issued is None else self._issued.contributions
             require_contributions(self.steps, self._capture.check(), contributions)
@@ -482,7 +491,7 @@ class Private:
         if self._attendance is not None and records is not None:
             self._attendance.note(step, records)
         self._books.charge(issued=issued is not None)
-        self.losses.settle(None if issued is None else issued.examples)
+        self.losses.settle(None if issued is None else issued.examples - issued.padding)
         self._issued = None
 
     def _entered(self, step: int, found: bytes) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from hushgrad.clipping import isolation
 from hushgrad.errors import ArgumentError
 from hushgrad.release.placement.world import World
-from hushgrad.sampling.batch import Batch, _plain, _slice, stamp
+from hushgrad.sampling.batch import Batch
 
 __all__ = ["CheckedTogether", "isolated_pass", "split_evenly"]
 
@@ -27,9 +27,7 @@ def split_evenly(batch: Batch, size: int, world: World) -> Iterator[Batch]:
 
 
 def _empty_part(batch: Batch, number: int) -> Batch:
-    data = _slice(_plain(batch), slice(0, 0), batch.examples)
-    units = None if batch.units is None else batch.units[:0]
-    part = stamp(data, step=batch.step, examples=0, units=units, part=number, issue=batch._issue)
+    part = batch._part(0, 0, number)
     if batch._issue is not None:
         batch._issue(part)
     return part
