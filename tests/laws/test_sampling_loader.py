@@ -255,3 +255,53 @@ def test_poisson_is_fast_on_large_data():
 
 def test_a_sampler_does_not_print_its_key():
     assert "secret" in repr(sampling.Draws(KEY))
+
+
+# A cap on each unit's examples ----------------------------------------------------------------------------------------------
+
+OWNERS = np.repeat(np.arange(8), [1, 2, 3, 9, 4, 1, 12, 8])  # of 40 examples
+
+
+def with_cap(owners, *, cap, choose, steps=30, key=KEY):
+    units = sampling.Units(owners, examples=len(owners), cap=cap, choose=choose)
+    data = TensorDataset(torch.arange(len(owners)))
+    sampler = sampling.Poisson(rate=0.5, steps=steps)
+    return [(b[0].tolist(), b.units.tolist()) for b in sampling.loader(data, sampler, rng_key=key, groups=units)]
+
+
+@pytest.mark.parametrize("choose", ["step", "run"])
+def test_a_cap_bounds_every_units_examples(choose):
+    whole, capped = with_cap(OWNERS, cap=100, choose=choose), with_cap(OWNERS, cap=3, choose=choose)
+    for (_, units), (examples, owners) in zip(whole, capped, strict=True):
+        assert set(units) == set(owners)  # who takes part is not the cap's business
+        assert owners == sorted(owners) and OWNERS[examples].tolist() == owners  # a unit's examples are neighbours, and its own
+        counts = {unit: owners.count(unit) for unit in owners}
+        assert counts == {unit: min(3, int((unit == OWNERS).sum())) for unit in counts}
+        assert len(set(examples)) == len(examples)
+    seen = {
+        unit: {e for examples, owners in capped for e, u in zip(examples, owners, strict=True) if u == unit} for unit in range(8)
+    }
+    assert (len(seen[6]) == 3) == (choose == "run")  # else more and more of the twelve
+    if choose == "step":
+        assert len(seen[6]) > 8
+    assert capped == with_cap(OWNERS, cap=3, choose=choose)  # it follows from the key
+
+
+def test_a_units_choice_does_not_depend_on_what_others_have():
+    """Other users' records, however many, leave the examples that a user gives to each step as they were."""
+    more = np.repeat(np.arange(8), [5, 2, 30, 9, 1, 1, 12, 8])
+    first = {owner: np.flatnonzero(owner == OWNERS)[0] for owner in (3, 6, 7)}
+    other = {owner: np.flatnonzero(more == owner)[0] for owner in (3, 6, 7)}
+    for (a, ua), (b, ub) in zip(with_cap(OWNERS, cap=3, choose="step"), with_cap(more, cap=3, choose="step"), strict=True):
+        for owner in first:
+            mine = [e - first[owner] for e, u in zip(a, ua, strict=True) if u == owner]
+            assert mine == [e - other[owner] for e, u in zip(b, ub, strict=True) if u == owner]
+
+
+def test_units_of_other_data_and_bad_caps_are_refused():
+    units = sampling.Units(OWNERS, examples=40, cap=2)
+    with pytest.raises(ArgumentError, match="one unit id for each of the 50"):
+        sampling.loader(list(range(50)), POISSON, rng_key=KEY, groups=units)
+    for bad in ({"cap": 0}, {"choose": "first"}):
+        with pytest.raises(ArgumentError):
+            sampling.Units(OWNERS, examples=40, **bad)

@@ -166,6 +166,33 @@ def test_micro_batches_add_up(fold):
     agrees(capture.collect(Flat(CLIP)), expected)
 
 
+def test_units_are_folded_and_may_not_come_again():
+    torch.manual_seed(0)
+    model, x, ids = mlp(), torch.randn(9, 4).double(), torch.tensor([3, 3, 1, 1, 1, 7, 4, 4, 4])
+    expected = capture_of_units(model, x, ids, [5, 4], fold=False)
+    folded = capture_of_units(model, x, ids, [5, 4], fold=True)
+    assert sorted(folded.raw_norms.tolist()) == pytest.approx(sorted(expected.raw_norms.tolist()), rel=1e-12)
+    for name, value in expected.raw_sums.items():
+        torch.testing.assert_close(folded.raw_sums[name], value)
+    with pytest.raises(CaptureError, match=r"two micro-batches.*batch\.split"):  # unit 1 is cut in two
+        capture_of_units(model, x, ids, [4, 5], fold=True)
+
+
+def capture_of_units(model, x, ids, sizes, *, fold):
+    capture = attached(model)
+    if fold:
+        capture.fold_with(Flat(CLIP))
+    try:
+        for part, own in zip(x.split(sizes), ids.split(sizes), strict=True):
+            capture.units(own)
+            sum_of_sines(model(part)).backward()
+        if fold:
+            assert sum(len(b.calls) for b in capture._tape.batches) == 3  # only the last micro-batch is still held
+        return capture.collect(Flat(CLIP))
+    finally:
+        capture.detach()
+
+
 class Curved(nn.Module):
     """Gradients of these layers depend on the parameters themselves, and their rules run the layer again."""
 

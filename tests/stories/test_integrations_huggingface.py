@@ -22,7 +22,7 @@ from hushgrad.integrations.huggingface import PrivateTrainer, token_loss  # noqa
 from hushgrad.train import Plan, make_private  # noqa: E402
 from hushgrad.train.loss import VOUCHED  # noqa: E402
 
-SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
 LENGTH = 7
 CLIP = 4.0  # some of the language models' examples have larger gradients, some smaller ones
 
@@ -37,13 +37,13 @@ def gpt2():
     torch.manual_seed(4)
     drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
     return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=40, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2, **drop)
+        transformers.GPT2Config(vocab_size=40, n_positions=LENGTH, n_embd=16, n_layer=1, n_head=2, **drop)
     )
 
 
 def distilbert():
     torch.manual_seed(7)
-    sizes = {"vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": LENGTH}
+    sizes = {"vocab_size": 40, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": LENGTH}
     return transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**sizes, dropout=0.0, attention_dropout=0.0))
 
 
@@ -391,7 +391,7 @@ def test_adapters_alone_are_trained_and_their_sums_are_exact(tmp_path):
     trainer.train()
     changed = {name for name, value in weights(model).items() if not torch.equal(value, before[name])}
     assert changed == {name for name in before if "lora_" in name or "modules_to_save" in name}
-    assert len(changed) == 2 * 2 * 2 + 2
+    assert len(changed) == 2 * 2 + 2
 
 
 def test_the_head_of_a_pretrained_model(tmp_path):

@@ -24,7 +24,7 @@ from hushgrad.clipping.base import Clipper
 from hushgrad.events import Relation
 from hushgrad.release.placement.sharded import is_sharded
 from hushgrad.sampling.batch import Batch
-from hushgrad.sampling.units import Grouping
+from hushgrad.sampling.units import Grouping, Units
 from hushgrad.train import Plan, make_private
 from hushgrad.train.fit import LossFunction, Passes
 from hushgrad.train.private import Private
@@ -82,6 +82,12 @@ class Bench:
     def is_whole(self) -> bool:
         """Whether there is a model to compare with."""
         return self.whole is not None or not any(is_sharded(p) for p in self.build()[0].parameters())
+
+    @property
+    def records(self) -> int:
+        """How many examples, or users, there are."""
+        examples = len(self.dataset)
+        return examples if self.groups is None else Units.of(self.groups, examples=examples).count
 
     @property
     def bare_plan(self) -> Plan:

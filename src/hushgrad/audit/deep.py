@@ -206,7 +206,7 @@ class _Audit:
     def batches(self) -> None:
         """The sampler's batches of the data set's own size, over as much of the run as there is room for."""
         plan, how = self.bench.plan, self.bench.plan.participation
-        records = len(self.bench.dataset) if self.bench.groups is None else len(np.unique(np.asarray(self.bench.groups)))
+        records = self.bench.records
         count = min(plan.steps, max(1, _TABLE // max(1, records)))
         present = np.zeros((count, records), dtype=bool)
         deal = plan.sampler.dealer(records, Draws(secrets.token_bytes(32)))

@@ -93,6 +93,7 @@ class Capture(Collecting):
         self._by_rows: frozenset[str] = frozenset()
         self._tied = False  # a parameter belongs to two sites
         self._folded: tuple[dict[str, Sum], list[Part]] | None = None
+        self._folded_units: set[int] = set()
 
     # Attach and detach -----------------------------------------------------------------------------------------------
 
@@ -215,7 +216,7 @@ class Capture(Collecting):
         """Forget everything since the last collect."""
         self._root.reset()
         self._tape.clear()
-        self._folded = None
+        self._folded, self._folded_units = None, set()
 
     # Collect -----------------------------------------------------------------------------------------------------------
 
@@ -271,12 +272,15 @@ class Capture(Collecting):
     def fold(self, clipper: Clipper) -> None:
         """Clip and add up the micro-batches so far, so that their activations can be released before the next forward.
 
-        ``fold_with(clipper)`` has it done by itself. Probes and units span micro-batches: they are not folded.
+        ``fold_with(clipper)`` has it done by itself. All examples of a unit belong into one micro-batch: a unit that comes again is
+        refused. Probes span micro-batches: they are not folded.
         """
-        if any(batch.units is not None or batch.probe is not None for batch in self._tape.batches):
+        if any(batch.probe is not None for batch in self._tape.batches):
             return
         sums, parts = self._folded or (self._sums({}), [])
         self._folded = sums, parts + self._reduce(clipper, sums, 1.0)
+        counted = (b.units[: b.examples - b.padding] for b in self._tape.batches if b.units is not None)
+        self._folded_units.update(unit for units in counted for unit in units.tolist())
         self._tape.clear_batches()
 
     def fold_with(self, clipper: Clipper | None) -> None:

@@ -46,6 +46,7 @@ class Collecting:
     _by_rows: frozenset[str]
     _tied: bool
     _folded: tuple[dict[str, Sum], list[Part]] | None
+    _folded_units: set[int]
 
     # What a proof asks -------------------------------------------------------------------------------------------------
 
@@ -204,6 +205,11 @@ class Collecting:
             )
         counted = [b.units[: b.examples - b.padding] for b in batches if b.units is not None]
         ids, index = torch.cat(counted).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        if self._folded_units and not self._folded_units.isdisjoint(ids.tolist()):
+            raise CaptureError(
+                "A unit has examples in two micro-batches, of which the first is clipped already. Cut a batch with batch.split(size): it "
+                "keeps a unit's examples together."
+            )
         uses, start, padding = [], 0, int(any(batch.padding for batch in batches))
         index = index.to(next(iter(self._params.values())).device, non_blocking=True)
         for batch, units in zip(batches, counted, strict=True):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from hushgrad.clipping.base import rule_for
+from hushgrad.clipping.rules.scaling import scaling_for
 from hushgrad.clipping.rules.vmap import Vmap, VmapTree
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.tape import Tape
@@ -32,7 +33,7 @@ def sites_of(tape: Tape, model: nn.Module, *, all_modules: bool = False) -> Iter
             )
         if id(module) in inside_subtree or isinstance(module, _CONTAINERS):
             continue
-        rule = None if is_parametrized(module) else rule_for(module, list(own))
+        rule = None if is_parametrized(module) else rule_for(module, list(own)) or scaling_for(module, list(own))
         if rule is None:
             if not all_modules:
                 continue

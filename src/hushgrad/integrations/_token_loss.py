@@ -23,6 +23,8 @@ __all__ = ["ExampleLoss", "token_loss"]
 _IGNORED = -100  # transformers' mark for a label that does not count
 _OWN_LOSS = "Override compute_loss with the mean over the examples of what depends on one example alone."
 _SAME = 1e-4  # relative: far above rounding
+_ROUNDED = 2e-2  # of scores in half precision
+_HALF = (torch.float16, torch.bfloat16)
 _TOLD = 1e-5  # relative: what the two readings of a loss must be apart
 
 
@@ -77,7 +79,8 @@ class ExampleLoss:
         transformer = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
         keeps = transformer is not None and transformer.config.is_encoder_decoder
         outputs = model(**(inputs if keeps else {name: value for name, value in inputs.items() if name != "labels"}))
-        return token_loss(outputs["logits"], labels, shift=bool(self._shift)), outputs
+        logits, labels = outputs["logits"], _read(labels, inputs.get("attention_mask"), shift=bool(self._shift))
+        return token_loss(logits, _behind_prompt(labels, logits), shift=bool(self._shift)), outputs
 
 
 def _own(outputs: Any) -> Tensor:
@@ -92,8 +95,11 @@ def _require_mean(model: nn.Module, inputs: Any, labels: Tensor) -> None:
     """The loss of two examples is the mean of each one's, also where their labels differ (class weights would be seen there)."""
     other = next((i for i in range(1, len(labels)) if not torch.equal(labels[i], labels[0])), 1)
     with aside(model):
-        both, *each = (float(_own(model(**_rows(inputs, labels, rows)))) for rows in ([0, other], [0], [other]))
-    if abs(both - sum(each) / 2) > _SAME * max(map(abs, each)):
+        losses = [_own(model(**_rows(inputs, labels, rows))) for rows in ([0, other], [0], [other])]
+    half = torch.is_autocast_enabled(losses[0].device.type) or any(p.dtype in _HALF for p in model.parameters())
+    both, *each = map(float, losses)
+    same = _ROUNDED if half else _SAME
+    if abs(both - sum(each) / 2) > same * max(map(abs, each)):
         _refuse("one per example, with a loss that is no mean over the examples")
 
 
@@ -107,10 +113,10 @@ def _own_shift(model: nn.Module, inputs: Any, labels: Tensor) -> bool | None:
                 outputs = model(**one)
             except (IndexError, RuntimeError, ValueError) as error:  # a classifier of whole texts, say
                 _refuse(f"one label per token, where the model's own loss fails ({error})")
-        own, logits = float(_own(outputs)), outputs["logits"] if isinstance(outputs, Mapping) else None
-        if logits is None or logits.shape[:2] != one["labels"].shape:
-            _refuse("one label per token for a model that does not return one score per token")
-        far = {shift: abs(float(token_loss(logits, one["labels"], shift=shift)) - own) for shift in (True, False)}
+        logits: Any = outputs["logits"] if isinstance(outputs, Mapping) else None
+        own = float(_own(outputs))
+        behind = _behind_prompt(one["labels"], logits)
+        far = {shift: abs(float(token_loss(logits, behind, shift=shift)) - own) for shift in (True, False)}
         near = min(far, key=lambda shift: far[shift])
         if not far[near] <= _SAME * abs(own):
             _refuse("one label per token for a model whose own loss is no mean over tokens")
@@ -118,6 +124,23 @@ def _own_shift(model: nn.Module, inputs: Any, labels: Tensor) -> bool | None:
             return near
         told = "one label per token for a model whose scores do not tell which of them belongs to which label"
     return None if told is None else _refuse(told)
+
+
+def _read(labels: Tensor, mask: Any, *, shift: bool) -> Tensor:
+    """Labels of tokens that are read, scored by tokens that are read: how much padding there is depends on the other examples."""
+    if not isinstance(mask, Tensor) or mask.shape != labels.shape:
+        return labels
+    seen = mask.bool()
+    if shift:
+        seen = seen & F.pad(seen[:, :-1], (1, 0))
+    return labels.masked_fill(~seen, _IGNORED)
+
+
+def _behind_prompt(labels: Tensor, logits: Any) -> Tensor:
+    """Labels for all scores: a trained prompt (peft) stands before an example's own tokens, and has none that count."""
+    if not isinstance(logits, Tensor) or logits.dim() != 3 or len(logits) != len(labels) or logits.shape[1] < labels.shape[1]:
+        _refuse("one label per token for a model that does not return one score per token")
+    return F.pad(labels, (logits.shape[1] - labels.shape[1], 0), value=_IGNORED)
 
 
 def _rows(inputs: Any, labels: Tensor, rows: list[int]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.integrations._batches import Batches
+from hushgrad.integrations._texts import require_texts, require_unmerged
 from hushgrad.integrations._token_loss import ExampleLoss, token_loss
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
@@ -169,6 +170,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward for one batch of the plan, part by part; an empty batch is a step of noise alone."""
         batch = _check.instance(Batch, inputs=inputs)
+        require_texts(inputs, batch.examples)
+        require_unmerged(model)
         total = torch.zeros((), device=self.args.device)
         if not batch.examples and not self.private.placement.in_parts:
             return total
@@ -237,8 +240,17 @@ def _require_fitting(args: TrainingArguments, plan: Plan) -> None:
     if str(args.save_strategy).rsplit(".", 1)[-1].lower() != "no":
         remedy = 'Give save_strategy="no" and checkpoint=FOLDER: Trainer\'s own checkpoints hold neither the books nor the noise.'
         _check.fail("save_strategy", str(args.save_strategy), 'to be "no"', remedy)
+    _require_random(args)
     if args.n_gpu > 1:
         _check.fail("n_gpu", args.n_gpu, "to be 1 in each process", "Start one process for each device, with torchrun.")
     if args.fsdp or args.deepspeed:
         remedy = "Call fully_shard(model) before the Trainer is made, and start it with torchrun: the run shares the work itself."
         _check.fail("fsdp or deepspeed", args.fsdp or args.deepspeed, "to be left out", remedy)
+
+
+def _require_random(args: TrainingArguments) -> None:
+    """Batches by length, or in the order of the data, are not those that were accounted for."""
+    order = "group_by_length" if getattr(args, "group_by_length", False) else getattr(args, "train_sampling_strategy", "random")
+    if str(order) != "random":
+        remedy = "Leave it out: the plan draws the batches, and data_collator pads each to its longest text."
+        _check.fail("train_sampling_strategy", str(order), 'to be "random"', remedy)

@@ -11,6 +11,7 @@
 | ``candidates`` | which plans are worth comparing |
 | ``ranking`` | ``compare`` and ``plan_for``: predicted error, memory, work, reasons |
 | ``sweeps`` | the answer as a function of epsilon, batch size or steps; one more epoch |
+| ``users`` | ``compare_users``: sampling of users against sampling of examples, under a budget for each user |
 | ``rehearsal`` | ``dry_run``: one real step on a copy, then time and memory of the run |
 """
 
@@ -18,6 +19,7 @@ from hushgrad.planner.question import Question
 from hushgrad.planner.ranking import Candidate, Comparison, Dropped, compare, plan_for
 from hushgrad.planner.rehearsal import DryRun, dry_run
 from hushgrad.planner.sweeps import EpochCost, Point, one_more_epoch, sweep
+from hushgrad.planner.users import UserCandidate, compare_users
 
 __all__ = [
     "Candidate",
@@ -27,7 +29,9 @@ __all__ = [
     "EpochCost",
     "Point",
     "Question",
+    "UserCandidate",
     "compare",
+    "compare_users",
     "dry_run",
     "one_more_epoch",
     "plan_for",

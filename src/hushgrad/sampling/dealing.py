@@ -69,14 +69,15 @@ class _Hands(Dataset[_Hand]):
         seeds: bytes | None = None,
         copies: int = 1,
         multiple: int = 1,
+        draws: Draws | None = None,
     ) -> None:
-        self._dataset, self._units, self._collate, self._seeds = dataset, units, collate, seeds
+        self._dataset, self._units, self._collate, self._seeds, self._draws = dataset, units, collate, seeds, draws
         self._copies, self.multiple = copies, multiple
         self._empty: Any = None
 
     def __getitem__(self, asked: tuple[int, np.ndarray]) -> _Hand:
         step, chosen = asked
-        indices, unit = (chosen, None) if self._units is None else self._units.expand(chosen)
+        indices, unit = (chosen, None) if self._units is None else self._units.expand(chosen, step=step, draws=self._draws)
         padding = -len(indices) % (self.multiple // gcd(self.multiple, self._copies))
         if padding:  # copies of the first, after all others
             more = np.zeros(padding, dtype=np.int64)
@@ -236,8 +237,8 @@ def loader(
         rng_key: 16 to 64 secret bytes; batch t is a pure function of (key, t, the data's size).
         start: first step to deal; a resumed run deals the same batches that the interrupted one would have.
         stop: step before which to stop; all of the sampler's steps by default.
-        groups: unit id of each example (array, or function of the example's number) for user-level privacy: units are
-            sampled, and a batch holds all examples of its units, with their numbers in ``batch.units``.
+        groups: unit id of each example (array, or function of the example's number) for user-level privacy: units are sampled,
+            and a batch holds all examples of its units, or as many as a cap of ``Units`` lets, with their numbers in ``batch.units``.
         rank: this process's number; of each step's records it gets every ``world_size``-th.
         world_size: how many processes share each batch. All must have the same key.
         on_issue: called with each batch, and each micro-batch of ``split``, just before it is handed out.
@@ -267,9 +268,9 @@ def loader(
     size = len(dataset)
     if size < 1:
         _check.fail("len(dataset)", size, "to be at least 1")
-    units = None if groups is None else Units(groups, examples=size)
-    count = size if units is None else units.count
-    deal = sampler.dealer(count, Draws(rng_key))
+    units = None if groups is None else Units.of(groups, examples=size)
+    count, draws = size if units is None else units.count, Draws(rng_key)
+    deal = sampler.dealer(count, draws)
     if attendance is not None:
         attendance(count)
     stop = sampler.steps if stop is None else _check.integer(0, stop=stop)
@@ -279,7 +280,7 @@ def loader(
     if _check.integer(0, rank=rank) >= world_size:
         _check.fail("rank", rank, f"to be below world_size={world_size}")
     return BatchLoader(
-        _Hands(dataset, units, collate_fn, seeds, copies, _check.positive_int(multiple=multiple)),
+        _Hands(dataset, units, collate_fn, seeds, copies, _check.positive_int(multiple=multiple), draws),
         lambda first: _Steps(deal, first, stop, rank, world_size),
         start=_check.integer(0, start=start),
         stop=stop,

@@ -40,6 +40,11 @@ class Draws:
         """The generator of what is drawn once for the whole run (an order, a partition)."""
         return self._generator(b"run")
 
+    def of_unit(self, unit: int, step: int | None) -> np.random.Generator:
+        """The generator of one unit's own choices in a step, or (None) once for the whole run."""
+        when = b"" if step is None else _check.integer(0, step=step).to_bytes(8, "little")
+        return self._generator(b"unit" + _check.integer(0, unit=unit).to_bytes(8, "little") + when)
+
     def _generator(self, label: bytes) -> np.random.Generator:
         digest = hashlib.blake2b(label, digest_size=16, key=self._key, person=_PERSON).digest()
         return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))

@@ -9,7 +9,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.release.journal import WAYS_ON, Journal
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.identity import identity_of
-from hushgrad.sampling.units import Grouping
+from hushgrad.sampling.units import Grouping, Units
 
 __all__ = ["DataContract"]
 
@@ -75,6 +75,9 @@ class DataContract:
 def _about(data: _Data, key: RunKey) -> dict[str, Any]:
     named = {"examples": len(data.dataset), "digest": "", "seen": True}
     about = named if data.identity is not None else identity_of(data.dataset, key.journal)
-    groups = [data.groups(i) for i in range(len(data.dataset))] if callable(data.groups) else data.groups
+    groups: Any = [data.groups(i) for i in range(len(data.dataset))] if callable(data.groups) else data.groups
+    cap = {}
+    if isinstance(groups, Units):
+        cap, groups = {} if groups.cap is None else {"cap": [groups.cap, groups.choose]}, groups.owners
     units = "" if groups is None else identity_of(groups, key.journal)["digest"]
-    return {**about, "identity": data.identity or "", "groups": units}
+    return {**about, "identity": data.identity or "", "groups": units, **cap}

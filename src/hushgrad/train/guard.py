@@ -84,11 +84,7 @@ class Guard:
             raise CaptureError(
                 "A GradScaler scaled this step's loss, and with it every norm. Train in bfloat16, which needs no scaler."
             )
-        if self._is_changed():
-            raise CaptureError(
-                "The model's parameters, or the optimizer's, are not those that were made private: one was added, removed, "
-                "frozen or unfrozen. Detach, change the model, and call make_private again."
-            )
+        self.require_same()
         for name, p in self.params.items():
             if p.grad is not None:
                 raise CaptureError(
@@ -96,6 +92,18 @@ class Guard:
                     "a backward pass before make_private. Clear it with optimizer.zero_grad(); for a penalty use weight_decay."
                 )
         self.released.check()
+
+    def require_same(self) -> None:
+        """Before a pass, too: without the parameters that it was made for, it would end in an error of autograd's.
+
+        Raises:
+            CaptureError: if the model or the optimizer has other ones.
+        """
+        if self._is_changed():
+            raise CaptureError(
+                "The model's parameters, or the optimizer's, are not those that were made private: one was added, removed, "
+                "frozen or unfrozen. Detach, change the model, and call make_private again."
+            )
 
     def _is_changed(self) -> bool:
         if [p.requires_grad for p in self._all] != self._trainable or self._optimizer_parameters() != self._owned:

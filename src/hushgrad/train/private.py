@@ -389,6 +389,7 @@ class Private:
                     f"The loader is at step {batch.step}, but {self.steps} steps have been taken. Call optimizer.step() once for "
                     "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
                 )
+            self._guard.require_same()
             self._guard.released.before(parameters=not self._lazy.attached)
             self._issued = Issued(batch.examples, batch.units, batch.padding, batch._records)
             self._capture.discard()

@@ -167,8 +167,9 @@ def _address(tensor: Tensor) -> int:
 def _kept(name: str, *, frozen: bool) -> CaptureError:
     if frozen:
         return CaptureError(
-            f"Parameter {name} is frozen, but was changed by the forward pass: it holds something of the data without any noise. "
-            "Use a layer that keeps nothing (Embedding without max_norm, no running mean), or keep it out of the state_dict."
+            f"Parameter {name} is frozen, but was changed since the run began: by the forward pass, it holds something of the data without "
+            "any noise. Use a layer that keeps nothing (Embedding without max_norm, no running mean), keep it out of the state_dict, and "
+            "merge adapters after the run, or into a copy."
         )
     return CaptureError(
         f"Buffer {name} was changed by the forward pass: it holds statistics of the data without any noise. "
