@@ -79,8 +79,13 @@ class ExampleLoss:
         transformer = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
         keeps = transformer is not None and transformer.config.is_encoder_decoder
         outputs = model(**(inputs if keeps else {name: value for name, value in inputs.items() if name != "labels"}))
-        logits, labels = outputs["logits"], _read(labels, inputs.get("attention_mask"), shift=bool(self._shift))
-        return token_loss(logits, _behind_prompt(labels, logits), shift=bool(self._shift)), outputs
+        logits, mask = outputs["logits"], inputs.get("attention_mask")
+        behind = _behind_prompt(_read(labels, mask, shift=bool(self._shift)), logits)
+        if behind.shape != labels.shape and isinstance(mask, Tensor) and bool((mask[:, :1] < mask.amax(1, True)).any()):
+            _refuse(
+                "those of texts that are padded on the left, behind a trained prompt which scores the first token of the longest alone"
+            )
+        return token_loss(logits, behind, shift=bool(self._shift)), outputs
 
 
 def _own(outputs: Any) -> Tensor:
@@ -132,7 +137,7 @@ def _read(labels: Tensor, mask: Any, *, shift: bool) -> Tensor:
         return labels
     seen = mask.bool()
     if shift:
-        seen = seen & F.pad(seen[:, :-1], (1, 0))
+        seen = seen & F.pad(seen[:, :-1], (1, 0), value=True)  # the first one is scored by a trained prompt, if by anything
     return labels.masked_fill(~seen, _IGNORED)
 
 
