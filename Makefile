@@ -56,9 +56,9 @@ build/zoo/.ready: $(VENV)/.ready zoo/requirements.txt
 zoo: build/zoo/.ready  ## compare models that nobody here wrote with single-example passes (minutes); writes docs/compatibility.md
 	PYTHONPATH=build/zoo OMP_NUM_THREADS=1 $(BIN)/python -m zoo --processes 2 $(if $(ONLY),--only $(ONLY),--docs docs/compatibility.md)
 
-# SEED=7 draws the same faults again; SECONDS bounds the time; ONLY='disk|clock' tries these and leaves the other rows alone. The tables of docs/reliability.md are written by these.
+# SEED=7 draws the same faults again; SECONDS bounds the time; ONLY='disk|clock' tries these alone; MORE=1 adds to the table. The tables of docs/reliability.md are written by these.
 FAULTS = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python faults/$@.py --docs docs/reliability.md
-DRAWN  = $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)")
+DRAWN  = $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") $(if $(MORE),--more)
 
 chaos: $(VENV)/.ready  ## kill runs, fill disks, damage files, stop ranks; see what survives (5 minutes)
 	$(FAULTS) $(DRAWN)

@@ -26,6 +26,7 @@ def parser(about: str | None, *, seconds: float) -> argparse.ArgumentParser:
     options.add_argument("--seed", type=int, default=None, help="drawn and printed if it is left out")
     options.add_argument("--only", default="", help="trials whose name holds this text, or one of several: A|B")
     options.add_argument("--docs", type=Path, default=None, help="page whose table is replaced")
+    options.add_argument("--more", action="store_true", help="add to the rows that are there, as --only does")
     return options
 
 
@@ -48,7 +49,8 @@ def report(name: str, options: argparse.Namespace, seed: int, run: Trials, *, go
     if options.docs is not None:
         part = f" ONLY='{options.only}'" if options.only else ""
         took = time.monotonic() - began
-        write_table(options.docs, name, rows, f"make {name} SEED={seed}{part}", took, seed=seed, part=bool(part))
+        more = options.more or bool(part)
+        write_table(options.docs, name, rows, f"make {name} SEED={seed}{part}", took, seed=seed, part=more)
     failed = [row.name for row in rows if row.survived < row.tried]
     print(good if not failed else f"FAILED (seed {seed}): {', '.join(failed)}")
     return 1 if failed else 0

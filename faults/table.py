@@ -37,28 +37,38 @@ class Row:
 def write_table(
     page: Path, section: str, rows: list[Row], command: str, seconds: float, *, seed: int | None = None, part: bool = False
 ) -> None:
-    """Replace what stands between the marks of ``section`` in ``page``; with ``part``, the rows of these names only."""
+    """Replace what stands between the marks of ``section`` in ``page``; with ``part``, add to the rows that are there."""
     begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     inside, found, after = rest.partition(end)
     if not found:
         raise SystemExit(f"{page} has no marks {begin} ... {end}.")
-    lines = _rows_in(inside) if part else {}
-    lines |= {row.name: _line(row, seed) for row in rows}
-    total = sum(int(line.split("|")[4].replace(",", "") or 0) for line in lines.values())
+    known = _rows_in(inside) if part else {}
+    for row in rows:
+        old, seeds = known.get(row.name, (Row(row.name), ()))
+        counts = {name: getattr(row, name) + getattr(old, name) for name in ("tried", "survived", "deaths")}
+        known[row.name] = replace(row, **counts), (*seeds, *([] if seed is None else [str(seed)]))
+    total = sum(row.deaths for row, _ in known.values())
     written = f"Written by `{command}`" + (", and parts of it before" if part else f" in {seconds:.0f} s") + "."
     written += f" {total:,} processes were killed." if total else ""
-    page.write_text("\n".join([before + begin, "", written, "", *_HEAD, *lines.values(), "", end + after]), encoding="utf-8")
+    lines = [_line(*entry) for entry in known.values()]
+    page.write_text("\n".join([before + begin, "", written, "", *_HEAD, *lines, "", end + after]), encoding="utf-8")
 
 
-def _line(row: Row, seed: int | None) -> str:
+def _line(row: Row, seeds: tuple[str, ...]) -> str:
     deaths = f"{row.deaths:,}" if row.deaths else ""
-    return f"| {row.name} | {row.tried:,} | {row.survived:,} | {deaths} | {'' if seed is None else seed} | {_cell(row.seen)} |"
+    return f"| {row.name} | {row.tried:,} | {row.survived:,} | {deaths} | {', '.join(seeds)} | {_cell(row.seen)} |"
 
 
-def _rows_in(text: str) -> dict[str, str]:
-    lines = [line for line in text.splitlines() if line.startswith("| ") and line not in _HEAD]
-    return {line.split("|")[1].strip(): line for line in lines}
+def _rows_in(text: str) -> dict[str, tuple[Row, tuple[str, ...]]]:
+    """What :func:`write_table` wrote: name to (row, seeds)."""
+    found = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == len(_HEAD[0].split("|")) - 2 and line not in _HEAD:
+            tried, survived, deaths = (int(cell.replace(",", "") or 0) for cell in cells[1:4])
+            found[cells[0]] = Row(cells[0], tried, survived, cells[5], deaths), tuple(cells[4].split(", ") if cells[4] else ())
+    return found
 
 
 def _cell(text: str) -> str:
