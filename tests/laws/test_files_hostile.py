@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import mpmath
 import pytest
@@ -20,7 +22,7 @@ from hushgrad.guarantee import Ledger
 from hushgrad.noise import secure
 from hushgrad.release.atomic import replacing
 from hushgrad.release.placement.world import World
-from hushgrad.train import Plan
+from hushgrad.train import Checkpoint, Plan, make_private
 from hushgrad.train.shard_files import Piece, ShardFiles
 from hushgrad.train.tree import understood
 
@@ -108,3 +110,35 @@ def test_a_forged_shard_file_is_refused(tmp_path):
             shards.verify(files)
             shards.reader(files)("tensor.0", 0, 6)
             shards.rng(files)
+
+
+ODD = {
+    "folder": Path.mkdir,
+    "pipe": os.mkfifo,  # whoever opened it would wait for ever
+    "nothing": lambda path: path.symlink_to("/dev/null"),
+    "circle": lambda path: path.symlink_to(path),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_no_file_in_a_run_folder_is_refused_at_once(tmp_path, kind):
+    """In the place of each file of a run: one of the house's errors, and never an answer from something else."""
+
+    def run(folder):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=2)
+        return Checkpoint(folder, make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan))
+
+    run(tmp_path / "run")._owner.release()
+    for name in ("key.json", "journal", "state.safetensors", ".lock"):
+        folder = tmp_path / name
+        shutil.copytree(tmp_path / "run", folder)
+        (folder / name).unlink(missing_ok=True)
+        ODD[kind](folder / name)
+        try:
+            found = run(folder)
+        except HushgradError:
+            continue
+        assert kind == "circle" and not found.resumed  # a file that is lost; nothing was released yet

@@ -47,7 +47,7 @@ def read_tree(path: Path) -> Any:
             if _HEADER not in metadata:
                 _check.fail("path", str(path), "to be a checkpoint of a private run")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:  # the latter for a folder, or a file that may not be read
         raise ArgumentError(
             f"Expected path={str(path)!r} to be a whole safetensors file; it was cut short or damaged ({error}). Put a good copy back, or "
             "start a new run."
