@@ -106,11 +106,11 @@ class Once(ClassifierMixin, BaseEstimator):
         return np.full(len(X), int(self.right_))
 
 
-def searched(monkeypatch, caplog, capfd, trials):
+def searched(monkeypatch, caplog, capfd, trials, random_state):
     monkeypatch.setattr(Once, "fits", 0)
     monkeypatch.setattr("hushgrad.estimators.search.trials", lambda random, **_: trials)
     caplog.clear()
-    search = DPGridSearch(Once(), {"l2": [1.0]}, epsilon=3.0, delta=1e-6, random_state=0)
+    search = DPGridSearch(Once(), {"l2": [1.0]}, epsilon=3.0, delta=1e-6, random_state=random_state)
     with warnings.catch_warnings(record=True) as told, caplog.at_level(logging.DEBUG):
         warnings.simplefilter("always")
         search.fit(np.zeros((600, 1)), np.ones(600, int) - (np.arange(600) < 2))
@@ -125,8 +125,10 @@ def searched(monkeypatch, caplog, capfd, trials):
     )
 
 
-def test_two_searches_that_differ_in_the_number_of_trials_only_cannot_be_told_apart(monkeypatch, caplog, capfd):
-    first, *others = (searched(monkeypatch, caplog, capfd, trials) for trials in (1, 2, 7))
+@pytest.mark.parametrize("state", [int, np.random.default_rng, np.random.RandomState])
+def test_two_searches_that_differ_in_the_number_of_trials_only_cannot_be_told_apart(monkeypatch, caplog, capfd, state):
+    """Nor by how far the generator has moved that they were given."""
+    first, *others = (searched(monkeypatch, caplog, capfd, trials, state(0)) for trials in (1, 2, 7))
     assert all(other == first for other in others)
     assert first[2] == []
 

@@ -73,8 +73,9 @@ def randomness(random_state: int | np.random.Generator | np.random.RandomState |
     """
     if random_state is None:
         return _System()
+    # From a generator a fixed number of draws: how far it has moved must not tell how many trials a search has made.
     if isinstance(random_state, np.random.Generator):
-        return _Seeded(random_state)
+        return _Seeded(np.random.default_rng(random_state.integers(0, 2**31, size=8)))
     if isinstance(random_state, np.random.RandomState):
         return _Seeded(np.random.default_rng(random_state.randint(0, 2**31, size=8)))
     return _Seeded(np.random.default_rng(random_state))
