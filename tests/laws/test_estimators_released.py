@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 import warnings
 
 import numpy as np
@@ -117,7 +118,7 @@ def searched(monkeypatch, caplog, capfd, trials, random_state):
     assert Once.fits == trials
     return (
         pickle.dumps(search),
-        repr(search),
+        re.sub(r" at 0x\w+", "", repr(search)),  # of a generator, where it lies
         [str(one.message) for one in told],
         caplog.text,
         capfd.readouterr(),
