@@ -19,6 +19,7 @@ import inspect
 import json
 import math
 import re
+import sys
 import types
 from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
@@ -168,9 +169,16 @@ def rate(remedy: str = "", **argument: Any) -> float:
     return between(0, 1, closed="right", remedy=remedy, **argument)
 
 
-def delta(remedy: str = "", **argument: Any) -> float:
-    """A privacy delta: a number in (0, 1)."""
-    return between(0, 1, closed="neither", remedy=remedy, **argument)
+def delta(remedy: str = "", *, zero: bool = False, **argument: Any) -> float:
+    """A privacy delta: a number in (0, 1), or also 0 where ``zero`` is allowed. Floats that have lost their digits are none."""
+    x = between(0, 1, closed="left" if zero else "neither", remedy=remedy, **argument)
+    if 0 < x < sys.float_info.min:
+        fail(
+            *_only(argument),
+            f"to be {'0 or ' * zero}at least {sys.float_info.min!r}, the least float with all its digits",
+            remedy,
+        )
+    return x
 
 
 def integer(low: int | None = None, *, remedy: str = "", **argument: Any) -> int:

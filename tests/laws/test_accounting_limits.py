@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 
 import mpmath as mp
 import numpy as np
 import pytest
 
-from hushgrad.accounting import calibrate, calibrate_steps, epsilon, epsilon_interval
+from hushgrad.accounting import (
+    calibrate,
+    calibrate_noise,
+    calibrate_steps,
+    delta,
+    delta_curve,
+    epsilon,
+    epsilon_interval,
+    gaussian_delta,
+)
 from hushgrad.accounting.bracketing import Bracket, crossing, largest_integer
 from hushgrad.accounting.calibration import certified_calibration
 from hushgrad.accounting.pld import loss as losses
@@ -17,8 +27,8 @@ from hushgrad.accounting.pld.bounds.from_below import touch
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve, Mirror
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace
 from hushgrad.accounting.pld.search import solve
-from hushgrad.errors import ArgumentError, Contradiction, NumericalLimit
-from hushgrad.events import Gaussian, PureDP
+from hushgrad.errors import ArgumentError, Contradiction, NoTheorem, NumericalLimit
+from hushgrad.events import ApproxDP, Event, Gaussian, GaussianMixture, Laplace, PureDP
 
 EXTREMES = [
     (rate, mu, tail)
@@ -129,10 +139,10 @@ def test_calibrations_end_with_their_certificate() -> None:
                 int(10 ** rng.uniform(0, 4)),
             )
         )
-    for target, delta, rate, steps in questions:
-        found = certified_calibration(lambda s, q=rate, n=steps: Gaussian(s).sampled(rate=q) * n, epsilon=target, delta=delta)  # type: ignore[misc]
+    for target, tail, rate, steps in questions:
+        found = certified_calibration(lambda s, q=rate, n=steps: Gaussian(s).sampled(rate=q) * n, epsilon=target, delta=tail)  # type: ignore[misc]
         assert found.neighbour == pytest.approx(found.value * (1 - 2e-5), rel=1e-12)
-        asked = [epsilon(Gaussian(s).sampled(rate=rate) * steps, delta=delta) for s in (found.value, found.neighbour)]
+        asked = [epsilon(Gaussian(s).sampled(rate=rate) * steps, delta=tail) for s in (found.value, found.neighbour)]
         assert asked == [found.epsilon, found.neighbour_epsilon] and asked[0] <= target < asked[1]
         assert found.evaluations <= 60
 
@@ -167,3 +177,49 @@ def test_what_cannot_be_reached_is_refused() -> None:
     with pytest.raises(ArgumentError, match="least that is reachable is epsilon=1") as refusal:
         calibrate(lambda s: PureDP(1.0) + Gaussian(s), epsilon=0.5, delta=1e-9)
     assert "bracket" not in str(refusal.value)  # none was given
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "gdp", "zcdp", "basic", "advanced", "optimal"])
+@pytest.mark.parametrize("event", [Gaussian(63.0), Gaussian(1e90), Gaussian(80.0) * 3, Gaussian(50.0).sampled(rate=1e-300)])
+@pytest.mark.parametrize("at", [3.0, 1e300])
+def test_a_delta_below_the_range_of_doubles_is_not_called_zero(event: Event, accountant: str, at: float) -> None:
+    try:
+        found = delta(event, epsilon=at, accountant=accountant)
+    except NoTheorem:
+        return  # this accountant does not know the event
+    assert found >= sys.float_info.min
+    assert delta_curve(event, [at], accountant=accountant)[0] >= sys.float_info.min
+    assert gaussian_delta(1e-200, at) >= sys.float_info.min
+
+
+def test_a_delta_is_zero_where_it_is() -> None:
+    for event, at in [(Laplace(2.0), 0.5), (Laplace(2.0) * 3, 1.5), (PureDP(1.0) * 2000, 2000.0), (PureDP(0.3), 0.3)]:
+        assert delta(event, epsilon=at) == 0.0
+    assert delta(PureDP(1.0) * 2000, epsilon=1999.5) > 0  # e^-2626, which is no double
+
+
+@pytest.mark.parametrize("tiny", [5e-324, 1e-310, 2.2e-308])
+def test_a_delta_that_has_lost_its_digits_is_refused(tiny: float) -> None:
+    for ask in (epsilon, epsilon_interval):
+        with pytest.raises(ArgumentError, match="at least 2"):
+            ask(Gaussian(1e10), delta=tiny)
+    with pytest.raises(ArgumentError, match="at least"):
+        ApproxDP(1.0, tiny)
+    assert 37 < epsilon(Gaussian(1.0), delta=sys.float_info.min) < 39
+
+
+def test_a_mixture_with_a_contribution_that_is_as_good_as_shown() -> None:
+    """Rarer than delta it costs nothing: a bound from below that says otherwise is wrong. Lost digits are no bound."""
+    for far in (30.0, 900.0, 1e8, 1e200, 1e308):
+        event = GaussianMixture(noise_multiplier=1.0, sensitivities=(far, 0.0), probabilities=(1e-3, 1 - 1e-3))
+        if far <= 1e3:
+            assert epsilon_interval(event, delta=2.1e-3) == (0.0, 0.0)
+        else:
+            with pytest.raises(NoTheorem, match="as good as shown"):
+                epsilon_interval(event, delta=2.1e-3)
+
+
+@pytest.mark.parametrize("wanted", [1e-300, 1e-100, 1e300])
+def test_noise_for_what_nobody_can_meet_is_refused(wanted: float) -> None:
+    with pytest.raises(ArgumentError, match="epsilon"):
+        calibrate_noise(epsilon=wanted, delta=1e-300, rate=0.5, steps=10, accountant="rdp")

@@ -16,7 +16,9 @@ from hushgrad.events import (
     Absent,
     Answers,
     ApproxDP,
+    BallsInBins,
     Event,
+    Everyone,
     Exponential,
     FixedSize,
     Gaussian,
@@ -158,3 +160,30 @@ def test_what_no_theorem_covers_is_refused_with_a_remedy() -> None:
     ]:
         with pytest.raises(NoTheorem, match=r"Ask|Sample"):
             epsilon(event, delta=1e-6, relation=relation)
+
+
+@pytest.mark.parametrize("pure, size", [(1.0, 1), (0.3, 2), (2.0, 3)])
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "basic", "advanced", "optimal"])
+@pytest.mark.parametrize("kind", [PureDP, Exponential, lambda e, absent: ApproxDP(e, 1e-12, absent=absent)])
+def test_a_guarantee_that_is_stated_for_zero_out_is_not_used_for_replace_one(
+    kind: Callable[..., Event], accountant: str, pure: float, size: int
+) -> None:
+    """One answer may be e^eps likelier with the record than with its null, and e^-eps as likely with another in its place."""
+    g = size / 4
+    with_record, with_null = ((1 - g) * math.exp(-pure) + g * odds for odds in (math.exp(pure), 1.0))
+    event = Sampled(FixedSize(dataset_size=4, size=size), kind(pure, absent="nothing"))
+    found = epsilon(event, delta=1e-12, relation="zero_out", accountant=accountant)
+    assert math.log(with_record / with_null) <= found + 1e-6
+    if accountant == "pld":
+        assert epsilon_interval(event, delta=1e-12, relation="zero_out")[0] <= math.log(with_record / with_null)
+
+
+@pytest.mark.parametrize("how", [Poisson(0.5), FixedSize(dataset_size=10, size=2), BallsInBins(bins=3)])
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "basic"])
+def test_a_sample_inside_a_sample_counts_the_records_that_it_is_given(how: Participation, accountant: str) -> None:
+    inner = Sampled(FixedSize(dataset_size=10, size=2), Gaussian(1.0))
+    for of in (inner, inner * 3, inner + Gaussian(1.0), Sampled(Everyone(), inner)):
+        with pytest.raises(NoTheorem):
+            epsilon(Sampled(how, of), delta=1e-5, relation="replace_one", accountant=accountant)
+    nested = Sampled(FixedSize(dataset_size=20, size=10), inner)
+    assert 0 < epsilon(nested, delta=1e-5, relation="replace_one", accountant="rdp") < math.inf

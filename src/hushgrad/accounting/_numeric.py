@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 from hushgrad.errors import NumericalLimit
 
-__all__ = ["least_over_orders", "log_add", "reached", "smallest_true", "up"]
+__all__ = ["least_over_orders", "log_add", "positive_up", "reached", "smallest_true", "up"]
 
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 _MARGIN = 1e-12  # a few thousand roundings of float64: closed forms are rounded up by it
@@ -16,6 +17,11 @@ _MARGIN = 1e-12  # a few thousand roundings of float64: closed forms are rounded
 def up(x: float) -> float:
     """``x`` rounded up by more than the rounding errors of a closed form, so that it is never below the truth."""
     return x + _MARGIN * abs(x)
+
+
+def positive_up(x: float) -> float:
+    """:func:`up` of what is known to be above 0: where it left the range of doubles, the least of them that has all its digits."""
+    return max(up(x), sys.float_info.min)
 
 
 def reached(what: str, *numbers: float) -> None:

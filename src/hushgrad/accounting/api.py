@@ -66,7 +66,7 @@ def loss_of(event: object, accountant: str | Accountant, relation: Relation | st
 
 
 def _delta(delta: float) -> float:
-    return _check.between(0, 1, closed="left", delta=delta)
+    return _check.delta(zero=True, delta=delta)
 
 
 def epsilon(

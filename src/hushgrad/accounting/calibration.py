@@ -183,9 +183,8 @@ def likely_noise(epsilon: float, delta: float, steps: int, rate: float, relation
     """The noise by the central limit theorem: rate sqrt(steps (e^{1/sigma^2} - 1)) is the distance of one Gaussian (a guess)."""
     mu = gaussian_mu(_check.positive(epsilon=epsilon), _check.delta(delta=delta))
     ratio = mu / rate
-    alone = min(
-        max(1.0 / math.sqrt(math.log1p(ratio * ratio / steps)), 1e-3), 1e8
-    )  # a power would raise where a product is infinite
+    spread = math.log1p(ratio * ratio / steps)  # a power would raise where a product is infinite
+    alone = min(max(1.0 / math.sqrt(spread), 1e-3), 1e8) if spread > 0.0 else 1e8
     return alone * Relation.of(relation).contributions
 
 

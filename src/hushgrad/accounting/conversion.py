@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from hushgrad.accounting._numeric import least_over_orders, up
+from hushgrad.accounting._numeric import least_over_orders, positive_up, up
 
 __all__ = ["delta_from_renyi", "epsilon_from_renyi"]
 
@@ -56,4 +56,4 @@ def delta_from_renyi(curve: Curve, epsilon: float) -> float:
     def hopeless(alpha: float, best: float) -> bool:
         return curve(alpha) > epsilon and bound(alpha) > best + 20.0
 
-    return up(math.exp(min(0.0, least_over_orders(bound, hopeless=hopeless))))
+    return positive_up(math.exp(min(0.0, least_over_orders(bound, hopeless=hopeless))))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 
-from hushgrad.accounting._numeric import up
+from hushgrad.accounting._numeric import positive_up, up
 from hushgrad.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from hushgrad.accounting.participation import Way, sampling
 from hushgrad.errors import NoTheorem
@@ -133,9 +133,10 @@ def _(event: Sampled, relation: Relation) -> Statement:
         return inner if shown else up(amplified(inner, rate))
 
     def delta(epsilon: float) -> float:
-        return up(rate * base.delta(epsilon if shown else deamplified(epsilon, rate)))
+        inner = base.delta(epsilon if shown else deamplified(epsilon, rate))
+        return positive_up(rate * inner) if inner > 0.0 else 0.0
 
-    return Statement(epsilon, delta, fixed=up(rate * base.fixed), flexible=base.flexible)
+    return Statement(epsilon, delta, fixed=positive_up(rate * base.fixed) if base.fixed > 0.0 else 0.0, flexible=base.flexible)
 
 
 _BELOW_ONE = 1.0 - 1e-9

@@ -15,11 +15,12 @@ import math
 from scipy.special import erfcx, log_ndtr, ndtr
 
 from hushgrad import _check
-from hushgrad.accounting._numeric import smallest_true, up
+from hushgrad.accounting._numeric import positive_up, smallest_true, up
 
 __all__ = ["gaussian_delta", "gaussian_epsilon", "gaussian_mu"]
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+_FARTHEST = 1e150  # its square is still a number
 _ULPS = 32 * 2.0**-52  # erfcx is accurate to a few units in the last place; the rest is headroom
 
 
@@ -42,7 +43,8 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     epsilon = _check.non_negative(epsilon=epsilon)
     if mu == 0.0:
         return 0.0
-    x, y = epsilon / mu - mu / 2.0, epsilon / mu + mu / 2.0
+    far = min(epsilon / mu, _FARTHEST)
+    x, y = far - mu / 2.0, far + mu / 2.0
     if x < -3.0:  # far from the tail: nothing cancels, and the Mills ratio would overflow
         return min(1.0, up(float(ndtr(-x)) - math.exp(min(0.0, epsilon + float(log_ndtr(-y))))))
     if mu < 1e-4:  # R(x) - R(y) is the integral of D(t) = 1 - t R(t); midpoint rule, its remainder mu³ D''/24 with D'' <= 6 D²
@@ -52,7 +54,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
         difference += _ULPS * mu
     else:
         difference = _mills(x) - _mills(y) + _ULPS * _mills(x)
-    return min(1.0, up(difference * math.exp(-0.5 * x * x - _LOG_SQRT_2PI)))
+    return min(1.0, positive_up(difference * math.exp(-0.5 * x * x - _LOG_SQRT_2PI)))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

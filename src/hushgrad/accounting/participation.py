@@ -24,6 +24,7 @@ from hushgrad.events import (
     Absent,
     Answers,
     BallsInBins,
+    Compose,
     CyclicPoisson,
     Event,
     Everyone,
@@ -33,11 +34,13 @@ from hushgrad.events import (
     Participation,
     Poisson,
     Relation,
+    Repeat,
+    RepeatAndSelect,
     Sampled,
     TruncatedPoisson,
 )
 
-__all__ = ["Sampling", "Way", "kind_of", "poisson_rate", "sampling", "simplified", "unamplified"]
+__all__ = ["Sampling", "Way", "kind_of", "poisson_rate", "require_known_size", "sampling", "simplified", "unamplified"]
 
 
 class Way(enum.Enum):
@@ -101,6 +104,27 @@ def poisson_rate(event: Event) -> float | None:
     return event.how.rate if isinstance(event, Sampled) and isinstance(event.how, Poisson) else None
 
 
+def require_known_size(event: Sampled) -> None:
+    """Refuse a sample inside a sample that counts on another number of records than it is given.
+
+    Raises:
+        NoTheorem: where a sample of a fixed size, or a truncated one, is drawn from records whose number is another or is random.
+    """
+    given = event.how.size if isinstance(event.how, FixedSize) else None
+    pending = [event.of]
+    while pending:
+        of = pending.pop()
+        if isinstance(of, Sampled) and isinstance(of.how, (FixedSize, TruncatedPoisson)) and of.how.dataset_size != given:
+            raise NoTheorem(
+                f"{of.how} is drawn from {of.how.dataset_size} records, but {event.how} gives it "
+                f"{'a random number of them' if given is None else given}. Describe the two samples by one."
+            )
+        if isinstance(of, Compose):
+            pending.extend(of.events)
+        elif isinstance(of, (Repeat, RepeatAndSelect)) or (isinstance(of, Sampled) and not isinstance(of.how, FixedSize)):
+            pending.append(of.of)
+
+
 def sampling(event: Sampled, relation: Relation) -> Sampling:
     """The theorem that covers one step on a Poisson sample or on one of a fixed size.
 
@@ -108,6 +132,7 @@ def sampling(event: Sampled, relation: Relation) -> Sampling:
         NoTheorem: where there is none.
     """
     how, of = event.how, event.of
+    require_known_size(event)
     nothing = of.absent is Absent.NOTHING
     if isinstance(how, Poisson):
         if relation is Relation.ADD_REMOVE or (relation is Relation.ZERO_OUT and nothing):
@@ -131,11 +156,12 @@ def _fixed_size(how: FixedSize, of: Event, relation: Relation, *, nothing: bool)
         )
     if how.rate == 1.0:
         return Sampling(Way.SHOWN, 1.0, relation)
-    if nothing:  # a null record is a record too, so replace-one also covers zero-out
+    if nothing and not (of.stated and relation is Relation.ZERO_OUT):  # a null record is a record: replace-one covers zero-out
         return Sampling(Way.EXCHANGED, how.rate, Relation.REPLACE_ONE, attained=relation is Relation.REPLACE_ONE)
     if relation is Relation.REPLACE_ONE and of.answers is Answers.ANONYMOUS:
         # several answers without names hide each other, so a mechanism of single answers need not be as bad as its curve
         alone = how.size == 1 or not of.single_answers
         return Sampling(Way.EXCHANGED, how.rate, relation, attained=alone)
-    # without a word about names: as with them, which is the worse; from below nothing is known then
-    return Sampling(Way.SHOWN, how.rate, relation, attained=of.answers is not Answers.UNKNOWN)
+    # A guarantee that is stated for zero-out says nothing of one record against another, which takes the place of one not drawn.
+    # Without a word about names: as with them, which is the worse; from below nothing is known then.
+    return Sampling(Way.SHOWN, how.rate, relation, attained=of.answers is not Answers.UNKNOWN and not nothing)

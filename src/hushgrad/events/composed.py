@@ -19,12 +19,14 @@ class Event(Value, family="event"):
     """One private computation, or several composed ones.
 
     ``event * n`` repeats it adaptively, ``a + b`` composes, ``event.sampled(rate=q)`` runs it on a Poisson sample. What theorems
-    about samples need to know is part of the event: ``absent``, ``answers``, and ``single_answers`` (one for each record).
+    about samples need to know is part of the event: ``absent``, ``answers``, ``single_answers`` (one for each record), and
+    ``stated``: it says its guarantee under the relation that is asked for, and nothing about any other one.
     """
 
     absent = Absent.UNKNOWN
     answers = Answers.ANONYMOUS
     single_answers = False
+    stated = False
 
     def __mul__(self, times: int) -> Event:
         times = _check.integer(0, times=times)

@@ -119,6 +119,7 @@ class Exponential(Event):
 
     epsilon: float
     absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
+    stated = True
 
     def __post_init__(self) -> None:
         set_fields(self, epsilon=_check.non_negative(epsilon=self.epsilon), absent=word(Absent, absent=self.absent))
@@ -133,6 +134,7 @@ class PureDP(Event):
 
     epsilon: float
     absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
+    stated = True
 
     def __post_init__(self) -> None:
         set_fields(self, epsilon=_check.non_negative(epsilon=self.epsilon), absent=word(Absent, absent=self.absent))
@@ -148,12 +150,13 @@ class ApproxDP(Event):
     epsilon: float
     delta: float
     absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
+    stated = True
 
     def __post_init__(self) -> None:
         set_fields(
             self,
             epsilon=_check.non_negative(epsilon=self.epsilon),
-            delta=_check.between(0, 1, closed="left", delta=self.delta),
+            delta=_check.delta(zero=True, delta=self.delta),
             absent=word(Absent, absent=self.absent),
         )
 
@@ -167,6 +170,7 @@ class ZCDP(Event):
 
     rho: float
     absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
+    stated = True
 
     def __post_init__(self) -> None:
         set_fields(self, rho=_check.non_negative(rho=self.rho), absent=word(Absent, absent=self.absent))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from hushgrad.accounting.base import Loss
+from hushgrad.accounting.participation import require_known_size
 from hushgrad.accounting.pld.accountant import PLD
 from hushgrad.accounting.pld.bounds.allocation import AllocatedAbove, AllocatedBelow, reaches
 from hushgrad.accounting.pld.bounds.exchange import AllocatedReplace
@@ -28,6 +29,7 @@ from hushgrad.events import (
     Gaussian,
     Laplace,
     Relation,
+    Sampled,
     TruncatedPoisson,
 )
 
@@ -117,9 +119,10 @@ def balls(of: Event, how: BallsInBins, relation: Relation) -> Loss:
     Gaussian noise of several epochs over the same bins is one epoch at the distance sqrt(epochs)/sigma. From below without more: an
     observer of a single bin sees the record with probability 1/bins, in all epochs.
     """
-    if how.bins == 1:
+    if how.bins == 1:  # all records, as they are
         return PLD().loss(of * how.epochs, relation)
     if not isinstance(of, Gaussian) or of.noise_multiplier == 0:
+        require_known_size(Sampled(how, of))
         if not isinstance(of, NOISE) or how.epochs > 1 or relation is Relation.REPLACE_ONE:
             return _unattained(PLD().loss(of * how.epochs, relation))
         base = PLD().leaf(of, relation)

@@ -37,6 +37,7 @@ from hushgrad.events import (
 
 _WIDEST = 1e5  # of a discrete Gaussian: 74 sigma atoms are 60 MB
 _FARTHEST = 25.0  # of a mean of a mixture: losses are then hundreds in both directions, too large for ratios of densities
+_REVEALED = 1e3  # of a mean of a mixture: losses of mu^2/2 keep too few digits behind the point
 _MOST = 8_000_000  # atoms of a discrete Laplace distribution: the same
 
 
@@ -119,6 +120,11 @@ def _(event: GaussianMixture, relation: Relation) -> Loss:
         return Nothing()
     if min(present) > _FARTHEST:  # for tests of half lines, which are the best ones for a single Gaussian, the others are worse
         return once(GaussianCurve(max(present)), below=(GaussianCurve(min(present)),))
+    if max(present) > _REVEALED:
+        raise NoTheorem(
+            f"A contribution {max(present):.3g} times the noise is as good as shown, and doubles lose the digits of such a loss. "
+            "Describe it by NonPrivate, or where it is rare by ApproxDP; or ask the rdp accountant."
+        )
     total = math.fsum(event.probabilities)
     return once(*mirrored(GaussianMixtureCurve(means, tuple(w / total for w in event.probabilities))))
 

@@ -64,7 +64,7 @@ class PrivacyLoss:
 
     def epsilon(self, delta: float, *, width: float = POLICY.width) -> float:
         """A certified upper bound on epsilon, too large by a fraction of about ``width`` at most."""
-        delta = _check.between(0, 1, closed="left", delta=delta)
+        delta = _check.delta(zero=True, delta=delta)
         return self._safe(self._uppers(delta, width), delta)
 
     def delta(self, epsilon: float) -> float:
@@ -84,7 +84,7 @@ class PrivacyLoss:
 
     def epsilon_interval(self, delta: float, width: float = POLICY.width) -> tuple[float, float]:
         """Certified bounds (lower, upper) on epsilon, ``width`` apart relative to epsilon if that can be had."""
-        delta, width = _check.between(0, 1, closed="left", delta=delta), _check.positive(width=width)
+        delta, width = _check.delta(zero=True, delta=delta), _check.positive(width=width)
         found = self._uppers(delta, POLICY.width_above * width)
         upper = self._safe(found, delta)
         if math.isinf(upper):

@@ -212,11 +212,13 @@ _NODES = 0.5 + 0.5 * np.polynomial.legendre.leggauss(4)[0]
 _WEIGHTS = 0.5 * np.polynomial.legendre.leggauss(4)[1]
 _ROOT2 = math.sqrt(2.0)
 _SMALL_MU = 0.1
+_FARTHEST = 1e150  # standard deviations: the square is still a number
 
 
 def gaussian_tails(epsilon: Array, mu: float) -> tuple[Array, Array]:
     """``(call, above)``. With Mills' ratio R, e^eps phi(b) = phi(a) turns both into phi(a) times differences of R."""
-    a = mu / 2 - epsilon / mu
+    with np.errstate(over="ignore"):
+        a = mu / 2 - np.minimum(epsilon / mu, _FARTHEST)
     b = a - mu
     density = np.exp(-0.5 * a * a)
     above = 0.5 * density * erfcx(np.maximum(-b, 0.0) / _ROOT2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -150,7 +151,13 @@ def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-
     found = _delta_bound(parts, epsilon, width, known, upper=upper)
     if is_choice(parts):
         found = (min if upper else max)(found, choice_delta(parts, epsilon, upper=upper))
-    return min(1.0, found + _unseen(parts)) if upper else found
+    return _in_range(parts, epsilon, found + _unseen(parts)) if upper else found if found >= sys.float_info.min else 0.0
+
+
+def _in_range(parts: Parts, epsilon: float, delta: float) -> float:
+    """An upper bound on delta as a double with all its digits: below the largest loss the truth is above 0, however small."""
+    nothing = delta == 0 and epsilon >= _largest_loss(parts) * (1 - 3e-12)  # as far as doubles tell
+    return 0.0 if nothing else min(1.0, max(delta, sys.float_info.min))
 
 
 def _delta_bound(parts: Parts, epsilon: float, width: float, known: float, *, upper: bool) -> float:
@@ -193,7 +200,7 @@ def delta_bounds(parts: Parts, epsilons: Sequence[float], *, width: float = 1e-3
         if composed is None or not _clear(composed, epsilon, width):
             found.append(delta_bound(parts, epsilon, upper=True, width=width))
         else:
-            found.append(min(1.0, composed.delta(epsilon, upper=True) + _unseen(parts)))
+            found.append(_in_range(parts, epsilon, composed.delta(epsilon, upper=True) + _unseen(parts)))
     return found[::-1]
 
 
