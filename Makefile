@@ -7,7 +7,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help abi accuracy demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel vulnerabilities docs clean
+.PHONY: help abi accuracy sanitize demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel vulnerabilities docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -33,6 +33,16 @@ test-all: $(VENV)/.ready  ## run all tests, the slow statistical and end-to-end 
 abi:             ## write what follows from native/abi.h (_abi.py, abi.c); then build the C libraries
 	python3 src/hushgrad/native/_generate.py
 	@$(MAKE) --no-print-directory $(VENV)/.ready
+
+# In a copy of the package, so that the libraries of every day stay where they are.
+SANITIZED    := build/sanitize
+KERNEL_TESTS := $(foreach name,native_kernels native_abi noise_widths clipping_fused denoise_fused,tests/laws/test_$(name).py) \
+  tests/golden/test_noise_chacha.py tests/laws/test_noise_source.py
+sanitize: $(VENV)/.ready  ## run the C kernels' tests with the sanitisers for addresses and undefined behaviour (minutes)
+	@rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r src/hushgrad $(SANITIZED)/ && rm -f $(SANITIZED)/hushgrad/native/*.so
+	HUSHGRAD_SANITIZE=1 $(BIN)/python setup.py -q build_ext --build-lib $(SANITIZED) --build-temp $(SANITIZED)/temp
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  PYTHONPATH=$(SANITIZED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:cacheprovider $(or $(TESTS),$(KERNEL_TESTS))
 
 check: $(VENV)/.ready  ## format, lint, types, arrows between the rooms
 	$(BIN)/ruff format --check .

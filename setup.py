@@ -4,6 +4,7 @@ Two plain shared libraries without any Python API, loaded by ctypes, so one buil
 compiler installs all the same: numpy draws the same bits, and numpy or torch clip, denoise and account to rounding the same.
 """
 
+import os
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -15,6 +16,9 @@ COMMON = ["-O3", "-g0", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "
 # Each operation is rounded by itself, as in numpy: no contraction to fused multiply-add, no fast-math, whatever CFLAGS say. First, for
 # -fno-fast-math undoes -fno-math-errno and -fno-trapping-math, without which loops with roots and choices become no vectors.
 EXACT = ["-fno-fast-math", "-ffp-contract=off", *COMMON]
+# `make sanitize`: whoever reads or writes beside an array, or relies on what C leaves undefined, is told so and stops.
+SANITIZE = ["-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+SANITIZED = SANITIZE if os.environ.get("HUSHGRAD_SANITIZE") else []
 LIBRARIES = {
     "exact": (EXACT, ["noise/*.c", "release/*.c", "accounting/*.c", "denoise/direction.c"]),
     "contracted": (COMMON, ["clip/*.c", "denoise/scan.c"]),
@@ -30,9 +34,10 @@ def library(name: str) -> Extension:
         [file.as_posix() for file in sources],
         depends=[file.as_posix() for file in sorted(NATIVE.rglob("*.h"))],
         include_dirs=[NATIVE.as_posix()],
-        extra_compile_args=flags,
+        extra_compile_args=flags + SANITIZED,
+        extra_link_args=SANITIZED,
         py_limited_api=True,
-        optional=True,
+        optional=not SANITIZED,
     )
 
 

@@ -1,7 +1,7 @@
 r"""Classical theorems as functions, each with its conditions checked.
 
 They are what lectures and papers print. A library user rarely needs them: the accountants are tighter. They are here to
-reproduce published figures, and to refuse where a theorem does not apply. All noise levels are *standard deviations*; several
+reproduce published figures, and to refuse where a theorem does not apply. Noise is given by its *standard deviation*; several
 texts print "variance" beside the same formulas.
 """
 

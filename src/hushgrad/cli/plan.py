@@ -122,7 +122,7 @@ def _show(console: Console, found: Comparison, options: argparse.Namespace) -> N
         cells = (f"{one.noise_multiplier:.4g}", f"{one.rmse:.4g}", f"x{one.relative:.3f}", state, f"{one.work:.4g}")
         table.add_row(str(place), one.name, *cells, style="bold" if place == 1 else None)
     console.print(table)
-    console.print("noise: multiplier of the clip norm; rmse: of the optimiser's sums; work: rows of noise per step.\n")
+    console.print("noise: multiplier of the clip norm; rmse: of the optimizer's sums; work: rows of noise per step.\n")
     for place, one in enumerate(found, 1):
         console.print(f"{place}. {one.name}: {one.reason}")
     if found.dropped:

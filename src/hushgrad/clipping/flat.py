@@ -45,7 +45,7 @@ class Flat(Clipper):
         return torch.rsqrt(sq_norms).mul_(self.max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
     def clip(self, rows: Sequence[Tensor], factor: float, dtype: torch.dtype = torch.float64) -> Clipped:
-        """As always, in one call where the C library can do it."""
+        """As :meth:`Clipper.clip`, in one call where the C library can do it."""
         made = _fused.clip(rows, factor, self.max_grad_norm, dtype) if type(self).weights is Flat.weights else None
         return super().clip(rows, factor, dtype) if made is None else Clipped(*made)
 

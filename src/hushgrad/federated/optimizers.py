@@ -29,7 +29,7 @@ class ServerOptimizer(Value, family="server_optimizer"):
             weights: the flat float64 weights of the global model.
             update: the private mean update, a direction of descent.
             round: counted from 0.
-            state: what the optimiser keeps between rounds; changed in place.
+            state: what the optimizer keeps between rounds; changed in place.
         """
 
 

@@ -213,18 +213,18 @@ class NumpyKernel(Kernel):
     name = "numpy"
 
     def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
-        """See Kernel."""
+        """By the arithmetic of _transform.py."""
         _transform.gaussians(words, out)
 
     def emit(self, x: np.ndarray, scale: float, out: np.ndarray, fresh: bool) -> None:
-        """See Kernel."""
+        """A product, then a sum."""
         if fresh:
             np.multiply(x, x.dtype.type(scale), out=out)
         else:
             out += x * x.dtype.type(scale)
 
     def combine(self, weights: np.ndarray, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
-        """See Kernel."""
+        """One product and one sum for each weight."""
         term = np.empty_like(out[0])
         for h, part in enumerate(parts):
             for k, weight in enumerate(weights[:, h]):
@@ -232,13 +232,13 @@ class NumpyKernel(Kernel):
                     out[k] += np.multiply(part, weight, out=term)
 
     def solve(self, inner: np.ndarray, diagonal: np.ndarray, x: np.ndarray) -> None:
-        """See Kernel."""
+        """Row after row: a combination and a division."""
         for k in range(len(x)):
             self.combine(inner[k : k + 1, :k], list(x[:k]), x[k : k + 1])
             x[k] /= diagonal[k]
 
     def buffers(self, z: np.ndarray, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
-        """See Kernel."""
+        """Buffer after buffer."""
         x, term = z.copy(), np.empty_like(z)
         for w, s in zip(row.weight, row.state, strict=True):
             x -= np.multiply(s, w, out=term)
@@ -290,7 +290,7 @@ class CKernel(Kernel):
         return None if head is None else _abi.Address(*head[:3], index)
 
     def draw(self, stream: Words, step: int, index: int, start: int, scale: float, out: np.ndarray, fresh: bool) -> None:
-        """See Kernel."""
+        """Key stream and numbers in one call."""
         address = self._address(stream, step, index)
         if address is None:
             super().draw(stream, step, index, start, scale, out, fresh)
@@ -299,7 +299,7 @@ class CKernel(Kernel):
         self._functions["draw", out.dtype](address, start, scale, not fresh, _at(out), out.size)
 
     def draw_all(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
-        """See Kernel."""
+        """All pieces in one call, if they are of one type."""
         head = self.head(stream, step)
         if head is None or not pieces:
             super().draw_all(stream, step, pieces, scale, fresh)
@@ -322,7 +322,7 @@ class CKernel(Kernel):
         self._draw_many[itemsize](at, len(pieces), scale, not fresh)  # as draw_table
 
     def draw_rounded(self, stream: Words, at: tuple[int, int, int], ratio: float, h: float, out: np.ndarray) -> list[int]:
-        """See Kernel."""
+        """In single precision, and in double where that leaves a doubt."""
         step, index, start = at
         address = self._address(stream, step, index)
         if address is None:
@@ -342,7 +342,7 @@ class CKernel(Kernel):
         self._draw_many[itemsize](table, count, scale, not fresh)
 
     def draw_buffers(self, stream: Words, at: tuple[int, int, int], row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
-        """See Kernel."""
+        """Numbers go into the recursion without a detour through memory."""
         step, index, start = at
         address = self._address(stream, step, index)
         if address is None:
@@ -352,7 +352,7 @@ class CKernel(Kernel):
         self._functions["drawn_buffers", out.dtype](address, start, *_buffer_arguments(row, out, fresh))
 
     def draw_solutions(self, stream: Words, at: tuple[int, int, int], rows: SolvedRows, out: np.ndarray, fresh: bool) -> None:
-        """See Kernel."""
+        """Drawn, combined and solved a tile at a time, in the cache."""
         step, index, start = at
         address = self._address(stream, step, index)
         if address is None:
@@ -368,7 +368,7 @@ class CKernel(Kernel):
         self._functions["drawn_solutions", out.dtype](address, start, given, _at(room), rows.scale, not fresh, _at(out), out.size)
 
     def draw_combinations(self, stream: Words, at: tuple[int, int, int], weights: np.ndarray, out: np.ndarray) -> None:
-        """See Kernel."""
+        """Drawn and combined a tile at a time, in the cache."""
         step, index, start = at
         address = self._address(stream, step, index)
         if address is None:
@@ -381,15 +381,15 @@ class CKernel(Kernel):
         self._functions["drawn_combinations", out.dtype](address, start, _at(weights), *weights.shape, *target)
 
     def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
-        """See Kernel."""
+        """Whole groups from their words."""
         self._functions["gaussians", out.dtype](_at(words), _at(out), out.size // _transform.GROUP)
 
     def emit(self, x: np.ndarray, scale: float, out: np.ndarray, fresh: bool) -> None:
-        """See Kernel."""
+        """In one pass."""
         self._functions["write" if fresh else "add", x.dtype](_at(x), scale, _at(out), x.size)
 
     def combine(self, weights: np.ndarray, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
-        """See Kernel."""
+        """Several rows and parts at a time."""
         weights = np.ascontiguousarray(weights, out.dtype)
         places = _places(parts)
         rows, n = out.shape
@@ -397,13 +397,13 @@ class CKernel(Kernel):
         self._functions["combine", out.dtype](_at(weights), rows, _at(places), len(places), _at(out[0]), stride, n)
 
     def solve(self, inner: np.ndarray, diagonal: np.ndarray, x: np.ndarray) -> None:
-        """See Kernel."""
+        """A few vectors of columns at a time."""
         inner = np.ascontiguousarray(inner)
         rows, n = x.shape
         self._functions["solve", x.dtype](_at(inner), _at(diagonal), rows, _at(x[0]), x.strides[0] // x.itemsize, n)
 
     def buffers(self, z: np.ndarray, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
-        """See Kernel."""
+        """All buffers in one pass."""
         self._functions["buffers", z.dtype](_at(z), *_buffer_arguments(row, out, fresh))
 
 

@@ -191,7 +191,7 @@ class Mechanism(Value, family="mechanism"):
         Args:
             steps: number of rows.
             participation: when a record may take part.
-            workload: what the optimiser makes of the gradients; prefix sums by default.
+            workload: what the optimizer makes of the gradients; prefix sums by default.
         """
         steps = _check.positive_int(steps=steps)
         mechanism = self.resolved(steps=steps, participation=participation)

@@ -68,7 +68,7 @@ class Dense(Mechanism):
             steps: number of rows.
             loss: what is least: "mean" (the root of the mean squared error) or "max".
             participation: when a record may take part; once by default.
-            workload: what the optimiser makes of the gradients; prefix sums by default.
+            workload: what the optimizer makes of the gradients; prefix sums by default.
         """
         return cls(cls.optimum(steps=steps, loss=loss, participation=participation, workload=workload).strategy)  # type: ignore[arg-type]
 
@@ -86,7 +86,7 @@ class Dense(Mechanism):
             steps: number of rows.
             loss: what is least: "mean" (the root of the mean squared error) or "max".
             participation: when a record may take part; once by default.
-            workload: what the optimiser makes of the gradients; prefix sums by default.
+            workload: what the optimizer makes of the gradients; prefix sums by default.
         """
         steps = _check.positive_int(steps=steps)
         if steps > _LARGEST:

@@ -232,7 +232,7 @@ class TritonKernel(DeviceKernel):
         self._keys: WeakKeyDictionary[ChaChaStream, Tensor] = WeakKeyDictionary()  # a key does not outlive its run
 
     def row(self, stream: ChaChaStream, turn: Turn, targets: Sequence[Target], scale: float | Tensor, *, fresh: bool) -> None:
-        """See DeviceKernel."""
+        """``out = scale x`` if fresh, else ``out += scale x``: one launch for each type of target."""
         for dtype in dict.fromkeys(target.out.dtype for target in targets):
             self._launch(stream, turn, [target for target in targets if target.out.dtype is dtype], scale, fresh=fresh)
 

@@ -1,4 +1,4 @@
-"""Workloads: what the optimiser does with the noisy gradients, as a lower-triangular matrix A.
+"""Workloads: what the optimizer does with the noisy gradients, as a lower-triangular matrix A.
 
 The parameters after step t are theta_0 - (A G)_t. For SGD at learning rate 1 A is all ones below the diagonal (prefix sums);
 a schedule, momentum and weight decay give other matrices, and a mechanism's error should be judged by the real one.
@@ -72,7 +72,7 @@ class SGDWorkload(Workload):
         object.__setattr__(self, "weight_decay", _check.non_negative(weight_decay=self.weight_decay))
 
     def matrix(self, steps: int) -> np.ndarray:
-        """Row t by the optimiser's own recursion on unit impulses."""
+        """Row t by the optimizer's own recursion on unit impulses."""
         rates = self._rates(steps)
         A = np.zeros((steps, steps))
         velocity, iterate = np.zeros(steps), np.zeros(steps)

@@ -119,7 +119,7 @@ def compare(
         memory: bytes that the noise state may take; needs ``parameters``.
         sampling_allowed: whether batches may be random and secret; else only plans over a fixed order are ranked.
         max_grad_norm: the clip norm.
-        workload: what the optimiser makes of the gradients, for example ``SGDWorkload(momentum=0.9)``; prefix sums by default.
+        workload: what the optimizer makes of the gradients, for example ``SGDWorkload(momentum=0.9)``; prefix sums by default.
         relation: which data sets are neighbours.
         unit: what is protected.
         tune_bands: optimise banded noise for the workload, which takes longer.
@@ -163,7 +163,7 @@ def plan_for(
         memory: bytes that the noise state may take; needs ``parameters``.
         sampling_allowed: whether batches may be random and secret; else only plans over a fixed order are ranked.
         max_grad_norm: the clip norm.
-        workload: what the optimiser makes of the gradients, for example ``SGDWorkload(momentum=0.9)``; prefix sums by default.
+        workload: what the optimizer makes of the gradients, for example ``SGDWorkload(momentum=0.9)``; prefix sums by default.
         relation: which data sets are neighbours.
         unit: what is protected.
         tune_bands: optimise banded noise for the workload, which takes longer.
@@ -197,7 +197,7 @@ def answer(question: Question) -> Comparison:
 
 
 def _per_step(candidate: Candidate) -> float:
-    """Noise relative to the way that the optimiser goes: plans may differ in steps by a short last batch."""
+    """Noise relative to the way that the optimizer goes: plans may differ in steps by a short last batch."""
     return candidate.rmse / candidate.plan.steps
 
 

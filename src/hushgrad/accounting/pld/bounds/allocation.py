@@ -1,4 +1,4 @@
-r"""Random allocation (balls in bins) under add/remove and zero-out, from above and from below, at every noise level.
+r"""Random allocation (balls in bins) under add/remove and zero-out, from above and from below, at every noise multiplier.
 
 A record is thrown into one of b bins, uniformly. Let (P0, Q0) dominate what one bin shows of it, record against nothing. Then the
 pair
