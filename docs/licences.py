@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "licences.md"
-USED = ("", "report", "sklearn", "serve", "ledger", "ledger-postgresql", "hf", "lightning", "federated", "tensorboard")
+USED = ("", "report", "sklearn", "serve", "ledger", "ledger-postgresql", "hf", "trl", "lightning", "federated", "tensorboard")
 HEAD = """# Licences
 
 hushgrad is under the Apache License 2.0. What it pulls in, as the packages themselves declare it, by extra; a package stands with the

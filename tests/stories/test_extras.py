@@ -17,6 +17,7 @@ NEEDS = [
     ("import hushgrad.federated", ["flwr"], "hushgrad[federated]"),
     ("import hushgrad.integrations.huggingface", ["transformers"], "hushgrad[hf]"),
     ("import hushgrad.integrations.lightning", ["lightning"], "hushgrad[lightning]"),
+    ("import hushgrad.integrations.trl", ["trl"], "hushgrad[trl]"),
     ("from hushgrad.serve import Settings, create_app; create_app(Settings())", ["fastapi"], "hushgrad[serve]"),
     ("from hushgrad.cli.main import main; sys.exit(main(['serve']))", ["uvicorn"], "hushgrad[serve]"),
     ("from hushgrad.budget import Ledger; Ledger('postgresql://me@nowhere/x')", ["sqlalchemy"], "hushgrad[ledger-postgresql]"),

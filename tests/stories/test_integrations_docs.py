@@ -49,7 +49,7 @@ def test_the_lora_example(monkeypatch):
 
 def test_the_reference_names_what_is_public():
     page = (ROOT / "docs" / "reference" / "integrations.md").read_text()
-    for module in ("hushgrad.integrations", "hushgrad.integrations.huggingface", "hushgrad.integrations.lightning"):
+    for module in ("hushgrad.integrations", *(f"hushgrad.integrations.{n}" for n in ("huggingface", "trl", "lightning"))):
         assert f"::: {module}\n" in page
 
 

@@ -320,6 +320,19 @@ def test_another_order_is_refused(order, tmp_path):
         stepped(tmp_path, adapted(llama()), texts(), train_sampling_strategy=order)
 
 
+def test_processes_that_were_not_started_are_missed(tmp_path, monkeypatch):
+    """What `accelerate launch --cpu --num_processes 2` and `--use_fsdp` leave in the environment."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    a_trainer(tmp_path, full(), texts())  # one was asked for
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(ArgumentError, match=r"number of processes=1.*torchrun"):
+        a_trainer(tmp_path, full(), texts())
+    monkeypatch.delenv("MASTER_ADDR")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ArgumentError, match=r"fsdp or deepspeed=.*fully_shard\(model\)"):
+        a_trainer(tmp_path, full(), texts())
+
+
 class After(transformers.TrainerCallback):
     """Does something to the model after the first step."""
 
@@ -365,3 +378,93 @@ def test_after_the_run_a_model_is_what_it_was_made_as(tmp_path):
     scores = model(input_ids=ids).logits
     assert torch.equal(again(input_ids=ids).logits, scores)
     torch.testing.assert_close(model.merge_and_unload()(input_ids=ids).logits, scores, atol=1e-5, rtol=1e-5)
+
+
+# TRL ----------------------------------------------------------------------------------------------------------------------
+
+
+def word_tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"[PAD]": 0, "[EOS]": 1, **{f"w{i}": i for i in range(2, VOCABULARY)}}
+    made = Tokenizer(models.WordLevel(words, unk_token="[PAD]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", eos_token="[EOS]")
+
+
+def sft(folder, model, data, *, plan, **options):
+    trl, integration = pytest.importorskip("trl", reason="pip install 'hushgrad[trl]'"), "hushgrad.integrations.trl"
+    from importlib import import_module
+
+    more = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "per_device_train_batch_size": 4}
+    more |= {"bf16": False, "gradient_checkpointing": False, "max_length": 32}
+    args = trl.SFTConfig(output_dir=str(folder), **{**more, **options})
+    optimizer = Keeps([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    chosen = {"optimizers": (optimizer, schedule), "processing_class": word_tokenizer(), "seed": 2}
+    return import_module(integration).PrivateSFTTrainer(model, args, plan, train_dataset=data, **chosen)
+
+
+@pytest.mark.slow
+def test_sft_takes_the_same_steps_over_answers_alone(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="pip install 'hushgrad[trl]'")
+    pairs = [(e["input_ids"][:2], e["input_ids"][2:]) for e in texts()]
+    words = [
+        {"prompt": " ".join(f"w{max(2, i)}" for i in a), "completion": " " + " ".join(f"w{max(2, i)}" for i in b)}
+        for a, b in pairs
+    ]
+    data = [
+        {"input_ids": [max(2, i) for i in (*a, *b)] + [1], "labels": [-100] * len(a) + [max(2, i) for i in b] + [1]}
+        for a, b in pairs
+    ]
+    model = adapted(llama(), exclude_modules=["lm_head"])
+    exact, clip = looped(model, data)
+    trainer = sft(tmp_path, model, datasets.Dataset.from_list(words), plan=a_plan(clip=clip))
+    trainer.train()
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert apart(dict(zip(names, trainer.private.optimizer.given, strict=True)), exact) < 1e-5
+    for refused in ({"packing": True}, {"padding_free": True}, {"loss_type": "dft"}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(refused))}=.*one example"):
+            sft(tmp_path, adapted(llama()), datasets.Dataset.from_list(words), plan=a_plan(), **refused)
+
+
+# Frozen quantised bases ---------------------------------------------------------------------------------------------------
+
+
+def torchao_int8(model):
+    quantization = pytest.importorskip("torchao.quantization", reason="pip install torchao")
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    return model
+
+
+def bitsandbytes_linear(make):
+    """Every linear layer but the head replaced, as ``load_in_4bit`` and ``load_in_8bit`` do."""
+    bnb = pytest.importorskip("bitsandbytes", reason="pip install bitsandbytes")
+
+    def quantised(model):
+        for name, module in list(model.named_modules()):
+            if isinstance(module, nn.Linear) and "lm_head" not in name:
+                model.set_submodule(name, make(bnb, module))
+        return model
+
+    return quantised
+
+
+def nf4(bnb, linear):
+    made = bnb.nn.Linear4bit(linear.in_features, linear.out_features, bias=False, quant_type="nf4", compute_dtype=torch.float32)
+    made.weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4")
+    return made.to("cpu")
+
+
+QUANTISED = {"torchao int8": torchao_int8, "bitsandbytes nf4": bitsandbytes_linear(nf4)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", QUANTISED)
+def test_adapters_over_a_quantised_base(way, tmp_path):
+    base = llama(hidden_size=64, intermediate_size=64)
+    base.requires_grad_(False)
+    model = adapted(QUANTISED[way](base), exclude_modules=["lm_head"])
+    data = texts()
+    exact, clip = looped(model, data)
+    assert apart(stepped(tmp_path, model, data, plan=a_plan(clip=clip)), exact) < 1e-5

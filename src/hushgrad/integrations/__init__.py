@@ -7,5 +7,6 @@ with the remedy.
 | module | needs | what it gives |
 |---|---|---|
 | ``huggingface`` | ``hushgrad[hf]`` | :class:`~hushgrad.integrations.huggingface.PrivateTrainer` |
+| ``trl`` | ``hushgrad[trl]`` | :class:`~hushgrad.integrations.trl.PrivateSFTTrainer` |
 | ``lightning`` | ``hushgrad[lightning]`` | :class:`~hushgrad.integrations.lightning.PrivateFit` for the Trainer; Fabric needs nothing |
 """

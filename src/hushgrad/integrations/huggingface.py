@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,13 @@ from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar
 
 __all__ = ["PrivateTrainer", "token_loss"]
+
+_WORLDS = (
+    "WORLD_SIZE",
+    "PMI_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+)  # where a launcher says how many processes there are
 
 
 class PrivateTrainer(Trainer):  # type: ignore[misc]
@@ -243,9 +251,19 @@ def _require_fitting(args: TrainingArguments, plan: Plan) -> None:
     _require_random(args)
     if args.n_gpu > 1:
         _check.fail("n_gpu", args.n_gpu, "to be 1 in each process", "Start one process for each device, with torchrun.")
-    if args.fsdp or args.deepspeed:
+    _require_launched(args)
+
+
+def _require_launched(args: TrainingArguments) -> None:
+    """On a CPU, accelerate runs DDP where FSDP was asked for, and one process where several were, without a word."""
+    sharded = args.fsdp or args.deepspeed or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
+    if sharded:
         remedy = "Call fully_shard(model) before the Trainer is made, and start it with torchrun: the run shares the work itself."
-        _check.fail("fsdp or deepspeed", args.fsdp or args.deepspeed, "to be left out", remedy)
+        _check.fail("fsdp or deepspeed", sharded, "to be left out", remedy)
+    several = os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "MASTER_ADDR" in os.environ
+    if several and not any(name in os.environ for name in _WORLDS):
+        remedy = "`accelerate launch --cpu` starts one process, whatever --num_processes says: start several with torchrun."
+        _check.fail("number of processes", 1, "to be the number that was asked for", remedy)
 
 
 def _require_random(args: TrainingArguments) -> None:

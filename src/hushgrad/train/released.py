@@ -134,8 +134,10 @@ def _mark(value: Any) -> Any:
     local = value.detach()
     if is_sharded(local):
         local = local.to_local()  # type: ignore[attr-defined]
+    elif hasattr(local, "__tensor_flatten__"):  # a wrapper of other tensors (quantised weights) has no bits of its own, they have
+        return type(local).__name__, tuple(value.shape), [_mark(getattr(local, name)) for name in local.__tensor_flatten__()[0]]
     elif type(local) is not Tensor or local.layout is not torch.strided:
-        return _Copy(local.clone())  # a wrapper of other tensors has no bits of its own
+        return _Copy(local.clone())
     if local.is_complex():
         local = torch.view_as_real(local)
     bits = local.contiguous().view(_INTEGERS[local.element_size()]).flatten()
