@@ -133,21 +133,27 @@ def test_selections_have_a_price_although_the_pld_accountant_has_none(tmp_path: 
     assert spent == min(renyi, parts) and spent > epsilon(STEP * 100, delta=1e-6)
 
 
-@pytest.mark.parametrize("composition", ["rdp", "zcdp", "gdp"])
-def test_filters_admit_less_than_pld_and_share_their_budget(tmp_path: Path, composition: str) -> None:
-    ledger = Ledger.create(tmp_path / "b.db")
+def _admitted(ledger: Ledger, name: str) -> int:
+    for count in range(50):
+        try:
+            ledger.reserve(name, Gaussian(10.0))
+        except BudgetExceeded:
+            return count
+    return 50
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> int:
+    ledger = Ledger.create(tmp_path_factory.mktemp("tight") / "b.db")
     ledger.add("tight", epsilon=2.5, delta=1e-6)
+    return _admitted(ledger, "tight")
+
+
+@pytest.mark.parametrize("composition", ["rdp", "zcdp", "gdp"])
+def test_filters_admit_less_than_pld_and_share_their_budget(tmp_path: Path, composition: str, tight: int) -> None:
+    ledger = Ledger.create(tmp_path / "b.db")
     ledger.add("adaptive", epsilon=2.0, delta=1e-6, composition=composition)
-    admitted = {}
-    for name in ("tight", "adaptive"):
-        admitted[name] = 0
-        while admitted[name] < 50:
-            try:
-                ledger.reserve(name, Gaussian(10.0))
-            except BudgetExceeded:
-                break
-            admitted[name] += 1
-    assert 2 <= admitted["adaptive"] <= admitted["tight"] < 50
+    assert 2 <= _admitted(ledger, "adaptive") <= tight < 50
     assert 0 < ledger.status("adaptive").used <= 1
 
 
