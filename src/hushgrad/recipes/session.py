@@ -258,7 +258,8 @@ def _require_same_size(recipe: Recipe, data: Data, plan: Plan) -> None:
 def _forget_after(path: Path, step: int) -> None:
     """Drop the metrics of steps after the checkpoint: they are about to be taken again."""
     if path.exists():
-        kept = [line for line in path.read_text().splitlines() if _step(line) <= step]
+        text = path.read_bytes().decode("utf-8", "replace")  # whoever wrote into it: what is no step is dropped
+        kept = [line for line in text.splitlines() if _step(line) <= step]
         with replacing(path, mode=_PUBLIC) as new:
             new.write_text("".join(line + "\n" for line in kept))
 
@@ -266,7 +267,7 @@ def _forget_after(path: Path, step: int) -> None:
 def _step(line: str) -> float:
     try:
         return float(_check.parsed(line)["step"])
-    except (ValueError, KeyError, TypeError):  # the last line of a killed run may be cut short
+    except (ValueError, KeyError, TypeError, ArithmeticError):  # the last line of a killed run may be cut short
         return float("inf")
 
 
