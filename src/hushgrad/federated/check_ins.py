@@ -114,7 +114,7 @@ class CheckIns:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the book of an interrupted server."""
-        users, (last, count) = unpack_ids(state["users"]), (state[name].numpy() for name in ("last", "count"))
+        users, (last, count) = unpack_ids(state["users"]), (state[name].numpy().copy() for name in ("last", "count"))
         whole = last.dtype == count.dtype == np.int64
         if not whole or not len(users) == len(last) == len(count) or np.any(users[1:] <= users[:-1]):
             _check.fail("state", len(users), "users to be sorted, with one last round and one count each")
