@@ -20,6 +20,7 @@ from hushgrad.accounting import (
     epsilon_interval,
     gaussian_delta,
 )
+from hushgrad.accounting.api import loss_of
 from hushgrad.accounting.bracketing import Bracket, crossing, largest_integer
 from hushgrad.accounting.calibration import certified_calibration
 from hushgrad.accounting.pld import loss as losses
@@ -28,7 +29,7 @@ from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurv
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace
 from hushgrad.accounting.pld.search import solve
 from hushgrad.errors import ArgumentError, Contradiction, NoTheorem, NumericalLimit
-from hushgrad.events import ApproxDP, Event, Gaussian, GaussianMixture, Laplace, PureDP
+from hushgrad.events import ApproxDP, Event, Gaussian, GaussianMixture, Laplace, PureDP, RandomizedResponse
 
 EXTREMES = [
     (rate, mu, tail)
@@ -223,3 +224,29 @@ def test_a_mixture_with_a_contribution_that_is_as_good_as_shown() -> None:
 def test_noise_for_what_nobody_can_meet_is_refused(wanted: float) -> None:
     with pytest.raises(ArgumentError, match="epsilon"):
         calibrate_noise(epsilon=wanted, delta=1e-300, rate=0.5, steps=10, accountant="rdp")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_delta_just_below_the_largest_loss_is_not_too_small(seed: int) -> None:
+    """Delta = truth - e^eps lie, with 60 digits: there the last digits of epsilon decide."""
+    rng = random.Random(seed)
+    noise, categories = 10 ** rng.uniform(-9, -0.01), rng.choice([2, 3, 50])
+    with mp.workdps(60):
+        lie = mp.mpf(noise) / categories
+        truth = 1 - mp.mpf(noise) + lie
+        at = float(mp.log(truth / lie)) * (1 - 10 ** rng.uniform(-15, -3))
+        exact = max(truth - mp.exp(mp.mpf(at)) * lie, 0)
+        step = RandomizedResponse(noise, categories)
+        for shown, event in ((1.0, step), (0.25, step.sampled(rate=0.25))):
+            assert mp.mpf(delta(event, epsilon=at, relation="zero_out")) >= shown * exact
+            low, high = loss_of(event, "pld", "zero_out").delta_interval(at)  # type: ignore[attr-defined]
+            assert low <= shown * exact <= high
+
+
+@pytest.mark.parametrize("rate", [5e-324, 1e-9, 0.1])
+def test_a_sampled_mixture_is_a_mixture_for_every_accountant(rate: float) -> None:
+    mixture = GaussianMixture(noise_multiplier=1.0, sensitivities=(0.0, 1.0), probabilities=(0.5, 0.5))
+    plain = Gaussian(1.0).sampled(rate=rate / 2) if rate > 1e-300 else Gaussian(1.0).sampled(rate=rate)
+    for accountant in ("pld", "rdp"):
+        found = epsilon(mixture.sampled(rate=rate) * 3, delta=1e-9, accountant=accountant)
+        assert found == pytest.approx(epsilon(plain * 3, delta=1e-9, accountant=accountant), rel=1e-3, abs=1e-9)

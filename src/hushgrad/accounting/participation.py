@@ -17,7 +17,8 @@ References: Balle, Barthe and Gaboardi 2018, theorems 8 and 9; Zhu, Dong and Wan
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
@@ -29,6 +30,7 @@ from hushgrad.events import (
     Event,
     Everyone,
     FixedSize,
+    GaussianMixture,
     MinSep,
     Once,
     Participation,
@@ -79,10 +81,14 @@ def simplified(event: Sampled) -> Event | None:
     * ``MinSep``: a record meets at most ``times`` steps, for the same reason.
     * ``CyclicPoisson``: a record belongs to one group, so a whole cycle costs one Poisson-sampled step.
     * ``BallsInBins`` with fresh bins: passes that are drawn independently, composed.
+    * A Poisson sample of a ``GaussianMixture``: a record that is not drawn contributes 0, so it is another mixture.
     """
-    how = event.how
+    how, of = event.how, event.of
     if isinstance(how, (Everyone, Once)) or (isinstance(how, Poisson) and how.rate == 1.0):
         return event.of
+    if isinstance(how, Poisson) and isinstance(of, GaussianMixture):
+        drawn = tuple(max(how.rate * weight, math.ulp(0.0)) if weight else 0.0 for weight in of.probabilities)
+        return replace(of, sensitivities=(0.0, *of.sensitivities), probabilities=(1 - how.rate, *drawn))
     if isinstance(how, MinSep):
         return event.of * how.times
     if isinstance(how, CyclicPoisson):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
@@ -143,13 +142,6 @@ def _(event: Sampled, relation: Relation) -> Loss:
 def _poisson(of: Event, rate: float, relation: Relation) -> Loss:
     if rate == 1:
         return PLD().loss(of, relation)
-    if isinstance(of, GaussianMixture):
-        still = replace(
-            of,
-            sensitivities=(0.0, *of.sensitivities),
-            probabilities=(1 - rate, *(rate * w for w in of.probabilities)),
-        )
-        return PLD().loss(still, relation)
     if relation is Relation.REPLACE_ONE and isinstance(of, Gaussian) and of.noise_multiplier > 0:
         return once(PoissonReplace(1 / of.noise_multiplier, rate))
     if relation is Relation.REPLACE_ONE and isinstance(of, (Laplace, DiscreteGaussian, DiscreteLaplace)):

@@ -23,6 +23,7 @@ __all__ = ["Answer", "delta_bound", "epsilon_bound"]
 
 
 Parts = Sequence[tuple[Curve, int]]
+_LAST_DIGITS = 2.0**-49  # of an epsilon, and of the largest loss of a curve
 
 
 @dataclass(frozen=True)
@@ -162,13 +163,13 @@ def _in_range(parts: Parts, epsilon: float, delta: float) -> float:
 
 def _delta_bound(parts: Parts, epsilon: float, width: float, known: float, *, upper: bool) -> float:
     if _is_single(parts):
-        return min(1.0, abs(parts[0][0].delta(epsilon)) * (1 + ACCURACY if upper else 1 - ACCURACY))
+        return min(1.0, _delta_of(parts[0][0], epsilon, upper=upper))
     if epsilon >= _largest_loss(parts):
         return _infinite(parts) * (1 + ACCURACY if upper else 1 - ACCURACY)
     if upper:
-        simple = sum(n * curve.delta(epsilon / sum(m for _, m in parts)) for curve, n in parts) * (1 + ACCURACY)
+        simple = sum(n * _delta_of(curve, epsilon / sum(m for _, m in parts), upper=True) for curve, n in parts)
     else:
-        simple = max(curve.delta(epsilon) for curve, _ in parts) * (1 - ACCURACY)
+        simple = max(_delta_of(curve, epsilon, upper=False) for curve, _ in parts)
     bounds = [min(1.0, simple)]
     try:
         with np.errstate(all="ignore"):
@@ -265,6 +266,14 @@ def _largest_loss(parts: Parts) -> float:
 
 def _is_single(parts: Parts) -> bool:
     return len(parts) == 1 and parts[0][1] == 1
+
+
+def _delta_of(curve: Curve, epsilon: float, *, upper: bool) -> float:
+    """The delta of one curve in closed form. Near its largest loss the last digits of epsilon decide, so they are given away."""
+    if upper:
+        at = epsilon * (1 - _LAST_DIGITS) if epsilon < curve.support[1] else epsilon
+        return abs(curve.delta(at)) * (1 + ACCURACY)
+    return abs(curve.delta(epsilon * (1 + _LAST_DIGITS))) * (1 - ACCURACY)
 
 
 def _invert(curve: Curve, delta: float, *, upper: bool) -> float:
