@@ -16,7 +16,7 @@ from hushgrad.accounting import calibrate, epsilon
 from hushgrad.budget import BrokenChain, Dataset, Ledger, Reservation, Row, Status, Verification, pricing
 from hushgrad.budget.rows import Stored
 from hushgrad.errors import ArgumentError, BudgetExceeded
-from hushgrad.events import ApproxDP, Compose, Gaussian, Laplace, PureDP, Relation, RepeatAndSelect, Unanalysed
+from hushgrad.events import ApproxDP, Compose, Event, Gaussian, Laplace, NonPrivate, PureDP, Relation, RepeatAndSelect, Unanalysed
 
 STEP = Gaussian(2.0).sampled(rate=0.05)
 NOTHING = Compose(())
@@ -402,3 +402,10 @@ def test_a_ledger_that_forgets_open_reservations_would_be_noticed(ledger: Ledger
     ledger.reserve("patients", PureDP(1.5))  # admitted by the defective copy ...
     monkeypatch.undo()
     assert ledger.status("patients").exceeded  # ... and seen at once by the sound one
+
+
+@pytest.mark.parametrize("composition", ["adaptive", "pld", "rdp"])
+@pytest.mark.parametrize("of", [NonPrivate(), Gaussian(0.0), Gaussian(5.0) + NonPrivate()])
+def test_a_selection_of_something_without_privacy_costs_everything(composition: str, of: Event) -> None:
+    dataset = Dataset(name="patients", epsilon=3.0, delta=1e-5, composition=composition)
+    assert math.isinf(pricing.price(dataset, (RepeatAndSelect(of=of, mean=3.0), Gaussian(5.0))))

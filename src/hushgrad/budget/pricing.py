@@ -9,7 +9,18 @@ from functools import lru_cache
 
 from hushgrad.budget.values import Dataset
 from hushgrad.errors import ArgumentError, NoTheorem
-from hushgrad.events import ApproxDP, Compose, Event, Gaussian, GaussianMixture, Laplace, Repeat, RepeatAndSelect, Sampled
+from hushgrad.events import (
+    ApproxDP,
+    Compose,
+    Event,
+    Gaussian,
+    GaussianMixture,
+    Laplace,
+    NonPrivate,
+    Repeat,
+    RepeatAndSelect,
+    Sampled,
+)
 
 __all__ = ["advice", "exceeds", "fits", "price"]
 
@@ -56,7 +67,7 @@ def _with_selections_as_steps(dataset: Dataset, charges: tuple[Event, ...]) -> f
     def step(event: Event) -> Event:
         if isinstance(event, RepeatAndSelect):
             epsilon = accounting.epsilon(event, delta=share, relation=dataset.relation, accountant="rdp")
-            return ApproxDP(epsilon, share)
+            return ApproxDP(epsilon, share) if math.isfinite(epsilon) else NonPrivate()
         return event
 
     try:
