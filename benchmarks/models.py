@@ -126,7 +126,53 @@ def _reviews(B: int) -> tuple[Tensor, Tensor]:
     return torch.randint(50_000, (B, 64)), torch.randint(2, (B,))
 
 
+class _Logits(nn.Module):
+    """A model of transformers, as one that returns its logits."""
+
+    def __init__(self, model: nn.Module, key: str, *, decodes: bool = False) -> None:
+        super().__init__()
+        self.model, self.key, self.decodes = model, key, decodes
+
+    def forward(self, x: Tensor) -> Tensor:
+        more = {"decoder_input_ids": x} if self.decodes else {}
+        return self.model(**{self.key: x}, **more).logits
+
+
+_WORDS, _LENGTH = 1000, 64
+
+
+def _transformers(model: str, key: str = "input_ids", *, decodes: bool = False, **sizes: object) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        import transformers
+
+        config = getattr(transformers, model.split("For")[0] + "Config")(**sizes)
+        return _Logits(getattr(transformers, model)(config), key, decodes=decodes)
+
+    return make
+
+
+_SIZES = {"vocab_size": _WORDS, "hidden_size": 128, "num_hidden_layers": 2, "use_cache": False}
+_HEADS = {"num_attention_heads": 4, "max_position_embeddings": 128}
+_moe = _transformers("MixtralForCausalLM", **_SIZES, **_HEADS, num_key_value_heads=4, intermediate_size=256, num_local_experts=4)
+_opt = _transformers("OPTForCausalLM", **_SIZES, **_HEADS, ffn_dim=512, word_embed_proj_dim=128, dropout=0.0)
+_t5 = _transformers(
+    "T5ForConditionalGeneration", decodes=True, vocab_size=_WORDS, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_heads=4,
+    dropout_rate=0.0, use_cache=False,
+)  # fmt: skip
+_swin = _transformers(
+    "SwinForImageClassification", "pixel_values", image_size=32, patch_size=2, embed_dim=48, depths=[2, 2], num_heads=[2, 4],
+    window_size=4, num_labels=10, drop_path_rate=0.0,
+)  # fmt: skip
+_mamba = _transformers("MambaForCausalLM", **_SIZES, state_size=8)
+
+
+def _words(B: int) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(_WORDS, (B, _LENGTH + 1))
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
 HEAVY = ("opacus hooks", "opacus functorch", "opacus ew")
+EVERY = (*HEAVY, "opacus ghost")
 CASES = [
     Case("logreg", _logistic, _images((784,)), 256, 1.5, rounds=300),
     Case("mlp", _mlp, _images((784,)), 64, 1.3, 1.5, slow_peers=HEAVY),
@@ -136,4 +182,9 @@ CASES = [
     Case("wrn16-4", _wide_resnet, _images((3, 32, 32)), 64, 1.35, 1.4, rounds=5),
     Case("gpt", GPT, _text, 16, 1.3, rounds=10),
     Case("text 50k", _TextClassifier, _reviews, 64, 2.0, slow_peers=HEAVY, lazy_target=1.2),
+    Case("moe", _moe, _words, 16, 1.5, rounds=5, slow_peers=EVERY),
+    Case("opt", _opt, _words, 16, 1.5, rounds=5, slow_peers=EVERY),
+    Case("t5", _t5, _words, 16, 1.5, rounds=5, slow_peers=EVERY),
+    Case("swin", _swin, _images((3, 32, 32)), 16, 1.5, rounds=5, slow_peers=EVERY),
+    Case("mamba", _mamba, _words, 16, 4.0, rounds=5, slow_peers=EVERY),
 ]

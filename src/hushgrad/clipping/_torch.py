@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.nn.modules import module as _module
 from torch.utils.checkpoint import CheckpointFunction
 
 from hushgrad.errors import CaptureError
@@ -20,9 +20,9 @@ __all__ = [
     "backward_task",
     "called",
     "checkpoints_off",
+    "global_hooks",
     "input_metadata",
     "input_shape",
-    "modes_off",
     "nodes_made",
     "pop_packing",
     "push_packing",
@@ -34,9 +34,6 @@ Node = Any  # torch.autograd.graph.Node; custom functions' nodes are no instance
 
 # The number of the backward pass that is running in this thread, -1 outside of one.
 backward_task: Callable[[], int] = torch._C._current_graph_task_id
-
-# Inside, what computes on tensors is not watched: by the proof's own mode, at a tenth of the cost.
-modes_off: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
 
 # How many nodes of graphs were made in this thread so far: the difference over a forward is a cheap fingerprint of what it did.
 nodes_made: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -67,6 +64,11 @@ def checkpoints_off() -> Iterator[None]:
         yield
     finally:
         CheckpointFunction.apply = kept  # type: ignore[method-assign]
+
+
+def global_hooks() -> list[dict[Any, Any]]:
+    """Hooks on all modules there are."""
+    return [_module._global_forward_pre_hooks, _module._global_forward_hooks, _module._global_backward_hooks]
 
 
 def input_metadata(node: Node) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.costs import ROUNDING, SEAL
 from hushgrad.clipping.layout import NOBODY, Kind, padded
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Place
-from hushgrad.clipping.rules.parameter import Bare, Nothing, Whole
+from hushgrad.clipping.rules.parameter import Bare, Nothing, Whole, finite
 
 if TYPE_CHECKING:
     from hushgrad.clipping.site import Site
@@ -92,7 +92,7 @@ class Call:
         grads: list[Tensor | None] = [None] * max(len(self.shapes), output + 1)
         grads[output] = share
         if self.rule.positions:
-            x = None if self.record is not None else _first(self.args, self.kwargs)
+            x = None if self.record is not None else finite(_first(self.args, self.kwargs))
             self._add(tuple(grads), None if x is None else x.unsqueeze(0).expand(len(share), *x.shape))
             return
         if not isinstance(self.rule, Bare):

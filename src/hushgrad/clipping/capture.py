@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,7 +125,7 @@ class Capture(Collecting):
         for site in self._sites:
             self._handles += site.hooks()
         for name, p in self._params.items():
-            self._handles.append(p.register_post_accumulate_grad_hook(self._leak(name)))  # type: ignore[no-untyped-call]
+            self._handles.append(p.register_post_accumulate_grad_hook(partial(self._leaked, name)))  # type: ignore[no-untyped-call]
 
     def detach(self) -> None:
         """Remove all hooks; the model is as it was."""
@@ -135,21 +136,18 @@ class Capture(Collecting):
         self._handles, self._sites, self._by_rows = [], [], frozenset()
         self.discard()
 
-    def _leak(self, name: str) -> Any:
-        def hook(p: Tensor) -> None:
-            grad, p.grad = p.grad, None  # a raw gradient must not reach the optimizer
-            tape = self._tape
-            batch = tape.batch()
-            if tape.deaf or grad is None or not batch.examples:
-                return
-            if batch.examples == 1:  # it is that example's own
-                self.bare_call(name).take(0, grad.unsqueeze(0))
-            elif name in batch.bare:
-                batch.bare[name].require_all(0, grad)
-            else:
-                tape.leaks.add(name)
-
-        return hook
+    def _leaked(self, name: str, p: Tensor) -> None:
+        grad, p.grad = p.grad, None  # a raw gradient must not reach the optimizer
+        tape = self._tape
+        batch = tape.batch()
+        if tape.deaf or grad is None or not batch.examples:
+            return
+        if batch.examples == 1:  # it is that example's own
+            self.bare_call(name).take(0, grad.unsqueeze(0))
+        elif name in batch.bare:
+            batch.bare[name].require_all(0, grad)
+        else:
+            tape.leaks.add(name)
 
     def explain(self) -> str:
         """How each parameter is read, as far as passes were proved: a table of module, rule, layout and cost."""

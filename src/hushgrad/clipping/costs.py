@@ -7,10 +7,10 @@ import torch
 __all__ = [
     "AGAIN",
     "CLOCKS",
-    "CROWD",
     "FEW",
-    "FLOOR",
+    "KEPT",
     "LENGTHS",
+    "MULTIPLE",
     "READINGS",
     "ROUNDING",
     "SCHEDULE",
@@ -18,31 +18,40 @@ __all__ = [
     "TAME",
     "TRIES",
     "WILD",
+    "crowd",
 ]
 
-# Tags: a cotangent that is nowhere above this part of the output's is rounding. In 3,818 random programs rounding was at most 2e-8.
-FLOOR = {torch.float64: 1e-12, torch.float32: 1e-7, torch.bfloat16: 1e-4, torch.float16: 1e-4}
+# Tags: what is left of terms that cancel is rounding, which is no multiple of anything. A cotangent that is relatively so far from three
+# times itself, when the outputs' is three times as large, has not two bits that are right. One below sqrt(eps) of the largest may be of
+# that kind and is asked; above it thousands of roundings would have to agree.
+MULTIPLE = 0.25
 # The seal: relative to the gradient over all parameters. Rounding was at most 5e-7 (float32) and 8e-16; mixing at least 0.5.
 SEAL = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 1e-1, torch.float16: 5e-2}
 # Of numbers that overflow nothing is proved: a second try is made with none above so many times the usual one.
 TAME = 30.0
 # Of sums over many terms that cancel: times the precision and what was added up. Only a remark hangs on it: no such gradient is released.
 ROUNDING = 64
-# Copies of one example run together, as a multiple of the batch: a capacity that this batch does not reach binds for them.
-CROWD = 4
-# Examples that are made extreme, and stay, in the seal: a threshold over the batch is reached by one of a few as by one of many.
-FEW = 6
+# Examples among which some are made extreme in the seal: a threshold over the batch is reached by one of a few as by one of many.
+FEW = 10
+# Of these, so many stay as they are.
+KEPT = 3
 # Others' losses are so much larger than an example's own.
 WILD = 1e10
 # A model that counts its passes is tried as it will be so many passes later.
 CLOCKS = (100, 100_000)
 # A number that somebody sets before each pass (a temperature) is compared until so many of its values were proved.
 SCHEDULE = 8
-# The proof is repeated at one step in so many, chosen by a generator of its own.
-AGAIN = 400
+# At one step in so many, chosen by a generator of its own, the others are replaced and made extreme once more; at one in four of these the
+# whole proof is repeated.
+AGAIN = 1000
 # Proofs that are repeated, in all, because a layer had no gradient in an earlier one.
 TRIES = 8
 # After so many proved lengths with the same layouts, another length between them is not proved before it is used.
 LENGTHS = 3
 # Ways to read which inputs hold the examples that are tried at most.
 READINGS = 16
+
+
+def crowd(examples: int) -> int:
+    """Examples that run together in the seal: a capacity that the batch does not reach binds for them. Larger batches are proved anew."""
+    return max(2 * examples, min(4 * examples, 64))

@@ -16,37 +16,23 @@ import torch
 from torch import nn
 
 from hushgrad.clipping._torch import nodes_made, pop_packing, push_packing, refuse_tracing
-from hushgrad.clipping.call import Call
 from hushgrad.clipping.costs import AGAIN, TRIES
+from hushgrad.clipping.passes import Pass, is_evaluation, place_all
+from hushgrad.clipping.proof.given import floats
 from hushgrad.clipping.proof.inputs import examples_of, leaves
 from hushgrad.clipping.proof.known import Known
 from hushgrad.clipping.proof.live import Reader
 from hushgrad.clipping.proof.shares import Packing
 from hushgrad.clipping.proof.state import Attributes
-from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Structure, is_packed
+from hushgrad.clipping.proof.structure import NATIVE, Structure, is_packed
 from hushgrad.clipping.proof.survey import Run
-from hushgrad.clipping.proof.trials import Trials, floats
+from hushgrad.clipping.proof.trials import Trials
 from hushgrad.errors import CaptureError, NotIsolated
 
 if TYPE_CHECKING:
     from hushgrad.clipping.capture import Capture
 
 __all__ = ["Root"]
-
-
-class _Pass:
-    """One call of the model."""
-
-    __slots__ = ("before", "calls", "candidates", "examples", "fast", "fresh", "inputs", "key", "nodes", "packing", "structure")
-
-    def __init__(self, inputs: Any, examples: int, candidates: list[Structure], key: Any, *, fresh: bool) -> None:
-        self.inputs, self.examples, self.candidates, self.key, self.fresh = inputs, examples, candidates, key, fresh
-        self.structure = candidates[0] if candidates else None
-        self.calls: list[Call] = []
-        self.before: list[Call] | None = None  # of the pass around this one
-        self.packing: Packing | None = None
-        self.fast: bool | None = None  # attention's fast path, as it was
-        self.nodes = 0
 
 
 class Root:
@@ -59,7 +45,7 @@ class Root:
         self._trials = Trials(capture, self._attributes, self._lot, seal=seal)
         self._reader = Reader(capture, self.deaf, self._lot)
         self.known = Known()
-        self._stack: list[_Pass | None] = []
+        self._stack: list[Pass | None] = []
         self._usual: tuple[Structure | None, int, Any] = (
             None,
             0,
@@ -109,7 +95,7 @@ class Root:
         inputs = (args, kwargs)
         if self.proving:
             examples, structure = self._trials.of
-            here: _Pass | None = _Pass(inputs, examples, [] if structure is None else [structure], None, fresh=True)
+            here: Pass | None = Pass(inputs, examples, [] if structure is None else [structure], None, fresh=True)
         else:
             here = self._known_or_proved(inputs)
         self._stack.append(here)
@@ -143,7 +129,7 @@ class Root:
             if here.structure is not None:
                 self._read_trial(here, run)
         elif here.examples < 2:
-            _place_all(here)
+            place_all(here)
         elif here.structure is None:  # parameters in shards: no process can run the model alone
             self._require_first(here)
         elif not self._as_usual(here, made):
@@ -152,14 +138,14 @@ class Root:
             for call in here.calls:
                 call.edges = []  # nodes of the graph know the call: a circle
 
-    def _leave(self, here: _Pass | None) -> None:
+    def _leave(self, here: Pass | None) -> None:
         if here is not None and here.fast is not None:
             torch.backends.mha.set_fastpath_enabled(here.fast)
         if here is not None and here.packing is not None and here.nodes >= 0:
             pop_packing()
             here.nodes = -1
 
-    def _as_usual(self, here: _Pass, made: int) -> bool:
+    def _as_usual(self, here: Pass, made: int) -> bool:
         """The usual pass: the same calls, of the same sizes, and as many operations as in the last one, all as their rules expect them."""
         structure, examples, shapes = self._usual
         if (
@@ -176,7 +162,7 @@ class Root:
             call.place = NATIVE
         return True
 
-    def _read_trial(self, here: _Pass, run: Run) -> None:
+    def _read_trial(self, here: Pass, run: Run) -> None:
         assert here.structure is not None
         try:
             self._reader.read(here.structure, run, here.examples, here.packing, by_tags=False)
@@ -185,7 +171,7 @@ class Root:
                 f"The model does something else each time it is called, so its gradients cannot be attributed: {error}."
             ) from None
 
-    def _place(self, here: _Pass, run: Run) -> None:
+    def _place(self, here: Pass, run: Run) -> None:
         """Tell each call where its examples are; a pass that looks otherwise than the proved ones is proved first."""
         if any(self._read(here, s, run) for s in here.candidates):
             return
@@ -205,7 +191,7 @@ class Root:
             )
         self.known.saw(here.key, structure, run.nodes)
 
-    def _read(self, here: _Pass, structure: Structure, run: Run) -> bool:
+    def _read(self, here: Pass, structure: Structure, run: Run) -> bool:
         """Whether the pass is as it was proved; then it is read."""
         B = here.examples
         same_nodes = structure.nodes is None or structure.routed or run.nodes in structure.nodes
@@ -219,7 +205,7 @@ class Root:
             self._usual = (structure, B, [call.shapes for call in run.calls])
         return True
 
-    def _require_first(self, here: _Pass) -> None:
+    def _require_first(self, here: Pass) -> None:
         """All calls have the examples where their rules expect them."""
         for call in here.calls:
             shape = call.shapes[0] if call.shapes else ()
@@ -233,51 +219,61 @@ class Root:
 
     # Known structures ------------------------------------------------------------------------------------------------------
 
-    def _known_or_proved(self, inputs: Any) -> _Pass | None:
+    def _known_or_proved(self, inputs: Any) -> Pass | None:
         tape, tensors = self._tape, leaves(inputs)
         expected = tape.expected()
         if self.failed:
             raise NotIsolated(self.failed)
-        if not self.model.training and self.announces and (expected is None or not _may_hold(tensors, expected)):
+        if is_evaluation(tape, tensors, expected, aside=self.announces and not self.model.training):
             return None
         key = self._key(tensors)
         if expected == 0 or not self._capture.whole:
             B = (examples_of(inputs) or [0])[0] if expected is None else expected
-            return _Pass(inputs, B, [], key, fresh=False)
+            return Pass(inputs, B, [], key, fresh=False)
         counts = [expected] if expected is not None else [s.examples(tensors) for s in self.known.proved(key)]
         for B in dict.fromkeys(n for n in counts if n is not None):
             if B == 1 and self.known.proved(key):
-                return _Pass(inputs, 1, [], key, fresh=False)
+                return Pass(inputs, 1, [], key, fresh=False)
             found = self.known.candidates(key, tensors, B)
-            if found and not self._again(found[0]):
-                return _Pass(inputs, B, found, key, fresh=False)
+            if found and not self._again(found[0], inputs, B):
+                return Pass(inputs, B, found, key, fresh=False)
         B = expected if expected is not None else self._counted(inputs)
         if B == 0:
-            return _Pass(inputs, 0, [], key, fresh=False)
+            return Pass(inputs, 0, [], key, fresh=False)
         structure = self._proved(inputs, B)
-        return _Pass(inputs, B, [structure] if B > 1 else [], self._key(tensors), fresh=True)
+        return Pass(inputs, B, [structure] if B > 1 else [], self._key(tensors), fresh=True)
 
     def _proved(self, inputs: Any, B: int) -> Structure:
         """Prove and remember. Raises NotIsolated, for good, or CaptureError."""
+        with self._kept_for_good():
+            structure = self._trials.proved(inputs, B) if B > 1 else self._trials.proved_of_one(inputs)
+        self._attributes.proved()
+        self.known.add(self._key(leaves(inputs)), structure)  # what counts passes was found out by the proof
+        return structure
+
+    @contextmanager
+    def _kept_for_good(self) -> Iterator[None]:
+        """Proofs inside are no part of a pass; what they refuse stays refused."""
         stack, self._stack = self._stack, []
         try:
-            structure = self._trials.proved(inputs, B) if B > 1 else self._trials.proved_of_one(inputs)
+            yield
         except NotIsolated as error:
             if self._seal:
                 self.failed = str(error)
             raise
         finally:
             self._stack = stack
-        self._attributes.proved()
-        self.known.add(self._key(leaves(inputs)), structure)  # what counts passes was found out by the proof
-        return structure
 
-    def _again(self, structure: Structure) -> bool:
-        """Whether the proof is to be repeated: at random, or because these data may show more."""
+    def _again(self, structure: Structure, inputs: Any, B: int) -> bool:
+        """Whether the proof is to be repeated: at random, or because these data may show more. A part of it is repeated at once."""
         if structure.partly and self._tries < TRIES:
             self._tries += 1
             return True
-        return self._lot.randrange(AGAIN) == 0
+        lot = self._lot.randrange(4 * AGAIN)
+        if 0 < lot < 4:
+            with self._kept_for_good():
+                self._trials.repeat(structure, inputs, B)
+        return lot == 0
 
     def _counted(self, inputs: Any) -> int:
         """How many examples the inputs hold, if nobody has said it: of the first tensor, its first or second dimension."""
@@ -291,15 +287,3 @@ class Root:
     def _key(self, tensors: list[Any]) -> Any:
         cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         return self._attributes.key(), cast, tuple([(t.data.dtype, t.data.dim()) for t in tensors])
-
-
-def _place_all(here: _Pass) -> None:
-    """Of one example alone everything is its own, wherever its dimension is."""
-    for call in here.calls:
-        dims = call.site.rule.dims(call.site.module, len(call.shapes))
-        own = is_packed(call) or all(len(s) > d and s[d] == here.examples for s, d in zip(call.shapes, dims, strict=True))
-        call.place = NATIVE if own else WHOLE if here.examples else DROPPED
-
-
-def _may_hold(tensors: list[Any], examples: int) -> bool:
-    return any(n and n % examples == 0 for t in tensors for n in t.data.shape[:2]) if examples else True

@@ -118,9 +118,14 @@ class Tape:
 
     def expected(self) -> int | None:
         """How many examples the next pass holds, if that was announced."""
-        if self._fresh or self.current is None or self._is_over(self.current):
+        if not self.is_open:
             return self._next[0] if self._next[0] is not None or self._next[1] is None else len(self._next[1])
-        return self.current.examples if self.current.announced else None
+        return self.current.examples if self.current is not None and self.current.announced else None
+
+    @property
+    def is_open(self) -> bool:
+        """A batch has begun whose backward is still to come."""
+        return not self._fresh and self.current is not None and not self._is_over(self.current)
 
     def enter(self, examples: int) -> Batch:
         """The batch that a pass over this many examples belongs to."""

@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from hushgrad.clipping.marks import mark_of
 from hushgrad.errors import CaptureError
 from hushgrad.release.placement.sharded import is_sharded
 
 __all__ = ["Released"]
-
-_CHUNK = 1 << 16
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Home = dict[str, Any]  # a module's own dict of parameters or of buffers
 
@@ -128,36 +125,8 @@ class Released:
 
 
 def _mark(value: Any) -> Any:
-    """A number that tells a tensor from every other that a forward pass would make of it; other values stand for themselves."""
-    if not isinstance(value, Tensor):
-        return value
-    local = value.detach()
-    if is_sharded(local):
-        local = local.to_local()  # type: ignore[attr-defined]
-    elif hasattr(local, "__tensor_flatten__"):  # a wrapper of other tensors (quantised weights) has no bits of its own, they have
-        return type(local).__name__, tuple(value.shape), [_mark(getattr(local, name)) for name in local.__tensor_flatten__()[0]]
-    elif type(local) is not Tensor or local.layout is not torch.strided:
-        return _Copy(local.clone())
-    if local.is_complex():
-        local = torch.view_as_real(local)
-    bits = local.contiguous().view(_INTEGERS[local.element_size()]).flatten()
-    factors = torch.arange(1, 2 * min(_CHUNK, max(1, bits.numel())), 2, device=bits.device)  # odd: no bit is lost
-    total = bits.new_zeros((), dtype=torch.int64)
-    for i, part in enumerate(bits.split(_CHUNK)):
-        total += (part * factors[: len(part)]).sum() * (2 * i + 1)
-    return tuple(value.shape), value.dtype, int(total)
-
-
-class _Copy:
-    """A tensor that is compared by its values."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Copy) and self._tensor.shape == other._tensor.shape and torch.equal(self._tensor, other._tensor)
-
-    __hash__ = None  # type: ignore[assignment]
+    """Of a tensor in shards, that of this process's one."""
+    return mark_of(value.to_local() if isinstance(value, Tensor) and is_sharded(value) else value)  # type: ignore[attr-defined]
 
 
 def _address(tensor: Tensor) -> int:

@@ -5,7 +5,7 @@ they give in their batch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -52,31 +52,33 @@ class Reading(NamedTuple):
         mine, its = ([v[:2] if isinstance(v, Layout) else v for v in r.layouts] for r in (self, other))
         return mine == its
 
-    def mixed(self, inputs: Packed, others: Packed, which: Sequence[int], examples: int) -> Any:
-        """The inputs with these examples from ``others``."""
-        rest = iter(zip(self.layouts, leaves(others), strict=True))
-
-        def put(t: Any) -> Any:
-            layout, other = next(rest)
-            if not isinstance(layout, Layout):
-                return t
-            owners = layout.owners(t.shape, examples, t.device)
-            mine = torch.stack([owners == i for i in which]).any(0)
-            return torch.where(mine, other, t)
-
-        return mapped(inputs, put)
-
-    def changed(self, inputs: Packed, which: Sequence[int], examples: int, change: Callable[[Tensor], Tensor]) -> Any:
-        """The inputs with other numbers for these examples; ``change`` sees the examples in the first dimension."""
+    def changed(self, inputs: Packed, changes: Mapping[int, Callable[[Tensor, Tensor], Tensor]], examples: int) -> Any:
+        """The inputs with other numbers for these examples; a change sees one's rows, in the first dimension, and everybody's."""
         rest = iter(self.layouts)
 
         def made(t: Any) -> Any:
             layout = next(rest)
             if not isinstance(layout, Layout):
                 return t
-            return change(t.movedim(layout.dim, 0)).movedim(0, layout.dim)
+            numbers = layout.at(t.shape, examples).numbers(examples)
+            every = t.movedim(layout.dim, 0)
+            moved = every.clone()
+            for i, change in changes.items():
+                rows = (numbers == i).nonzero().flatten().to(t.device)
+                moved[rows] = change(every[rows], every)
+            return moved.movedim(0, layout.dim)
 
-        return self.mixed(inputs, mapped(inputs, made), which, examples)
+        return mapped(inputs, made)
+
+    def all_changed(self, inputs: Packed, change: Callable[[Tensor], Tensor]) -> Any:
+        """The inputs with other numbers for everybody; ``change`` sees the examples in the first dimension."""
+        rest = iter(self.layouts)
+
+        def made(t: Any) -> Any:
+            layout = next(rest)
+            return change(t.movedim(layout.dim, 0)).movedim(0, layout.dim) if isinstance(layout, Layout) else t
+
+        return mapped(inputs, made)
 
 
 def _packed(value: PackedSequence, which: Tensor) -> PackedSequence:

@@ -14,17 +14,36 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hushgrad.clipping._torch import Node, called, input_metadata
+from hushgrad.clipping._torch import Node, accumulated, called, input_metadata
 from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.graph import Graph
 from hushgrad.clipping.proof.tags import Exit, Owners, tagged
 
-__all__ = ["Move", "moves_of", "owners_at", "straight"]
+__all__ = ["Move", "is_fixed", "moves_of", "owners_at", "straight"]
 
 _NAMES = frozenset(
     "Index IndexSelect IndexPut IndexPutImpl IndexAdd IndexCopy IndexFill IndexReduce Gather Scatter ScatterAdd ScatterReduce Sort Topk "
     "Kthvalue MaskedSelect MaskedScatter Take Put TakeAlongDim UnsafeIndex UnsafeIndexPut UniqueDim Unique2".split()
 )
+
+
+# Whatever the data are, a row of what comes out is made of the same rows of what goes in.
+_FIXED = frozenset(
+    "Addmm Mm T Relu Gelu Silu Tanh Sigmoid Elu LeakyRelu Softplus Add Sub Mul Div Neg Pow Sqrt Exp Log Addbmm "
+    "Convolution MkldnnConvolution MaxPool2DWithIndices AvgPool2D AdaptiveAvgPool2D Mean Sum NativeLayerNorm NativeGroupNorm NativeDropout "
+    "LogSoftmax Softmax View UnsafeView ReshapeAlias Unsqueeze Squeeze Clone ToCopy Embedding".split()
+)
+
+
+def is_fixed(graph: Graph) -> bool:
+    """No node of this graph can move rows elsewhere with other data."""
+    return all(_is_fixed(node) for node in graph.order)
+
+
+def _is_fixed(node: Node) -> bool:
+    name, _, number = node.name().partition("Backward")
+    own = node.name() == "_RootBackward" or accumulated(node) is not None
+    return own or (name in _FIXED and number.isdigit())  # a user's function has no number
 
 
 class Move(NamedTuple):

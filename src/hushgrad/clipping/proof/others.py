@@ -7,7 +7,7 @@ others are made large, infinite, NaN, empty and short, and are many; what no thr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from random import Random
@@ -16,16 +16,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hushgrad.clipping._torch import modes_off
-from hushgrad.clipping.costs import CLOCKS, CROWD, FEW
+from hushgrad.clipping.costs import CLOCKS, FEW, KEPT, crowd
 from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run, Stage
 from hushgrad.clipping.runs import same
+from hushgrad.errors import HushgradError
 
 __all__ = ["Sealing", "influence", "part_of", "swayed"]
 
-Change = Callable[[Tensor], Tensor]
+Change = Callable[[Tensor, Tensor], Tensor]  # of one example's rows, and everybody's
+
+_REMEMBERS = "it keeps something of an earlier batch that changes the next one's outputs"
 
 
 class Sealing(Stage, Protocol):
@@ -66,8 +68,7 @@ def influence(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: in
 
 def part_of(reading: Reading, inputs: Any, which: Sequence[int], B: int) -> Any:
     """The inputs of these examples."""
-    with modes_off():
-        return reading.only(inputs, torch.tensor(list(which)), B)
+    return reading.only(inputs, torch.tensor(list(which)), B)
 
 
 def _outputs(stage: Sealing, inputs: Any, *, after: Any = None) -> list[Tensor]:
@@ -79,11 +80,6 @@ def _kept(structure: Structure, a: list[Tensor], b: list[Tensor], mine: Tensor, 
     """Whether the examples ``mine`` of outputs ``a`` (of B) have the same as ``its`` of ``b`` (of now)."""
     if len(a) != len(b):
         return False
-    with modes_off():
-        return _all_kept(structure, a, b, mine, its, B, now)
-
-
-def _all_kept(structure: Structure, a: list[Tensor], b: list[Tensor], mine: Tensor, its: Tensor, B: int, now: int) -> bool:
     for x, y, layout in zip(a, b, structure.exits, strict=True):
         if layout is None:
             continue
@@ -99,10 +95,9 @@ def _all_kept(structure: Structure, a: list[Tensor], b: list[Tensor], mine: Tens
 
 
 def _by_parts(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: int, lot: Random) -> str | None:
-    every = list(range(B))
-    parts = [every[1:], every[:-1]]
-    parts += [half for order in (every, lot.sample(every, B)) for half in (order[: B // 2], order[B // 2 :])]
-    for part in parts:
+    cut = B // 2 - (B % 4 == 0)  # an odd number, where both can be: a model that takes even ones only shows it now
+    order = lot.sample(range(B), B)
+    for part in (order[:cut], order[cut:]):
         its = torch.arange(len(part))
         made = _outputs(stage, part_of(structure.reading, inputs, part, B))
         if not _kept(structure, run.outputs, made, torch.tensor(part), its, B, len(part)):
@@ -111,12 +106,12 @@ def _by_parts(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: in
 
 
 def _by_crowds(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: int, lot: Random) -> str | None:
-    """All others like one, and everybody several times: whatever has room for so many is full."""
-    for copies in ([lot.randrange(B)] * B, lot.sample(range(B), B) * CROWD):
-        n = len(copies)
-        made = _outputs(stage, part_of(structure.reading, inputs, copies, B))
-        if not _kept(structure, run.outputs, made, torch.tensor(copies), torch.arange(n), B, n):
-            return "the output of one changes when the others are replaced by copies of it"
+    """Everybody among many copies of one: whatever has room for so many, or for so many alike, is full."""
+    n = crowd(B)
+    copies = lot.sample([*range(B), *[lot.randrange(B)] * (n - B)], n)
+    made = _outputs(stage, part_of(structure.reading, inputs, copies, B))
+    if not _kept(structure, run.outputs, made, torch.tensor(copies), torch.arange(n), B, n):
+        return "the output of one changes when it is among copies of another"
     return None
 
 
@@ -124,102 +119,99 @@ def _by_crowds(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: i
 
 
 def swayed(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> str | None:
-    """A few examples, of which some become others, and extreme: those that stay keep what they have."""
+    """A few examples, of which some become others, and extreme: those that stay, and are short, keep what they have."""
     n = min(B, FEW)
+    others = sorted(lot.sample(range(n), max(n // 2, n - KEPT)))
     few = part_of(structure.reading, inputs, lot.sample(range(B), n), B)
-    others = sorted(lot.sample(range(n), n // 2))
-    short = structure.reading.changed(few, range(n), n, _short)
-    return _replaced(stage, structure, few, others, n, _changes()) or _replaced(
-        stage, structure, short, others, n, [("longer", None)], few
-    )
+    few = structure.reading.changed(few, {i: _short for i in range(n) if i not in others}, n)  # so others may be longer
+    return _replaced(stage, structure, few, others, n)
 
 
-def _replaced(
-    stage: Sealing,
-    structure: Structure,
-    base: Any,
-    others: list[int],
-    n: int,
-    changes: Sequence[tuple[str, Change | None]],
-    longer: Any = None,
-) -> str | None:
-    """``changes`` of the others, one for each of them in a pass, so that a few passes do for all."""
+def _replaced(stage: Sealing, structure: Structure, base: Any, others: list[int], n: int) -> str | None:
+    """Each group of changes in a pass, one for each of the others (or in more passes, if they are too few).
+
+    The last pass is the first one again: whatever a pass leaves behind where it cannot be put back shows in it.
+    """
     kept = torch.tensor([i for i in range(n) if i not in others])
     before, after = _tried(stage, base), stage.buffers()
     if before is None:
         return None
-    for start in range(0, len(changes), len(others)):
-        now = changes[start : start + len(others)]
-        made = _tried(stage, _changed(structure.reading, base, others, n, now, longer))
+    for number, now in enumerate(g[k : k + len(others)] for g in _changes() for k in range(0, len(g), len(others))):
+        changes = {i: now[k % len(now)][1] for k, i in enumerate(others)}
+        made = _tried(stage, structure.reading.changed(base, changes, n))
         if made is not None and not _kept(structure, before, made, kept, kept, n, n):
             return f"the output of one changes when the others are {' or '.join(dict.fromkeys(name for name, _ in now))}"
-        if start == 0 and made is not None:
+        if number == 0 and made is not None:
             changed = [b for b, value in stage.buffers().items() if b in after and not same(value, after[b])]
             if changed:
                 return f"its buffer {changed[0]} keeps something of the data, without noise"
+    again, every = _tried(stage, base), torch.arange(n)
+    if again is not None and not _kept(structure, before, again, every, every, n, n):
+        return _REMEMBERS
     return None
 
 
-def _changed(
-    reading: Reading, base: Any, others: list[int], n: int, changes: Sequence[tuple[str, Change | None]], longer: Any
-) -> Any:
-    with modes_off():
-        for k, i in enumerate(others):
-            _, change = changes[k % len(changes)]
-            base = reading.mixed(base, longer, [i], n) if change is None else reading.changed(base, [i], n, change)
-    return base
-
-
-def _tried(stage: Sealing, inputs: Any) -> list[Tensor] | None:
+def _tried(stage: Sealing, inputs: Any, *, after: Any = None) -> list[Tensor] | None:
     """The outputs; None if the model refuses such inputs (lengths of 0, say), which nobody else learns anything from."""
     try:
-        return _outputs(stage, inputs)
-    except (RuntimeError, ValueError, IndexError, AssertionError):
+        return _outputs(stage, inputs, after=after)
+    except HushgradError:
+        raise
+    except (RuntimeError, ValueError, LookupError, AssertionError, ArithmeticError):
         return None
 
 
-def _changes() -> list[tuple[str, Change]]:
-    """What others may become. Whole numbers stay among those that are there."""
-    return list(_each_change())
+def _changes() -> list[list[tuple[str, Change]]]:
+    """What others may become, in groups of which one does not hide another: ordinary, so large that it overflows, and no numbers.
+
+    Whole numbers stay among those that are there.
+    """
+    large = {factor: (f"{abs(factor):g} times as large", partial(_large, factor=factor)) for factor in (1e4, -1e8, 1e16, 1e30)}
+    filled = {
+        value: [(str(value), partial(_filled, value=value)), (f"{value} somewhere", partial(_somewhere, value=value))]
+        for value in (math.nan, math.inf, 3e38)
+    }
+    ordinary = [("replaced", _other), ("replaced", _turned), ("zero", _zero), ("shorter", _short), ("equal", _equal)]
+    return [
+        [*ordinary, large[1e4], large[-1e8]],
+        [large[1e16], large[1e30], *filled[3e38]],
+        [*filled[math.nan], *filled[math.inf]],
+        [("shorter", _short)],  # all of them
+    ]
 
 
-def _each_change() -> Iterator[tuple[str, Change]]:
-    yield "replaced", _other
-    yield "replaced", lambda t: -_other(t) if t.is_floating_point() else t
-    for factor in (1e4, -1e8, 1e16, 1e30):
-        yield f"{abs(factor):g} times as large", partial(_large, factor=factor)
-    for value in (float("nan"), float("inf"), 3e38):
-        yield str(value), partial(_filled, value=value)
-        yield f"{value} somewhere", partial(_somewhere, value=value)
-    yield "zero", _zero
-    yield "shorter", _short
-    yield "equal", lambda t: torch.full_like(t, t.max().item()) if t.numel() and not t.is_floating_point() else t
+def _turned(t: Tensor, every: Tensor) -> Tensor:
+    return -_other(t, every) if t.is_floating_point() else t
 
 
-def _other(t: Tensor) -> Tensor:
+def _equal(t: Tensor, every: Tensor) -> Tensor:
+    return torch.full_like(t, every.max().item()) if t.numel() and not t.is_floating_point() else t
+
+
+def _other(t: Tensor, _: Tensor) -> Tensor:
     if t.is_floating_point():
         return (t + 0.1 * (1 + t.abs())) * 10
     return t.flip(-1) if t.dim() else t
 
 
-def _zero(t: Tensor) -> Tensor:
-    return torch.zeros_like(t) if t.is_floating_point() or not bool(t.all()) else t
+def _zero(t: Tensor, every: Tensor) -> Tensor:
+    return torch.zeros_like(t) if t.is_floating_point() or not bool(every.all()) else t
 
 
-def _filled(t: Tensor, value: float) -> Tensor:
+def _filled(t: Tensor, _: Tensor, value: float) -> Tensor:
     return torch.full_like(t, _held(t, value)) if t.is_floating_point() else t
 
 
-def _large(t: Tensor, factor: float) -> Tensor:
+def _large(t: Tensor, _: Tensor, factor: float) -> Tensor:
     return (t + (t == 0)) * factor if t.is_floating_point() else t
 
 
-def _somewhere(t: Tensor, value: float) -> Tensor:
-    """One number of each example."""
+def _somewhere(t: Tensor, _: Tensor, value: float) -> Tensor:
+    """In one place."""
     if not t.is_floating_point() or not t.numel():
         return t
     made = t.clone(memory_format=torch.contiguous_format)
-    made.view(len(t), -1)[:, 0] = _held(t, value)
+    made.view(-1)[0] = _held(t, value)
     return made
 
 
@@ -228,13 +220,13 @@ def _held(t: Tensor, value: float) -> float:
     return min(value, torch.finfo(t.dtype).max) if math.isfinite(value) else value
 
 
-def _short(t: Tensor) -> Tensor:
+def _short(t: Tensor, every: Tensor) -> Tensor:
     """The second half of each example's positions, or features, is 0, or as the first where no whole number is 0."""
     if t.dim() < 2:
         return t // 2 if not t.is_floating_point() and t.dtype is not torch.bool else t
     made = t.clone()
     # whole numbers stay among those that are there: no row of a table is read that the batch does not read
-    made[:, (t.shape[1] + 1) // 2 :] = 0 if t.is_floating_point() or not bool(t.all()) else t[:, :1]
+    made[:, (t.shape[1] + 1) // 2 :] = 0 if t.is_floating_point() or not bool(every.all()) else t[:, :1]
     return made
 
 
@@ -247,10 +239,10 @@ def _by_memory(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: R
         return None
     n = min(B, FEW)
     few = part_of(structure.reading, inputs, lot.sample(range(B), n), B)
-    before, every = _outputs(stage, few, after=few), torch.arange(n)
-    first = structure.reading.changed(few, range(n), n, _other)
-    if not _kept(structure, before, _outputs(stage, few, after=first), every, every, n, n):
-        return "it keeps something of an earlier batch that changes the next one's outputs"
+    every, first = torch.arange(n), structure.reading.changed(few, dict.fromkeys(range(n), _other), n)
+    before, after = (_tried(stage, few, after=earlier) for earlier in (few, first))
+    if before is not None and after is not None and not _kept(structure, before, after, every, every, n, n):
+        return _REMEMBERS
     return None
 
 

@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import accumulated
 from hushgrad.clipping.call import Call
-from hushgrad.clipping.costs import CROWD
+from hushgrad.clipping.costs import crowd
 from hushgrad.clipping.layout import DEAD, MIXED, ROWS, SHARED, Kind, Layout, layouts_of
 from hushgrad.clipping.proof.around import around
 from hushgrad.clipping.proof.graph import Frontier, Graph, Source, find
@@ -93,7 +93,7 @@ def _structure(
         nodes=frozenset({first.run.nodes}) if first.run.nodes == second.run.nodes else None,
         moves=moves,
         around=around,
-        most=CROWD * first.examples,
+        most=crowd(first.examples),
         fragile=fragile,
     )
 

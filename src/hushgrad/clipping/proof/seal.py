@@ -7,6 +7,7 @@ when other examples are left out, replaced, repeated or made extreme (:mod:`hush
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from hushgrad.clipping.costs import FEW, SEAL, WILD
 from hushgrad.clipping.proof.others import Sealing, influence, part_of
+from hushgrad.clipping.proof.quiet import hushed
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run, Survey, exits_of
 from hushgrad.clipping.proof.tags import Exit, cotangents
@@ -42,17 +44,17 @@ def broken(stage: Sealing, structure: Structure, survey: Survey, inputs: Any, lo
     sane = _finite(structure, run, B)
     if not sane:
         return Broken("its outputs are NaN or infinite for every example", influence=False)
-    chosen = dict.fromkeys((sane[0], sane[-1], lot.choice(sane)))
-    picks = [_Pick(i, weight) for i, weight in zip(chosen, (1.0, 1.75, 0.625), strict=False)]
+    chosen = dict.fromkeys((sane[-1], lot.choice(sane)))  # the first alone has never shown a capacity
+    picks = [_Pick(i, weight) for i, weight in zip(chosen, (1.0, 1.75), strict=False)]
     exits = exits_of(run, structure.exits)
     us = cotangents(exits, seed=1)
     found = stage.weighed(run, exits, us, _weights(picks, B))  # at once: a layer may hold on to its last call
     others = influence(stage, structure, run, inputs, B, lot)
     if others:
         return Broken(others, influence=True)
-    singles = _by_singles(stage, structure, found, us, picks, inputs, B)
-    if singles is None:
-        singles = _by_wild_cotangents(stage, structure, inputs, B, sane, lot)
+    alone = [_single(stage, structure, inputs, us, pick.example, B) for pick in picks]
+    wild = _by_wild_cotangents(stage, structure, inputs, us, alone[0], picks[0].example, B, sane, lot)
+    singles = wild or _by_singles(stage, found, us, picks, alone)
     return None if singles is None else Broken(singles, influence=False)
 
 
@@ -76,19 +78,12 @@ def _finite(structure: Structure, run: Run, B: int) -> list[int]:
 
 
 def _by_singles(
-    stage: Sealing,
-    structure: Structure,
-    found: tuple[dict[str, Tensor], Tensor],
-    us: list[Tensor],
-    picks: list[_Pick],
-    inputs: Any,
-    B: int,
+    stage: Sealing, found: tuple[dict[str, Tensor], Tensor], us: list[Tensor], picks: list[_Pick], alone: list[dict[str, Tensor]]
 ) -> str | None:
     sums, norms = found
     expected: dict[str, Tensor] = {}
     tolerance = 0.0
-    for pick in picks:
-        grads = _single(stage, structure, inputs, us, pick.example, B)
+    for pick, grads in zip(picks, alone, strict=True):
         tolerance = _tolerance(stage, us, grads)
         wrong = _wrong_norm(pick.example, norms, grads, tolerance)
         if wrong:
@@ -98,7 +93,7 @@ def _by_singles(
             expected[name] = expected[name].add_(g, alpha=pick.weight) if name in expected else g * pick.weight
     size = _norm(expected)
     errors = {name: float(_norm({name: g.sub_(sums[name])})) for name, g in expected.items()}
-    error = sum(e * e for e in errors.values()) ** 0.5
+    error = math.hypot(*errors.values())
     if error <= tolerance * size + 1e-30:
         return None
     worst = max(errors, key=lambda name: errors[name])
@@ -107,8 +102,7 @@ def _by_singles(
 
 def _norm(grads: dict[str, Tensor]) -> float:
     """Over all parameters, in double precision, without copies."""
-    squares = [float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2 for g in grads.values()]
-    return sum(squares) ** 0.5  # type: ignore[no-any-return]
+    return math.hypot(*(float(torch.linalg.vector_norm(g, dtype=torch.float64)) for g in grads.values()))
 
 
 def _tolerance(stage: Sealing, us: list[Tensor], grads: dict[str, Tensor]) -> float:
@@ -136,28 +130,39 @@ def _gradients(stage: Sealing, structure: Structure, inputs: Any, us: list[Tenso
     outputs, params = stage.alone(inputs)
     exits = [(y, layout) for y, layout in zip(outputs, structure.exits, strict=True) if layout is not None and y.requires_grad]
     cots = [layout.only(u, which, B) for (_, layout), u in zip(exits, us, strict=True)]
-    found = torch.autograd.grad([y for y, _ in exits], list(params.values()), cots, allow_unused=True)
+    with hushed():
+        found = torch.autograd.grad([y for y, _ in exits], list(params.values()), cots, allow_unused=True)
     return {name: torch.zeros_like(p) if g is None else g.to_dense() for (name, p), g in zip(params.items(), found, strict=True)}
 
 
 # Others' cotangents ---------------------------------------------------------------------------------------------------------
 
 
-def _by_wild_cotangents(stage: Sealing, structure: Structure, inputs: Any, B: int, sane: list[int], lot: Random) -> str | None:
-    """Huge losses of others, and such as are no numbers: hooks on gradients, too, may look at the batch."""
+def _by_wild_cotangents(
+    stage: Sealing,
+    structure: Structure,
+    inputs: Any,
+    us: list[Tensor],
+    grads: dict[str, Tensor],
+    i: int,
+    B: int,
+    sane: list[int],
+    lot: Random,
+) -> str | None:
+    """Huge losses of others than i, and such as are no numbers: hooks on gradients, too, may look at the batch."""
     if len(sane) < 2:
         return None
-    chosen = lot.sample(sane, min(len(sane), FEW))
-    n, some = len(chosen), part_of(structure.reading, inputs, chosen, B)
-    keep = lot.randrange(n)
-    run = stage.run(some, n, structure)
+    chosen = lot.sample([k for k in sane if k != i], min(len(sane), FEW) - 1)
+    keep = lot.randrange(len(chosen) + 1)
+    chosen.insert(keep, i)
+    n, which = len(chosen), torch.tensor(chosen)
+    run = stage.run(part_of(structure.reading, inputs, chosen, B), n, structure)
     exits = exits_of(run, structure.exits)
-    us = cotangents(exits, seed=2)
+    some = [e.layout.only(u, which, B) for u, e in zip(us, exits, strict=True)]
     try:
-        norms = stage.weighed(run, exits, _scaled(us, exits, keep, n), _weights([_Pick(keep, 1.0)], n))[1]
+        norms = stage.weighed(run, exits, _scaled(some, exits, keep, n), _weights([_Pick(keep, 1.0)], n))[1]
     except CaptureError:  # so would a step be refused that has such losses: nothing of it is released
         return None
-    grads = _single(stage, structure, some, us, keep, n)
     wrong = _wrong_norm(keep, norms, grads, _tolerance(stage, us, grads))
     return wrong and f"with other losses that are large or no numbers, {wrong}"
 

@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from hushgrad.clipping.costs import SCHEDULE
+from hushgrad.clipping.proof.wiring import PLAIN, Wiring
 
 __all__ = ["Attributes", "attributes_restored"]
 
-_PLAIN = frozenset((bool, int, float, str, type(None)))
 _HELD = (list, dict, set, deque)
 _TORCHS = frozenset(vars(nn.Module())) - {"training"}  # hooks, parameters and children: not the forward's to write
 
@@ -35,13 +35,15 @@ class Attributes:
         self._places: list[Place] = []
         self._values: dict[tuple[int, str], set[Any]] = {}  # of numbers, in passes that were proved
         self._size = -1  # listed when they are first asked for: a copy's modules are not there before
+        self._wiring, self._wired = Wiring(model), -1
 
     def key(self) -> tuple[Any, ...]:
-        """Their values, without the clocks."""
-        if sum(map(len, self._dicts)) != self._size:
+        """Their values, without the clocks, and how the model is put together."""
+        wiring = self._wiring.number()
+        if sum(map(len, self._dicts)) != self._size or wiring != self._wired:
             self._list()
         values = [d.get(name) for d, name in self._places]
-        return tuple([v if type(v) in _PLAIN else type(v) for v in values])
+        return self._wired, *[v if type(v) in PLAIN else type(v) for v in values]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self._model}
@@ -50,12 +52,14 @@ class Attributes:
         self.__init__(state["model"])  # type: ignore[misc]
 
     def _list(self) -> None:
+        self._wiring.look()
+        self._wired = self._wiring.number()
         self._dicts = _dicts(self._model)
         self._size = sum(map(len, self._dicts))
         self._places = [place for place in self._all() if (id(place[0]), place[1]) not in self._clocks]
 
     def _all(self) -> list[Place]:
-        return [(d, name) for d in self._dicts for name, v in d.items() if type(v) in _PLAIN and name not in _TORCHS]
+        return [(d, name) for d in self._dicts for name, v in d.items() if type(v) in PLAIN and name not in _TORCHS]
 
     def proved(self) -> None:
         """These values were proved. A number that had several, all proved, follows a schedule: it is no longer compared."""
@@ -67,6 +71,10 @@ class Attributes:
                     self._clocks.add((id(d), name))
         self._list()
 
+    def _set(self) -> list[Place]:
+        """Numbers that had other values in earlier proofs."""
+        return [(d, name) for d, name in self._all() if self._values.get((id(d), name), {d[name]}) - {d[name]}]
+
     @contextmanager
     def clocks(self) -> Iterator[list[Place]]:
         """The numbers that change in a pass inside are clocks from then on; they are in the list afterwards."""
@@ -76,20 +84,21 @@ class Attributes:
         yield found
         for d, name, value in before:
             now = d.get(name)
-            if type(now) in _PLAIN and now != value:
+            if type(now) in PLAIN and now != value:
                 self._clocks.add((id(d), name))
                 if type(now) in (int, float):
                     found.append((d, name))
         self._list()
 
     @contextmanager
-    def later(self, clocks: list[Place], passes: int) -> Iterator[None]:
-        """The clocks, so many passes later."""
-        kept = [(d, name, d[name]) for d, name in clocks if type(d.get(name)) in (int, float)]  # one may begin as None
+    def later(self, clocks: list[Place], passes: int) -> Iterator[bool]:
+        """The clocks, so many passes later, and numbers that somebody sets before a pass; False if there are none."""
+        every = {(id(d), name): (d, name) for d, name in (*clocks, *self._set())}.values()
+        kept = [(d, name, d[name]) for d, name in every if type(d.get(name)) in (int, float)]  # one may begin as None
         for d, name, value in kept:
             d[name] = value + passes
         try:
-            yield
+            yield bool(kept)
         finally:
             for d, name, value in kept:
                 d[name] = value
@@ -100,7 +109,7 @@ def _dicts(model: nn.Module) -> list[dict[str, Any]]:
     found = {id(m): vars(m) for m in model.modules()}
     for d in list(found.values()):
         for name, v in d.items():
-            plain = name not in _TORCHS and not isinstance(v, (Tensor, nn.Module, type)) and not callable(v)
+            plain = name not in _TORCHS and not isinstance(v, (Tensor, nn.Module, type))
             if plain and isinstance(getattr(v, "__dict__", None), dict):
                 found.setdefault(id(v), vars(v))
     return list(found.values())

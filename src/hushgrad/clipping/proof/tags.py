@@ -4,12 +4,13 @@ Backward is linear, and a power of two is exact in floating point. So if example
 2^digit(i), a cotangent further down that comes from example i alone is multiplied by exactly that, bit for bit; one that several examples
 reach is not. One digit of the example's number for each pass; no tolerance, no second forward.
 
-Where the true gradient is 0, what arrives is rounding, which proves nothing: a cotangent that is nowhere above ``FLOOR`` is not proved.
+Where the true gradient is 0, terms cancel and what arrives is rounding, which proves nothing. A power of two scales rounding, too; three
+does not: a small cotangent that is not three times as large for outputs' cotangents three times as large is not proved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +19,15 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import Node
-from hushgrad.clipping.costs import FLOOR
+from hushgrad.clipping.costs import MULTIPLE
 from hushgrad.clipping.layout import LOST, MIXED, NOBODY, Layout
+from hushgrad.clipping.proof.quiet import hushed
 
 __all__ = ["Exit", "Owners", "cotangents", "tagged"]
 
 Grads = tuple[Tensor | None, ...]
+
+_WORDS = {torch.float32: (torch.int32, 23), torch.float64: (torch.int64, 52)}  # as whole numbers; where the exponent's bits begin
 
 
 class Exit(NamedTuple):
@@ -48,7 +52,7 @@ class Owners(NamedTuple):
 
 def cotangents(exits: Sequence[Exit], seed: int = 0) -> list[Tensor]:
     """Random, dense, of size about 1: no element is small."""
-    lot = np.random.default_rng(seed)  # not torch's, which are quiet meanwhile
+    lot = np.random.default_rng(seed)  # not torch's, whose numbers are the model's
     return [
         torch.from_numpy(lot.uniform(0.5, 1.5, e.like.shape) * lot.choice((-1.0, 1.0), e.like.shape)).to(e.like) for e in exits
     ]
@@ -70,6 +74,7 @@ def tagged(
         for n, digits in at_nodes.items():
             digits.add(again[1].get(n, ()), step, base)
         step *= base
+    _ask_small(at_edges, at_nodes, lambda: _pulled(exits, edges, nodes, [3 * u for u in us]))
     return at_edges.owners(examples), {n: digits.owners(examples) for n, digits in at_nodes.items()}
 
 
@@ -87,7 +92,8 @@ def _pulled(
 
     handles = [watch(node) for node in nodes]
     try:
-        found = torch.autograd.grad([e.edge for e in exits], list(edges), us, retain_graph=True, allow_unused=True)
+        with hushed():
+            found = torch.autograd.grad([e.edge for e in exits], list(edges), us, retain_graph=True, allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()  # type: ignore[attr-defined]
@@ -99,45 +105,65 @@ class _Digits:
 
     def __init__(self, grads: Grads) -> None:
         self.complex = [g is not None and g.is_complex() for g in grads]
-        grads = tuple(None if g is None else _wide(g) for g in grads)
-        self.parts = [None if g is None else torch.frexp(g) for g in grads]
-        self.large = [g is not None and _is_large(g) for g in grads]
-        self.each = [None if g is None else torch.where(g == 0, NOBODY, torch.where(g.isfinite(), 0, LOST)) for g in grads]
+        half = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        dtypes = [g.dtype for g in grads if g is not None] + [torch.bfloat16] * half
+        self.eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)  # of the least precise
+        self.grads = tuple(None if g is None else _wide(g) for g in grads)
+        self.sizes = [0.0 if g is None or not g.numel() else float(g.nan_to_num(0, 0, 0).abs().max()) for g in self.grads]
+        self.proved = [size > 0 for size in self.sizes]
+        self.mixed = [None if g is None else torch.zeros(g.shape, dtype=torch.bool, device=g.device) for g in self.grads]
+        self.number = [None if m is None else torch.zeros_like(m, dtype=torch.int32) for m in self.mixed]
 
     def add(self, grads: Grads, step: int, base: int) -> None:
-        """One more digit."""
-        for k, part in enumerate(self.parts):
-            each = self.each[k]
-            if part is None or each is None:
+        """One more digit: of a number times a power of two, the exponent's bits are so many more, and no others."""
+        for k, (first, mixed, number) in enumerate(zip(self.grads, self.mixed, self.number, strict=True)):
+            if first is None or mixed is None or number is None:
                 continue
             g = grads[k] if k < len(grads) else None
             if g is None:
-                self.each[k] = torch.full_like(each, MIXED)
+                mixed.fill_(True)
                 continue
-            mantissa, exponent = torch.frexp(_wide(g))
-            digit = exponent.sub(part.exponent).long()
-            nothing = ((part.mantissa == 0) & (mantissa == 0)) | ~part.mantissa.isfinite()  # NaN says nothing of its owner
-            right = (part.mantissa == mantissa) & (digit >= 0) & (digit < base)
-            known = torch.where(right, each + step * digit, MIXED)
-            self.each[k] = torch.where(nothing, each, torch.where(each == MIXED, MIXED, torch.where(each == LOST, LOST, known)))
+            g = _wide(g)
+            word, low = _WORDS[g.dtype]
+            more = g.view(word) - first.view(word)
+            digit = more >> low
+            nothing = ((first == 0) & (g == 0)) | ~first.isfinite()  # NaN says nothing of its owner
+            mixed |= ~nothing & ((more & ((1 << low) - 1) != 0) | (digit < 0) | (digit >= base))
+            number += (step * digit).to(number.dtype)
 
     def owners(self, examples: int) -> list[Owners]:
         made = []
-        for each, large, pair in zip(self.each, self.large, self.complex, strict=True):
-            if each is not None:
-                each = torch.where(each >= examples, MIXED, each)
+        for g, mixed, number, proved, pair in zip(self.grads, self.mixed, self.number, self.proved, self.complex, strict=True):
+            each = None
+            if g is not None and mixed is not None and number is not None:
+                own = torch.where(mixed | (number >= examples), MIXED, number.long())
+                each = torch.where(mixed | ((g != 0) & g.isfinite()), own, torch.where(g == 0, NOBODY, LOST))
                 if pair:  # a complex number has two parts: both must have one owner
                     low, high = each.amin(-1), each.amax(-1)
                     each = torch.where((low == high) | (low == NOBODY) | (low == LOST), high, MIXED)
-            made.append(Owners(each, large))
+            made.append(Owners(each, proved))
         return made
 
 
 def _wide(g: Tensor) -> Tensor:
-    if g.is_complex():
-        return torch.view_as_real(g.detach())
-    return g.detach() if g.dtype in (torch.float32, torch.float64) else g.detach().float()
+    g = torch.view_as_real(g.detach()) if g.is_complex() else g.detach()
+    return (g if g.dtype in _WORDS else g.float()).contiguous()
 
 
-def _is_large(g: Tensor) -> bool:
-    return bool(g.numel()) and float(g.detach().nan_to_num(0, 0, 0).abs().max()) > FLOOR.get(g.dtype, FLOOR[torch.float16])
+def _ask_small(at_edges: _Digits, at_nodes: dict[Node, _Digits], tripled: Callable[[], tuple[Grads, dict[Node, Grads]]]) -> None:
+    """Of cotangents that are small beside the largest one, whether they are more than rounding."""
+    every = [at_edges, *at_nodes.values()]
+    least = max(d.eps for d in every) ** 0.5 * max([1.0, *(size for d in every for size in d.sizes)])
+    if not any(0 < size < least for d in every for size in d.sizes):
+        return
+    edges, nodes = tripled()
+    for digits, again in [(at_edges, edges), *((d, nodes.get(n, ())) for n, d in at_nodes.items())]:
+        for k, (g, size) in enumerate(zip(digits.grads, digits.sizes, strict=True)):
+            if g is not None and 0 < size < least:
+                now = again[k] if k < len(again) else None
+                digits.proved[k] = now is not None and _is_multiple(g, _wide(now))
+
+
+def _is_multiple(g: Tensor, tripled: Tensor) -> bool:
+    g, tripled = (t.double().nan_to_num(0, 0, 0) for t in (g, tripled))
+    return bool((tripled - 3 * g).norm() <= MULTIPLE * tripled.norm())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -11,24 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping._torch import checkpoints_off
-from hushgrad.clipping.costs import FEW, TAME
+from hushgrad.clipping.costs import FEW
 from hushgrad.clipping.isolated import culprit
-from hushgrad.clipping.proof.inputs import mapped, readings
+from hushgrad.clipping.marks import mark_of
+from hushgrad.clipping.proof.given import copied, finite, floats, jittered, shuffled, tamed
+from hushgrad.clipping.proof.inputs import readings
+from hushgrad.clipping.proof.order import is_fixed
 from hushgrad.clipping.proof.others import swayed
 from hushgrad.clipping.proof.prove import prove
-from hushgrad.clipping.proof.quiet import ALMOST_ONE, Quiet, as_it_was, buffers_of, put_back
+from hushgrad.clipping.proof.quiet import ALMOST_ONE, Quiet, as_it_was, buffers_of, hushed, put_back, quieted
 from hushgrad.clipping.proof.seal import Broken, broken
 from hushgrad.clipping.proof.state import Attributes, Place, attributes_restored
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run, still_there, surveyed
-from hushgrad.clipping.runs import leaves_of
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
 if TYPE_CHECKING:
     from hushgrad.clipping.capture import Capture
     from hushgrad.clipping.tape import Tape
 
-__all__ = ["Trials", "floats"]
+__all__ = ["Trials"]
 
 
 class _Failure(NamedTuple):
@@ -49,6 +51,8 @@ class Trials:
         self.of: tuple[int, Structure | None] = (0, None)
         self._start: dict[str, Tensor] = {}
         self._clocks: list[Place] | None = None  # until the first pass
+        self._counts: list[str] = []  # buffers of one number that a pass changes
+        self._spares_parameters = not seal  # shown, or of no concern
         self._quiet = Quiet()
         self._wrote = False
 
@@ -56,32 +60,40 @@ class Trials:
 
     def proved(self, inputs: Any, B: int) -> Structure:
         """Prove and seal. Raises NotIsolated or CaptureError."""
-        first = self._tried(_finite(inputs), B)
+        first = self._tried(finite(inputs), B)
         if isinstance(first, Structure):
             return first
-        tame = _tamed(inputs)  # extreme numbers overflow: then nothing is told of anybody
+        tame = tamed(inputs)  # extreme numbers overflow: then nothing is told of anybody
         again = first if tame is None else self._tried(tame, B)
         if isinstance(again, Structure):
             return again
-        self._refuse(_finite(inputs), B, first)
+        self._refuse(finite(inputs), B, first)
 
     def proved_of_one(self, inputs: Any) -> Structure:
         """The same for a batch of one: of it, batches of three are made."""
         first: _Failure | None = None
         for reading in readings(inputs, 1):
-            three = reading.only(_finite(inputs), torch.tensor([0, 0, 0]), 1)
-            three = reading.changed(three, [1, 2], 3, _jittered)
+            three = reading.only(finite(inputs), torch.tensor([0, 0, 0]), 1)
+            three = reading.changed(three, {1: lambda t, _: jittered(t), 2: lambda t, _: jittered(jittered(t))}, 3)
             found = self._tried(three, 3)
             if isinstance(found, Structure):
                 return found
             first = first or found
         assert first is not None
-        self._refuse(_finite(inputs), 1, first)
+        self._refuse(finite(inputs), 1, first)
+
+    def repeat(self, structure: Structure, inputs: Any, B: int) -> None:
+        """Of a pass that looks like a proved one: others replaced and made extreme, once more. Raises NotIsolated."""
+        inputs = finite(inputs)
+        with self._proving(Quiet()):
+            problem = swayed(self, structure, inputs, B, self._lot) if self._seal else None
+        if problem is not None:
+            self._refuse(inputs, B, _Failure(Broken(problem, influence=True), None, frozenset()))
 
     def may_be_read(self, inputs: Any, B: int) -> bool:
         """Whether some reading of the inputs explains the outputs for so many examples."""
         with self._proving(Quiet()):
-            return prove(self, _finite(inputs), B) is not None
+            return prove(self, finite(inputs), B) is not None
 
     def _tried(self, inputs: Any, B: int) -> Structure | _Failure:
         quiet = Quiet()
@@ -101,7 +113,7 @@ class Trials:
             return _Failure(None, CaptureError(message), frozenset(quiet.drawn))
         if found is None or problem is not None:
             return _Failure(problem, None, frozenset(quiet.drawn))
-        return self._with_order(found[0], inputs, B)
+        return found[0] if is_fixed(found[1].graph) else self._with_order(found[0], inputs, B)
 
     def _with_order(self, structure: Structure, inputs: Any, B: int) -> Structure:
         """If other data of as many examples put rows elsewhere, by whatever operation, whose row it is is told in every pass."""
@@ -109,7 +121,7 @@ class Trials:
             return structure
         n = min(B, FEW)
         some = structure.reading.only(inputs, torch.tensor(self._lot.sample(range(B), n)), B)
-        other = structure.reading.changed(some, range(n), n, _shuffled)
+        other = structure.reading.all_changed(some, shuffled)
         try:
             with self._proving(Quiet()):
                 still = still_there(structure, surveyed(self.run(other, n), structure.exits, n))
@@ -142,8 +154,14 @@ class Trials:
                 f"The model draws random numbers ({', '.join(sorted(failure.drawn))}) of which it cannot be told whether examples "
                 "influence each other through them. Switch that off, or vouch for it with check_isolation=False."
             )
-        elif problem:
+        elif problem and problem.influence:
             message = f"{name} lets the examples of a batch influence each other: {problem.what}."
+        elif problem:
+            message = (
+                f"What is read of {name} in a batch is not what its examples give alone: {problem.what}. Hooks on gradients or parameters, "
+                "functions with a backward of their own, and forwards that exchange the weights of a layer do that; leave them out, or "
+                "register a rule for the module."
+            )
         else:
             message = (
                 f"The examples of a batch influence each other in {name}, or it cannot be told which rows of its "
@@ -160,7 +178,7 @@ class Trials:
         self._start, self._quiet, self._clocks = buffers_of(self.model), quiet, None
         self.runs = []
         try:
-            with checkpoints_off(), as_it_was(self.model), tape.sandbox(), torch.enable_grad(), quiet:
+            with checkpoints_off(), as_it_was(self.model), tape.sandbox(), torch.enable_grad(), quieted(quiet):
                 for p, _ in grads:
                     p.grad = None
                 tape.deaf = True
@@ -185,17 +203,40 @@ class Trials:
 
     def _called(self, inputs: Any, *, after: Any = None) -> Any:
         """The model, in the state in which the proof began; what it counts is noted."""
-        put_back(self.model, self._start)
-        with (
-            attributes_restored(self.model, self._note),
-            nullcontext() if self._clocks is not None else self._attributes.clocks() as clocks,
-        ):
-            if after is not None:
-                self.model(*after[0], **after[1])
-            output = self.model(*inputs[0], **inputs[1])
         if self._clocks is None:
-            self._clocks = clocks
+            return self._first_called(inputs)
+        put_back(self.model, self._start)
+        with attributes_restored(self.model, self._note):
+            if after is not None:
+                self._run(after)
+            return self._run(inputs)
+
+    def _run(self, inputs: Any) -> Any:
+        args, kwargs = copied(inputs)
+        with hushed():
+            return self.model(*args, **kwargs)
+
+    def _first_called(self, inputs: Any) -> Any:
+        """The first, ordinary pass of a proof. What it writes to parameters is found before anything extreme is written there."""
+        marks = {} if self._spares_parameters else self._marks()
+        with attributes_restored(self.model, self._note), self._attributes.clocks() as clocks:
+            output = self._run(inputs)
+        changed = [name for name, mark in self._marks().items() if mark != marks.get(name, mark)] if marks else []
+        if changed:
+            raise CaptureError(
+                f"Parameter {changed[0]} was changed by the forward pass: it holds something of the data without any noise. Use a layer "
+                "that keeps nothing (Embedding without max_norm, no running mean), and change parameters after optimizer.step() only."
+            )
+        self._spares_parameters = True
+        now = dict(self.model.named_buffers())
+        moved = [n for n, was in self._start.items() if n in now and was.shape == now[n].shape and not torch.equal(was, now[n])]
+        self._wrote = self._wrote or bool(moved)
+        self._counts = [n for n in moved if self._start[n].numel() == 1 and self._start[n].dtype is not torch.bool]
+        self._clocks = clocks
         return output
+
+    def _marks(self) -> dict[str, Any]:
+        return {name: mark_of(p) for name, p in self.model.named_parameters()}
 
     def _note(self) -> None:
         self._wrote = True
@@ -212,8 +253,9 @@ class Trials:
         """The sum of the examples' gradients with these weights, by the capture, and the examples' norms."""
         self._tape.deaf = False
         try:
-            torch.autograd.backward([e.edge for e in exits], us)
-            return self._capture.weighed(weights)
+            with hushed():  # a rule, too, may run a layer again
+                torch.autograd.backward([e.edge for e in exits], us)
+                return self._capture.weighed(weights)
         finally:
             self._tape.deaf = True
 
@@ -232,63 +274,14 @@ class Trials:
     @contextmanager
     def later(self, passes: int) -> Iterator[bool]:
         """Inside, the model's own counts are so much further; False if it keeps none."""
-        with self._attributes.later(self._clocks or [], passes):
-            yield bool(self._clocks)
+        start = self._start
+        self._start = start | {name: start[name] + passes for name in self._counts}
+        try:
+            with self._attributes.later(self._clocks or [], passes) as keeps_time:
+                yield keeps_time or bool(self._counts)
+        finally:
+            self._start = start
 
     def precisions(self) -> set[torch.dtype]:
         """What the model casts numbers to."""
         return self._quiet.casts
-
-
-def floats(output: Any) -> list[Tensor]:
-    """The floating-point tensors in a model's output."""
-    return [t for t in leaves_of(output) if isinstance(t, Tensor) and t.is_floating_point()]
-
-
-# Inputs that a proof can be made of -----------------------------------------------------------------------------------------
-
-
-def _finite(inputs: Any) -> Any:
-    """Detached; NaN and infinity, of which nothing can be proved, are replaced."""
-
-    def change(t: Any) -> Any:
-        if not isinstance(t, Tensor):
-            return t
-        return t.detach().nan_to_num(0.0, 1e4, -1e4) if t.is_floating_point() else t.detach()
-
-    return mapped(inputs, change)
-
-
-def _tamed(inputs: Any) -> Any | None:
-    """The same with no number far above the others; None if there is none."""
-    wild = []
-
-    def change(t: Any) -> Any:
-        if not isinstance(t, Tensor) or not t.is_floating_point() or not t.numel():
-            return t
-        t = t.detach()
-        size = t.abs().nan_to_num(0.0, 0.0, 0.0)
-        usual = size[size > 0].double().median() if bool((size > 0).any()) else torch.ones((), dtype=torch.float64)
-        limit = float(min(max(TAME * float(usual), 1.0), 1e4))
-        wild.append(bool((size > limit).any()) or not bool(t.isfinite().all()))
-        return t.nan_to_num(0.0, limit, -limit).clamp(-limit, limit)
-
-    made = mapped(inputs, change)
-    return made if any(wild) else None
-
-
-def _jittered(t: Tensor) -> Tensor:
-    """Other examples like this one."""
-    if not t.is_floating_point() or not t.numel():
-        return t
-    noise = torch.linspace(-0.3, 0.4, t.numel(), dtype=t.dtype, device=t.device).reshape(t.shape)
-    return t + noise * (1 + t.abs())
-
-
-def _shuffled(t: Tensor) -> Tensor:
-    """Examples that differ in whatever may put them in order, in none."""
-    if t.is_floating_point():
-        return _jittered(t.flip(0))
-    if t.dim() > 1 or t.dtype is torch.bool or not t.numel():
-        return t.flip(0).roll(1, -1)
-    return torch.arange(1, len(t) + 1, device=t.device, dtype=t.dtype).flip(0).roll(1) % (t.max().clamp(min=1) + 1)

@@ -7,17 +7,21 @@ its children, again for every example. :class:`Shared` makes it a layer of its o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from hushgrad.clipping.base import Record, Rule, rule
 from hushgrad.clipping.rules.vmap import tensors_of
 from hushgrad.clipping.sums import Sum
 from hushgrad.errors import CaptureError
 
-__all__ = ["Bare", "Nothing", "Shared", "SharedRule", "Whole"]
+__all__ = ["Bare", "Nothing", "Shared", "SharedRule", "Whole", "finite"]
+
+_LARGE = 1e15  # products of two such numbers are finite in single precision
 
 
 class Shared(nn.Module):
@@ -89,7 +93,24 @@ class Whole(Rule):
     hot = False  # it runs autograd itself, which is better done outside of a running backward
 
     def per_example(self, record: Record) -> dict[str, Tensor]:
-        """Run the layer once more, and pull all shares back at once."""
+        """Run the layer once more, and pull all shares back at once.
+
+        Rows of the input may be other examples': what is no number there is 0 for an example whose own share is a number.
+        """
+        shares = [g for g in record.grads if g is not None]
+        found = self._pulled(record, record.args, record.kwargs)
+        lost = _sane(shares) & ~_sane(list(found.values()))
+        if bool(lost.any()):
+            again = self._pulled(record, *tree_map(finite, (record.args, dict(record.kwargs))))
+            found = {name: torch.where(lost.reshape(-1, *(1 for _ in G.shape[1:])), again[name], G) for name, G in found.items()}
+            if bool((lost & ~_sane(list(found.values()))).any()):
+                raise CaptureError(
+                    f"A record overflows in {type(record.module).__name__}, which gives no example its own share of it. Bound the inputs "
+                    "(torch.nan_to_num, clamp) before they reach the model. Nothing was released."
+                )
+        return found
+
+    def _pulled(self, record: Record, args: Any, kwargs: Any) -> dict[str, Tensor]:
         module = record.module
         given = [(k, g) for k, g in enumerate(record.grads) if g is not None]
         before = torch.get_rng_state()
@@ -98,7 +119,7 @@ class Whole(Rule):
                 name: p.detach().to(given[0][1].dtype).requires_grad_(name in record.names)
                 for name, p in module.named_parameters()
             }
-            made = tensors_of(functional_call(module, values, record.args, dict(record.kwargs)))
+            made = tensors_of(functional_call(module, values, args, dict(kwargs)))
             params = [values[name] for name in record.names]
             found = torch.autograd.grad(
                 [made[k] for k, _ in given], params, [g for _, g in given], is_grads_batched=True, allow_unused=True
@@ -119,3 +140,15 @@ class Whole(Rule):
         chosen = Record(record.module, record.names, record.args, record.kwargs, grads)
         chosen.kept = {name: G.index_select(0, index) for name, G in record.kept.items()}
         return chosen
+
+
+def _sane(values: list[Tensor]) -> Tensor:
+    """Which examples have numbers only."""
+    return torch.stack([g.flatten(1).isfinite().all(1) for g in values]).all(0)
+
+
+def finite(value: Any) -> Any:
+    """A tensor with 0 in the place of what is no number, and nothing so large that a product of two overflows."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or bool(value.isfinite().all()):
+        return value
+    return value.nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGE, _LARGE)

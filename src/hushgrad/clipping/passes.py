@@ -1,0 +1,51 @@
+"""One pass through the model, and what can be told of it before it is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hushgrad.clipping.call import Call
+from hushgrad.clipping.proof.shares import Packing
+from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Structure, is_packed
+
+if TYPE_CHECKING:
+    from hushgrad.clipping.tape import Tape
+
+__all__ = ["Pass", "is_evaluation", "place_all"]
+
+
+class Pass:
+    """One call of the model."""
+
+    __slots__ = ("before", "calls", "candidates", "examples", "fast", "fresh", "inputs", "key", "nodes", "packing", "structure")
+
+    def __init__(self, inputs: Any, examples: int, candidates: list[Structure], key: Any, *, fresh: bool) -> None:
+        self.inputs, self.examples, self.candidates, self.key, self.fresh = inputs, examples, candidates, key, fresh
+        self.structure = candidates[0] if candidates else None
+        self.calls: list[Call] = []
+        self.before: list[Call] | None = None  # of the pass around this one
+        self.packing: Packing | None = None
+        self.fast: bool | None = None  # attention's fast path, as it was
+        self.nodes = 0
+
+
+def place_all(here: Pass) -> None:
+    """Of one example alone everything is its own, wherever its dimension is."""
+    for call in here.calls:
+        dims = call.site.rule.dims(call.site.module, len(call.shapes))
+        own = is_packed(call) or all(len(s) > d and s[d] == here.examples for s, d in zip(call.shapes, dims, strict=True))
+        call.place = NATIVE if own else WHOLE if here.examples else DROPPED
+
+
+def is_evaluation(tape: Tape, tensors: list[Any], expected: int | None, *, aside: bool) -> bool:
+    """A pass that is no part of the step: of another number of examples than was said, in evaluation mode or within an open batch.
+
+    A gradient that comes back from it is refused.
+    """
+    if expected is None:
+        return aside
+    return (aside or tape.is_open) and not _may_hold(tensors, expected)
+
+
+def _may_hold(tensors: list[Any], examples: int) -> bool:
+    return any(n and n % examples == 0 for t in tensors for n in t.data.shape[:2]) if examples else True

@@ -1,0 +1,70 @@
+"""What a proof is made of: the tensors of a model's inputs and outputs, without what would hide everything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hushgrad.clipping.costs import TAME
+from hushgrad.clipping.proof.inputs import mapped
+from hushgrad.clipping.runs import leaves_of
+
+__all__ = ["copied", "finite", "floats", "jittered", "shuffled", "tamed"]
+
+
+def floats(output: Any) -> list[Tensor]:
+    """The floating-point tensors in a model's output."""
+    return [t for t in leaves_of(output) if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def finite(inputs: Any) -> Any:
+    """Detached; NaN and infinity, of which nothing can be proved, are replaced."""
+
+    def change(t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        return t.detach().nan_to_num(0.0, 1e4, -1e4) if t.is_floating_point() else t.detach()
+
+    return mapped(inputs, change)
+
+
+def copied(inputs: Any) -> Any:
+    """The model may write to its inputs."""
+    return mapped(inputs, lambda t: t.clone() if isinstance(t, Tensor) else t)
+
+
+def tamed(inputs: Any) -> Any | None:
+    """The same with no number far above the others; None if there is none."""
+    wild = []
+
+    def change(t: Any) -> Any:
+        if not isinstance(t, Tensor) or not t.is_floating_point() or not t.numel():
+            return t
+        t = t.detach()
+        size = t.abs().nan_to_num(0.0, 0.0, 0.0)
+        usual = size[size > 0].double().median() if bool((size > 0).any()) else torch.ones((), dtype=torch.float64)
+        limit = float(min(max(TAME * float(usual), 1.0), 1e4))
+        wild.append(bool((size > limit).any()) or not bool(t.isfinite().all()))
+        return t.nan_to_num(0.0, limit, -limit).clamp(-limit, limit)
+
+    made = mapped(inputs, change)
+    return made if any(wild) else None
+
+
+def jittered(t: Tensor) -> Tensor:
+    """Other examples like this one."""
+    if not t.is_floating_point() or not t.numel():
+        return t
+    noise = torch.linspace(-0.3, 0.4, t.numel(), dtype=t.dtype, device=t.device).reshape(t.shape)
+    return t + noise * (1 + t.abs())
+
+
+def shuffled(t: Tensor) -> Tensor:
+    """Examples that differ in whatever may put them in order, in none."""
+    if t.is_floating_point():
+        return jittered(t.flip(0))
+    if t.dim() > 1 or t.dtype is torch.bool or not t.numel():
+        return t.flip(0).roll(1, -1)
+    return torch.arange(1, len(t) + 1, device=t.device, dtype=t.dtype).flip(0).roll(1) % (t.max().clamp(min=1) + 1)
