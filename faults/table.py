@@ -65,7 +65,7 @@ def _rows_in(text: str) -> dict[str, tuple[Row, tuple[str, ...]]]:
     found = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if len(cells) == len(_HEAD[0].split("|")) - 2 and line not in _HEAD:
+        if line.startswith("| ") and len(cells) == len(_HEAD[0].split("|")) - 2 and line not in _HEAD:
             tried, survived, deaths = (int(cell.replace(",", "") or 0) for cell in cells[1:4])
             found[cells[0]] = Row(cells[0], tried, survived, cells[5], deaths), tuple(cells[4].split(", ") if cells[4] else ())
     return found
