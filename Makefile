@@ -7,7 +7,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help abi accuracy sanitize demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel vulnerabilities docs clean
+.PHONY: help abi accuracy sanitize mutate demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel vulnerabilities docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -78,6 +78,11 @@ fuzz: $(VENV)/.ready  ## feed nonsense to everything that reads a file or a comm
 
 soak: $(VENV)/.ready  ## 10,000 steps, a million events: does anything grow? (minutes)
 	$(FAULTS)
+
+# ONLY=guarantee.py tries one file; LIMIT=20 so many changes of each; SECONDS bounds the time.
+mutate: $(VENV)/.ready  ## change the privacy-critical files in small ways and see whether a test notices (an hour)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python faults/mutate.py --docs docs/reliability.md \
+	  $(if $(ONLY),--only $(ONLY)) $(if $(LIMIT),--limit $(LIMIT)) $(DRAWN)
 
 worst: $(VENV)/.ready  ## search every path to a clipped sum for the record that moves it most; TRIES=100000 SEED=7 (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python faults/worst.py $(if $(TRIES),--tries $(TRIES)) $(if $(SEED),--seed $(SEED))

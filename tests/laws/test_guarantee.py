@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hushgrad.accounting import epsilon
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Compose, Gaussian, Laplace, PureDP, Relation, Repeat, Unanalysed
-from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.guarantee import Entry, Guarantee, Ledger
 
 
 def guarantee(epsilon=1.0, delta=1e-5, **fields):
@@ -177,6 +177,24 @@ def test_a_sum_of_ledgers_never_drops_a_charge(contents):
     assert (a + b).steps == a.steps + b.steps
     again = Ledger.from_json(json.dumps((a + b).to_json()))
     assert again == a + b and again.event() == (a + b).event()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"event": 1.0}, {"times": 0}, {"times": 1.5}, {"stream": 1}, {"run": b"a"}, {"content": 7}, {"part": -1}, {"part": 0.5}],
+)
+def test_an_entry_of_another_type_is_refused(wrong):
+    with pytest.raises(ArgumentError):
+        Entry(**({"event": Gaussian(1.0)} | wrong))
+
+
+def test_a_run_that_goes_on_after_a_sum_of_ledgers_is_charged_once():
+    first, second = _ledger([(Gaussian(1.0), 5, "a run", "")]), _ledger([(Gaussian(2.0), 3, "another", "")])
+    whole = first + second
+    expected = epsilon(whole.event(), delta=1e-5)
+    for stream, event in (("a run", Gaussian(1.0)), ("another", Gaussian(2.0))):
+        whole.record(event, stream=stream)
+        assert epsilon(whole.event(), delta=1e-5) == expected
 
 
 def test_the_same_stream_name_in_two_ledgers_is_two_charges():
