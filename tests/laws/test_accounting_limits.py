@@ -250,3 +250,20 @@ def test_a_sampled_mixture_is_a_mixture_for_every_accountant(rate: float) -> Non
     for accountant in ("pld", "rdp"):
         found = epsilon(mixture.sampled(rate=rate) * 3, delta=1e-9, accountant=accountant)
         assert found == pytest.approx(epsilon(plain * 3, delta=1e-9, accountant=accountant), rel=1e-3, abs=1e-9)
+
+
+@pytest.mark.parametrize("noise", [1e-100, 1e-250, 1e-300, 1e-310, 5e-324])
+@pytest.mark.parametrize("categories", [2, 10**15])
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "basic", "optimal"])
+def test_answers_that_are_nearly_always_true_cost_what_they_do(noise: float, categories: int, accountant: str) -> None:
+    with mp.workdps(40):
+        truth = float(mp.log1p((1 - mp.mpf(noise)) * categories / mp.mpf(noise)))
+    for times in (1, 2):
+        found = epsilon(RandomizedResponse(noise, categories) * times, delta=1e-9, relation="zero_out", accountant=accountant)
+        assert times * truth - 1e-6 <= found <= times * truth * (1 + 1e-9)
+
+
+def test_a_curve_that_is_not_a_number_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GaussianCurve, "delta", lambda curve, at: math.nan)
+    assert solve.epsilon_bound([(GaussianCurve(1.0), 1)], 1e-5, 1e-4, upper=True).epsilon == math.inf
+    assert solve.epsilon_bound([(GaussianCurve(1.0), 1)], 1e-5, 1e-4, upper=False).epsilon == 0.0

@@ -89,8 +89,8 @@ def _response_epsilon(event: RandomizedResponse, relation: Relation) -> float:
         )
     if event.noise_probability == 0.0:
         return math.inf
-    lie = event.noise_probability / event.categories
-    return math.log1p((1.0 - event.noise_probability) / lie)
+    p, k = event.noise_probability, event.categories
+    return math.log1p((1.0 - p) * k / p) if p > _LEAST_LIE else math.log(k) - math.log(p)
 
 
 @singledispatch
@@ -139,4 +139,5 @@ def _(event: Sampled, relation: Relation) -> Statement:
     return Statement(epsilon, delta, fixed=positive_up(rate * base.fixed) if base.fixed > 0.0 else 0.0, flexible=base.flexible)
 
 
+_LEAST_LIE = 1e-200  # a smaller probability may leave the range of doubles when it is divided by the categories
 _BELOW_ONE = 1.0 - 1e-9

@@ -140,7 +140,7 @@ def _response(event: RandomizedResponse, relation: Relation) -> Loss:
     assert epsilon is not None
     if math.isinf(epsilon):
         return Unbounded()
-    lie = math.log(event.noise_probability / event.categories)
+    lie = math.log(event.noise_probability) - math.log(event.categories)
     return _of(renyi.response(lie + epsilon, lie, event.categories - 2, largest=epsilon))
 
 

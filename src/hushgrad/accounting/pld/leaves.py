@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
+from hushgrad.accounting.dominance import pure_epsilon
 from hushgrad.accounting.participation import Way, kind_of, sampling
 from hushgrad.accounting.pld.accountant import PLD
 from hushgrad.accounting.pld.batches import NOISE, balls, mirrored, once, replaced, truncated, zeroed
@@ -74,15 +75,10 @@ def _(event: DiscreteLaplace, relation: Relation) -> Loss:
 
 @PLD.analyses(RandomizedResponse)
 def _(event: RandomizedResponse, relation: Relation) -> Loss:
-    if relation is Relation.ADD_REMOVE:
-        raise NoTheorem(
-            "Randomised response hides what a record answers, not that it answers, so it has no epsilon under add/remove. "
-            "Ask with relation='replace_one', or with relation='zero_out'."
-        )
-    p, k = event.noise_probability, event.categories
-    if p == 0:
+    largest = pure_epsilon(event, relation)
+    if largest is None or math.isinf(largest):
         return Unbounded()
-    return once(Response(math.log1p((1 - p) * k / p), neutral=k - 2.0)) if p < 1 else Nothing()
+    return once(Response(largest, neutral=event.categories - 2.0)) if largest > 0 else Nothing()
 
 
 @PLD.analyses(PureDP)

@@ -279,18 +279,23 @@ def _delta_of(curve: Curve, epsilon: float, *, upper: bool) -> float:
 def _invert(curve: Curve, delta: float, *, upper: bool) -> float:
     """The epsilon of one curve in closed form: bisection that ends on the safe side, by more than the rounding of epsilon itself."""
     target = delta / (1 + ACCURACY) if upper else delta / (1 - ACCURACY)
-    if curve.delta(0.0) <= target:
+
+    def above(epsilon: float) -> bool:  # what is not a number proves nothing, from neither side
+        value = curve.delta(epsilon)
+        return not value <= target if upper else value > target
+
+    if not above(0.0):
         return 0.0
     low, high = 0.0, curve.likely(target)
-    while curve.delta(high) > target:
+    while above(high):
         low, high = high, 2 * high
         if high > 1e15:
             return math.inf if upper else low
-    if low == 0.0 and curve.delta(0.98 * high) > target:  # a good first guess
+    if low == 0.0 and above(0.98 * high):  # a good first guess
         low = 0.98 * high
     while low == 0.0 and high > 1e-290:  # to a relative accuracy, however small it is
-        low, high = (high / 16, high) if curve.delta(high / 16) > target else (0.0, high / 16)
+        low, high = (high / 16, high) if above(high / 16) else (0.0, high / 16)
     for _ in range(56):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if curve.delta(middle) > target else (low, middle)
+        low, high = (middle, high) if above(middle) else (low, middle)
     return high * (1 + 2.0**-40) if upper else low * (1 - 2.0**-40)  # a loss of hundreds, mapped by ln, is off by 1e-13
