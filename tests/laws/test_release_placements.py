@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from several_processes import run
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "faults"))
+import worst
 
 PROGRAM = Path(__file__).parents[1] / "stories" / "placements_program.py"
 CASES = runpy.run_path(str(PROGRAM))["CASES"]
@@ -73,3 +77,12 @@ def test_what_needs_one_process_says_so(whole, placed, name):
     assert "refused" not in whole[name]
     for found in placed:
         assert "to be 1, without fully_shard" in found[name]["refused"]
+
+
+def test_no_record_is_found_that_moves_the_sum_of_two_processes_by_more_than_the_clip_norm(tmp_path):
+    """A few records on every path and in both modes; ``make worst`` tries more."""
+    first, second = run(PROGRAM.with_name("worst_program.py"), tmp_path, 2, {"place": "replicated", "tries": 3})
+    assert first == second
+    for mode in first.values():
+        strange = {name: found for name, found in mode.items() if isinstance(found, str) or not 0.9 < found <= worst.BOUND}
+        assert not strange
