@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -203,7 +204,7 @@ CASES = {
         loss=summed,
         options={"loss_reduction": "sum", "check_isolation": True},
     ),
-    "secure": Case(plan={"secure": True}),
+    "secure": Case(plan={"secure": True}, loss=partial(F.cross_entropy, reduction="sum"), options={"loss_reduction": "sum"}),
     "bfloat16": Case(dtype=torch.bfloat16, close=2e-3),
     "float64": Case(dtype=torch.float64),
     "autocast": Case(autocast=torch.bfloat16, close=2e-3),

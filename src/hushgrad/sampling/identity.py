@@ -153,7 +153,7 @@ class _Content:
             return
         self._say("object", type(x).__qualname__.encode())
         attributes = getattr(x, "__dict__", None)
-        if isinstance(attributes, dict) and not hasattr(type(x), "__slots__") and type(x).__reduce__ is object.__reduce__:
+        if isinstance(attributes, dict) and not hasattr(type(x), "__slots__") and _is_plain(type(x)):
             for name, value in sorted(attributes.items()):
                 self._say("attribute", name.encode())
                 self.add(value, depth, record=record)
@@ -218,6 +218,12 @@ class _Content:
 
     def hex(self) -> str:
         return self._digest.hexdigest()
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether the attributes are all that there is of it: a class that says itself what it is pickled as (a data frame) knows better."""
+    own = getattr(kind, "__getstate__", None)  # object has one from Python 3.11 on
+    return kind.__reduce__ is object.__reduce__ and own in (None, getattr(object, "__getstate__", None))
 
 
 def _values_in(items: Any) -> int:

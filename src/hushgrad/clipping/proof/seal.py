@@ -154,7 +154,7 @@ def _by_wild_cotangents(
         return None
     chosen = lot.sample([k for k in sane if k != i], min(len(sane), FEW) - 1)
     keep = lot.randrange(len(chosen) + 1)
-    chosen.insert(keep, i)
+    chosen = [*chosen[:keep], i, *chosen[keep:]]
     n, which = len(chosen), torch.tensor(chosen)
     run = stage.run(part_of(structure.reading, inputs, chosen, B), n, structure)
     exits = exits_of(run, structure.exits)
