@@ -11,6 +11,7 @@ starts over after an error need not collect its garbage first.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
 import os
@@ -32,6 +33,13 @@ _BEAT, _STALE = 10.0, 60.0  # seconds
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
 
 _here: WeakValueDictionary[str, Owner] = WeakValueDictionary()
+
+
+@atexit.register
+def _let_all_go() -> None:
+    """At the end of the process: an owner that something still holds would not be asked otherwise, and leave its lock behind."""
+    for owner in list(_here.values()):
+        owner.release()
 
 
 def boot_identity() -> str:
@@ -58,7 +66,7 @@ class Owner:
 
     def __init__(self, folder: str | os.PathLike[str], *, take_over: bool = False, newest: bool = False) -> None:
         self._path = Path(folder).resolve() / LOCK
-        self._token = secrets.token_hex(8)
+        self._token, self._process = secrets.token_hex(8), os.getpid()
         self._file: int | None = None
         self._ends = threading.Event()
         self._lease = False
@@ -96,8 +104,8 @@ class Owner:
             )
 
     def release(self) -> None:
-        """Let the folder go; nothing of the lock is left behind."""
-        if self.held:
+        """Let the folder go; nothing of the lock is left behind. A process that was forked has only a copy to let go."""
+        if self._process == os.getpid() and self.held:
             self._path.unlink(missing_ok=True)
         self._let_go()
 
