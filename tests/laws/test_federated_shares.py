@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 pytest.importorskip("flwr", reason="needs hushgrad[federated]")
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
@@ -107,6 +108,21 @@ def test_whole_numbers_never_exceed_the_clip_norm(size):
             if bound > 100 * math.sqrt(size) and length == 0.5:
                 assert np.abs(found - update).max() <= 0.5
     assert not shares.whole(np.array([1.0, math.nan]), 5.0).any()
+    for bound in (math.nan, math.inf, 0.0, -1.0):
+        assert not shares.whole(np.array([1.0, 2.0]), bound).any()
+
+
+@pytest.mark.parametrize("names", [("w", "more"), ("other",), ()])
+def test_what_cannot_be_read_does_not_leave_the_device_without_noise(names):
+    config = ConfigRecord({shares.CLIP_NORM: 0.5, shares.GRID: 1e-3})
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(3))}), "config": config})
+
+    def client(message, context):
+        raw = ArrayRecord({name: Array(np.full(5, 77.0)) for name in names})
+        return SimpleNamespace(content=RecordDict({"arrays": raw, "again": raw}), has_error=lambda: False)
+
+    reply = add_share(SimpleNamespace(content=content), None, client)
+    assert not reply.content.array_records
 
 
 # The server ----------------------------------------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from hushgrad.federated.layout import Layout, Unusable
 
-__all__ = ["CLIP_NORM", "clip_update"]
+__all__ = ["CLIP_NORM", "Answer", "answered", "clip_update"]
 
 CLIP_NORM = "hushgrad-clip-norm"
 """The key in the round's ConfigRecord under which the server sends the clip norm."""
@@ -32,19 +34,37 @@ def clip_update(message: Message, context: Context, call_next: ClientAppCallable
     norms = [norm for config in configs if isinstance(norm := config.get(CLIP_NORM), float)]
     if not norms or not message.content.array_records:
         return call_next(message, context)
-    sent = next(iter(message.content.array_records.values()))
-    layout = Layout.of(sent)
-    current = layout.flat(sent)  # before the client's code runs: it may change the arrays in place
-    reply = call_next(message, context)
-    if reply.has_error():
-        return reply
-    update = np.empty_like(current)
-    try:
-        layout.read_update(reply.content, current, update)
-    except Unusable:
-        return reply  # the server's refusal says why
+    answer = answered(message, context, call_next)
+    if answer.update is None:
+        return answer.reply  # the server's refusal says why
+    reply, update = answer.reply, answer.update
     norm = float(np.linalg.norm(update))
     scaled = update * min(1.0, norms[0] / norm) if np.isfinite(norm) and norm > 0 else np.zeros_like(update)
     (name,) = reply.content.array_records
-    reply.content[name] = layout.record(current + scaled)
+    reply.content[name] = answer.layout.record(answer.sent + scaled)
     return reply
+
+
+class Answer(NamedTuple):
+    """What a client has made of a message: its reply, the layout of the arrays that were sent, they, and how far it moved them."""
+
+    reply: Message
+    layout: Layout
+    sent: np.ndarray
+    update: np.ndarray | None  # None if the client has failed, or its reply cannot be read
+
+
+def answered(message: Message, context: Context, call_next: ClientAppCallable) -> Answer:
+    """Run the rest of the client on a message that holds arrays, and read its update."""
+    arrays = next(iter(message.content.array_records.values()))
+    layout = Layout.of(arrays)
+    sent = layout.flat(arrays)  # before the client's code runs: it may change the arrays in place
+    reply = call_next(message, context)
+    update = np.empty_like(sent)
+    try:
+        if not reply.has_error():
+            layout.read_update(reply.content, sent, update)
+            return Answer(reply, layout, sent, update)
+    except Unusable:
+        pass
+    return Answer(reply, layout, sent, None)

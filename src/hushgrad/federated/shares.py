@@ -40,8 +40,8 @@ from hushgrad.clipping import Flat
 from hushgrad.clipping.base import Clipper
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Gaussian, Participation, Relation
-from hushgrad.federated.layout import Layout, Unusable
-from hushgrad.federated.mods import CLIP_NORM
+from hushgrad.federated.layout import Layout
+from hushgrad.federated.mods import CLIP_NORM, answered
 from hushgrad.federated.whole_noise import discrete_gaussian
 from hushgrad.noise.independent import Independent
 from hushgrad.noise.participation import pattern_of
@@ -202,21 +202,20 @@ def add_share(message: Message, context: Context, call_next: ClientAppCallable) 
     if config is None or not message.content.array_records:
         return call_next(message, context)
     clip_norm, grid = float(config[CLIP_NORM]), float(config[GRID])  # type: ignore[arg-type]
-    sent = next(iter(message.content.array_records.values()))
-    layout = Layout.of(sent)
-    current = layout.flat(sent)  # before the client's code runs: it may change the arrays in place
-    reply = call_next(message, context)
-    if reply.has_error():
-        return reply
-    update = np.empty_like(current)
-    try:
-        layout.read_update(reply.content, current, update)
-    except Unusable:
-        return reply  # the server's refusal says why
+    reply, layout, _, update = answered(message, context, call_next)
+    if update is None:
+        return reply if reply.has_error() else _without_arrays(reply)
     noised = whole(update / grid, clip_norm / grid) + discrete_gaussian(_STD, layout.size, os.urandom)
     (name,) = reply.content.array_records
     parts = zip(layout.slices().items(), layout.shapes, strict=True)
     reply.content[name] = ArrayRecord({each: Array(noised[where].reshape(shape)) for (each, where), shape in parts})
+    return reply
+
+
+def _without_arrays(reply: Message) -> Message:
+    """What cannot be read gets no noise either, so it stays at home; the server counts the client as one that sent nothing usable."""
+    for name in list(reply.content.array_records):
+        del reply.content[name]
     return reply
 
 
@@ -226,7 +225,7 @@ def whole(update: np.ndarray, bound: float) -> np.ndarray:
     The norm is that of the whole numbers themselves: rounding to the nearest could lengthen a vector by sqrt(d) / 2.
     """
     norm = float(np.linalg.norm(update))
-    if not np.isfinite(norm) or bound <= 0:
+    if not (np.isfinite(norm) and np.isfinite(bound) and bound > 0):
         return np.zeros(update.shape, np.int64)
     scale = min(1.0, bound / norm) if norm else 1.0
     while True:
