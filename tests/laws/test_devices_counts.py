@@ -50,6 +50,14 @@ def test_variants_wait_for_nothing(name):
     assert meter.bytes == ids and (not ids or name == "users")  # whose record it is belongs to the batch
 
 
+@pytest.mark.parametrize("options", [{}, {"noise": noise.BLT(buffers=2)}, {"noise": noise.Tree()}], ids=["dpsgd", "blt", "tree"])
+def test_a_row_that_the_host_draws_is_one_copy_and_nobody_waits(options):
+    meter = private_step(MODELS["MLP"], cipher="aes256", **options)
+    numbers = sum(p.numel() for p in MODELS["MLP"](1).model.parameters())
+    assert not meter.syncs and total(meter.copies) == 1 and total(meter.bytes) == 4 * numbers
+    assert total(meter.launches) <= LIMITS["MLP"], meter.launches
+
+
 def models() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     torch.manual_seed(0)
     return {

@@ -74,7 +74,7 @@ class Release:
     def use_key(self, key: RunKey) -> None:
         """Start the noise of another key, from its first row."""
         self._key, self.source = key, Source(key=key.secret, secure=self._plan.secure, cipher=self._plan.drawn_by)
-        self.stream = self._plan.noise.stream(self.source, steps=self._plan.steps)
+        self.stream = self.placement.streamed(self._plan.noise.stream(self.source, steps=self._plan.steps))
         self._witness = Witness(key.witness)
         self._ahead = False
 
@@ -152,7 +152,7 @@ class Release:
         if self._plan.certified:  # sum and noise were added in double precision; from here on it is post-processing
             buffers = {name: total.to(self._like(name).dtype) for name, total in buffers.items()}
         moved = self._moved_clip(step, norms)
-        if self.agree is not None and not (self.placement.draws_itself and self.agree_later(step, norms)):
+        if self.agree is not None and (self.placement.waited_for or not self.agree_later(step, norms)):
             covered = {**{name: sums[name] for name in self.lazy}, **buffers}
             self.agree(step, self._witnessed(covered, norms, moved))
         self._ahead = False  # its row is spent, whatever fails from here on
@@ -237,7 +237,7 @@ class Release:
 
     def _moved_clip(self, step: int, norms: Tensor) -> Adaptive | AdaptiveThere | None:
         """What an adaptive clip norm moves to: it follows how many norms lie below it, with noise of its own. None for a fixed one."""
-        if self.placement.draws_itself and isinstance(self.live_clip, (Adaptive, AdaptiveThere)):
+        if not self.placement.waited_for and isinstance(self.live_clip, (Adaptive, AdaptiveThere)):
             return self._moved_there(step, norms)
         clip = self.clip
         if not isinstance(clip, Adaptive):

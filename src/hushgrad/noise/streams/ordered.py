@@ -23,7 +23,7 @@ from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.devices import DeviceKernel, Target, Turn, kernel_for
 from hushgrad.noise.source import Source, delivered, pieces_of
 
-__all__ = ["ChunkedStream", "Lane", "OrderedStream", "fresh_like"]
+__all__ = ["ChunkedStream", "Lane", "OrderedStream", "computed_in", "fresh_like"]
 
 
 @dataclass
@@ -67,6 +67,21 @@ class OrderedStream(NoiseStream):
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._loaded: list[Lane] = []  # from a checkpoint, not yet asked for; may be sharded in another way
 
+    @property
+    def steps(self) -> int | None:
+        """How many rows there are; None: no end."""
+        return self._steps
+
+    @property
+    def kept_here(self) -> int:
+        """Rows of state in main memory."""
+        return sum(self._sizes().values())
+
+    @property
+    def secure(self) -> bool:
+        """Whether a row is rounded together with the sum that it is added to."""
+        return self._source.secure
+
     @abstractmethod
     def _sizes(self) -> Mapping[str, int]:
         """The state of a lane: name and number of rows."""
@@ -81,7 +96,7 @@ class OrderedStream(NoiseStream):
 
     def _kept_there(self) -> int:
         """Rows of state that turns use on a device."""
-        return sum(self._sizes().values())
+        return self.kept_here
 
     @final
     def row(
@@ -194,7 +209,7 @@ class OrderedStream(NoiseStream):
             _check.fail("step", step, f"to be less than steps={self._steps}", "Make a stream with more steps.")
 
     def _lane(self, piece: Piece) -> Lane:
-        index, offset, dtype = piece.which, piece.start, _computed_in(piece.target.dtype)
+        index, offset, dtype = piece.which, piece.start, computed_in(piece.target.dtype)
         lane = self._lanes.get((index, offset))
         if lane is None:
             lane = Lane(_check.integer(0, index=index), offset, piece.size, dtype)
@@ -266,7 +281,7 @@ class ChunkedStream(OrderedStream):
         self._advance(lane, low, high, flat[low:high], scale, fresh)
 
 
-def _computed_in(dtype: torch.dtype) -> torch.dtype:
+def computed_in(dtype: torch.dtype) -> torch.dtype:
     """The precision in which a tensor's noise is made."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hushgrad.release.placement.device import OnDevice, draws_there
+from hushgrad.release.placement.device import OnDevice
 from hushgrad.release.placement.replicated import Replicated
 from hushgrad.release.placement.sharded import Sharded, is_sharded
 from hushgrad.release.placement.whole import Whole
@@ -32,5 +32,4 @@ def placement_of(params: dict[str, Tensor], world: World, plan: Plan) -> Whole:
         return Sharded.checked(params, world, plan)
     if world.size > 1:
         return Replicated(params, world)
-    on_device = plan.drawn_by == "chacha20" and draws_there(params)
-    return OnDevice(params, world) if on_device else Whole(params, world)
+    return Whole(params, world) if any(p.is_cpu for p in params.values()) else OnDevice(params, world)

@@ -1,4 +1,4 @@
-"""On a device: every parameter lies whole in this process, on an accelerator that draws its own noise."""
+"""On a device: every parameter lies whole in this process, on an accelerator."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def with_cipher(plan: Plan, params: Mapping[str, Tensor]) -> Plan:
 
 
 class OnDevice(Whole):
-    """Whole, on a device: a row of noise is one launch, and the sums are added to it in place."""
+    """Whole, on a device: a row of noise is one launch, or one copy, and the sums are added to it in place."""
 
-    draws_itself = True
+    waited_for = False
 
     def early(self, scattered: frozenset[str]) -> list[str]:
         """All: noise that is there already costs no launch to be added."""

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from hushgrad.clipping.held import Held
 from hushgrad.denoise.base import Denoiser, NoiseInfo
+from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.streams.ahead import drawn_ahead
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch
 
@@ -22,7 +24,7 @@ class Whole(Held):
     same law: after :meth:`add_up` every coordinate of every sum has the contributions of all processes and its noise once.
     """
 
-    draws_itself = False  # whether it is a device that is not to be waited for
+    waited_for = True  # False: a device whose results nobody asks for in a step
     in_parts = False  # whether a process holds a part of each parameter only
 
     def __init__(self, params: dict[str, Tensor], world: World) -> None:
@@ -48,6 +50,10 @@ class Whole(Held):
         """The parameters were changed between two passes: the next one must use them as they are now."""
 
     # Noise -----------------------------------------------------------------------------------------------------------
+
+    def streamed(self, stream: NoiseStream) -> NoiseStream:
+        """The run's noise as it is best drawn for tensors that lie here: for devices, one step ahead."""
+        return stream if any(p.is_cpu for p in self.params.values()) else drawn_ahead(stream)
 
     @property
     def draws_all(self) -> bool:
