@@ -30,6 +30,18 @@ SHARP = (  # one for each check
     "parts that cancel are added one by one",
     "a buffer remembers the batch",
     "norms leak into the parameters",
+    "a row in mid-run is an earlier one in another order",
+    "batches that do not depend on the key",
+    "every record of a batch twice",
+    "examples of other users are fetched",
+    "parts of a batch are clipped with twice the norm",
+    "a secure sum is added twice",
+    "a filter's second probe has the wrong sign",
+    "a denoiser remembers the bare gradient",
+    "the average takes in a bare step",
+    "an adaptive clip norm follows the bare count of large batches",
+    "a lazy table owes the noise of one step only",
+    "saved buffers of correlated noise are loaded as zeros",
 )
 
 

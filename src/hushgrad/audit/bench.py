@@ -10,7 +10,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -39,15 +39,21 @@ _RANDOM = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)  # 
 class Seen:
     """One step of a run on the bench, for its owner's eyes: who took part, and what was released, times the batch size.
 
-    ``before`` and ``after`` are the trainable parameters around the step.
+    ``given`` is the gradient that the optimizer saw, ``clip`` and ``next_clip`` are the clippers of this step and of the next one,
+    ``before`` and ``after`` the trainable parameters around the step, ``state`` and ``means`` what a denoiser and an average keep.
     """
 
     step: int
     batch: Batch
     released: dict[str, Tensor]
+    given: dict[str, Tensor]
+    learning_rate: float | None
     clip: Clipper
+    next_clip: Clipper
     before: dict[str, Tensor]
     after: dict[str, Tensor]
+    state: dict[str, Any]
+    means: dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +67,7 @@ class Bench:
         dataset: the run's own data.
         loss_fn: as for :func:`hushgrad.train.fit`.
         groups: each example's user, for a plan with ``unit="user"``.
+        max_physical_batch: as for :func:`hushgrad.train.fit`.
         options: further options of ``make_private``.
         loader_options: further options of ``private.loader``.
     """
@@ -70,6 +77,7 @@ class Bench:
     dataset: Any
     loss_fn: LossFunction
     groups: Grouping | None = None
+    max_physical_batch: int | None = None
     whole: Callable[[], nn.Module] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     loader_options: Mapping[str, Any] = field(default_factory=dict)
@@ -89,63 +97,94 @@ class Bench:
         examples = len(self.dataset)
         return examples if self.groups is None else Units.of(self.groups, examples=examples).count
 
-    @property
-    def bare_plan(self) -> Plan:
-        """The plan without what is done to released parameters."""
-        return replace(self.plan, average=None, projection=None)
-
     @contextmanager
-    def run(self, key: bytes, *, step: int = 0) -> Iterator[Live]:
-        """A run under ``key`` that goes on from ``step``; its state is that of a new one otherwise."""
+    def run(self, key: bytes, *, step: int = 0, size: int | None = None) -> Iterator[Live]:
+        """A run under ``key`` that goes on from ``step``, in parts of ``size`` examples; its state is that of a new one otherwise."""
         model, optimizer = self.build()
-        private = make_private(quiet(model), optimizer, self.bare_plan, key=key, **self.options)
+        private = make_private(quiet(model), optimizer, self.plan, key=key, **self.options)
         try:
             if step:
                 _jump(private, step)
-            yield Live(self, private)
+            yield Live(self, private, size or self.max_physical_batch)
         finally:
             private.detach()
+
+    @contextmanager
+    def resumed(self, live: Live) -> Iterator[Live]:
+        """The same run as it goes on after a restart: from what it saves, buffers of its noise included."""
+        saved, weights = live.private.state_dict(with_key=True), live.private.model.state_dict()
+        moments = copy.deepcopy(live.private.optimizer.state_dict())
+        with self.run(live.private.key.secret) as again:
+            again.private.model.load_state_dict(weights)
+            again.private.optimizer.load_state_dict(moments)
+            again.private.load_state_dict(saved)
+            yield again
 
 
 class Live:
     """A run on the bench, step by step."""
 
-    def __init__(self, bench: Bench, private: Private) -> None:
+    def __init__(self, bench: Bench, private: Private, size: int | None) -> None:
         self.bench, self.private = bench, private
-        self._passes = Passes(private, bench.loss_fn, None)
+        self._passes = Passes(private, bench.loss_fn, size)
         self._released: dict[str, Tensor] = {}
+        self._given: dict[str, Tensor] = {}
         self._watch()
 
     def _watch(self) -> None:
-        """See what is released: as the optimizer is given it, or, where there is a denoiser, as that is."""
-        if self.private.plan.denoise is None:
-            self.private.optimizer.register_step_pre_hook(self._note)
-            return
+        """See what is released: as the optimizer is given it, and, where there is a denoiser, as that is."""
+        self.private.optimizer.register_step_pre_hook(self._note)
         place, inner = self.private.placement, self.private.placement.denoised
 
         def denoised(denoiser: Any, grads: dict[str, Tensor], info: Any, state: dict[str, Any]) -> dict[str, Tensor]:
-            self._released = {name: grad.clone() for name, grad in grads.items()}
+            self._released = {name: whole(place.gradient(name, grad)).clone() for name, grad in grads.items()}
             return inner(denoiser, grads, info, state)
 
-        vars(place)["denoised"] = denoised
+        if self.private.plan.denoise is not None:
+            vars(place)["denoised"] = denoised
 
     def _note(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         params = self.private.placement.params
-        self._released = {name: p.grad.clone() for name, p in params.items() if p.grad is not None}
+        self._given = {name: whole(p.grad).clone() for name, p in params.items() if p.grad is not None}
 
-    def steps(self, count: int) -> Iterator[Seen]:
-        """Take the next ``count`` steps."""
+    def steps(self, count: int, *, settle: bool = True) -> Iterator[Seen]:
+        """Take the next ``count`` steps; ``settle``: lazy tables get their noise before and after each."""
         options = {"identity": "audit", **self.bench.loader_options}
         loader = iter(self.private.loader(self.bench.dataset, groups=self.bench.groups, **options))
         for _ in range(min(count, self.private.steps_allowed - self.private.steps)):
-            yield self._take(next(loader))
+            yield self._take(next(loader), settle)
 
-    def _take(self, batch: Batch) -> Seen:
-        before, clip = self.parameters(), self.private.clip
-        self.private.optimizer.step(partial(self._passes.run, batch))  # type: ignore[arg-type]
-        size = float(self.private.plan.batch_size)
-        released = {name: whole(grad).double() * size for name, grad in self._released.items()}
-        return Seen(step=batch.step, batch=batch, released=released, clip=clip, before=before, after=self.parameters())
+    def _take(self, batch: Batch, settle: bool) -> Seen:
+        private = self.private
+        if settle:
+            private.settle()
+        before, clip, rate = self.parameters(), private.clip, private.optimizer.param_groups[0].get("lr")
+        self._released = {}
+        private.optimizer.step(partial(self._passes.run, batch))  # type: ignore[arg-type]
+        if settle:
+            private.settle()
+        after = self.parameters()
+        given = {**self._given, **self._lazy_moves(before, after)}
+        size = float(private.plan.batch_size)
+        return Seen(
+            step=batch.step,
+            batch=batch,
+            released={name: grad.double() * size for name, grad in (self._released or given).items()},
+            given=given,
+            learning_rate=None if rate is None else float(rate),
+            clip=clip,
+            next_clip=private.clip,
+            before=before,
+            after=after,
+            state=private._release.filter_state,
+            means={} if private._averaged is None else private._averaged.state_dict(),
+        )
+
+    def _lazy_moves(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The gradient of tables that plain SGD has moved without one: what they lost, divided by the learning rate."""
+        rate = float(self.private.optimizer.param_groups[0].get("lr", 1.0))
+        lazy = before.keys() - self._given.keys()
+        return {name: (before[name].double() - after[name].double()) / rate for name in before if name in lazy}
 
     def parameters(self) -> dict[str, Tensor]:
         """The trainable parameters now."""

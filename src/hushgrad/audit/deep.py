@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,18 @@ from hushgrad.accounting import epsilon_interval
 from hushgrad.audit import composed, exact
 from hushgrad.audit.bench import Bench, Build, copied
 from hushgrad.audit.checks import FALSE_ALARM, Check, batches_check
+from hushgrad.audit.dealt import dealt, fresh_batches_check, rates_check, spread
+from hushgrad.audit.debts import debts_check
 from hushgrad.audit.drawn import draw_field
 from hushgrad.audit.field import Long, field_checks
 from hushgrad.audit.report import DeepReport, LowerBound
 from hushgrad.audit.scores import Scorer
-from hushgrad.audit.tails import binomial_tail
 from hushgrad.audit.worst import Record, Worst, worst_record
 from hushgrad.clipping import Capture, self_check
 from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.events import Everyone, MinSep, Once, Poisson
+from hushgrad.release.keys import RunKey
+from hushgrad.release.placement.world import World
 from hushgrad.sampling import Draws
 from hushgrad.sampling.batch import stamp
 from hushgrad.sampling.units import Grouping
@@ -34,6 +36,7 @@ __all__ = ["audit_private", "audit_run"]
 
 _FEW = 8  # examples that a search or a self-check is made on
 _TABLE = 20_000_000  # participations to look at
+_BATCHES = 200  # of which the smallest and the largest are looked for
 _OWNER = "the attacker sees every released gradient, knows the model and all records but one, which is the worst one"
 
 
@@ -46,6 +49,7 @@ def audit_private(
     build: Build | None = None,
     whole: Callable[[], nn.Module] | None = None,
     groups: Grouping | None = None,
+    max_physical_batch: int | None = None,
     loader_options: Mapping[str, Any] | None = None,
     **audit: Any,
 ) -> DeepReport:
@@ -58,6 +62,7 @@ def audit_private(
         dataset=dataset,
         loss_fn=loss_fn,
         groups=groups,
+        max_physical_batch=max_physical_batch,
         whole=whole,
         options=options,
         loader_options=loader_options or {},
@@ -92,18 +97,14 @@ def audit_run(
     """
     if not bench.plan.noise_multiplier:
         raise ArgumentError("Expected a plan with noise: without any it claims nothing that an audit could refute.")
-    audit = _Audit(bench, seed, key or secrets.token_bytes(32), list(journal))
+    audit = _Audit(bench, seed, World.here().share_key(RunKey.make(key)), list(journal))
     if bench.is_whole:
         audit.part("layers", audit.layers)
         audit.part("worst record", lambda: audit.worst(tries))
     else:
         audit.notes.append("layers and releases were not compared: give whole= to build the model without its sharding")
-    if bench.is_whole and (bench.plan.denoise is None or not bench.plan.denoise.needs_closure) and not bench.plan.secure:
+    if bench.is_whole:
         audit.part("releases", lambda: audit.releases(steps))
-    elif bench.is_whole:
-        audit.notes.append(
-            "releases were not computed a second time: the denoiser's own query, or secure rounding, has no second form here"
-        )
     audit.part("noise", audit.noise)
     audit.part("batches", audit.batches)
     return audit.report(confidence)
@@ -112,7 +113,7 @@ def audit_run(
 class _Audit:
     """The parts of one deep audit, and what they have found so far."""
 
-    def __init__(self, bench: Bench, seed: int, key: bytes, journal: list[bytes]) -> None:
+    def __init__(self, bench: Bench, seed: int, key: RunKey, journal: list[bytes]) -> None:
         self.bench, self.seed, self.key, self.journal = bench, seed, key, journal
         self.checks: list[Check] = []
         self.notes: list[str] = []
@@ -183,15 +184,30 @@ class _Audit:
             capture.detach()
 
     def releases(self, steps: int) -> None:
-        """Steps at the beginning and at the end, computed a second time."""
-        last = max(0, self.bench.plan.steps - steps)
-        found = list(exact.compare(self.bench, self.key, first=0, count=steps))
-        if self.journal:
-            self.checks.append(exact.journal_check(found, self.journal))
-        if last >= steps and self._is_reachable(last):
-            found += exact.compare(self.bench, self.key, first=last, count=steps)
+        """Steps at the beginning, at the end and between, computed a second time."""
+        key, found = self.key.secret, list[exact.Compared]()
+        for first, count, size in self._stretches(steps):
+            if first <= count or self._is_reachable(first):
+                found += exact.compare(self.bench, key, first=first, count=count, size=size)
+            if first == 0 and self.journal:
+                self.checks.append(exact.journal_check(found, self.journal))
         self._contribution = max(self._contribution, *(min(one.contribution, 1.0) for one in found))
         self.checks += exact.exact_checks(found)
+        debts = debts_check(self.bench, key)
+        self.checks += [] if debts is None else [debts]
+
+    def _stretches(self, steps: int) -> list[tuple[int, int, int | None]]:
+        """(first step, how many, examples of a part): the first, the last, the smallest and the largest batch, one in parts."""
+        plan, rng = self.bench.plan, np.random.default_rng([self.seed, 7])
+        deal = plan.sampler.dealer(self.bench.records, Draws(self.key.sampling))
+        some = np.unique(rng.integers(0, plan.steps, size=_BATCHES)).tolist()
+        sizes = [len(deal(step)) for step in some]
+        parts = max(1, round(float(plan.batch_size) / 3))
+        chosen: dict[int, tuple[int, int | None]] = {0: (steps, None), max(0, plan.steps - steps): (steps, None)}
+        for step in (some[int(np.argmin(sizes))], some[int(np.argmax(sizes))]):
+            chosen.setdefault(step, (1, None))
+        chosen.setdefault(int(rng.integers(0, plan.steps)), (1, parts))
+        return [(first, count, size) for first, (count, size) in sorted(chosen.items())]
 
     def _is_reachable(self, step: int) -> bool:
         size = sum(p.numel() for p in self.bench.plain().parameters())
@@ -199,24 +215,28 @@ class _Audit:
 
     def noise(self) -> None:
         """The noise as a field."""
-        with self.bench.run(secrets.token_bytes(32)) as live:
-            wides, self._long, runs = draw_field(self.bench, live.private.placement, seed=self.seed)
-        self.checks += field_checks(wides, self._long, runs)
+        with self.bench.run(self.key.secret) as live:
+            plan, private = live.private.plan, live.private
+            drawn = draw_field(plan, private.placement, private._capture, seed=self.seed)
+        self._long = drawn.long
+        self.checks += [drawn.rows, *field_checks(drawn.wides, drawn.long, drawn.runs, on_grid=plan.secure)]
 
     def batches(self) -> None:
         """The sampler's batches of the data set's own size, over as much of the run as there is room for."""
         plan, how = self.bench.plan, self.bench.plan.participation
         records = self.bench.records
         count = min(plan.steps, max(1, _TABLE // max(1, records)))
-        present = np.zeros((count, records), dtype=bool)
-        deal = plan.sampler.dealer(records, Draws(secrets.token_bytes(32)))
-        for row, step in enumerate(_spread(count, plan.steps)):
-            present[row, deal(step)] = True
+        chosen = list(spread(count, plan.steps))
+        present, twice = dealt(plan, records, chosen)
+        other, _ = dealt(plan, records, chosen[:_BATCHES])
+        self.checks.append(fresh_batches_check(how, present[: len(other)], other))
+        if twice:
+            self.checks.append(Check(name="records", passed=False, seen=f"a record is in the batch of step {twice[0]} twice"))
         ordered = count == plan.steps
         self._taken, self._present = (int(present.sum()), present.size), present if ordered else present[: count // 2]
         self.checks.append(batches_check(how, self._present))
         if isinstance(how, Poisson):
-            self.checks.append(_rates_check(how.rate, present))
+            self.checks.append(rates_check(how.rate, present))
 
     def _records(self) -> list[Record] | None:
         """A few records of the data, if they are tuples of tensors or numbers."""
@@ -267,28 +287,3 @@ class _Audit:
         scorer = Scorer(self.bench.plan, len(self._present))
         patterns = np.unique(self._present, axis=1).astype(np.float64)
         return float(np.linalg.norm(scorer.whitened(patterns) * scorer.noise, axis=0).max())
-
-
-def _spread(count: int, steps: int) -> Iterator[int]:
-    """The first half of ``count`` steps from the beginning, the others up to the end."""
-    yield from range(count // 2)
-    yield from range(steps - (count - count // 2), steps)
-
-
-def _rates_check(rate: float, present: np.ndarray) -> Check:
-    """Every record and every step by itself, and pairs of records and of steps up to eight apart: all are binomial."""
-    problems = []
-    for what, axis in (("record", 0), ("step", 1)):
-        counts = present.sum(axis=axis)
-        trials = present.shape[axis]
-        for extreme in (int(counts.argmin()), int(counts.argmax())):
-            if binomial_tail(int(counts[extreme]), trials, rate) < FALSE_ALARM / (8 * len(counts)):
-                problems.append(f"{what} {extreme}: {counts[extreme]} of {trials}")
-        table = present.T if axis == 0 else present  # one row for each record, or each step
-        for lag in range(1, min(8, len(table) - 1) + 1):
-            first = np.flatnonzero((np.arange(len(table) - lag) // lag) % 2 == 0)  # no row is in two pairs
-            both, trials = int((table[first] & table[first + lag]).sum()), first.size * table.shape[1]
-            if binomial_tail(both, trials, rate**2) < FALSE_ALARM / 32:
-                problems.append(f"{what}s {lag} apart meet {both} times instead of {trials * rate**2:.1f}")
-    seen = f"{present.shape[0]} steps and {present.shape[1]} records one by one and in pairs, at rate {rate:g}"
-    return Check(name="rates", passed=not problems, seen=", ".join([seen, *problems[:3]]))

@@ -1,17 +1,26 @@
-"""Samples of the noise that a run releases: through its own release, on sums of zero, under keys of the audit."""
+"""Samples of the noise that a run releases: through its own release, on sums of nobody, under keys of the audit.
+
+Every row is also held against the one that the key says, number by number: whatever a row has to do with another one, in whichever
+order and however mixed, it is not the row of its own step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
 from scipy.linalg import solve_triangular
+from torch import Tensor
 
-from hushgrad.audit.bench import Bench, numbers, row_std, whole
+from hushgrad.audit.again import drawn, reference_release
+from hushgrad.audit.bench import numbers, row_std, whole
+from hushgrad.audit.checks import Check
 from hushgrad.audit.field import Long, Runs, Wide
-from hushgrad.clipping import Adaptive
+from hushgrad.clipping import Adaptive, Capture
+from hushgrad.clipping.base import ClippedSum, Clipper
 from hushgrad.events import Relation
 from hushgrad.noise import Independent
 from hushgrad.release.core import Release
@@ -19,21 +28,54 @@ from hushgrad.release.keys import RunKey
 from hushgrad.release.placement.whole import Whole
 from hushgrad.train import Plan
 
-__all__ = ["Drawer", "draw_field"]
+__all__ = ["Drawer", "Field", "draw_field"]
 
 _BUDGET = 50_000_000  # numbers to draw for one sample
 _LONG, _RUNS, _FEW = 400, 32, 4  # steps of the long sample, at most; runs, and steps of each
 _COLUMNS, _MANY = 8192, 1_000_000  # columns that are kept of a row, numbers that are kept in all
+_DRAWS = 20_000_000  # numbers of all draws that are kept to compute correlated rows from
+_TOLERANCE = 1e-3  # of a row's standard deviation
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Field:
+    """What was drawn, and the largest distance of a row from what its key says, with the tensor and the step."""
+
+    wides: list[Wide]
+    long: Long
+    runs: Runs
+    rows: Check
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Nobody:
+    """A capture that has seen no example: the sums of an empty batch, by the same way as anybody's."""
+
+    likes: dict[str, Tensor]
+    scattered: frozenset[str] = field(default_factory=frozenset)
+
+    def check(self) -> int:
+        return 0
+
+    def collect(self, clipper: Clipper, *, out: Mapping[str, Tensor], scale: float) -> ClippedSum:
+        sums = {name: out[name] if name in out else torch.zeros_like(like) for name, like in self.likes.items()}
+        none = torch.empty(0, dtype=torch.float64)
+        return ClippedSum(sums, none, none, 0)
 
 
 class Drawer:
     """The noise of one run, row by row and in order, in units of what the plan says (and not yet whitened over the steps)."""
 
-    def __init__(self, plan: Plan, place: Whole) -> None:
+    def __init__(self, plan: Plan, place: Whole, scattered: frozenset[str]) -> None:
         self._plan = replace(plan, denoise=None, average=None, projection=None)
-        self._release = Release(self._plan, place, place.world.share_key(RunKey.make()))
+        self.key = place.world.share_key(RunKey.make())
+        self._release = Release(self._plan, place, self.key)
+        likes = {name: self._release._like(name) for name in place.params}
+        wide = {name: like.double() if plan.certified else like for name, like in likes.items()}
+        self._nobody = _Nobody(likes=wide, scattered=scattered)
         self._place, self._taken = place, 0
-        self._unit = float(plan.batch_size) / row_std(plan, plan.clip)
+        self.std = row_std(plan, plan.clip)
+        self._unit = float(plan.batch_size) / self.std
 
     def row(self, step: int) -> dict[str, np.ndarray]:
         """Row ``step``, by tensor; those before it are drawn and dropped where the noise of a step needs them."""
@@ -55,11 +97,7 @@ class Drawer:
     def _next(self) -> dict[str, np.ndarray]:
         release, step = self._release, self._taken
         release.use_clip(self._plan.clip)  # an adaptive one must not move
-        sums = {name: torch.zeros_like(release._like(name)) for name in self._place.params}
-        if self._plan.certified:
-            sums = {name: total.double() for name, total in sums.items()}
-        release.begin(step)
-        grads = release.release(step, sums, torch.empty(0, dtype=torch.float64), None, begun={})
+        grads = release.privatise(cast(Any, self._nobody), step, None, None).grads
         self._taken += 1
         rows = {name: row * self._unit for name, row in numbers({k: whole(g) for k, g in grads.items()}).items()}
         return {**rows, **self._count()}
@@ -74,18 +112,24 @@ class Drawer:
         return {"(adaptive count)": np.array([count / float(before.count_noise or 1.0)])}
 
 
-def draw_field(bench: Bench, place: Whole, *, seed: int) -> tuple[list[Wide], Long, Runs]:
+def draw_field(plan: Plan, place: Whole, capture: Capture, *, seed: int) -> Field:
     """The three samples of a run's noise; the steps and columns follow from ``seed``, the keys are fresh."""
-    plan, rng = bench.plan, np.random.default_rng([seed, 4])
+    rng, scattered = np.random.default_rng([seed, 4]), capture.scattered
     size = sum(whole(p).numel() for p in place.params.values())
     last = _last(plan, size)
-    columns = _columns({name: row.size for name, row in Drawer(plan, place).row(0).items()}, rng)
+    columns = _columns({name: row.size for name, row in Drawer(plan, place, scattered).row(0).items()}, rng)
     pairs = [(0, 1), (last - 1, last)] if last > 2 else [(0, min(1, last))]
-    wides = [_wide(Drawer(plan, place), plan, pair) for pair in dict.fromkeys(pairs)]
+    wides = [_wide(Drawer(plan, place, scattered), plan, pair) for pair in dict.fromkeys(pairs)]
     steps = _steps(min(_LONG, max(8, _MANY // min(size, _COLUMNS))), last, rng)
     few = tuple(range(min(_FEW, last + 1)))
-    runs = [_white(Drawer(plan, place), plan, few, columns).ravel() for _ in range(_RUNS)]
-    return wides, _long(Drawer(plan, place), plan, steps, columns), Runs(white=np.stack(runs))
+    runs = [_white(_taken(Drawer(plan, place, scattered), few, columns), plan, few).ravel() for _ in range(_RUNS)]
+    drawer = Drawer(plan, place, scattered)
+    rows = _taken(drawer, steps, columns)
+    of = np.concatenate([np.full(len(kept), i) for i, kept in enumerate(columns.values())])
+    long = Long(steps=steps, names=tuple(columns), of=of, white=_white(rows, plan, steps))
+    return Field(
+        wides=wides, long=long, runs=Runs(white=np.stack(runs)), rows=_rows_check(drawer, place, plan, long, columns, rows)
+    )
 
 
 def _last(plan: Plan, size: int) -> int:
@@ -126,17 +170,16 @@ def _whitened(plan: Plan, steps: Sequence[int], rows: np.ndarray) -> np.ndarray:
     return np.asarray(solve_triangular(factor, rows, lower=True))
 
 
-def _white(drawer: Drawer, plan: Plan, steps: Sequence[int], columns: dict[str, np.ndarray]) -> np.ndarray:
+def _taken(drawer: Drawer, steps: Sequence[int], columns: dict[str, np.ndarray]) -> np.ndarray:
     rows = []
     for step in steps:
         row = drawer.row(step)
         rows.append(np.concatenate([row[name][kept] for name, kept in columns.items()]))
-    return _whitened(plan, steps, np.stack(rows))
+    return np.stack(rows)
 
 
-def _long(drawer: Drawer, plan: Plan, steps: tuple[int, ...], columns: dict[str, np.ndarray]) -> Long:
-    of = np.concatenate([np.full(len(kept), i) for i, kept in enumerate(columns.values())])
-    return Long(steps=steps, names=tuple(columns), of=of, white=_white(drawer, plan, steps, columns))
+def _white(rows: np.ndarray, plan: Plan, steps: Sequence[int]) -> np.ndarray:
+    return _whitened(plan, steps, rows)
 
 
 def _wide(drawer: Drawer, plan: Plan, steps: tuple[int, int]) -> Wide:
@@ -144,3 +187,39 @@ def _wide(drawer: Drawer, plan: Plan, steps: tuple[int, int]) -> Wide:
     rows = {name: np.stack([row[name] for row in pair]) for name in pair[0]}
     white = {name: _whitened(plan, steps[: len(pair)], both) for name, both in rows.items()}
     return Wide(steps=steps[: len(pair)], rows=white)
+
+
+# Row by row, from the key --------------------------------------------------------------------------------------------------
+
+
+def _rows_check(drawer: Drawer, place: Whole, plan: Plan, long: Long, columns: dict[str, np.ndarray], rows: np.ndarray) -> Check:
+    """Every row of the long sample is the key's own, tensor by tensor."""
+    worst, where, low = 0.0, "", 0
+    for index, (name, kept) in enumerate(columns.items()):
+        mine, low = rows[:, low : low + len(kept)], low + len(kept)
+        if name not in place.params:  # an adaptive clip norm's count: a number of the step's own
+            must = np.stack([drawn(plan, drawer.key.secret, t, index, 1, torch.float64) for t in long.steps])
+        else:
+            must = _reference(drawer, plan, whole(place.params[name]), index, name, kept, long.steps)
+        used = len(must[0])
+        for step, row, own in zip(long.steps, mine[:, :used], must, strict=True):
+            error = float(np.linalg.norm(row - own)) / max(1.0, float(np.linalg.norm(own)))
+            if not error <= worst:
+                worst, where = (error if error == error else float("inf")), f", most in {name} of step {step}"
+    return Check(name="noise rows", passed=worst <= _TOLERANCE, seen=f"{len(rows)} rows are the key's up to {worst:.1e}{where}")
+
+
+def _reference(
+    drawer: Drawer, plan: Plan, like: Tensor, index: int, name: str, kept: np.ndarray, steps: Sequence[int]
+) -> np.ndarray:
+    """What the rows of one tensor must be, in units of the plan's noise, in these columns."""
+    key, shape = drawer.key.secret, torch.zeros(like.shape, dtype=torch.float64)
+    if plan.secure:
+        found = [reference_release(plan, key, t, {name: shape.clone()}, {}, drawer.std, first=index)[name] for t in steps]
+        return np.stack([row.reshape(-1).numpy()[kept] / drawer.std for row in found])
+    if _is_independent(plan):
+        return np.stack([drawn(plan, key, t, index, like.numel(), like.dtype)[kept] for t in steps])
+    noising = np.asarray(plan.noise.noising(max(steps) + 1), dtype=np.float64)[list(steps)]
+    draws = list(plan.noise.draws(max(steps) + 1))
+    kept = kept[: max(1, _DRAWS // len(draws))]
+    return noising @ np.stack([drawn(plan, key, t, index, like.numel(), like.dtype)[kept] for t in draws])

@@ -1,41 +1,31 @@
 r"""The owner's check, which is exact: with the key in hand, release minus sum is the row that the theorem is about.
 
-For chosen steps of a run, early and late ones, everything that a step must be is computed a second time and in the simplest way:
-
-| part | how |
-|---|---|
-| sum | a loop over the batch's examples, one backward pass each, clipped and added up in double precision |
-| row | s C Σ_j N_tj z_j, with N the mechanism's dense matrix and z_j the source's numbers of that step |
-| update | a second optimizer, given the released gradient |
-| batch | the sampler's own draw of that step, and the records of the data set with these numbers |
-
-Whatever the batch did to the release beside the sum, or to the model beside the release, is a difference.
+For chosen steps of a run everything that a step must be is computed a second time (:mod:`hushgrad.audit.again`). Whatever the batch did
+to the release beside the sum, or to the model beside the release, is a difference. The steps are the first and the last ones, some
+anywhere, and those of the smallest and of the largest batch; one of them is run in parts, one after a restart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
+from hushgrad.audit.again import Rows, Twin, clipped, contributions, distance, plain_batch, put, reference_release
 from hushgrad.audit.bench import Bench, Live, Seen, row_std
 from hushgrad.audit.checks import Check
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.events import Relation
-from hushgrad.noise.source import Source
 from hushgrad.sampling import Draws
-from hushgrad.sampling.batch import Batch, stamp
-from hushgrad.train import Plan
-from hushgrad.train.fit import LossFunction, Passes
+from hushgrad.sampling.units import Units
 
-__all__ = ["Compared", "compare", "contributions", "exact_checks", "journal_check", "reference_row"]
+__all__ = ["Compared", "compare", "exact_checks", "journal_check"]
 
 _TOLERANCE = 1e-3  # of the magnitudes that were added up, as in ``self_check``
 _SLACK = 1e-4  # that the arithmetic of a clipped sum may add to a contribution
@@ -43,149 +33,165 @@ _SLACK = 1e-4  # that the arithmetic of a clipped sum may add to a contribution
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One step against its second computation: relative errors, and the largest contribution in clip norms."""
+    """One step against its second computation: errors relative to the precision's tolerance, the largest contribution in clip norms."""
 
     step: int
     examples: int
     release: float
     worst: str
     update: float
+    gradient: float
+    average: float
+    clip: float
     contribution: float
-    amplitude: float
     batch: str
     kept: tuple[str, ...]
     chain: bytes
 
 
-def contributions(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> list[dict[str, Tensor]]:
-    """The gradient of every example's own loss, or of every unit's examples together, one backward pass for each example."""
-    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    alone = stamp(_plain(batch), step=batch.step, examples=batch.examples)
-    rows: dict[Any, dict[str, Tensor]] = {}
-    counted = batch.examples - batch.padding
-    for i, part in enumerate(islice(alone.split(1), counted) if counted else ()):
-        loss = loss_fn(*Passes.answered(model, part)).mean()
-        grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
-        own = rows.setdefault(i if batch.units is None else int(batch.units[i]), {})
-        for (name, p), grad in zip(params.items(), grads, strict=True):
-            added = torch.zeros_like(p, dtype=torch.float64) if grad is None else grad.double()
-            own[name] = own[name] + added if name in own else added
-    return list(rows.values())
-
-
-def _plain(batch: Batch) -> Any:
-    if isinstance(batch, dict):
-        return dict(batch)
-    return list(batch) if isinstance(batch, (list, tuple)) else torch.as_tensor(batch).as_subclass(Tensor)
-
-
-def clipped(clip: Clipper, rows: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Every contribution times its weight."""
-    if not rows:
-        return []
-    names = list(rows[0])
-    groups = clip.groups(names)
-    number = [0] * len(names) if groups is None else groups
-    squares = torch.zeros(len(rows), max(number) + 1, dtype=torch.float64)
-    for i, row in enumerate(rows):
-        for name, group in zip(names, number, strict=True):
-            squares[i, group] += row[name].square().sum()
-    weights = clip.weights(squares[:, 0] if groups is None else squares)
-    weights = weights.reshape(len(rows), -1).double()
-    return [
-        {name: weights[i, group] * row[name] for name, group in zip(names, number, strict=True)} for i, row in enumerate(rows)
-    ]
-
-
-def reference_row(plan: Plan, key: bytes, step: int, likes: dict[str, Tensor], std: float) -> dict[str, Tensor]:
-    """``std`` times row ``step`` of N Z in double precision, from the dense matrix."""
-    weights = np.asarray(plan.noise.noising(step + 1), dtype=np.float64)[step]
-    draws, source = list(plan.noise.draws(step + 1)), Source(key=key)
-    rows = {}
-    for index, (name, like) in enumerate(likes.items()):
-        total = torch.zeros(like.shape, dtype=torch.float64)
-        for weight, draw in zip(weights, draws, strict=True):
-            if weight:
-                total += float(weight) * source.z(draw, index, torch.empty(like.shape, dtype=like.dtype)).double()
-        rows[name] = std * total
-    return rows
-
-
-def compare(bench: Bench, key: bytes, *, first: int, count: int) -> Iterator[Compared]:
-    """Steps ``first``, ``first`` + 1, ... of a run under ``key``, each against its second computation."""
-    model, (other, optimizer) = bench.plain(), bench.build()
-    with bench.run(key, step=first) as live:
-        still = _still(live)
+def compare(bench: Bench, key: bytes, *, first: int, count: int, size: int | None = None) -> Iterator[Compared]:
+    """Steps ``first``, ``first`` + 1, ... of a run under ``key``, each against its second computation; in parts of ``size``."""
+    model = bench.plain()
+    with bench.run(key, step=first, size=size) as live:
+        twin, still = Twin.of(bench, live.private.plan), _still(live)
         for seen in live.steps(count):
-            _put(model, seen.before)
-            yield _compared(live, seen, model, _update_error(other, optimizer, bench, seen), still)
+            put(model, seen.before)
+            rows = contributions(model, bench.loss_fn, seen.batch, twin.probes(seen.before))
+            yield _compared(live, seen, rows, twin, still)
+        if first or live.private.sharding is not None:
+            return
+        with bench.resumed(live) as again:
+            for seen in again.steps(1):
+                put(model, seen.before)
+                rows = contributions(model, bench.loss_fn, seen.batch, twin.probes(seen.before))
+                yield _compared(again, seen, rows, twin, still)
 
 
-def _compared(live: Live, seen: Seen, model: nn.Module, update: float, still: dict[str, Any]) -> Compared:
-    bench, key = live.bench, live.private.key.secret  # in several processes, the first one's key
-    rows, std = clipped(seen.clip, contributions(model, bench.loss_fn, seen.batch)), row_std(bench.plan, seen.clip)
-    noise = reference_row(bench.plan, key, seen.step, seen.before, std)
-    errors, dot, square = {}, 0.0, 0.0
-    for name, released in seen.released.items():
-        total = sum((row[name] for row in rows), torch.zeros(released.shape, dtype=torch.float64))
-        size = sum((row[name].abs() for row in rows), torch.zeros(released.shape, dtype=torch.float64))
-        live.private.placement.world.add_up([total, size])
-        left = released.cpu() - total
-        scale = float(torch.linalg.vector_norm(size)) + std * released.numel() ** 0.5
-        errors[name] = float(torch.linalg.vector_norm(left - noise[name])) / scale
-        dot, square = dot + float((left * noise[name]).sum()), square + float(noise[name].square().sum())
-    worst = max(errors, key=lambda name: errors[name] if errors[name] == errors[name] else float("inf"))
-    norms = [sum(float(part.square().sum()) for part in row.values()) ** 0.5 for row in rows]
+def _compared(live: Live, seen: Seen, rows: list[Rows], twin: Twin, still: dict[str, Any]) -> Compared:
+    short = clipped(seen.clip, rows)
+    release, worst = _release_error(live, seen, short)
+    lengths = [sum(float(part.square().sum()) for part in row.values()) ** 0.5 for row in short]
     return Compared(
         step=seen.step,
         examples=seen.batch.examples,
-        release=errors[worst],
+        release=release,
         worst=worst,
-        update=update,
-        contribution=max(norms, default=0.0) / seen.clip.sensitivity(Relation.ADD_REMOVE),
-        amplitude=dot / square,
+        gradient=_gradient_error(twin, seen),
+        update=_update_error(twin, seen),
+        average=_relative(twin.means, seen.means, seen.before),
+        clip=_clip_error(live, seen, rows, twin),
+        contribution=max(lengths, default=0.0) / seen.clip.sensitivity(Relation.ADD_REMOVE),
         batch=_batch_problem(live, seen),
         chain=live.private.journal.chain,
         kept=tuple(name for name, value in _still(live).items() if not torch.equal(value, still[name])),
     )
 
 
-def _put(model: nn.Module, values: dict[str, Tensor]) -> None:
-    params = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, value in values.items():
-            params[name].copy_(value)
-
-
-def _update_error(model: nn.Module, optimizer: torch.optim.Optimizer, bench: Bench, seen: Seen) -> float:
-    """How far the parameters are from where a second optimizer puts them, given the released gradient; relative to the move."""
-    if bench.plan.denoise is not None or bench.whole is not None:
-        return 0.0
-    _put(model, seen.before)
-    params = dict(model.named_parameters())
-    for name, grad in seen.released.items():
-        params[name].grad = (grad / float(bench.plan.batch_size)).to(params[name].dtype)
-    optimizer.step()
-    error = moved = 0.0
+def _release_error(live: Live, seen: Seen, short: list[Rows]) -> tuple[float, str]:
+    """How far the release is from the sum and its row, and in which tensor most."""
+    plan, key = live.private.plan, live.private.key.secret  # in several processes, the first one's key
+    std, totals, sizes = row_std(plan, seen.clip), {}, {}
     for name, before in seen.before.items():
-        error += float((params[name].detach() - seen.after[name]).square().sum())
-        moved += float((params[name].detach() - before).square().sum())
-    return (error / max(moved, 1e-30)) ** 0.5
+        total = sum((row[name] for row in short), torch.zeros(before.shape, dtype=torch.float64))
+        size = sum((row[name].abs() for row in short), torch.zeros(before.shape, dtype=torch.float64))
+        live.private.placement.world.add_up([total, size])
+        totals[name], sizes[name] = total, size
+    expected = reference_release(plan, key, seen.step, {k: t.clone() for k, t in totals.items()}, seen.before, std)
+    errors = {}
+    for name, must in expected.items():
+        if name not in seen.released:
+            errors[name] = float("inf")
+            continue
+        scale = float(torch.linalg.vector_norm(sizes[name])) + std * must.numel() ** 0.5
+        errors[name] = _number(distance(seen.released[name], must) / scale / _allowed(seen.before[name]))
+    worst = max(errors, key=lambda name: errors[name])
+    return errors[worst], worst
+
+
+def _allowed(like: Tensor) -> float:
+    """What rounding may do to a number of this precision."""
+    return _TOLERANCE + torch.finfo(like.dtype).eps
+
+
+def _number(error: float) -> float:
+    return error if error == error else float("inf")
+
+
+def _relative(made: Rows, seen: Rows, likes: Rows) -> float:
+    """The largest relative distance of tensors of the same names; infinite if the names differ."""
+    if made.keys() != seen.keys():
+        return float("inf")
+    errors = [0.0]
+    for name, tensor in made.items():
+        scale = float(torch.linalg.vector_norm(tensor.double())) + 1e-12
+        errors.append(_number(distance(tensor, seen[name]) / scale / _allowed(likes[name])))
+    return max(errors)
+
+
+def _gradient_error(twin: Twin, seen: Seen) -> float:
+    """What the optimizer was given, and what the denoiser keeps, against a second denoiser's."""
+    given = twin.given(seen)
+    error = _relative(given, seen.given, seen.before)
+    if twin.plan.denoise is None or twin.optimizer is None:  # the state of a model in parts is in parts as well
+        return error
+    if twin.state.keys() != seen.state.keys():
+        return float("inf")
+    tensors = {name: value for name, value in twin.state.items() if isinstance(value, Tensor)}
+    likes = {name: torch.empty(0, dtype=torch.float32) for name in tensors}
+    return max(error, _relative(tensors, {name: seen.state[name] for name in tensors}, likes))
+
+
+def _update_error(twin: Twin, seen: Seen) -> float:
+    """How far the parameters are from where a second optimizer puts them, given the same gradient; relative to the move."""
+    made = twin.moved(seen)
+    if made is None:
+        return 0.0
+    error = moved = rounded = 0.0
+    for name, before in seen.before.items():
+        error += distance(made[name], seen.after[name]) ** 2
+        moved += distance(made[name], before) ** 2
+        rounded += (torch.finfo(before.dtype).eps * float(torch.linalg.vector_norm(before.double()))) ** 2
+    return _number((error / max(moved, rounded, 1e-30)) ** 0.5 / _TOLERANCE)
+
+
+def _clip_error(live: Live, seen: Seen, rows: list[Rows], twin: Twin) -> float:
+    """How far the next clip norm is from where the noisy count moves it, in what norms at the threshold can make of it."""
+    if not isinstance(seen.clip, Adaptive):
+        return 0.0
+    norms = torch.tensor([sum(float(part.square().sum()) for part in row.values()) ** 0.5 for row in rows], dtype=torch.float64)
+    border = (norms / seen.clip.max_grad_norm - 1).abs() < _TOLERANCE
+    counts = torch.tensor([seen.clip.raw_count(norms), float(border.sum())], dtype=torch.float64)
+    live.private.placement.world.add_up([counts])
+    must = twin.clip(seen, live.private.key.secret, float(counts[0])).sensitivity(Relation.ADD_REMOVE)
+    off = abs(float(np.log(seen.next_clip.sensitivity(Relation.ADD_REMOVE) / must)))
+    return off / (1e-6 + seen.clip.learning_rate * float(counts[1]) / seen.clip.batch_size)
 
 
 def _batch_problem(live: Live, seen: Seen) -> str:
-    """Whether the batch holds the records that the sampler drew for this step."""
-    bench = live.bench
-    records = seen.batch._records
-    if records is None or bench.groups is not None or live.private.spread:
-        return ""
-    drawn = bench.plan.sampler.dealer(len(bench.dataset), Draws(live.private.key.sampling))(seen.step)
-    if not np.array_equal(records, drawn) or seen.batch.examples != len(drawn):
+    """Whether the batch holds the records that the sampler drew for this step, each once, and all of a user's."""
+    bench, world, batch = live.bench, live.private.placement.world, seen.batch
+    drawn = bench.plan.sampler.dealer(bench.records, Draws(live.private.key.sampling))(seen.step)
+    if batch._records is None or not np.array_equal(batch._records, drawn):
         return f"step {seen.step} was handed other records than its draw"
-    if not len(drawn) or bench.loader_options.get("collate_fn") is not None:
+    if len(np.unique(drawn)) != len(drawn):
+        return f"a record is in the batch of step {seen.step} twice"
+    mine, examples = drawn[world.rank :: world.size], batch.examples - batch.padding
+    numbers = mine
+    if bench.groups is not None:
+        units = Units.of(bench.groups, examples=len(bench.dataset))
+        if batch.units is None or units.cap is not None:
+            return ""
+        _, owner = np.unique(np.asarray(units.owners), return_inverse=True)
+        numbers = np.concatenate([np.empty(0, np.int64), *(np.flatnonzero(owner == unit) for unit in mine)])
+        if not np.array_equal(owner[numbers], batch.units.numpy()[:examples]):
+            return f"step {seen.step} was handed examples under other users' names"
+    if examples != len(numbers) * bench.plan.augmentations:
+        return f"step {seen.step} was handed {examples} examples, not {len(numbers)}"
+    if not len(numbers) or bench.loader_options.get("collate_fn") is not None or bench.plan.augmentations > 1:
         return ""
-    own = tree_leaves(default_collate([bench.dataset[int(i)] for i in drawn]))
-    same = all(torch.equal(a, b) for a, b in zip(own, tree_leaves(_plain(seen.batch)), strict=True) if isinstance(a, Tensor))
+    own = tree_leaves(default_collate([bench.dataset[int(i)] for i in numbers]))
+    handed = [leaf for leaf in tree_leaves(plain_batch(batch)) if isinstance(leaf, Tensor)]
+    same = all(torch.equal(a, b[:examples]) for a, b in zip(own, handed, strict=False) if isinstance(a, Tensor))
     return "" if same else f"step {seen.step} was handed other data than its records"
 
 
@@ -211,26 +217,36 @@ def exact_checks(found: list[Compared]) -> list[Check]:
     steps = (
         f"{len(found)} steps ({', '.join(str(one.step) for one in found)}), {sum(one.examples for one in found)} single passes"
     )
-    worst = max(found, key=lambda one: one.release if one.release == one.release else float("inf"))
-    most, moved = max(one.contribution for one in found), max(one.update for one in found)
+    worst = max(found, key=lambda one: one.release)
+    most = max(one.contribution for one in found)
     batches = [one.batch for one in found if one.batch]
     kept = sorted({name for one in found for name in one.kept})
-    return [
+    made = [
         Check(
             name="exact release",
-            passed=worst.release <= _TOLERANCE,
-            seen=f"{steps}: release - sum differs from the key's row by {worst.release:.1e}, most in {worst.worst} of step {worst.step}",
+            passed=worst.release <= 1,
+            seen=f"{steps}: release - sum differs from the key's row by {worst.release:.1e} of the tolerance, most in {worst.worst} "
+            f"of step {worst.step}",
         ),
         Check(
             name="exact contribution",
             passed=most <= 1 + _SLACK,
             seen=f"{steps}: the largest contribution has {most:.4f} clip norms",
         ),
-        Check(name="exact update", passed=moved <= _TOLERANCE, seen=f"{steps}: the optimizer's move differs by {moved:.1e}"),
+    ]
+    parts = (
+        ("exact gradient", "what the optimizer is given", [one.gradient for one in found]),
+        ("exact update", "the optimizer's move", [one.update for one in found]),
+        ("exact average", "the average", [one.average for one in found]),
+        ("exact clip norm", "the next clip norm", [one.clip for one in found]),
+    )
+    for name, what, errors in parts:
+        made.append(
+            Check(name=name, passed=max(errors) <= 1, seen=f"{steps}: {what} differs by {max(errors):.1e} of the tolerance")
+        )
+    changed = f"{steps}: {', '.join(kept[:3]) or 'nothing'} changed beside the parameters"
+    return [
+        *made,
         Check(name="exact batch", passed=not batches, seen=f"{steps}{''.join(f', {text}' for text in batches[:1])}"),
-        Check(
-            name="released state",
-            passed=not kept,
-            seen=f"{steps}: {', '.join(kept[:3]) or 'nothing'} changed beside the parameters",
-        ),
+        Check(name="released state", passed=not kept, seen=changed),
     ]

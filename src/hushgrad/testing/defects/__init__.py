@@ -14,8 +14,8 @@ Each is a context inside of which the real objects have the mistake, with the la
 
 from __future__ import annotations
 
-from hushgrad.testing.defects import batches, clipping, noise, runs
+from hushgrad.testing.defects import around, batches, clipping, fields, noise, runs
 from hushgrad.testing.defects.base import DEFECTS, Defect, defect, patched
 from hushgrad.testing.defects.beds import BEDS, bench
 
-__all__ = ["BEDS", "DEFECTS", "Defect", "batches", "bench", "clipping", "defect", "noise", "patched", "runs"]
+__all__ = ["BEDS", "DEFECTS", "Defect", "around", "batches", "bench", "clipping", "defect", "fields", "noise", "patched", "runs"]

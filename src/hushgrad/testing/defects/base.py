@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -46,7 +47,12 @@ def defect(name: str, *, law: str, bed: str = "layers") -> Callable[[Callable[[]
 
 @contextmanager
 def patched(owner: Any, name: str, new: Any) -> Iterator[None]:
-    """``owner.name`` is ``new`` inside."""
+    """``owner.name`` is ``new`` inside.
+
+    Raises:
+        AttributeError: where there is nothing of that name: a defect that changes nothing would look like one that is missed.
+    """
+    inspect.getattr_static(owner, name)
     own, old = name in vars(owner), vars(owner).get(name)
     setattr(owner, name, new)
     try:

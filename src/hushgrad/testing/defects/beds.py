@@ -13,7 +13,8 @@ from torch.utils.data import TensorDataset
 
 from hushgrad.audit import Bench
 from hushgrad.clipping import Adaptive, PerLayer
-from hushgrad.noise import Banded
+from hushgrad.denoise import SVRG, Kalman, Laplacian
+from hushgrad.noise import BLT, Banded, Tree
 from hushgrad.train import Plan
 
 __all__ = ["BEDS", "Mixing", "bench"]
@@ -26,6 +27,10 @@ def _layers() -> nn.Module:
     return nn.Sequential(
         nn.Linear(6, 64), nn.Tanh(), nn.LayerNorm(64), nn.Linear(64, 72), nn.Tanh(), nn.Linear(72, 3)
     )  # 64 x 72 = 4608 numbers in one tensor
+
+
+def _broad() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 1200), nn.Tanh(), nn.Linear(1200, 3))
 
 
 class Tied(nn.Module):
@@ -43,9 +48,9 @@ class Tied(nn.Module):
 class Table(nn.Module):
     """A table and a layer of its own behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 40) -> None:
         super().__init__()
-        self.table, self.head = nn.Embedding(40, 12), nn.Linear(12, 40)
+        self.table, self.head = nn.Embedding(rows, 12), nn.Linear(12, 40)
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(torch.tanh(self.table(ids).sum(1)))  # type: ignore[no-any-return]
@@ -94,8 +99,22 @@ def _dpsgd(**changes: Any) -> Plan:
     return Plan.dpsgd(**{"noise_multiplier": 1.0, "batch_size": 12, "steps": 64, **_COMMON, **changes})
 
 
-def _dpftrl() -> Plan:
-    return Plan.dpftrl(noise_multiplier=2.0, batch_size=15, epochs=3, noise=Banded(bands=5), **_COMMON)
+def _dpftrl(noise: Any) -> Plan:
+    return Plan.dpftrl(noise_multiplier=2.0, batch_size=15, epochs=3, noise=noise, **_COMMON)
+
+
+class Adapted(nn.Module):
+    """A frozen layer and two small ones beside it: low-rank adaptation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(6, 24), nn.Linear(6, 2, bias=False), nn.Linear(2, 24, bias=False)
+        self.head = nn.Linear(24, 3)
+        self.base.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Base + up(down), then the head."""
+        return self.head(torch.tanh(self.base(x) + self.up(self.down(x))))  # type: ignore[no-any-return]
 
 
 Bed = tuple[Callable[[], nn.Module], Callable[[torch.Generator], TensorDataset], Callable[[], Plan], dict[str, Any]]
@@ -103,7 +122,18 @@ Bed = tuple[Callable[[], nn.Module], Callable[[torch.Generator], TensorDataset],
 BEDS: dict[str, Bed] = {
     "layers": (_layers, _vectors, _dpsgd, {}),
     "rare": (_layers, _many, partial(_dpsgd, batch_size=16, dataset_size=4000, steps=400), {}),
-    "correlated": (_layers, _vectors, _dpftrl, {}),
+    "correlated": (_layers, _vectors, lambda: _dpftrl(Banded(bands=5)), {}),
+    "blt": (_layers, _vectors, lambda: _dpftrl(BLT(buffers=3)), {}),
+    "tree": (_layers, _vectors, lambda: _dpftrl(Tree()), {}),
+    "averaged": (_layers, _vectors, partial(_dpsgd, average="ema"), {}),
+    "smoothed": (_layers, _vectors, partial(_dpsgd, denoise=Laplacian(1.0)), {}),
+    "filtered": (_layers, _vectors, partial(_dpsgd, denoise=Kalman(0.7)), {}),
+    "corrected": (_layers, _vectors, partial(_dpsgd, denoise=SVRG(period=8)), {}),
+    "in parts": (_layers, _vectors, _dpsgd, {"max_physical_batch": 5}),
+    "broad": (_broad, _vectors, _dpsgd, {}),
+    "secure": (_layers, _vectors, partial(_dpsgd, secure=True), {}),
+    "adapter": (Adapted, _vectors, _dpsgd, {}),
+    "lazy": (partial(Table, 400), _words, _dpsgd, {"options": {"lazy_tables": True}}),
     "by layer": (_layers, _vectors, lambda: _dpsgd(clip=PerLayer(2.0), max_grad_norm=None), {}),
     "adaptive": (
         _layers,
@@ -133,7 +163,8 @@ def bench(name: str, *, seed: int = 0) -> Bench:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = make()
-        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        momentum = 0.0 if name == "lazy" else 0.9
+        return model, torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1, momentum=momentum)
 
     arguments = {"loss_fn": F.cross_entropy, **more}
     return Bench(build=build, plan=plan(), dataset=data(torch.Generator().manual_seed(seed + 1)), **arguments)

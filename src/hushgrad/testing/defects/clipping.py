@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hushgrad.clipping import Adaptive, Capture, Flat, PerLayer, reduce
+from hushgrad.clipping import Capture, Flat, PerLayer, reduce
 from hushgrad.clipping.base import Rule
 from hushgrad.clipping.rules.embedding import Embedding
 from hushgrad.clipping.rules.linear import Linear
 from hushgrad.clipping.rules.norm import LayerNorm
-from hushgrad.release.core import Release
 from hushgrad.testing.defects.base import defect, patched
 
 _NORM = "no record moves the clipped sum by more than the clip norm"
@@ -149,14 +148,4 @@ def _() -> Iterator[None]:
         return collect(self, clipper, **{**options, "scale": 1.0 / count})
 
     with patched(Capture, "collect", wrong):
-        yield
-
-
-@defect("an adaptive clip norm follows the bare count", law="whatever is released has noise", bed="adaptive")
-def _() -> Iterator[None]:
-    def bare(self: Release, step: int, norms: Tensor) -> None:
-        if isinstance(self.clip, Adaptive):
-            self.use_clip(self.clip.moved(self.clip.raw_count(norms)))
-
-    with patched(Release, "_adapt", bare):
         yield

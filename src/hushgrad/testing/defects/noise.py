@@ -17,11 +17,12 @@ from hushgrad.release.keys import RunKey
 from hushgrad.testing.defects.base import defect, patched
 
 Rows = dict[str, Tensor]
-_INDEPENDENT = "every released number has noise of its own"
-_AMPLITUDE = "the noise has the standard deviation that is accounted"
+OWN = "every released number has noise of its own"
+ONCE = "a row of noise is released once"
+AMPLITUDE = "the noise has the standard deviation that is accounted"
 
 
-def _changed(change: Callable[[Release, int, Rows], Rows]) -> AbstractContextManager[None]:
+def changed(change: Callable[[Release, int, Rows], Rows]) -> AbstractContextManager[None]:
     """Every row that is added is what ``change`` makes of it."""
     add = Release._add
 
@@ -34,45 +35,47 @@ def _changed(change: Callable[[Release, int, Rows], Rows]) -> AbstractContextMan
     return patched(Release, "_add", wrong)
 
 
-def _scaled(factor: Callable[[int, str, Tensor], float]) -> AbstractContextManager[None]:
-    return _changed(lambda release, step, noise: {name: row * factor(step, name, row) for name, row in noise.items()})
+def scaled(factor: Callable[[int, str, Tensor], float]) -> AbstractContextManager[None]:
+    """Every row is multiplied by ``factor`` of its step and tensor."""
+    return changed(lambda release, step, noise: {name: row * factor(step, name, row) for name, row in noise.items()})
 
 
 _kept: WeakKeyDictionary[Release, dict[int, Rows]] = WeakKeyDictionary()
 
 
-def _row_of(release: Release, step: int, noise: Rows, source: int) -> Rows:
+def row_of(release: Release, step: int, noise: Rows, source: int) -> Rows:
     """The row of an earlier step again."""
     rows = _kept.setdefault(release, {})
     rows[step] = {name: row.clone() for name, row in noise.items()}
     return {name: row.clone() for name, row in rows.get(source, noise).items()}
 
 
-def _flat(noise: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+def flat(noise: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+    """The flat rows, changed, in their shapes."""
     return {name: change(row.flatten())[: row.numel()].view_as(row) for name, row in noise.items()}
 
 
-@defect("noise halved", law=_AMPLITUDE)
+@defect("noise halved", law=AMPLITUDE)
 def _() -> Iterator[None]:
-    with _scaled(lambda step, name, row: 0.5):
+    with scaled(lambda step, name, row: 0.5):
         yield
 
 
-@defect("noise a twentieth too small", law=_AMPLITUDE)
+@defect("noise a twentieth too small", law=AMPLITUDE)
 def _() -> Iterator[None]:
-    with _scaled(lambda step, name, row: 0.95):
+    with scaled(lambda step, name, row: 0.95):
         yield
 
 
-@defect("noise two per cent too small", law=_AMPLITUDE)
+@defect("noise two per cent too small", law=AMPLITUDE)
 def _() -> Iterator[None]:
-    with _scaled(lambda step, name, row: 0.98):
+    with scaled(lambda step, name, row: 0.98):
         yield
 
 
-@defect("noise divided by the batch size", law=_AMPLITUDE)
+@defect("noise divided by the batch size", law=AMPLITUDE)
 def _() -> Iterator[None]:
-    with _scaled(lambda step, name, row: 1 / 12):
+    with scaled(lambda step, name, row: 1 / 12):
         yield
 
 
@@ -88,111 +91,111 @@ def _() -> Iterator[None]:
         yield
 
 
-@defect("every process adds the whole row", law=_AMPLITUDE)
+@defect("every process adds the whole row", law=AMPLITUDE)
 def _() -> Iterator[None]:
-    with _scaled(lambda step, name, row: 2**0.5):
+    with scaled(lambda step, name, row: 2**0.5):
         yield
 
 
-@defect("noise of one tensor halved", law=_AMPLITUDE)
+@defect("noise of one tensor halved", law=AMPLITUDE)
 def _() -> Iterator[None]:
-    with _scaled(lambda step, name, row: 0.5 if name == "3.weight" else 1.0):
+    with scaled(lambda step, name, row: 0.5 if name == "3.weight" else 1.0):
         yield
 
 
-@defect("no noise in biases", law=_INDEPENDENT)
+@defect("no noise in biases", law=OWN)
 def _() -> Iterator[None]:
-    with _scaled(lambda step, name, row: 0.0 if name.endswith("bias") else 1.0):
+    with scaled(lambda step, name, row: 0.0 if name.endswith("bias") else 1.0):
         yield
 
 
-@defect("no noise in tensors of more than 4096 numbers", law=_INDEPENDENT)
+@defect("no noise in tensors of more than 4096 numbers", law=OWN)
 def _() -> Iterator[None]:
-    with _scaled(lambda step, name, row: 0.0 if row.numel() > 4096 else 1.0):
+    with scaled(lambda step, name, row: 0.0 if row.numel() > 4096 else 1.0):
         yield
 
 
-@defect("no noise after step 50", law=_INDEPENDENT)
+@defect("no noise after step 50", law=OWN)
 def _() -> Iterator[None]:
-    with _scaled(lambda step, name, row: float(step < 50)):
+    with scaled(lambda step, name, row: float(step < 50)):
         yield
 
 
-@defect("no noise in every tenth step", law=_INDEPENDENT)
+@defect("no noise in every tenth step", law=OWN)
 def _() -> Iterator[None]:
-    with _scaled(lambda step, name, row: float(step % 10 != 9)):
+    with scaled(lambda step, name, row: float(step % 10 != 9)):
         yield
 
 
-@defect("one number in a thousand has no noise", law=_INDEPENDENT)
+@defect("one number in a thousand has no noise", law=OWN)
 def _() -> Iterator[None]:
     def change(release: Release, step: int, noise: Rows) -> Rows:
         for row in noise.values():
             row.view(-1)[::1000] = 0
         return noise
 
-    with _changed(change):
+    with changed(change):
         yield
 
 
-@defect("two steps share a row", law="a row of noise is released once")
+@defect("two steps share a row", law=ONCE)
 def _() -> Iterator[None]:
-    with _changed(lambda release, step, noise: _row_of(release, step, noise, step - step % 2)):
+    with changed(lambda release, step, noise: row_of(release, step, noise, step - step % 2)):
         yield
 
 
-@defect("the row of step 3 again in step 40", law="a row of noise is released once")
+@defect("the row of step 3 again in step 40", law=ONCE)
 def _() -> Iterator[None]:
-    with _changed(lambda release, step, noise: _row_of(release, step, noise, 3 if step == 40 else step)):
+    with changed(lambda release, step, noise: row_of(release, step, noise, 3 if step == 40 else step)):
         yield
 
 
-@defect("the same row in every step", law="a row of noise is released once")
+@defect("the same row in every step", law=ONCE)
 def _() -> Iterator[None]:
-    with _changed(lambda release, step, noise: _row_of(release, step, noise, 0)):
+    with changed(lambda release, step, noise: row_of(release, step, noise, 0)):
         yield
 
 
-@defect("every second row is the one before, one place on", law="a row of noise is released once")
-def _() -> Iterator[None]:
-    def change(release: Release, step: int, noise: Rows) -> Rows:
-        again = _row_of(release, step, noise, step - step % 2)
-        return _flat(again, lambda row: row.roll(1)) if step % 2 else again
-
-    with _changed(change):
-        yield
-
-
-@defect("the counter of a step overlaps the last one's", law="a row of noise is released once")
+@defect("every second row is the one before, one place on", law=ONCE)
 def _() -> Iterator[None]:
     def change(release: Release, step: int, noise: Rows) -> Rows:
-        return _flat(_row_of(release, step, noise, 0), lambda row: row.roll(step))
+        again = row_of(release, step, noise, step - step % 2)
+        return flat(again, lambda row: row.roll(1)) if step % 2 else again
 
-    with _changed(change):
+    with changed(change):
         yield
 
 
-@defect("each number serves two coordinates", law=_INDEPENDENT)
+@defect("the counter of a step overlaps the last one's", law=ONCE)
 def _() -> Iterator[None]:
-    with _changed(lambda release, step, noise: _flat(noise, lambda row: row[::2].repeat_interleave(2) if len(row) > 1 else row)):
+    def change(release: Release, step: int, noise: Rows) -> Rows:
+        return flat(row_of(release, step, noise, 0), lambda row: row.roll(step))
+
+    with changed(change):
         yield
 
 
-@defect("256 numbers over and over", law=_INDEPENDENT)
+@defect("each number serves two coordinates", law=OWN)
 def _() -> Iterator[None]:
-    with _changed(
-        lambda release, step, noise: _flat(noise, lambda row: row[:256].repeat(-(-len(row) // 256)) if len(row) > 256 else row)
+    with changed(lambda release, step, noise: flat(noise, lambda row: row[::2].repeat_interleave(2) if len(row) > 1 else row)):
+        yield
+
+
+@defect("256 numbers over and over", law=OWN)
+def _() -> Iterator[None]:
+    with changed(
+        lambda release, step, noise: flat(noise, lambda row: row[:256].repeat(-(-len(row) // 256)) if len(row) > 256 else row)
     ):
         yield
 
 
-@defect("every shard begins with the first one's noise", law=_INDEPENDENT)
+@defect("every shard begins with the first one's noise", law=OWN)
 def _() -> Iterator[None]:
-    with _changed(lambda release, step, noise: _flat(noise, lambda row: row[: -(-len(row) // 2)].repeat(2))):
+    with changed(lambda release, step, noise: flat(noise, lambda row: row[: -(-len(row) // 2)].repeat(2))):
         yield
 
 
-@defect("the second tensor has the first one's noise, one place on", law=_INDEPENDENT)
+@defect("the second tensor has the first one's noise, one place on", law=OWN)
 def _() -> Iterator[None]:
     def change(release: Release, step: int, noise: Rows) -> Rows:
         first, second = list(noise)[:2]
@@ -200,7 +203,7 @@ def _() -> Iterator[None]:
         noise[second].view(-1)[:size] = noise[first].flatten().roll(1)[:size]
         return noise
 
-    with _changed(change):
+    with changed(change):
         yield
 
 
@@ -210,13 +213,13 @@ def _() -> Iterator[None]:
         std = release._scale
         return {name: (torch.special.ndtr(row / std) - 0.5) * 12**0.5 * std for name, row in noise.items()}
 
-    with _changed(change):
+    with changed(change):
         yield
 
 
 @defect("noise without its tails", law="the noise is normal")
 def _() -> Iterator[None]:
-    with _changed(
+    with changed(
         lambda release, step, noise: {k: row.clamp(-2.5 * release._scale, 2.5 * release._scale) for k, row in noise.items()}
     ):
         yield
@@ -228,7 +231,7 @@ def _() -> Iterator[None]:
         grid = release._scale / 8
         return {name: torch.round(row / grid) * grid for name, row in noise.items()}
 
-    with _changed(change):
+    with changed(change):
         yield
 
 
@@ -238,14 +241,14 @@ def _() -> Iterator[None]:
         yield
 
 
-@defect("the source ignores the step", law=_INDEPENDENT)
+@defect("the source ignores the step", law=OWN)
 def _() -> Iterator[None]:
     draw = Source.draw
     with patched(Source, "draw", lambda self, step, pieces, scale, *, fresh: draw(self, 0, pieces, scale, fresh=fresh)):
         yield
 
 
-@defect("the source ignores which tensor it is", law=_INDEPENDENT)
+@defect("the source ignores which tensor it is", law=OWN)
 def _() -> Iterator[None]:
     draw = Source.draw
 
@@ -256,14 +259,14 @@ def _() -> Iterator[None]:
         yield
 
 
-@defect("the source's numbers are two per cent too small", law=_AMPLITUDE)
+@defect("the source's numbers are two per cent too small", law=AMPLITUDE)
 def _() -> Iterator[None]:
     draw = Source.draw
     with patched(Source, "draw", lambda self, step, pieces, scale, *, fresh: draw(self, step, pieces, 0.98 * scale, fresh=fresh)):
         yield
 
 
-@defect("noise of tables missing", law=_INDEPENDENT, bed="table")
+@defect("noise of tables missing", law=OWN, bed="table")
 def _() -> Iterator[None]:
     fresh = Release._fresh
     with patched(
@@ -282,5 +285,5 @@ def _() -> Iterator[None]:
 
 @defect("correlated rows one step late", law="the rows have the covariance that is accounted", bed="correlated")
 def _() -> Iterator[None]:
-    with _changed(lambda release, step, noise: _row_of(release, step, noise, max(0, step - 1))):
+    with changed(lambda release, step, noise: row_of(release, step, noise, max(0, step - 1))):
         yield
