@@ -2,8 +2,7 @@
 
 Each path is a small model, a set of ordinary examples with aligned gradients (there is much to absorb), and one record that is
 searched for. The loss of an example is <output, target>, so that the record chooses the gradient of the output freely. Every path is
-searched whole and replicated in two processes (sharded over two with ``--places sharded``, where a record that one process refuses ends
-the search), and in both modes, ordinary and certified.
+searched whole, replicated in two processes and sharded over two, and in both modes, ordinary and certified.
 Everything that a run checks is on: a record that is refused moves nothing, and refusals are counted.
 
     python faults/worst.py --tries 100000 --seed 7          # tries over all searches together
@@ -232,9 +231,9 @@ def _in_two_processes(*what: Any) -> int:
 def main(words: Sequence[str] | None = None) -> int:
     """Search every path in every placement; 0 if nothing moves a sum by more than the bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tries", type=int, default=2 * len(PATHS) * 2 * 20, help="over all searches together")
+    parser.add_argument("--tries", type=int, default=2 * len(PATHS) * len(PLACES) * 20, help="over all searches together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--places", nargs="*", choices=PLACES, default=["whole", "replicated"])
+    parser.add_argument("--places", nargs="*", choices=PLACES, default=[*PLACES])
     parser.add_argument("--only", default="", help="paths whose name contains this")
     args = parser.parse_args(words)
     names, start = [name for name in PATHS if args.only in name], time.time()

@@ -159,6 +159,11 @@ class Capture(Collecting):
         return self._held.whole
 
     @property
+    def rounded(self) -> bool:
+        """Whether gradients, or inputs of layers, came in half precision so far."""
+        return self._tape.rounded
+
+    @property
     def not_isolated(self) -> str | None:
         """Why this model may not be trained privately, if a proof has shown it."""
         return self._root.failed
@@ -195,6 +200,19 @@ class Capture(Collecting):
             for batch in self._tape.batches:  # rules that wait for collect read the parameters, which may move after the probe
                 for call in batch.calls:
                     self._tape.quiet(call.measure)
+
+    @contextmanager
+    def summing(self) -> Iterator[None]:
+        """A backward pass inside is that of the *sum* of the examples' losses, in a run of means, too.
+
+        A mean divides every gradient by how many examples there are and rounds it: then the last bits of everybody's gradient depend on
+        whether a record is there, and of gradients that cancel, or in low precision, those are not the last ones.
+        """
+        self._tape.summing = True
+        try:
+            yield
+        finally:
+            self._tape.summing = False
 
     @property
     def proving(self) -> bool:

@@ -223,7 +223,16 @@ class Collecting:
         return [Use(call, self._factor(batch), call.units(units)) for call in batch.calls]
 
     def _factor(self, batch: Batch) -> float:
-        return batch.coefficient * (batch.examples if self.loss_reduction == "mean" else 1) / self._copies
+        return batch.coefficient * (batch.examples if self._is_mean(batch) else 1) / self._copies
+
+    def _is_mean(self, batch: Batch) -> bool:
+        """Whether what came back was divided by the number of examples."""
+        if len(batch.summed) > 1:
+            raise CaptureError(
+                "One pass has two backward passes, one from private.loss and one beside it. Put all terms into the function that "
+                "private.loss is given, and run one backward."
+            )
+        return self.loss_reduction == "mean" and True not in batch.summed
 
     def _reconcile(self) -> None:
         """Every trainable parameter seen, and seen completely; else raise, and forget the passes."""

@@ -167,6 +167,7 @@ class Site:
         dtype = self.dtype
         for i, value in enumerate(values):
             if isinstance(value, Tensor) and value.dtype is not dtype and value.is_floating_point():
+                self.tape.rounded = self.tape.rounded or value.dtype.itemsize < 4
                 return self.ready((*values[:i], value.to(dtype), *values[i + 1 :]))
         return values
 

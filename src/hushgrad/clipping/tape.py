@@ -41,6 +41,7 @@ class Batch:
         "probe",
         "routed",
         "structure",
+        "summed",
         "tasks",
         "units",
     )
@@ -56,6 +57,7 @@ class Batch:
         self.routed: frozenset[str] = frozenset()  # parameters of experts, which may get no rows
         self.structure: Structure | None = None  # of its last pass
         self.tasks: set[int] = set()  # the backward passes that reached it
+        self.summed: set[bool] = set()  # whether what came back was of a sum, whatever the reduction of the run's losses is
 
 
 class Tape:
@@ -65,6 +67,8 @@ class Tape:
         self.anchor = torch.zeros((), requires_grad=True)
         self.silent = 0
         self.deaf = False  # gradients that come back are a proof's own
+        self.rounded = False  # gradients or inputs came in half precision
+        self.summing = False  # gradients that come back are of a sum
         self.vouched = False  # somebody answers for calls that no proof has seen
         self.calls: list[Call] | None = None  # of the pass through the model that is running
         self.before_batch: Callable[[], None] | None = None
@@ -201,6 +205,7 @@ class Tape:
             )
         task = backward_task()
         call.batch.tasks.add(task)
+        call.batch.summed.add(self.summing)
         return task
 
     def unproved(self, call: Call) -> NoReturn:

@@ -116,6 +116,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self.model_accepts_loss_kwargs = False  # the loss is per example, never divided by the tokens of a whole batch
         self._given = key, seed
         self._options: dict[str, Any] = {"max_epsilon": max_epsilon, "check_isolation": check_isolation}
+        self._own_loss = type(self).compute_loss is not PrivateTrainer.compute_loss  # whose terms are not known
+        if not self._own_loss and not plan.certified:
+            self._options["loss_reduction"] = "sum"  # nobody's gradient is divided by how many there are, and rounded
         self._groups, self._folder = groups, checkpoint
         self._example_loss = ExampleLoss()
         self._private: Private | None = None
@@ -185,7 +188,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             return total
         for part in self.private.split(batch, self.args.train_batch_size):
             loss = super().training_step(model, dict(part), None)  # type: ignore[call-overload]
-            summed = self.plan.certified  # and else a mean; with sharded parameters all processes make every pass
+            summed = self.private.losses.capture.loss_reduction == "sum"
+            # With sharded parameters all processes make every pass, also of no examples.
             total += loss * (1 if summed else part.examples) if part.examples else 0.0
         return total / max(1, batch.examples)
 
@@ -194,7 +198,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         loss, outputs = self._example_loss(model, inputs)
         if self._private is not None and torch.is_grad_enabled():
             self._require_exact(inputs)
-            loss = self._private.losses.covered(self._private.losses.summed(loss, len(inputs["labels"])))
+            loss = self._private.losses.covered(
+                self._private.losses.summed(loss, len(inputs["labels"])), alone=not self._own_loss
+            )
         return (loss, outputs) if return_outputs else loss
 
     def _require_exact(self, inputs: Any) -> None:

@@ -22,9 +22,14 @@ from hushgrad.clipping import Capture
 from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
 from hushgrad.sampling.batch import Batch
 
-__all__ = ["VOUCHED", "Losses", "PrivateLoss", "aside", "has_rows"]
+__all__ = ["ROUNDED", "VOUCHED", "Losses", "PrivateLoss", "aside", "has_rows"]
 
 VOUCHED = "The loss is vouched for by the user: that it is a mean over the examples was not tested"
+
+ROUNDED = (
+    "Means over the batch were differentiated in half precision: whether one example is there moves the rounding of all others, which no "
+    "bound covers. Use private.loss(fn), or sums"
+)
 
 _SAME = {torch.float64: 1e-8, torch.float32: 1e-4}  # relative: far above rounding
 _ROUNDED = 2e-2  # of half precision
@@ -42,7 +47,9 @@ class Losses:
         self.examples: int | None = None  # of the pass that was issued last; None: not by the run's loader
         self.padding = 0  # of them, at the end, that do not count
         self.vouched = False
+        self.rounded = False  # some step's gradients were those of a mean, in half precision
         self._covered = 0
+        self._begun = False  # a backward pass that runs begins at a loss of the run
 
     def issued(self, batch: Batch, *, whole: bool) -> None:
         """The loader hands out a batch (``whole``) or one of its micro-batches."""
@@ -50,20 +57,49 @@ class Losses:
         if whole:
             self._covered = 0
 
-    def covered(self, loss: Tensor) -> Tensor:
-        """``loss`` of the pass that was issued last, known to be a mean over its examples; counted when backward comes through it."""
-        examples = (self.examples or 0) - self.padding
+    def covered(self, loss: Tensor, *, alone: bool = False) -> Tensor:
+        """``loss`` of the pass that was issued last, known to be a mean over its examples; counted when ``loss.backward()`` is called.
+
+        Where it is a term of something else nothing is known of the other terms, unless the caller says that it is ``alone``.
+        """
+        counted = (self.examples or 0) - self.padding
 
         def count(_: Tensor) -> None:
-            self._covered += examples
+            self._covered += counted if alone or self._begun else 0
 
         if loss.requires_grad:
             loss.register_hook(count)
+            if not alone:
+                self._begins(loss, self.examples or 1)
         return loss
+
+    def _begins(self, loss: Tensor, examples: int) -> None:
+        """Have ``loss.backward()`` say that it begins there; with a mean, begin with the gradient of the sum.
+
+        Divided by their number, the ``examples`` then get theirs without rounding.
+        """
+        by = examples if self.capture.loss_reduction == "mean" else 1
+
+        def backward(
+            gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+        ) -> None:
+            if not retain_graph:
+                del loss.backward  # a circle, which would keep the graph until the garbage collector comes
+            first = torch.ones_like(loss) if gradient is None else gradient
+            self._begun = True
+            try:
+                with self.capture.summing():
+                    torch.autograd.backward(loss, first * by, retain_graph, create_graph, inputs=inputs)
+            finally:
+                self._begun = False
+
+        loss.backward = backward  # type: ignore[method-assign]
 
     def settle(self, examples: int | None) -> None:
         """A step over ``examples`` was taken; None: on a batch from elsewhere."""
-        self.vouched = self.vouched or examples is None or not self._complete(examples)
+        vouched = examples is None or not self._complete(examples)
+        self.vouched = self.vouched or vouched
+        self.rounded = self.rounded or (vouched and self.capture.rounded and self.capture.loss_reduction == "mean")
         self._covered = 0
 
     def _complete(self, examples: int) -> bool:
@@ -90,7 +126,7 @@ class Losses:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a guarantee has to say of the losses."""
-        return (VOUCHED,) if self.vouched else ()
+        return (*((VOUCHED,) if self.vouched else ()), *((ROUNDED,) if self.rounded else ()))
 
 
 class PrivateLoss:

@@ -533,6 +533,7 @@ class Private:
             "filter": dict(self._release.filter_state),
             "lazy_tables": self._lazy.attached,
             "loss_vouched": self.losses.vouched,
+            "loss_rounded": self.losses.rounded,
             "average": {} if self._averaged is None else self._averaged.state_dict(),
             "journal": {"position": self._journal.position, "chain": self._journal.chain.hex()},
         }
@@ -569,6 +570,7 @@ class Private:
         self.require_resumable(state)
         self._lazy.resume(state.get("lazy_tables", False))
         self.losses.vouched = bool(state.get("loss_vouched", True))
+        self.losses.rounded = bool(state.get("loss_rounded", False))
         secret = key if key is not None else state.get("key", self._key.secret)
         self._later.settle()
         self.adopt_key(RunKey(secret, reproducible=bool(state["reproducible"])))
