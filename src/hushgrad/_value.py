@@ -16,7 +16,7 @@ import enum
 import math
 from typing import Any, ClassVar, TypeVar
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.errors import ArgumentError
 
 V = TypeVar("V", bound="Value")
@@ -30,6 +30,7 @@ _KINDS = 1024  # so many different items of a list are remembered while it is re
 class Value:
     """Base of all frozen values; gives ``to_json`` and ``from_json``."""
 
+    papers: ClassVar[tuple[_papers.Paper, ...]] = ()  # what it is described in
     _families: ClassVar[dict[str, type[Value]]] = {}
     _family: ClassVar[str] = ""
     _classes: ClassVar[dict[str, type[Value]]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hushgrad import _papers
 from hushgrad.accounting._numeric import up
 from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.basic import basic_epsilon
@@ -80,6 +81,8 @@ class Advanced(Accountant):
 
     Reference: Kairouz, Oh and Viswanath, "The composition theorem for differential privacy", ICML 2015, theorem 3.5.
     """
+
+    papers = (_papers.KAIROUZ_2015_COMPOSITION,)
 
     name = "advanced"
 

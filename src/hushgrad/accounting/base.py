@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from hushgrad._papers import Paper
 from hushgrad.accounting.participation import simplified
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
@@ -89,6 +90,7 @@ class Accountant(ABC):
     """Turns events into losses. Subclasses are final: they set ``name`` and register leaf analyses."""
 
     name: ClassVar[str]
+    papers: ClassVar[tuple[Paper, ...]] = ()
     _leaves: ClassVar[dict[type[Event], Leaf]]
 
     def __init_subclass__(cls, **options: Any) -> None:

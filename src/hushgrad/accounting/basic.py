@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hushgrad import _papers
 from hushgrad.accounting._numeric import up
 from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.composition import Terms, share_of_delta
@@ -53,6 +54,8 @@ class Basic(Accountant):
 
     Reference: Dwork and Roth 2014, theorem 3.16.
     """
+
+    papers = (_papers.DWORK_2014_FOUNDATIONS,)
 
     name = "basic"
 

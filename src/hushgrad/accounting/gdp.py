@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hushgrad import _papers
 from hushgrad.accounting.base import Accountant, Loss, Unbounded
 from hushgrad.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from hushgrad.errors import NoTheorem
@@ -51,6 +52,18 @@ class GDP(Accountant):
 
     Reference: Dong, Roth and Su 2022, corollary 3.3.
     """
+
+    papers = (
+        _papers.Paper(
+            "dong2022gaussian",
+            "article",
+            "Dong, Jinshuo and Roth, Aaron and Su, Weijie J.",
+            "{Gaussian} Differential Privacy",
+            2022,
+            "Journal of the Royal Statistical Society Series B",
+            arxiv="1905.02383",
+        ),
+    )
 
     name = "gdp"
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hushgrad import _papers
 from hushgrad.accounting._numeric import smallest_true, up
 from hushgrad.accounting.base import Accountant, Loss, Nothing
 from hushgrad.accounting.dominance import statement
@@ -151,6 +152,19 @@ class Optimal(Accountant):
 
     Reference: Kairouz, Oh and Viswanath 2015, theorem 3.3; Murtagh and Vadhan 2016.
     """
+
+    papers = (
+        _papers.KAIROUZ_2015_COMPOSITION,
+        _papers.Paper(
+            "murtagh2016complexity",
+            "inproceedings",
+            "Murtagh, Jack and Vadhan, Salil",
+            "The Complexity of Computing the Optimal Composition of Differential Privacy",
+            2016,
+            "TCC",
+            arxiv="1507.03113",
+        ),
+    )
 
     name = "optimal"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.accounting import renyi, renyi_sampled
 from hushgrad.accounting._numeric import least_over_orders, smallest_true
 from hushgrad.accounting.base import Accountant, Loss, Nothing, Unbounded
@@ -75,6 +75,27 @@ class RDP(Accountant):
 
     Reference: Mironov 2017, propositions 1 and 3; Canonne, Kamath and Steinke 2020, proposition 12 (conversion).
     """
+
+    papers = (
+        _papers.Paper(
+            "mironov2017renyi",
+            "inproceedings",
+            "Mironov, Ilya",
+            "{R{\\'e}nyi} Differential Privacy",
+            2017,
+            "IEEE CSF",
+            arxiv="1702.07476",
+        ),
+        _papers.Paper(
+            "mironov2019sampled",
+            "misc",
+            "Mironov, Ilya and Talwar, Kunal and Zhang, Li",
+            "{R{\\'e}nyi} Differential Privacy of the Sampled {Gaussian} Mechanism",
+            2019,
+            arxiv="1908.10530",
+        ),
+        _papers.CANONNE_2020_DISCRETE,
+    )
 
     name = "rdp"
 

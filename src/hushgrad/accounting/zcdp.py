@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hushgrad import _papers
 from hushgrad.accounting.base import Accountant, Loss, Unbounded
 from hushgrad.accounting.conversion import delta_from_renyi, epsilon_from_renyi
 from hushgrad.accounting.dominance import pure_epsilon
@@ -76,6 +77,19 @@ class ZCDP(Accountant):
 
     Reference: Bun and Steinke 2016, lemma 1.7; Canonne, Kamath and Steinke 2020, proposition 12 (conversion).
     """
+
+    papers = (
+        _papers.Paper(
+            "bun2016concentrated",
+            "inproceedings",
+            "Bun, Mark and Steinke, Thomas",
+            "Concentrated Differential Privacy: Simplifications, Extensions, and Lower Bounds",
+            2016,
+            "TCC",
+            arxiv="1605.02065",
+        ),
+        _papers.CANONNE_2020_DISCRETE,
+    )
 
     name = "zcdp"
 

@@ -9,7 +9,7 @@ from math import exp, log, sqrt
 import torch
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.clipping.base import Clipper
 from hushgrad.events import Event, Gaussian, Relation
 
@@ -51,6 +51,18 @@ class Adaptive(Clipper):
 
     Reference: Andrew et al., "Differentially private learning with adaptive clipping" (NeurIPS 2021), algorithm 1 and theorem 1.
     """
+
+    papers = (
+        _papers.Paper(
+            "andrew2021adaptive",
+            "inproceedings",
+            "Andrew, Galen and Thakkar, Om and McMahan, H. Brendan and Ramaswamy, Swaroop",
+            "Differentially Private Learning with Adaptive Clipping",
+            2021,
+            "NeurIPS",
+            arxiv="1905.03871",
+        ),
+    )
 
     max_grad_norm: float
     batch_size: int

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.clipping.base import Clipper
 from hushgrad.events import Relation
 
@@ -35,6 +35,18 @@ class Automatic(Clipper):
     Reference: Bu et al., "Automatic clipping: differentially private deep learning made easier and stronger" (NeurIPS 2023),
     where it is called AUTO-S.
     """
+
+    papers = (
+        _papers.Paper(
+            "bu2023automatic",
+            "inproceedings",
+            "Bu, Zhiqi and Wang, Yu-Xiang and Zha, Sheng and Karypis, George",
+            "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger",
+            2023,
+            "NeurIPS",
+            arxiv="2206.07136",
+        ),
+    )
 
     max_grad_norm: float = 1.0
     stability: float = 0.01

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Clipped, Clipper
 from hushgrad.events import Relation
@@ -33,6 +33,8 @@ class Flat(Clipper):
 
     Reference: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1.
     """
+
+    papers = (_papers.ABADI_2016_DEEP,)
 
     max_grad_norm: float
 

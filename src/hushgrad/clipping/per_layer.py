@@ -9,7 +9,7 @@ from math import hypot, sqrt
 import torch
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.clipping.base import Clipper
 from hushgrad.events import Relation
 
@@ -42,6 +42,18 @@ class PerLayer(Clipper):
     Reference: McMahan et al., "Learning differentially private recurrent language models" (ICLR 2018), clipping strategies for
     multi-layer models.
     """
+
+    papers = (
+        _papers.Paper(
+            "mcmahan2018learning",
+            "inproceedings",
+            "McMahan, H. Brendan and Ramage, Daniel and Talwar, Kunal and Zhang, Li",
+            "Learning Differentially Private Recurrent Language Models",
+            2018,
+            "ICLR",
+            arxiv="1710.06963",
+        ),
+    )
 
     max_grad_norm: float
     by: str = "module"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.denoise.base import Denoiser, NoiseInfo, Probe, Seams
 from hushgrad.errors import ArgumentError
 
@@ -32,6 +32,8 @@ class Chain(Denoiser):
 
     Reference: Dwork and Roth, "The algorithmic foundations of differential privacy", 2014, Proposition 2.1.
     """
+
+    papers = (_papers.DWORK_2014_FOUNDATIONS,)
 
     members: Sequence[Denoiser] = ()
 

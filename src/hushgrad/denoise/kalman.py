@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.denoise.base import Denoiser, NoiseInfo, Probe, working_dtype
 
 __all__ = ["ExponentialAverage", "Kalman"]
@@ -68,6 +68,17 @@ class Kalman(Denoiser):
     Reference: Zhang et al., "DiSK: Differentially private optimizer with simplified Kalman filter for noise reduction",
     arXiv:2410.03883, the algorithm of its title.
     """
+
+    papers = (
+        _papers.Paper(
+            "zhang2024disk",
+            "misc",
+            "Zhang, Xinwei and others",
+            "{DiSK}: Differentially Private Optimizer with Simplified {Kalman} Filter for Noise Reduction",
+            2024,
+            arxiv="2410.03883",
+        ),
+    )
 
     kappa: float = 0.7
     gamma: float = 0.5
@@ -143,6 +154,8 @@ class ExponentialAverage(Denoiser):
 
     Reference: the missing term is derived in Zhang et al., "DiSK", arXiv:2410.03883.
     """
+
+    papers = (_papers.ZHANG_2024_DOPPLER,)
 
     kappa: float = 0.7
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.denoise._geometric import smooth_vector
 from hushgrad.denoise._grid import smooth_grid
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
@@ -43,6 +43,18 @@ class Laplacian(Denoiser):
 
     Reference: Wang et al., "DP-LSSGD", MSML 2020, Algorithm 1; Osher et al., "Laplacian smoothing gradient descent", 2018.
     """
+
+    papers = (
+        _papers.Paper(
+            "wang2020lssgd",
+            "inproceedings",
+            "Wang, Bao and Gu, Quanquan and Boedihardjo, March and Wang, Lingxiao and Barekat, Farzin and Osher, Stanley J.",
+            "{DP-LSSGD}: A Stochastic Optimization Method to Lift the Utility in Privacy-Preserving {ERM}",
+            2020,
+            "MSML",
+            arxiv="1906.12056",
+        ),
+    )
 
     sigma: float = 1.0
     scope: str = field(default="tensor", kw_only=True)

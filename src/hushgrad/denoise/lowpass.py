@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
 __all__ = ["LowPass"]
@@ -35,6 +35,8 @@ class LowPass(Denoiser):
 
     Reference: Zhang et al., "DOPPLER: Differentially private optimizers with low-pass filter", NeurIPS 2024.
     """
+
+    papers = (_papers.ZHANG_2024_DOPPLER,)
 
     a: tuple[float, ...] = (-0.9,)
     b: tuple[float, ...] = (0.1,)

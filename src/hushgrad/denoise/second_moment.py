@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.denoise._fused import FUSED, Moments, fits
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
@@ -44,6 +44,18 @@ class DebiasedSecondMoment(Denoiser):
     Reference: Tang, Shpilevskiy and Lécuyer, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias Correction)",
     AAAI 2024, arXiv:2312.14334, Algorithm 1.
     """
+
+    papers = (
+        _papers.Paper(
+            "tang2024adambc",
+            "inproceedings",
+            "Tang, Qiaoyue and Shpilevskiy, Frederick and L{\\'e}cuyer, Mathias",
+            "{DP-AdamBC}: Your {DP-Adam} Is Actually {DP-SGD} (Unless You Apply Bias Correction)",
+            2024,
+            "AAAI",
+            arxiv="2312.14334",
+        ),
+    )
 
     betas: tuple[float, float] = (0.9, 0.999)
     floor: float | None = None

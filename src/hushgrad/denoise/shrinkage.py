@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
 __all__ = ["JamesStein", "SoftThreshold"]
@@ -29,6 +29,8 @@ class JamesStein(Denoiser):
 
     Reference: Balle and Wang, "Improving the Gaussian mechanism", ICML 2018, section 4 (its James-Stein estimator).
     """
+
+    papers = (_papers.BALLE_2018_IMPROVING,)
 
     per: str = "tensor"
 
@@ -88,6 +90,18 @@ class SoftThreshold(Denoiser):
 
     Reference: Balle and Wang, "Improving the Gaussian mechanism", ICML 2018, section 4; Donoho, 1995, for the threshold.
     """
+
+    papers = (
+        _papers.BALLE_2018_IMPROVING,
+        _papers.Paper(
+            "donoho1995denoising",
+            "article",
+            "Donoho, David L.",
+            "De-Noising by Soft-Thresholding",
+            1995,
+            "IEEE Transactions on Information Theory",
+        ),
+    )
 
     scale: float = 1.0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.denoise.base import Denoiser, NoiseInfo, Probe
 
 __all__ = ["SVRG"]
@@ -42,6 +42,26 @@ class SVRG(Denoiser):
     Reference: Johnson and Zhang 2013, algorithm 1 (SVRG); Wang, Ye and Xu 2017, algorithm 1 (DP-SVRG with full snapshots); the
     privacy here is that of Abadi et al. 2016, algorithm 1, for the combined query.
     """
+
+    papers = (
+        _papers.Paper(
+            "johnson2013accelerating",
+            "inproceedings",
+            "Johnson, Rie and Zhang, Tong",
+            "Accelerating Stochastic Gradient Descent using Predictive Variance Reduction",
+            2013,
+            "NeurIPS",
+        ),
+        _papers.Paper(
+            "wang2017empirical",
+            "inproceedings",
+            "Wang, Di and Ye, Minwei and Xu, Jinhui",
+            "Differentially Private Empirical Risk Minimization Revisited: Faster and More General",
+            2017,
+            "NeurIPS",
+            arxiv="1802.05251",
+        ),
+    )
 
     period: int = 20
     snapshot_steps: int = 1

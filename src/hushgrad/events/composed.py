@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hushgrad import _check, _foreign
+from hushgrad import _check, _foreign, _papers
 from hushgrad._value import Value
 from hushgrad.events._fields import set_fields, shown
 from hushgrad.events.neighbours import Absent, Answers
@@ -123,6 +123,18 @@ class RepeatAndSelect(Event):
     K has mean ``mean`` and is Poisson for ``shape`` = inf, else truncated negative binomial with that shape (1: geometric,
     0: logarithmic). Papernot and Steinke 2022, theorems 2 and 6.
     """
+
+    papers = (
+        _papers.Paper(
+            "papernot2022tuning",
+            "inproceedings",
+            "Papernot, Nicolas and Steinke, Thomas",
+            "Hyperparameter Tuning with {R\\'enyi} Differential Privacy",
+            2022,
+            "ICLR",
+            arxiv="2110.03620",
+        ),
+    )
 
     of: Event
     mean: float

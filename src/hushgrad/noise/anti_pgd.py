@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.events import Participation
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz, filter_stream, tuned, unresolved
@@ -31,6 +31,27 @@ class AntiPGD(LowerToeplitz):
 
     Reference: Kalinin, McKenna, Pagh, Lampert 2026 (arXiv:2601.22334); Orvieto et al. 2022 (arXiv:2202.02831) for damping 1.
     """
+
+    papers = (
+        _papers.Paper(
+            "kalinin2026lambda",
+            "inproceedings",
+            "Kalinin, Nikita P. and McKenna, Ryan and Pagh, Rasmus and Lampert, Christoph H.",
+            "{DP-$\\lambda$CGD}: Efficient Noise Correlation for Differentially Private Model Training",
+            2026,
+            "ICML",
+            arxiv="2601.22334",
+        ),
+        _papers.Paper(
+            "orvieto2022anticorrelated",
+            "inproceedings",
+            "Orvieto, Antonio and Kersting, Hans and Proske, Frank and Bach, Francis and Lucchi, Aurelien",
+            "Anticorrelated Noise Injection for Improved Generalization",
+            2022,
+            "ICML",
+            arxiv="2202.02831",
+        ),
+    )
 
     damping: float | None = None
 

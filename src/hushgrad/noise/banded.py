@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.events import BallsInBins, CyclicPoisson, Event, Gaussian, Participation, Sampled
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps, unresolved
@@ -40,6 +40,19 @@ class Banded(LowerToeplitz):
     References: Choquette-Choo et al. 2023 (arXiv:2306.08153), Theorem 4; Kalinin and Lampert 2024 (arXiv:2405.13763) for the
     square root.
     """
+
+    papers = (
+        _papers.CHOQUETTE_2023_AMPLIFIED,
+        _papers.Paper(
+            "kalinin2024banded",
+            "inproceedings",
+            "Kalinin, Nikita P. and Lampert, Christoph H.",
+            "Banded Square Root Matrix Factorization for Differentially Private Model Training",
+            2024,
+            "NeurIPS",
+            arxiv="2405.13763",
+        ),
+    )
 
     bands: int = 64
     loss: str = "mean"

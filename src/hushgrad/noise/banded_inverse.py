@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.events import Participation
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream
@@ -32,6 +32,18 @@ class BandedInverse(LowerToeplitz):
 
     References: Kalinin et al. 2025 (arXiv:2505.12128) for 1/2; 2026 (arXiv:2605.18379) for other exponents.
     """
+
+    papers = (
+        _papers.Paper(
+            "kalinin2026back",
+            "inproceedings",
+            "Kalinin, Nikita P. and McKenna, Ryan and Upadhyay, Jalaj and Lampert, Christoph H.",
+            "Back to Square Roots: An Optimal Bound on the Matrix Factorization Error for Multi-Epoch Differentially Private {SGD}",
+            2026,
+            "ICLR",
+            arxiv="2505.12128",
+        ),
+    )
 
     bands: int = 64
     exponent: float = 0.5

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.events import Once, Participation
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps, unresolved
@@ -38,6 +38,19 @@ class BLT(LowerToeplitz):
 
     Reference: Dvijotham et al. 2024 (arXiv:2404.16706), Theorem 1; min-sep: McMahan et al. 2024 (arXiv:2408.08868).
     """
+
+    papers = (
+        _papers.Paper(
+            "dvijotham2024efficient",
+            "inproceedings",
+            "Dvijotham, Krishnamurthy and McMahan, H. Brendan and Pillutla, Krishna and Steinke, Thomas and Thakurta, Abhradeep",
+            "Efficient and Near-Optimal Noise Generation for Streaming Differential Privacy",
+            2024,
+            "FOCS",
+            arxiv="2404.16706",
+        ),
+        _papers.DENISOV_2022_IMPROVED,
+    )
 
     buffers: int = 4
     loss: str = "mean"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.events import Once, Participation
 from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.error import dense_unit_error
@@ -42,6 +42,8 @@ class Dense(Mechanism):
 
     Reference: Denisov et al. 2022 (arXiv:2202.08312), Theorems 2.1 and 3.2.
     """
+
+    papers = (_papers.DENISOV_2022_IMPROVED,)
 
     matrix: tuple[tuple[float, ...], ...]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hushgrad import _papers
 from hushgrad.events import (
     BallsInBins,
     CyclicPoisson,
@@ -48,6 +49,8 @@ class Independent(LowerToeplitz):
 
     Reference: Abadi et al. 2016 (arXiv:1607.00133), algorithm 1.
     """
+
+    papers = (_papers.ABADI_2016_DEEP,)
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
         """1, 0, 0, ..."""

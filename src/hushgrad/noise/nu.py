@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.events import Participation
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream, tuned, unresolved
@@ -40,6 +40,8 @@ class Nu(LowerToeplitz):
 
     Reference: Choquette-Choo, Dvijotham, Pillutla et al. 2024 (arXiv:2310.06771), section 2.
     """
+
+    papers = (_papers.CHOQUETTE_2024_CORRELATED,)
 
     nu: float | None = None
     series: str = "binomial"

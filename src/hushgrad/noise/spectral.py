@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream
 from hushgrad.noise.series import inverse
@@ -38,6 +38,8 @@ class Spectral(LowerToeplitz):
 
     Reference: the bound extends Choquette-Choo et al. 2024 (arXiv:2310.06771), section 3, from one eigenvalue to a spectrum.
     """
+
+    papers = (_papers.CHOQUETTE_2024_CORRELATED,)
 
     curvatures: tuple[float, ...]
     learning_rate: float

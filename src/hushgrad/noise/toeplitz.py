@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream
 from hushgrad.noise.series import binomial, inverse
@@ -31,6 +31,18 @@ class Toeplitz(LowerToeplitz):
 
     Reference: Fichtenberger, Henzinger, Upadhyay 2023 (arXiv:2202.11205), Theorem 1.
     """
+
+    papers = (
+        _papers.Paper(
+            "fichtenberger2023constant",
+            "inproceedings",
+            "Fichtenberger, Hendrik and Henzinger, Monika and Upadhyay, Jalaj",
+            "Constant Matters: Fine-grained Error Bound on Differentially Private Continual Observation",
+            2023,
+            "ICML",
+            arxiv="2202.11205",
+        ),
+    )
 
     coefficients: tuple[float, ...] | None = None
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad.events import Participation
 from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.error import dense_unit_error
@@ -47,6 +47,18 @@ class Tree(Mechanism):
 
     References: Dwork et al. 2010; Honaker 2015; Kairouz et al. 2021 (arXiv:2103.00039), Theorem 4.1 and appendix B.
     """
+
+    papers = (
+        _papers.KAIROUZ_2021_PRACTICAL,
+        _papers.Paper(
+            "honaker2015efficient",
+            "misc",
+            "Honaker, James",
+            "Efficient Use of Differentially Private Binary Trees",
+            2015,
+            "Theory and Practice of DP (TPDP)",
+        ),
+    )
 
     variant: str = "online"
     restart: int | None = None

@@ -8,13 +8,13 @@
 | ``markdown``, ``page``, ``plots`` | the card as text, as one self-contained HTML page, its pictures |
 | ``signature`` | ``sign`` and ``verify``: who stands for a card, and for which model file |
 | ``compare`` | ``compare_runs``: two runs side by side |
-| ``citations``, ``papers`` | ``citation``: BibTeX for exactly what a plan used |
+| ``citations`` | ``citation``: BibTeX for exactly what a plan used |
 """
 
+from hushgrad._papers import Paper
 from hushgrad.report.card import Card, privacy_card
 from hushgrad.report.citations import citation
 from hushgrad.report.compare import SideBySide, compare_runs
-from hushgrad.report.papers import Paper
 from hushgrad.report.signature import Verified, new_signing_key, sign, verify
 
 __all__ = [

@@ -14,9 +14,8 @@ from hushgrad.errors import NoTheorem
 from hushgrad.events import RepeatAndSelect
 from hushgrad.guarantee import Guarantee, questions
 from hushgrad.recipes.spending import public_size, require_allowed
-from hushgrad.report.citations import USED_BY, citation
+from hushgrad.report.citations import citation
 from hushgrad.report.folder import Folder, read_folder
-from hushgrad.report.papers import PAPERS
 from hushgrad.report.words import in_plain_words, sampling_assumed, sampling_done
 from hushgrad.train.plan import Plan
 
@@ -211,7 +210,7 @@ def _cited_search(guarantee: Guarantee) -> str:
     """The papers behind a search, if the run was found by one."""
     if not isinstance(guarantee.event, RepeatAndSelect):
         return ""
-    return "".join(f"\n{PAPERS[key].bibtex(key)}\n" for key in USED_BY["RepeatAndSelect"])
+    return "".join(f"\n{paper.bibtex()}\n" for paper in RepeatAndSelect.papers)
 
 
 def _budget(found: dict[str, Any] | None) -> dict[str, Any] | None:

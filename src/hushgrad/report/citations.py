@@ -1,4 +1,4 @@
-"""Citations: BibTeX for exactly what a plan uses. One table from class names to papers."""
+"""Citations: BibTeX for exactly what a plan uses; every class names the papers behind it."""
 
 from __future__ import annotations
 
@@ -6,68 +6,13 @@ import dataclasses
 from collections.abc import Iterator
 
 from hushgrad import _check
+from hushgrad._papers import Paper
 from hushgrad._value import Value
 from hushgrad.accounting.api import accountant_of
 from hushgrad.accounting.base import Accountant
-from hushgrad.report.papers import PAPERS
 from hushgrad.train.plan import Plan
 
-__all__ = ["USED_BY", "citation", "papers_of"]
-
-
-# class name -> the papers behind it. Every public mechanism, denoiser, clipper, sampler, average and accountant has a line.
-USED_BY: dict[str, tuple[str, ...]] = {
-    # noise
-    "AntiPGD": ("kalinin2026lambda", "orvieto2022anticorrelated"),
-    "BLT": ("dvijotham2024efficient", "denisov2022improved"),
-    "Banded": ("choquette2023amplified", "kalinin2024banded"),
-    "BandedInverse": ("kalinin2026back",),
-    "Dense": ("denisov2022improved",),
-    "Independent": ("abadi2016deep",),
-    "Nu": ("choquette2024correlated",),
-    "Spectral": ("choquette2024correlated",),
-    "Toeplitz": ("fichtenberger2023constant",),
-    "Tree": ("kairouz2021practical", "honaker2015efficient"),
-    # denoise
-    "Chain": ("dwork2014foundations",),
-    "DebiasedSecondMoment": ("tang2024adambc",),
-    "ExponentialAverage": ("zhang2024doppler",),
-    "JamesStein": ("balle2018improving",),
-    "Kalman": ("zhang2024disk",),
-    "Laplacian": ("wang2020lssgd",),
-    "LowPass": ("zhang2024doppler",),
-    "SVRG": ("johnson2013accelerating", "wang2017empirical"),
-    "SoftThreshold": ("balle2018improving", "donoho1995denoising"),
-    # clipping
-    "Adaptive": ("andrew2021adaptive",),
-    "Automatic": ("bu2023automatic",),
-    "Flat": ("abadi2016deep",),
-    "PerLayer": ("mcmahan2018learning",),
-    # sampling
-    "BallsInBins": ("chua2025balls",),
-    "CyclicPoisson": ("choquette2023amplified",),
-    "FixedSize": ("balle2018subsampling",),
-    "FullBatch": ("bassily2014private",),
-    "Poisson": ("abadi2016deep",),
-    "RoundRobin": ("kairouz2021practical",),
-    "TruncatedPoisson": ("chua2024scalable",),
-    # averaging and projection
-    "EMA": ("de2022unlocking",),
-    "Polyak": ("polyak1992acceleration",),
-    "Tail": ("rakhlin2012making",),
-    "Ball": ("bassily2014private",),
-    "Box": ("bassily2014private",),
-    # tuning
-    "RepeatAndSelect": ("papernot2022tuning",),
-    # accounting
-    "Advanced": ("kairouz2015composition",),
-    "Basic": ("dwork2014foundations",),
-    "GDP": ("dong2022gaussian",),
-    "Optimal": ("kairouz2015composition", "murtagh2016complexity"),
-    "PLD": ("sommer2019privacy", "doroshenko2022connect"),
-    "RDP": ("mironov2017renyi", "mironov2019sampled", "canonne2020discrete"),
-    "ZCDP": ("bun2016concentrated", "canonne2020discrete"),
-}
+__all__ = ["citation", "papers_of"]
 
 
 def citation(plan: Plan, *, accountant: str | Accountant = "pld") -> str:
@@ -77,24 +22,29 @@ def citation(plan: Plan, *, accountant: str | Accountant = "pld") -> str:
     >>> [line for line in citation(plan).splitlines() if line.startswith("@")]
     ['@inproceedings{abadi2016deep,', '@article{sommer2019privacy,', '@article{doroshenko2022connect,']
     """
-    keys, unknown = papers_of(plan, accountant=accountant)
-    # Somebody's own mechanism is used all the same, so its absence from the table is said.
-    notes = [f"% {name}: not part of hushgrad; cite its own source." for name in unknown]
-    return "\n\n".join([*(PAPERS[key].bibtex(key) for key in keys), *notes]) + "\n"
+    papers, unknown = papers_of(plan, accountant=accountant)
+    # Somebody's own mechanism is used all the same, so that it names no paper is said.
+    notes = [f"% {name}: names no paper; cite its own source." for name in unknown]
+    return "\n\n".join([*(paper.bibtex() for paper in papers), *notes]) + "\n"
 
 
-def papers_of(plan: Plan, *, accountant: str | Accountant = "pld") -> tuple[list[str], list[str]]:
-    """(keys of the papers behind a plan, each once, in the order of use; names of classes that the table does not know)."""
-    names = [*_parts(_check.instance(Plan, plan=plan)), type(accountant_of(accountant)).__name__]
-    keys = [key for name in names for key in USED_BY.get(name, ())]
-    return list(dict.fromkeys(keys)), [name for name in dict.fromkeys(names) if name not in USED_BY]
+def papers_of(plan: Plan, *, accountant: str | Accountant = "pld") -> tuple[list[Paper], list[str]]:
+    """(papers behind a plan, each once, in the order of use; names of classes that name none)."""
+    kinds = [*_parts(_check.instance(Plan, plan=plan)), type(accountant_of(accountant))]
+    papers = [paper for kind in kinds for paper in _own(kind)]
+    return list(dict.fromkeys(papers)), [kind.__name__ for kind in dict.fromkeys(kinds) if not _own(kind)]
 
 
-def _parts(value: Value) -> Iterator[str]:
-    """Class names of everything inside a value, however deep (a chain holds several denoisers)."""
+def _own(kind: type) -> tuple[Paper, ...]:
+    """The papers that a class itself names: one that changes another class is not described in that one's paper."""
+    return vars(kind).get("papers", ())
+
+
+def _parts(value: Value) -> Iterator[type]:
+    """Classes of everything inside a value, however deep (a chain holds several denoisers)."""
     for field in dataclasses.fields(value):  # type: ignore[arg-type]
         held = getattr(value, field.name)
         for item in held if isinstance(held, tuple) else (held,):
             if isinstance(item, Value):
-                yield type(item).__name__
+                yield type(item)
                 yield from _parts(item)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from hushgrad import events
+from hushgrad import _papers, events
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.cyclic import parts
 from hushgrad.sampling.draws import Draws
@@ -27,6 +27,18 @@ class BallsInBins(Sampler):
 
     Reference: Chua et al. 2024, "Balls-and-bins sampling for DP-SGD"; Choquette-Choo et al. 2024 (matrix mechanisms).
     """
+
+    papers = (
+        _papers.Paper(
+            "chua2025balls",
+            "inproceedings",
+            "Chua, Lynn and others",
+            "Balls-and-Bins Sampling for {DP-SGD}",
+            2025,
+            "AISTATS",
+            arxiv="2412.16802",
+        ),
+    )
 
     bins: int
     epochs: int = 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hushgrad import _check, events
+from hushgrad import _check, _papers, events
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.draws import Draws
 from hushgrad.sampling.poisson import poisson_subset
@@ -34,6 +34,8 @@ class CyclicPoisson(Sampler):
 
     Reference: Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization", algorithm 2 and theorem 4.
     """
+
+    papers = (_papers.CHOQUETTE_2023_AMPLIFIED,)
 
     period: int
     rate: float

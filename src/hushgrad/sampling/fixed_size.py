@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hushgrad import _check, events
+from hushgrad import _check, _papers, events
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.draws import Draws
 from hushgrad.sampling.poisson import _check_size, uniform_subset
@@ -24,6 +24,18 @@ class FixedSize(Sampler):
 
     Reference: Balle, Barthe and Gaboardi 2018, "Privacy amplification by subsampling", theorem 9.
     """
+
+    papers = (
+        _papers.Paper(
+            "balle2018subsampling",
+            "inproceedings",
+            "Balle, Borja and Barthe, Gilles and Gaboardi, Marco",
+            "Privacy Amplification by Subsampling: Tight Analyses via Couplings and Divergences",
+            2018,
+            "NeurIPS",
+            arxiv="1807.01647",
+        ),
+    )
 
     size: int
     dataset_size: int

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hushgrad import _check, events
+from hushgrad import _check, _papers, events
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.draws import Draws
 
@@ -16,6 +16,8 @@ __all__ = ["FullBatch"]
 @dataclass(frozen=True, kw_only=True)
 class FullBatch(Sampler):
     """Every record takes part in every step; no randomness, no amplification."""
+
+    papers = (_papers.BASSILY_2014_PRIVATE,)
 
     steps: int
 

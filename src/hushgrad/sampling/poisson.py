@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hushgrad import _check, events
+from hushgrad import _check, _papers, events
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.draws import Draws
 
@@ -41,6 +41,8 @@ class Poisson(Sampler):
     Reference: Abadi et al. 2016, "Deep learning with differential privacy", section 3.1.
     """
 
+    papers = (_papers.ABADI_2016_DEEP,)
+
     rate: float
     steps: int
 
@@ -64,6 +66,18 @@ class TruncatedPoisson(Sampler):
     The physical batch then never exceeds ``size``. Records compete for places, so another record's presence matters, and the
     accountant has to pay for it: ``dataset_size`` is public here, and another number of records is refused.
     """
+
+    papers = (
+        _papers.Paper(
+            "chua2024scalable",
+            "inproceedings",
+            "Chua, Lynn and Ghazi, Badih and Kamath, Pritish and Kumar, Ravi and Manurangsi, Pasin and Sinha, Amer and Zhang, Chiyuan",
+            "Scalable {DP-SGD}: Shuffling vs. {Poisson} Subsampling",
+            2024,
+            "NeurIPS",
+            arxiv="2411.04205",
+        ),
+    )
 
     rate: float
     size: int

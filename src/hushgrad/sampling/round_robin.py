@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hushgrad import _check, events
+from hushgrad import _check, _papers, events
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.draws import Draws
 
@@ -42,6 +42,8 @@ class RoundRobin(Sampler):
 
     Reference: Kairouz et al. 2021, "Practical and private (deep) learning without sampling or shuffling".
     """
+
+    papers = (_papers.KAIROUZ_2021_PRACTICAL,)
 
     batch_size: int
     dataset_size: int

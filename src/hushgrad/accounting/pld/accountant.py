@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
+from hushgrad import _papers
 from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.pld.loss import PrivacyLoss, merged
 from hushgrad.events import Event, Relation
@@ -29,6 +30,26 @@ class PLD(Accountant):
 
     Reference: Sommer, Meiser and Mohammadi 2019; Doroshenko et al. 2022 for the upper discretisation.
     """
+
+    papers = (
+        _papers.Paper(
+            "sommer2019privacy",
+            "article",
+            "Sommer, David M. and Meiser, Sebastian and Mohammadi, Esfandiar",
+            "Privacy Loss Classes: The Central Limit Theorem in Differential Privacy",
+            2019,
+            "Proceedings on Privacy Enhancing Technologies",
+        ),
+        _papers.Paper(
+            "doroshenko2022connect",
+            "article",
+            "Doroshenko, Vadym and Ghazi, Badih and Kamath, Pritish and Kumar, Ravi and Manurangsi, Pasin",
+            "Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions",
+            2022,
+            "Proceedings on Privacy Enhancing Technologies",
+            arxiv="2207.04380",
+        ),
+    )
 
     name = "pld"
 

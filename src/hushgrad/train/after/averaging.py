@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad._value import Value
 
 __all__ = ["EMA", "Average", "Averaged", "Polyak", "Tail"]
@@ -43,6 +43,17 @@ class Polyak(Average):
     Reference: Polyak and Juditsky 1992; Bassily, Smith and Thakurta 2014, theorem 2.4, analyse private SGD at this point.
     """
 
+    papers = (
+        _papers.Paper(
+            "polyak1992acceleration",
+            "article",
+            "Polyak, Boris T. and Juditsky, Anatoli B.",
+            "Acceleration of Stochastic Approximation by Averaging",
+            1992,
+            "SIAM Journal on Control and Optimization",
+        ),
+    )
+
     def weight(self, step: int, steps: int) -> float:
         """1/(t+1): the running mean."""
         return 1.0 / (step + 1)
@@ -57,6 +68,18 @@ class Tail(Average):
 
     Reference: Rakhlin, Shamir and Sridharan 2012, section 3 (suffix averaging).
     """
+
+    papers = (
+        _papers.Paper(
+            "rakhlin2012making",
+            "inproceedings",
+            "Rakhlin, Alexander and Shamir, Ohad and Sridharan, Karthik",
+            "Making Gradient Descent Optimal for Strongly Convex Stochastic Optimization",
+            2012,
+            "ICML",
+            arxiv="1109.5647",
+        ),
+    )
 
     fraction: float = 0.5
 
@@ -75,6 +98,17 @@ class EMA(Average):
 
     Reference: De et al. 2022, "Unlocking high-accuracy differentially private image classification through scale", section 3.
     """
+
+    papers = (
+        _papers.Paper(
+            "de2022unlocking",
+            "misc",
+            "De, Soham and Berrada, Leonard and Hayes, Jamie and Smith, Samuel L. and Balle, Borja",
+            "Unlocking High-Accuracy Differentially Private Image Classification through Scale",
+            2022,
+            arxiv="2204.13650",
+        ),
+    )
 
     decay: float = 0.999
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _papers
 from hushgrad._value import Value
 
 __all__ = ["Ball", "Box", "Projection"]
@@ -38,6 +38,8 @@ class Ball(Projection):
     tensor([0.6000, 0.8000])
     """
 
+    papers = (_papers.BASSILY_2014_PRIVATE,)
+
     radius: float
 
     def __post_init__(self) -> None:
@@ -61,6 +63,8 @@ class Box(Projection):
     >>> Box(-1.0, 1.0).project_([w]); w
     tensor([-1.0000,  0.5000])
     """
+
+    papers = (_papers.BASSILY_2014_PRIVATE,)
 
     low: float
     high: float
