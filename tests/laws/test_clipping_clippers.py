@@ -18,26 +18,12 @@ from hushgrad.testing import members
 from hushgrad.testing.clippers import check_clipper
 from hushgrad.testing.rules import one_by_one
 
-EXAMPLES = {
-    "Flat": [Flat(0.3)],
-    "PerLayer": [
-        PerLayer(0.3),
-        PerLayer(2.0, by="parameter"),
-        PerLayer.with_norms({"0": 0.1, "2.weight": 3.0, "": 0.5}),
-    ],
-    "Automatic": [Automatic(), Automatic(0.2, stability=1e-6)],
-    "Adaptive": [Adaptive(0.1, batch_size=10), Adaptive(7.0, batch_size=10, quantile=0.9).moved(-3.0)],
-}
+EXAMPLES = [clipper for kind in members(clipping, Clipper).values() for clipper in kind.examples()]
 
 
-@pytest.mark.parametrize("name", members(clipping, Clipper))
-def test_conformance(name):
-    for clipper in EXAMPLES[name]:
-        check_clipper(clipper)
-
-
-@pytest.mark.parametrize("clipper", [c for row in EXAMPLES.values() for c in row])
-def test_json(clipper):
+@pytest.mark.parametrize("clipper", EXAMPLES)
+def test_conformance(clipper):
+    check_clipper(clipper)
     assert Clipper.from_json(json.loads(json.dumps(clipper.to_json()))) == clipper
 
 

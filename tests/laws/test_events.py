@@ -61,7 +61,7 @@ leaves = st.one_of(
     st.builds(events.RandomizedResponse, st.floats(0, 1), st.integers(2, 1000)),
     st.builds(events.Exponential, positive),
     st.builds(PureDP, positive),
-    st.builds(ApproxDP, positive, st.floats(0, 0.99)),
+    st.builds(ApproxDP, positive, st.floats(0, 0.99, allow_subnormal=False)),
     st.builds(events.ZCDP, positive),
     mixtures,
     st.just(events.NonPrivate()),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Protocol, runtime_checkable
 
 from hushgrad import _check
@@ -12,18 +12,22 @@ from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Relation
 
-__all__ = ["ACCOUNTANTS", "accountant_of", "delta", "delta_curve", "epsilon", "epsilon_interval"]
+__all__ = ["accountant_of", "accountants", "delta", "delta_curve", "epsilon", "epsilon_interval"]
 
-# Imported on first use: asking one accountant does not load the others.
-ACCOUNTANTS = {
-    "advanced": "hushgrad.accounting.advanced:Advanced",
-    "basic": "hushgrad.accounting.basic:Basic",
-    "gdp": "hushgrad.accounting.gdp:GDP",
-    "optimal": "hushgrad.accounting.optimal:Optimal",
-    "pld": "hushgrad.accounting.pld:PLD",
-    "rdp": "hushgrad.accounting.rdp:RDP",
-    "zcdp": "hushgrad.accounting.zcdp:ZCDP",
-}
+
+@cache
+def accountants() -> dict[str, type[Accountant]]:
+    """Every accountant that :mod:`hushgrad.accounting` makes public, by its word.
+
+    >>> sorted(accountants())
+    ['advanced', 'basic', 'gdp', 'optimal', 'pld', 'rdp', 'zcdp']
+    """
+    from hushgrad import accounting  # here: it imports this module
+
+    public = (vars(accounting)[name] for name in accounting.__all__)
+    return {
+        kind.name: kind for kind in public if isinstance(kind, type) and issubclass(kind, Accountant) and kind is not Accountant
+    }
 
 
 @runtime_checkable
@@ -55,9 +59,8 @@ def accountant_of(accountant: str | Accountant) -> Accountant:
     """
     if isinstance(accountant, Accountant):
         return accountant
-    module, name = ACCOUNTANTS[_check.one_of(tuple(ACCOUNTANTS), accountant=accountant)].split(":")
-    kind: type[Accountant] = vars(importlib.import_module(module))[name]
-    return kind()
+    known = accountants()
+    return known[_check.one_of(tuple(known), accountant=accountant)]()
 
 
 def loss_of(event: object, accountant: str | Accountant, relation: Relation | str) -> Loss:

@@ -84,8 +84,8 @@ def _text(word: str) -> str:
 def accountant_names(words: str) -> list[str]:
     """``a,b,c`` as a list of known accountants; ``all`` is all of them."""
     from hushgrad import _check
-    from hushgrad.accounting.api import ACCOUNTANTS
+    from hushgrad.accounting.api import accountants
 
     if words == "all":
-        return sorted(ACCOUNTANTS)
-    return [str(_check.one_of(tuple(ACCOUNTANTS), accountant=word.strip())) for word in words.split(",")]
+        return sorted(accountants())
+    return [str(_check.one_of(tuple(accountants()), accountant=word.strip())) for word in words.split(",")]

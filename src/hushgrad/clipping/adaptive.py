@@ -70,6 +70,14 @@ class Adaptive(Clipper):
     learning_rate: float = 0.2
     count_noise: float | None = None
 
+    @classmethod
+    def examples(cls) -> tuple[Clipper, ...]:
+        """At the start, and moved."""
+        return (
+            cls(0.1, batch_size=10),
+            cls(7.0, batch_size=10, quantile=0.9).moved(-3.0),
+        )
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_grad_norm", _check.positive(max_grad_norm=self.max_grad_norm))
         _check.positive_int(batch_size=self.batch_size, remedy="It is the public divisor of the plan.")

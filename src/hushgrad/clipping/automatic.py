@@ -51,6 +51,14 @@ class Automatic(Clipper):
     max_grad_norm: float = 1.0
     stability: float = 0.01
 
+    @classmethod
+    def examples(cls) -> tuple[Clipper, ...]:
+        """Two stabilities."""
+        return (
+            cls(),
+            cls(0.2, stability=1e-6),
+        )
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_grad_norm", _check.positive(max_grad_norm=self.max_grad_norm))
         remedy = "The paper uses 0.01; a gradient of norm 0 has no direction to be normalised to."

@@ -57,6 +57,11 @@ class Clipped(NamedTuple):
 class Clipper(Value, family="clipper"):
     """A frozen, public rule that turns per-example squared norms into weights."""
 
+    @classmethod
+    def examples(cls) -> tuple[Clipper, ...]:
+        """Small instances: what the conformance tests run over."""
+        return (cls(),)
+
     def groups(self, names: Sequence[str]) -> list[int] | None:
         """The clipping group (0, 1, ...) of each parameter, or None if all are clipped together (the default)."""
         return None

@@ -38,6 +38,11 @@ class Flat(Clipper):
 
     max_grad_norm: float
 
+    @classmethod
+    def examples(cls) -> tuple[Clipper, ...]:
+        """One."""
+        return (cls(0.3),)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_grad_norm", _check.positive(max_grad_norm=self.max_grad_norm))
 

@@ -59,6 +59,15 @@ class PerLayer(Clipper):
     by: str = "module"
     shares: tuple[tuple[str, float], ...] = ()
 
+    @classmethod
+    def examples(cls) -> tuple[Clipper, ...]:
+        """By layer, by parameter, and with norms of their own."""
+        return (
+            cls(0.3),
+            cls(2.0, by="parameter"),
+            cls.with_norms({"0": 0.1, "2.weight": 3.0, "": 0.5}),
+        )
+
     def __post_init__(self) -> None:
         _check.positive(max_grad_norm=self.max_grad_norm)
         _check.one_of(("module", "parameter"), by=self.by)

@@ -72,6 +72,21 @@ class Denoiser(Value, family="denoiser"):
     combined: its sensitivity is still one clip norm, which is adaptive composition as in plain DP-SGD.
     """
 
+    @classmethod
+    def examples(cls) -> tuple[Denoiser, ...]:
+        """Small instances: what the conformance tests run over."""
+        return (cls(),)
+
+    @classmethod
+    def idle(cls) -> tuple[Denoiser, ...]:
+        """Instances set to do nothing: their output is their input, bit for bit."""
+        return ()
+
+    @property
+    def never_grows(self) -> bool:
+        """Whether no output is longer than the longest input so far: true of averages and shrinkage, not of preconditioners."""
+        return True
+
     @property
     def needs_closure(self) -> bool:
         """Whether ``probes`` may leave the parameters, so that gradients are asked through ``optimizer.step(closure)``."""

@@ -10,6 +10,11 @@ from torch import Tensor
 
 from hushgrad import _check, _papers
 from hushgrad.denoise.base import Denoiser, NoiseInfo, Probe, Seams
+from hushgrad.denoise.kalman import ExponentialAverage, Kalman
+from hushgrad.denoise.laplacian import Laplacian
+from hushgrad.denoise.lowpass import LowPass
+from hushgrad.denoise.second_moment import DebiasedSecondMoment
+from hushgrad.denoise.svrg import SVRG
 from hushgrad.errors import ArgumentError
 
 __all__ = ["Chain"]
@@ -36,6 +41,25 @@ class Chain(Denoiser):
     papers = (_papers.DWORK_2014_FOUNDATIONS,)
 
     members: Sequence[Denoiser] = ()
+
+    @classmethod
+    def examples(cls) -> tuple[Denoiser, ...]:
+        """A gain before smoothing, a preconditioner before an average, a reference before one."""
+        return (
+            cls([Kalman(0.8), Laplacian(1.0)]),
+            cls([DebiasedSecondMoment(), LowPass()]),
+            cls([SVRG(period=3), ExponentialAverage(0.5)]),
+        )
+
+    @property
+    def never_grows(self) -> bool:
+        """If none of its members does."""
+        return all(member.never_grows for member in self.members)
+
+    @classmethod
+    def idle(cls) -> tuple[Denoiser, ...]:
+        """No members."""
+        return (cls(()), cls([Kalman(1.0), Laplacian(0.0)]))
 
     def __post_init__(self) -> None:
         members: tuple[Denoiser, ...] = tuple(

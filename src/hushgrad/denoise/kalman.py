@@ -83,6 +83,22 @@ class Kalman(Denoiser):
     kappa: float = 0.7
     gamma: float = 0.5
 
+    @classmethod
+    def examples(cls) -> tuple[Denoiser, ...]:
+        """Two probes, and one."""
+        return (
+            cls(),
+            cls.one_probe(0.6),
+        )
+
+    @classmethod
+    def idle(cls) -> tuple[Denoiser, ...]:
+        """Gain 1."""
+        return (
+            cls(1.0),
+            cls.one_probe(1.0),
+        )
+
     def __post_init__(self) -> None:
         remedy = "Kalman.one_probe(kappa) chooses the gamma that needs one pass per step."
         object.__setattr__(self, "kappa", _gain(self.kappa))
@@ -158,6 +174,16 @@ class ExponentialAverage(Denoiser):
     papers = (_papers.ZHANG_2024_DOPPLER,)
 
     kappa: float = 0.7
+
+    @classmethod
+    def examples(cls) -> tuple[Denoiser, ...]:
+        """One."""
+        return (cls(0.3),)
+
+    @classmethod
+    def idle(cls) -> tuple[Denoiser, ...]:
+        """The new gradient alone."""
+        return (cls(1.0),)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kappa", _gain(self.kappa))

@@ -41,6 +41,19 @@ class LowPass(Denoiser):
     a: tuple[float, ...] = (-0.9,)
     b: tuple[float, ...] = (0.1,)
 
+    @classmethod
+    def examples(cls) -> tuple[Denoiser, ...]:
+        """First and second order."""
+        return (
+            cls(),
+            cls((-0.5, -0.2), (0.2, 0.1, 0.05)),
+        )
+
+    @classmethod
+    def idle(cls) -> tuple[Denoiser, ...]:
+        """The new gradient alone."""
+        return (cls((), (1.0,)),)
+
     def __post_init__(self) -> None:
         for name, values in (("a", self.a), ("b", self.b)):
             _check.instance((tuple, list), remedy="Write the coefficients as a tuple.", **{name: values})

@@ -60,6 +60,11 @@ class DebiasedSecondMoment(Denoiser):
     betas: tuple[float, float] = (0.9, 0.999)
     floor: float | None = None
 
+    @property
+    def never_grows(self) -> bool:
+        """It sets the scale on purpose."""
+        return False
+
     def __post_init__(self) -> None:
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             _check.fail("betas", self.betas, "to be two numbers", "Adam's own are (0.9, 0.999).")

@@ -34,6 +34,14 @@ class JamesStein(Denoiser):
 
     per: str = "tensor"
 
+    @classmethod
+    def examples(cls) -> tuple[Denoiser, ...]:
+        """Both scopes."""
+        return (
+            cls(),
+            cls(per="global"),
+        )
+
     def __post_init__(self) -> None:
         _check.one_of(("tensor", "global"), per=self.per)
 
@@ -104,6 +112,16 @@ class SoftThreshold(Denoiser):
     )
 
     scale: float = 1.0
+
+    @classmethod
+    def examples(cls) -> tuple[Denoiser, ...]:
+        """One."""
+        return (cls(scale=0.5),)
+
+    @classmethod
+    def idle(cls) -> tuple[Denoiser, ...]:
+        """Threshold 0."""
+        return (cls(scale=0.0),)
 
     def __post_init__(self) -> None:
         scale = _check.non_negative(scale=self.scale, remedy="Use scale=0 for no threshold; 1 is the universal one.")

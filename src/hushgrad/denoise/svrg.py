@@ -67,6 +67,19 @@ class SVRG(Denoiser):
     snapshot_steps: int = 1
     ratio: float = 0.5
 
+    @classmethod
+    def examples(cls) -> tuple[Denoiser, ...]:
+        """Short and long snapshots."""
+        return (
+            cls(period=3),
+            cls(period=4, snapshot_steps=2, ratio=0.3),
+        )
+
+    @property
+    def never_grows(self) -> bool:
+        """It adds to a difference."""
+        return False
+
     def __post_init__(self) -> None:
         period, first = _check.integer(2, period=self.period), _check.positive_int(snapshot_steps=self.snapshot_steps)
         if first >= period:

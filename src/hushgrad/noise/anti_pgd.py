@@ -9,7 +9,7 @@ import numpy as np
 
 from hushgrad import _check, _papers
 from hushgrad.events import Participation
-from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz, filter_stream, tuned, unresolved
 
 __all__ = ["AntiPGD"]
@@ -54,6 +54,14 @@ class AntiPGD(LowerToeplitz):
     )
 
     damping: float | None = None
+
+    @classmethod
+    def examples(cls) -> tuple[Mechanism, ...]:
+        """Tuned, and given."""
+        return (
+            cls(),
+            cls(damping=0.8),
+        )
 
     def __post_init__(self) -> None:
         if self.damping is not None:

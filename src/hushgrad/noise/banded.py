@@ -9,7 +9,7 @@ import numpy as np
 
 from hushgrad import _check, _papers
 from hushgrad.events import BallsInBins, CyclicPoisson, Event, Gaussian, Participation, Sampled
-from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps, unresolved
 from hushgrad.noise.optimise_banded import optimise_banded
 from hushgrad.noise.participation import pattern_of
@@ -57,6 +57,15 @@ class Banded(LowerToeplitz):
     bands: int = 64
     loss: str = "mean"
     coefficients: tuple[float, ...] | None = None
+
+    @classmethod
+    def examples(cls) -> tuple[Mechanism, ...]:
+        """Optimised, in closed form, and of both signs."""
+        return (
+            cls(bands=3),
+            cls.square_root(bands=4),
+            cls(bands=3, coefficients=(1.0, -0.4, 0.5)),
+        )
 
     def __post_init__(self) -> None:
         bands = _check.positive_int(bands=self.bands)

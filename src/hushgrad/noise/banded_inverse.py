@@ -9,7 +9,7 @@ import numpy as np
 
 from hushgrad import _check, _papers
 from hushgrad.events import Participation
-from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream
 from hushgrad.noise.series import binomial, inverse
 
@@ -47,6 +47,14 @@ class BandedInverse(LowerToeplitz):
 
     bands: int = 64
     exponent: float = 0.5
+
+    @classmethod
+    def examples(cls) -> tuple[Mechanism, ...]:
+        """Two exponents."""
+        return (
+            cls(bands=4),
+            cls(bands=2, exponent=0.7),
+        )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bands", _check.positive_int(bands=self.bands))

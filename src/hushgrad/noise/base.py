@@ -127,6 +127,11 @@ class Mechanism(Value, family="mechanism"):
     Poisson, balls in bins); a mechanism that is amplified by sampling says so in its own ``_amplified``.
     """
 
+    @classmethod
+    def examples(cls) -> tuple[Mechanism, ...]:
+        """Small instances for 12 steps: what the conformance tests run over."""
+        return (cls(),)
+
     @abstractmethod
     def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
         """The live noise: rows of N Z at unit scale, Z from ``source``."""

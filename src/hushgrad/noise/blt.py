@@ -10,7 +10,7 @@ import numpy as np
 
 from hushgrad import _check, _papers
 from hushgrad.events import Once, Participation
-from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps, unresolved
 from hushgrad.noise.optimise_blt import blt_errors, blt_sensitivity, blt_weights, optimise_blt
 from hushgrad.noise.participation import pattern_of
@@ -56,6 +56,15 @@ class BLT(LowerToeplitz):
     loss: str = "mean"
     decay: tuple[float, ...] | None = None
     inverse_decay: tuple[float, ...] | None = None
+
+    @classmethod
+    def examples(cls) -> tuple[Mechanism, ...]:
+        """Few and usual buffers."""
+        return (
+            cls(buffers=1, loss="max"),
+            cls(buffers=2),
+            cls(),
+        )
 
     def __post_init__(self) -> None:
         buffers = _check.positive_int(buffers=self.buffers, remedy="Two to four buffers are usual.")

@@ -47,6 +47,16 @@ class Dense(Mechanism):
 
     matrix: tuple[tuple[float, ...], ...]
 
+    @classmethod
+    def examples(cls) -> tuple[Mechanism, ...]:
+        """Optimised for both losses, and a random one of mixed signs."""
+        mixed_signs = np.tril(np.random.default_rng(0).normal(size=(12, 12))) + 3 * np.eye(12)
+        return (
+            cls.optimal(steps=12),
+            cls.optimal(steps=12, loss="max"),
+            cls(mixed_signs),
+        )
+
     def __post_init__(self) -> None:
         C = _square(self.matrix)
         if not np.isfinite(C).all() or np.triu(C, 1).any():

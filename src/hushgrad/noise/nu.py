@@ -9,7 +9,7 @@ import numpy as np
 
 from hushgrad import _check, _papers
 from hushgrad.events import Participation
-from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream, tuned, unresolved
 from hushgrad.noise.series import binomial
 
@@ -45,6 +45,15 @@ class Nu(LowerToeplitz):
 
     nu: float | None = None
     series: str = "binomial"
+
+    @classmethod
+    def examples(cls) -> tuple[Mechanism, ...]:
+        """Tuned, damped, and not damped."""
+        return (
+            cls(),
+            cls(nu=0.1),
+            cls(nu=0.0),
+        )
 
     def __post_init__(self) -> None:
         if self.series == "slide":

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hushgrad import _check, _papers
-from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream
 from hushgrad.noise.series import inverse
 
@@ -43,6 +43,11 @@ class Spectral(LowerToeplitz):
 
     curvatures: tuple[float, ...]
     learning_rate: float
+
+    @classmethod
+    def examples(cls) -> tuple[Mechanism, ...]:
+        """One."""
+        return (cls(curvatures=(1.0, 0.1, 0.01), learning_rate=0.5),)
 
     def __post_init__(self) -> None:
         curvatures = tuple(_check.positive(curvatures=x) for x in self.curvatures)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hushgrad import _check, _papers
-from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream
 from hushgrad.noise.series import binomial, inverse
 
@@ -45,6 +45,14 @@ class Toeplitz(LowerToeplitz):
     )
 
     coefficients: tuple[float, ...] | None = None
+
+    @classmethod
+    def examples(cls) -> tuple[Mechanism, ...]:
+        """The square root, and one of both signs."""
+        return (
+            cls(),
+            cls(coefficients=(1.0, 0.5, -0.3, 0.2)),
+        )
 
     def __post_init__(self) -> None:
         if self.coefficients is None:

@@ -64,6 +64,13 @@ class Tree(Mechanism):
     restart: int | None = None
     completion: bool = False
 
+    @classmethod
+    def examples(cls) -> tuple[Mechanism, ...]:
+        """Every variant, with restarts and completion."""
+        full, plain = cls(variant="full", restart=5, completion=True), cls(variant="plain", restart=3, completion=True)
+        restarts = (cls(restart=5), cls(restart=5, completion=True), plain, full)
+        return (cls(), cls(variant="plain"), cls(variant="full"), *restarts)
+
     def __post_init__(self) -> None:
         _check.one_of(["plain", "online", "full"], variant=self.variant)
         if self.restart is not None:

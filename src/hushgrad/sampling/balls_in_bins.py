@@ -45,6 +45,14 @@ class BallsInBins(Sampler):
     fresh: bool = False
     steps: int = field(init=False)
 
+    @classmethod
+    def examples(cls) -> tuple[Sampler, ...]:
+        """One deal, and one in every epoch."""
+        return (
+            cls(bins=4, epochs=3),
+            cls(bins=4, epochs=3, fresh=True),
+        )
+
     def __post_init__(self) -> None:
         promise = self.participation()  # checks all fields
         object.__setattr__(self, "steps", promise.bins * promise.epochs)

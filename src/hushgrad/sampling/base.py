@@ -30,6 +30,11 @@ class Sampler(Value, family="sampler"):
     steps: int
     """For how many steps it deals; public."""
 
+    @classmethod
+    def examples(cls) -> tuple[Sampler, ...]:
+        """Small instances, for 30 records where the number is public: what the conformance tests run over."""
+        return (cls(),)
+
     @abstractmethod
     def participation(self) -> Participation:
         """What this sampler promises about any one record; the mechanism's theorem is chosen by it."""

@@ -41,6 +41,11 @@ class CyclicPoisson(Sampler):
     rate: float
     steps: int
 
+    @classmethod
+    def examples(cls) -> tuple[Sampler, ...]:
+        """One."""
+        return (cls(period=4, rate=0.4, steps=12),)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
         promise = self.participation()  # checks the rest

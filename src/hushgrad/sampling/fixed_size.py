@@ -41,6 +41,11 @@ class FixedSize(Sampler):
     dataset_size: int
     steps: int
 
+    @classmethod
+    def examples(cls) -> tuple[Sampler, ...]:
+        """One."""
+        return (cls(size=7, dataset_size=30, steps=12),)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
         self.participation()  # checks the rest

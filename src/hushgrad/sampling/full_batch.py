@@ -21,6 +21,11 @@ class FullBatch(Sampler):
 
     steps: int
 
+    @classmethod
+    def examples(cls) -> tuple[Sampler, ...]:
+        """One."""
+        return (cls(steps=5),)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
 

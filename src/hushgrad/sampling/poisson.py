@@ -46,6 +46,14 @@ class Poisson(Sampler):
     rate: float
     steps: int
 
+    @classmethod
+    def examples(cls) -> tuple[Sampler, ...]:
+        """Few records, and most."""
+        return (
+            cls(rate=0.2, steps=12),
+            cls(rate=0.9, steps=12),
+        )
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "rate", _check.rate(rate=self.rate))
         object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
@@ -83,6 +91,11 @@ class TruncatedPoisson(Sampler):
     size: int
     dataset_size: int
     steps: int
+
+    @classmethod
+    def examples(cls) -> tuple[Sampler, ...]:
+        """One that often cuts."""
+        return (cls(rate=0.25, size=9, dataset_size=30, steps=12),)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))

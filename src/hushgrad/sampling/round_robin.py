@@ -51,6 +51,14 @@ class RoundRobin(Sampler):
     shuffle: bool = True
     steps: int = field(init=False)
 
+    @classmethod
+    def examples(cls) -> tuple[Sampler, ...]:
+        """Shuffled, and as they come."""
+        return (
+            cls(batch_size=8, dataset_size=30, epochs=3),
+            cls(batch_size=8, dataset_size=30, epochs=3, shuffle=False),
+        )
+
     def __post_init__(self) -> None:
         size, n = _check.positive_int(batch_size=self.batch_size), _check.positive_int(dataset_size=self.dataset_size)
         if size > n:
