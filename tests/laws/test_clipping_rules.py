@@ -1,17 +1,33 @@
 """Every rule equals a loop of single-example backward passes, whatever the shape."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from hushgrad.clipping import rules
+from hushgrad.clipping.base import _RULES, Rule, rule_for
 from hushgrad.clipping.rules import conv, linear
+from hushgrad.testing import members
 from hushgrad.testing.rules import check_rule
 
+EXAMPLES = [(layer, inputs) for kind in members(rules, Rule).values() for layer, inputs in kind.examples()]
 few = settings(max_examples=25, deadline=None)
 size = st.integers(1, 6)
 batch = st.sampled_from([0, 1, 2, 5])
+
+
+@pytest.mark.parametrize(("layer", "inputs"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_conformance(layer, inputs):
+    assert rule_for(layer, [name for name, _ in layer.named_parameters(recurse=False)]) is not None
+    check_rule(lambda: _shaken(copy.deepcopy(layer)), inputs, tolerance=1e-9)
+
+
+def test_every_layer_with_a_rule_is_an_example():
+    assert {type(layer) for layer, _ in EXAMPLES} | {nn.modules.linear.NonDynamicallyQuantizableLinear} == set(_RULES)
 
 
 @few

@@ -162,6 +162,9 @@ class Record:
         self.args, self.kwargs, self.grads = (), {}, ()
 
 
+Example = tuple[nn.Module, tuple[Tensor, ...]]  # a layer, and inputs for it
+
+
 class Rule(ABC):
     """What per-example clipping must know about one kind of layer. Stateless: one instance serves all layers.
 
@@ -181,6 +184,11 @@ class Rule(ABC):
     scatters: ClassVar[bool] = False
     positions: ClassVar[bool] = False
     hot: ClassVar[bool] = True
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """Small layers with inputs, examples first: what the conformance tests run over."""
+        return ()
 
     @abstractmethod
     def per_example(self, record: Record) -> dict[str, Tensor]:

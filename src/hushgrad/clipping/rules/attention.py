@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hushgrad.clipping.base import Record, rule
+from hushgrad.clipping.base import Example, Record, rule
 from hushgrad.clipping.rules.outer import Block, OuterProducts, Terms
 from hushgrad.errors import CaptureError
 
@@ -31,6 +31,13 @@ class Attention(OuterProducts):
 
     parameters = frozenset(_IN)
     subtree = True  # it uses out_proj's parameters without calling out_proj
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """Queries and keys of different lengths."""
+        return (
+            (nn.MultiheadAttention(4, 2, batch_first=True), (torch.randn(5, 3, 4), torch.randn(5, 6, 4), torch.randn(5, 6, 4))),
+        )
 
     def check(self, module: nn.Module) -> str | None:
         """Dropout of attention weights can be repeated on a CPU only; a replaced ``out_proj`` computes something else."""

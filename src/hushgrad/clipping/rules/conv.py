@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hushgrad.clipping import _fused
-from hushgrad.clipping.base import Record, Rule, measured_here, rule
+from hushgrad.clipping.base import Example, Record, Rule, measured_here, rule
 from hushgrad.clipping.mass import Mass, gram, sq_norm
 from hushgrad.clipping.rules.batched import require_batch
 from hushgrad.clipping.rules.gram import gram_sum
@@ -71,6 +71,15 @@ class Conv(Rule):
     """Offsets, unfold or shifted Gram, by shape; the weighted sum is the native weight gradient or a matrix-vector product."""
 
     parameters = frozenset({"weight", "bias"})
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """One to three dimensions."""
+        return (
+            (nn.Conv1d(2, 3, 3), (torch.randn(4, 2, 7),)),
+            (nn.Conv2d(4, 4, 3, stride=2, groups=2), (torch.randn(4, 4, 7, 7),)),
+            (nn.Conv3d(1, 2, 2), (torch.randn(4, 1, 3, 3, 3),)),
+        )
 
     def per_example(self, record: Record) -> dict[str, Tensor]:
         """G_i of the kernel by offsets or patches, of the bias by a sum over positions."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hushgrad.clipping.base import Record, Rule, rule
+from hushgrad.clipping.base import Example, Record, Rule, rule
 from hushgrad.clipping.mass import sq_norm
 from hushgrad.clipping.rules.batched import require_batch
 from hushgrad.clipping.rules.conv import Geometry, per_example_kernel
@@ -29,6 +29,15 @@ class ConvTranspose(Rule):
     """The convolution's rule with input and output gradient in each other's place."""
 
     parameters = frozenset({"weight", "bias"})
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """One to three dimensions."""
+        return (
+            (nn.ConvTranspose1d(2, 3, 3), (torch.randn(4, 2, 5),)),
+            (nn.ConvTranspose2d(4, 4, 3, stride=2, groups=2), (torch.randn(4, 4, 3, 3),)),
+            (nn.ConvTranspose3d(1, 2, 2), (torch.randn(4, 1, 2, 2, 2),)),
+        )
 
     def per_example(self, record: Record) -> dict[str, Tensor]:
         """G_i of the kernel as of a convolution; of the bias by a sum over positions."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping.base import Factors, Record, Rule, rule
+from hushgrad.clipping.base import Example, Factors, Record, Rule, rule
 from hushgrad.clipping.mass import Mass, sq_norm
 from hushgrad.clipping.sums import Sum
 
@@ -38,6 +38,14 @@ class Embedding(Rule):
     parameters = frozenset({"weight"})
     scatters = True
     positions = True
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """Without padding, and with."""
+        return (
+            (nn.Embedding(7, 3), (torch.randint(7, (5, 4)),)),
+            (nn.Embedding(7, 3, padding_idx=0), (torch.randint(7, (5, 4)),)),
+        )
 
     def check(self, module: nn.Module) -> str | None:
         """Options that make one example's gradient depend on the others, or touch the table in forward."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping.base import Record, Rule, rule
+from hushgrad.clipping.base import Example, Record, Rule, rule
 from hushgrad.clipping.rules.embedding import Rows, measured
 from hushgrad.clipping.sums import Sum
 
@@ -25,6 +25,14 @@ class EmbeddingBag(Rule):
 
     parameters = frozenset({"weight"})
     scatters = True
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """Means and sums."""
+        return (
+            (nn.EmbeddingBag(6, 3), (torch.randint(6, (5, 4)),)),
+            (nn.EmbeddingBag(6, 3, mode="sum"), (torch.randint(6, (5, 4)),)),
+        )
 
     def check(self, module: nn.Module) -> str | None:
         """Options that mix examples, touch the table in forward, or have no outer-product form."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hushgrad.clipping.base import Record, Rule, rule
+from hushgrad.clipping.base import Example, Record, Rule, rule
 from hushgrad.clipping.rules.batched import require_batch
 
 __all__ = ["InstanceNorm"]
@@ -21,6 +22,15 @@ class InstanceNorm(Rule):
     """Normalised within one channel of one example."""
 
     parameters = frozenset({"weight", "bias"})
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """One to three dimensions."""
+        return (
+            (nn.InstanceNorm1d(2, affine=True), (torch.randn(5, 2, 4),)),
+            (nn.InstanceNorm2d(2, affine=True), (torch.randn(5, 2, 4, 3),)),
+            (nn.InstanceNorm3d(2, affine=True), (torch.randn(5, 2, 3, 2, 2),)),
+        )
 
     def check(self, module: nn.Module) -> str | None:
         """Running statistics would carry data into the checkpoint, without noise."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping import _fused
-from hushgrad.clipping.base import Factors, Record, Rule, measured_here, rule
+from hushgrad.clipping.base import Example, Factors, Record, Rule, measured_here, rule
 from hushgrad.clipping.mass import WILD, outer_mass, sq_norm
 from hushgrad.clipping.rules.batched import require_batch
 from hushgrad.clipping.rules.gram import gram_sq_norm
@@ -45,6 +45,14 @@ class Linear(Rule):
 
     parameters = frozenset({"weight", "bias"})
     positions = True
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """One position, and several."""
+        return (
+            (nn.Linear(5, 4), (torch.randn(6, 5),)),
+            (nn.Linear(5, 4, bias=False), (torch.randn(6, 3, 5),)),
+        )
 
     def per_example(self, record: Record) -> dict[str, Tensor]:
         """G_i = sum_t g[i,t] x[i,t]^T and sum_t g[i,t]."""

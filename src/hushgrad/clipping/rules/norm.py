@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping.base import Record, Rule, rule
+from hushgrad.clipping.base import Example, Record, Rule, rule
 from hushgrad.clipping.rules.batched import require_batch
 
 __all__ = ["GroupNorm", "LayerNorm"]
@@ -21,6 +21,14 @@ class LayerNorm(Rule):
 
     parameters = frozenset({"weight", "bias"})
     positions = True
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """One dimension, and two."""
+        return (
+            (nn.LayerNorm(5), (torch.randn(6, 5),)),
+            (nn.LayerNorm((3, 5)), (torch.randn(6, 3, 5),)),
+        )
 
     def features(self, module: nn.Module) -> int:
         """The dimensions that are normalised over."""
@@ -48,6 +56,11 @@ class GroupNorm(Rule):
     """Normalised over groups of channels."""
 
     parameters = frozenset({"weight", "bias"})
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """One."""
+        return ((nn.GroupNorm(2, 4), (torch.randn(6, 4, 3),)),)
 
     def per_example(self, record: Record) -> dict[str, Tensor]:
         """One pass over x and g each."""

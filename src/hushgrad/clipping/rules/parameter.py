@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from hushgrad.clipping.base import Record, Rule, rule
+from hushgrad.clipping.base import Example, Record, Rule, rule
 from hushgrad.clipping.rules.vmap import tensors_of
 from hushgrad.clipping.sums import Sum
 from hushgrad.errors import CaptureError
@@ -56,6 +56,11 @@ class SharedRule(Rule):
     """G_i = g[i]: nothing is computed."""
 
     parameters = frozenset({"value"})
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """One."""
+        return ((Shared(torch.randn(2, 3)), (torch.randn(5, 4),)),)
 
     def per_example(self, record: Record) -> dict[str, Tensor]:
         """The output's gradient itself."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping.base import Record, Rule, rule
+from hushgrad.clipping.base import Example, Record, Rule, rule
 from hushgrad.clipping.rules.batched import require_batch
 
 __all__ = ["RMSNorm"]
@@ -20,6 +20,11 @@ class RMSNorm(Rule):
 
     parameters = frozenset({"weight"})
     positions = True
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """One."""
+        return ((nn.RMSNorm(5), (torch.randn(6, 5),)),)
 
     def features(self, module: nn.Module) -> int:
         """The dimensions that are normalised over."""

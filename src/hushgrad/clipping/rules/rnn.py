@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from hushgrad.clipping.base import Record, rule
+from hushgrad.clipping.base import Example, Record, rule
 from hushgrad.clipping.rules.outer import Block, OuterProducts, Terms
 from hushgrad.errors import CaptureError
 
@@ -33,6 +33,12 @@ __all__ = ["Recurrent", "step_of"]
 @rule(nn.RNN, nn.LSTM, nn.GRU)
 class Recurrent(OuterProducts):
     """One repetition of the recurrence gives the gradients at the gates; the rest are outer products."""
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """Each kind, in both directions."""
+        kinds = (nn.RNN, nn.LSTM, nn.GRU)
+        return tuple((kind(4, 3, batch_first=True, bidirectional=True), (torch.randn(5, 6, 4),)) for kind in kinds)
 
     def check(self, module: nn.Module) -> str | None:
         """Dropout between the layers can be repeated on a CPU only."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hushgrad.clipping.base import Factors, Record, rule
+from hushgrad.clipping.base import Example, Factors, Record, rule
 from hushgrad.clipping.rules.outer import Block, OuterProducts, Terms
 from hushgrad.clipping.rules.rnn import step_of
 from hushgrad.errors import CaptureError
@@ -28,6 +28,11 @@ class RecurrentCell(OuterProducts):
     """The step is run again from its two matrix products, and differentiated with respect to them."""
 
     parameters = frozenset({"weight_ih", "weight_hh", "bias_ih", "bias_hh"})
+
+    @staticmethod
+    def examples() -> tuple[Example, ...]:
+        """Each kind."""
+        return tuple((kind(4, 3), (torch.randn(5, 4),)) for kind in (nn.RNNCell, nn.LSTMCell, nn.GRUCell))
 
     def solve(self, record: Record) -> Terms:
         """The gradients d and e, with one position each."""
