@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +17,11 @@ from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps, unresolved
 from hushgrad.noise.optimise_banded import optimise_banded
 from hushgrad.noise.participation import pattern_of
 from hushgrad.noise.series import binomial, inverse
+from hushgrad.noise.suggestions import Run, Skipped, Suggestion
 
 __all__ = ["Banded"]
+
+_MOST_BANDS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +72,17 @@ class Banded(LowerToeplitz):
             cls.square_root(bands=4),
             cls(bands=3, coefficients=(1.0, -0.4, 0.5)),
         )
+
+    @classmethod
+    def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
+        """Two bands, four, eight, ...: as many groups of the data, each sampled at that many times the rate."""
+        rate, most = run.rate or math.inf, min(_MOST_BANDS, run.steps)
+        if run.rate is not None and (most < 2 or 2 * rate > 1):
+            yield Skipped("Banded", f"Two groups of the data cannot fill batches at rate {rate:.3g}, or there is one step only.")
+        for bands in (2**k for k in range(1, most.bit_length()) if 2**k * rate <= 1):
+            why = f"{bands} bands cancel noise between neighbouring steps; sampling still amplifies, but at rate {bands * rate:.3g}."
+            make = partial(cls if run.tune else cls.square_root, bands=bands)
+            yield Suggestion(name=f"Banded({bands})", make=make, why=why, work=bands, groups=bands)
 
     def __post_init__(self) -> None:
         bands = _check.positive_int(bands=self.bands)

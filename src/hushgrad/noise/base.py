@@ -18,7 +18,7 @@ uses only rows of C that end at step t (Denisov et al. 2022, Theorem 2.1).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from hushgrad._value import Value
 from hushgrad.events import Event, Gaussian, Participation
 from hushgrad.noise.lower_bound import rmse_lower_bound
 from hushgrad.noise.participation import pattern_of
+from hushgrad.noise.suggestions import Run, Skipped, Suggestion
 from hushgrad.noise.workload import AnyWorkload, as_workload
 
 __all__ = ["Mechanism", "MechanismError", "NoiseStream"]
@@ -131,6 +132,11 @@ class Mechanism(Value, family="mechanism"):
     def examples(cls) -> tuple[Mechanism, ...]:
         """Small instances for 12 steps: what the conformance tests run over."""
         return (cls(),)
+
+    @classmethod
+    def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
+        """With which settings a planner should try it in ``run``; none by default."""
+        return iter(())
 
     @abstractmethod
     def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:

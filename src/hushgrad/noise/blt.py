@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +16,7 @@ from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps, unresolved
 from hushgrad.noise.optimise_blt import blt_errors, blt_sensitivity, blt_weights, optimise_blt
 from hushgrad.noise.participation import pattern_of
+from hushgrad.noise.suggestions import Run, Skipped, Suggestion
 from hushgrad.noise.workload import AnyWorkload, PrefixSums, as_workload
 
 __all__ = ["BLT"]
@@ -65,6 +68,14 @@ class BLT(LowerToeplitz):
             cls(buffers=2),
             cls(),
         )
+
+    @classmethod
+    def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
+        """For a fixed order: two to four buffers."""
+        for buffers in (2, 3, 4) if run.rate is None else ():
+            why = f"{buffers} buffers cancel noise over the whole run; no sampling assumption."
+            make = partial(cls, buffers=buffers)
+            yield Suggestion(name=f"BLT({buffers})", make=make, why=why, work=1 + 2 * buffers, family="BLT")
 
     def __post_init__(self) -> None:
         buffers = _check.positive_int(buffers=self.buffers, remedy="Two to four buffers are usual.")

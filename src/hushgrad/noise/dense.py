@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,12 @@ from hushgrad.noise.lower_toeplitz import MEMORY, filter_state, known_steps
 from hushgrad.noise.optimise_dense import DenseOptimum, optimise_dense
 from hushgrad.noise.participation import pattern_of
 from hushgrad.noise.sensitivity import gram_sensitivity
+from hushgrad.noise.suggestions import Run, Skipped, Suggestion, regenerating
 from hushgrad.noise.workload import AnyWorkload, Workload, as_workload
 
 __all__ = ["Dense"]
+
+_OPTIMISED = 64  # steps: the optimisation takes O(n³) for each of many iterations, and should answer within a second
 
 _LARGEST = 4096  # an optimisation takes O(n³) time for each of some 20 iterations
 
@@ -56,6 +60,15 @@ class Dense(Mechanism):
             cls.optimal(steps=12, loss="max"),
             cls(mixed_signs),
         )
+
+    @classmethod
+    def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
+        """For a fixed order that is short."""
+        if run.participation is not None and run.steps > _OPTIMISED:
+            yield Skipped("Dense", f"The best matrix is optimised for at most {_OPTIMISED} steps here; BLT comes close to it.")
+        elif run.participation is not None:
+            make = partial(cls.optimal, steps=run.steps, participation=run.participation, workload=run.workload)
+            yield regenerating(make, "Dense", "The best matrix for a fixed order, with a certificate", run)
 
     def __post_init__(self) -> None:
         C = _square(self.matrix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from hushgrad.events import (
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz
 from hushgrad.noise.participation import pattern_of
+from hushgrad.noise.suggestions import Run, Skipped, Suggestion
 
 __all__ = ["Independent"]
 
@@ -51,6 +53,15 @@ class Independent(LowerToeplitz):
     """
 
     papers = (_papers.ABADI_2016_DEEP,)
+
+    @classmethod
+    def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
+        """With random batches always; with a fixed order where there is nothing better."""
+        if run.rate is not None:
+            why = f"Every step is amplified by sampling at rate {run.rate:.3g}; its noise adds up over the steps."
+            yield Suggestion(name="DP-SGD", make=cls, why=why, work=1)
+        elif run.alone:
+            yield Suggestion(name="Independent", make=cls, why="Needs no sampling and no state, and cancels no noise.", work=1)
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
         """1, 0, 0, ..."""

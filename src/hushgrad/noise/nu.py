@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from hushgrad.events import Participation
 from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream, tuned, unresolved
 from hushgrad.noise.series import binomial
+from hushgrad.noise.suggestions import Run, Skipped, Suggestion, regenerating
 
 __all__ = ["Nu"]
 
@@ -54,6 +56,12 @@ class Nu(LowerToeplitz):
             cls(nu=0.1),
             cls(nu=0.0),
         )
+
+    @classmethod
+    def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
+        """For a fixed order that is not long."""
+        if run.rate is None:
+            yield regenerating(cls, "Nu", "The damped square root", run)
 
     def __post_init__(self) -> None:
         if self.series == "slide":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from hushgrad import _check, _papers
 from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream
 from hushgrad.noise.series import binomial, inverse
+from hushgrad.noise.suggestions import Run, Skipped, Suggestion, regenerating
 
 __all__ = ["Toeplitz"]
 
@@ -53,6 +55,12 @@ class Toeplitz(LowerToeplitz):
             cls(),
             cls(coefficients=(1.0, 0.5, -0.3, 0.2)),
         )
+
+    @classmethod
+    def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
+        """For a fixed order that is not long."""
+        if run.rate is None:
+            yield regenerating(cls, "Toeplitz", "The square root of prefix sums", run)
 
     def __post_init__(self) -> None:
         if self.coefficients is None:

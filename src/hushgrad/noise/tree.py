@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -18,9 +19,12 @@ from hushgrad.noise.lower_toeplitz import MEMORY, filter_state, known_steps
 from hushgrad.noise.optimise_dense import lower_factor
 from hushgrad.noise.participation import Pattern, pattern_of
 from hushgrad.noise.sensitivity import DENSE_LIMIT, gram_sensitivity
+from hushgrad.noise.suggestions import Run, Skipped, Suggestion
 from hushgrad.noise.workload import AnyWorkload, PrefixSums, as_workload
 
 __all__ = ["Tree"]
+
+_ANALYSED = 1 << 17  # steps whose prefix variances are added up one by one
 
 _LARGEST_FULL = 4096
 
@@ -70,6 +74,16 @@ class Tree(Mechanism):
         full, plain = cls(variant="full", restart=5, completion=True), cls(variant="plain", restart=3, completion=True)
         restarts = (cls(restart=5), cls(restart=5, completion=True), plain, full)
         return (cls(), cls(variant="plain"), cls(variant="full"), *restarts)
+
+    @classmethod
+    def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
+        """For a fixed order, unless it is very long."""
+        if run.rate is None and run.steps <= _ANALYSED:
+            levels = math.ceil(math.log2(run.steps + 1))
+            why = "The classical tree of partial sums; no sampling assumption."
+            yield Suggestion(name="Tree", make=cls, why=why, work=2 + levels)
+        elif run.rate is None:
+            yield Skipped("Tree", f"BLT is better at {run.steps} steps, and a tree of that size takes long to analyse.")
 
     def __post_init__(self) -> None:
         _check.one_of(["plain", "online", "full"], variant=self.variant)

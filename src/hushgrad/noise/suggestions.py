@@ -1,0 +1,71 @@
+"""What a mechanism says of itself to a planner: with which settings it is worth trying in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hushgrad.events import Participation
+from hushgrad.noise.workload import AnyWorkload
+
+if TYPE_CHECKING:
+    from hushgrad.noise.base import Mechanism
+
+__all__ = ["Run", "Skipped", "Suggestion"]
+
+REGENERATED = 4096  # steps: beyond, drawing all earlier rows again costs more than a training step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The run that is planned: all of it public.
+
+    ``rate`` is that of random secret batches, or None for a fixed order with this ``participation``. ``alone``: no random batches
+    are allowed, so that what needs none has no better rival. ``tune`` asks for optimised settings where a closed form would do.
+    """
+
+    steps: int
+    rate: float | None = None
+    participation: Participation | None = None
+    workload: AnyWorkload = None
+    alone: bool = False
+    tune: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """A mechanism that is worth trying, and why.
+
+    ``work`` counts the rows of noise that are drawn or combined in an average step: 1 for independent noise. ``groups`` is the
+    number of groups that random batches are drawn from in turn. Of one ``family`` a larger member must be better to be shown.
+    """
+
+    name: str
+    make: Callable[[], Mechanism]
+    why: str
+    work: float
+    groups: int = 1
+    family: str = ""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A mechanism that cannot serve here, and why."""
+
+    name: str
+    why: str
+
+
+def regenerating(kind: Callable[[], Mechanism], name: str, why: str, run: Run) -> Suggestion | Skipped:
+    """A mechanism for a fixed order whose rows need all earlier draws; these are made again, several rows at a time.
+
+    Args:
+        kind: makes it.
+        name: what it is called.
+        why: what speaks for it.
+        run: the run that is planned.
+    """
+    if run.steps > REGENERATED:
+        return Skipped(name, f"Each row would need up to {run.steps} earlier draws; BLT does with a few buffers.")
+    return Suggestion(name=name, make=kind, why=f"{why}; each row needs all earlier draws.", work=run.steps / 2)
