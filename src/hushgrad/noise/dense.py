@@ -58,7 +58,7 @@ class Dense(Mechanism):
         return (
             cls.optimal(steps=12),
             cls.optimal(steps=12, loss="max"),
-            cls(mixed_signs),
+            cls(tuple(map(tuple, mixed_signs.tolist()))),
         )
 
     @classmethod
