@@ -18,7 +18,6 @@ CASES = runpy.run_path(str(PROGRAM))["CASES"]
 # The second group serves an accelerator only, as NCCL's does: what lies in main memory must find another way.
 PLACES = {"sharded, alone": (True, 1, "gloo"), "replicated": (False, 2, "cuda:gloo"), "sharded": (True, 2, "gloo")}
 ONE_PROCESS_ONLY = {"lazy"}
-pytestmark = pytest.mark.xdist_group("placements")
 REFUSED = {"around": ("CaptureError", "NotIsolated")}
 
 

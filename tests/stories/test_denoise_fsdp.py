@@ -30,7 +30,7 @@ KINDS = [
     "chain",
 ]
 INFO = NoiseInfo(std=0.3, step=0, max_grad_norm=1.0)
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("denoise_fsdp")]  # several processes on a busy machine
+pytestmark = pytest.mark.timeout(900)  # several processes on a busy machine
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from several_processes import run
 from hushgrad.release.placement.world import World
 
 PROGRAM = Path(__file__).with_name("train_distributed_program.py")
-pytestmark = pytest.mark.xdist_group("train_distributed")
 
 
 @pytest.fixture(scope="module")
