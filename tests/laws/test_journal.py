@@ -16,12 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hushgrad import _universal
 from hushgrad.errors import ArgumentError, CaptureError, StorageError
 from hushgrad.events import Everyone, FixedSize, Gaussian, MinSep, Poisson
 from hushgrad.guarantee import Ledger
 from hushgrad.release import journal as journals
 from hushgrad.release import keys, owner
-from hushgrad.release import witness as witnesses
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey, erase, finish, read_key, secrets_in, write_key
 from hushgrad.release.owner import Owner
@@ -361,8 +361,8 @@ def test_another_rate_is_told(promise):
 @pytest.fixture(params=["C", "torch"])
 def hashing(request, monkeypatch):
     if request.param == "torch":
-        monkeypatch.setattr(witnesses, "_HASH", None)
-    elif witnesses._HASH is None:
+        monkeypatch.setattr(_universal, "_HASH", None)
+    elif _universal._HASH is None:
         pytest.skip("the C library is not built")
 
 
@@ -402,7 +402,7 @@ def test_swapped_moved_and_cut_numbers_are_witnessed_and_both_ways_agree(monkeyp
     ]
     seen = [witness.of(kind, norms) for kind in kinds]
     assert len(set(seen)) == len(kinds)
-    monkeypatch.setattr(witnesses, "_HASH", None)
+    monkeypatch.setattr(_universal, "_HASH", None)
     assert [witness.of(kind, norms) for kind in kinds] == seen
 
 

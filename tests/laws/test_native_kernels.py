@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from hushgrad import native
+from hushgrad import _universal, native
 from hushgrad.accounting.pld.bounds import convex
 from hushgrad.clipping import Automatic, Flat, _fused, mass, sums
 from hushgrad.clipping.rules import conv, linear
@@ -21,7 +21,6 @@ from hushgrad.denoise import _geometric, second_moment
 from hushgrad.noise import _chacha, _kernel
 from hushgrad.noise._keystream import KeyStream
 from hushgrad.noise._transform import GROUP
-from hushgrad.release import witness
 
 pytestmark = [
     pytest.mark.skipif(native.EXACT is None or native.CONTRACTED is None, reason="the C libraries are not built here"),
@@ -178,11 +177,11 @@ def chacha(b: Bench) -> Any:
 def hashes(b: Bench) -> Any:
     part = torch.from_numpy(b.rng.integers(-(1 << 31), 1 << 31, b.size(1, 20_000), dtype=np.int32))
     with b.patch.context() as patch:
-        patch.setattr(witness, "_HASH", b.exact.witness)
-        ours = list(witness.Witness(bytes(32))._hashes([part]))
+        patch.setattr(_universal, "_HASH", b.exact.witness)
+        ours = list(_universal.UniversalHash(bytes(32)).of([part]))
     with b.patch.context() as patch:
-        patch.setattr(witness, "_HASH", None)
-        return ours, [np.concatenate(list(witness.Witness(bytes(32))._hashes([part]))).view(np.uint64)]
+        patch.setattr(_universal, "_HASH", None)
+        return ours, [np.concatenate(list(_universal.UniversalHash(bytes(32)).of([part]))).view(np.uint64)]
 
 
 def convex_sums(b: Bench) -> Any:

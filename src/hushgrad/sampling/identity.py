@@ -14,14 +14,17 @@ import marshal
 import math
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-__all__ = ["identity_of"]
+from hushgrad._universal import UniversalHash
+
+__all__ = ["Content", "identity_of"]
 
 _DEEP = 50  # objects inside objects
 _LONGEST = 1024  # characters of a path
@@ -31,11 +34,11 @@ _PLAIN = {str, bytes, int, float, bool, complex, type(None)}
 _CODE = (type, types.ModuleType, types.BuiltinFunctionType)
 
 
-class _Content:
+class Content:
     """A digest over all content that can be reached; not over single settings."""
 
-    def __init__(self, key: bytes) -> None:
-        self._digest, self._key = hashlib.blake2b(digest_size=16, key=key), key
+    def __init__(self, key: bytes, *, hashed: UniversalHash | None = None) -> None:
+        self._digest, self._key, self._hash = hashlib.blake2b(digest_size=16, key=key), key, hashed or UniversalHash(key)
         self._inside: set[int] = set()  # ids of the objects that are being looked into: a ring ends here
         self._left = _READ
         self.bulk, self.unseen = 0.0, False  # values that were found, or bytes; whether something could not be looked into
@@ -61,13 +64,13 @@ class _Content:
         if isinstance(x, Tensor):
             self._tensor(x)
         elif isinstance(x, np.ndarray) and x.dtype != object:
-            self._bulk(f"array {x.dtype} {x.shape}", np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+            self._numbers(f"array {x.dtype} {x.shape}", self._hash.of_array(x), x.nbytes)
         elif isinstance(x, (list, tuple, np.ndarray)):
             self._sequence(x, depth)
         elif isinstance(x, (set, frozenset)):
             self._unordered(x)
         elif isinstance(x, Mapping):
-            self._mapping(x, depth, record)
+            self._mapping(x, depth)
         elif isinstance(x, (*_CODE, types.FunctionType, types.MethodType, functools.partial)):
             self._function(x, depth, record)
         elif isinstance(x, io.IOBase):
@@ -89,8 +92,11 @@ class _Content:
         if x.layout is not torch.strided or x.is_meta:
             self.unseen = True
             return
-        content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        self._bulk(f"tensor {x.dtype} {tuple(x.shape)}", content)
+        x = x.detach().resolve_conj().resolve_neg().contiguous()
+        self._numbers(f"tensor {x.dtype} {tuple(x.shape)}", self._hash.of([x]), x.numel() * x.element_size())
+
+    def _numbers(self, what: str, hashes: Iterable[Any], size: int) -> None:
+        self._bulk(what, b"".join(part.tobytes() for part in hashes), size)
 
     def _sequence(self, items: Any, depth: int) -> None:
         try:
@@ -114,19 +120,19 @@ class _Content:
         """In the order of their digests: a set's own order changes from process to process."""
         parts = []
         for item in items:
-            part = _Content(self._key)
+            part = Content(self._key, hashed=self._hash)
             part.add(item, record=True)
             parts.append(part._digest.digest())
             self.unseen = self.unseen or part.unseen
         self._bulk("set", b"".join(sorted(parts)))
 
-    def _mapping(self, x: Mapping[Any, Any], depth: int, record: bool) -> None:
+    def _mapping(self, x: Mapping[Any, Any], depth: int) -> None:
         for name in x:
             if isinstance(name, (str, int)):
                 self._say("key", repr(name).encode())
             else:
                 self.add(name, depth)
-            self.add(x[name], depth, record=record)
+            self.add(x[name], depth, record=True)
 
     def _function(self, x: Any, depth: int, record: bool) -> None:
         """Code is no content, what it holds is."""
@@ -138,6 +144,16 @@ class _Content:
         elif isinstance(x, types.FunctionType):
             for cell in x.__closure__ or ():
                 self._cell(cell, depth, record)
+            self._named_in([x], depth)
+
+    def _named_in(self, functions: Iterable[types.FunctionType], depth: int) -> None:
+        """Tensors, arrays and data sets that code names: records may be a program's variables."""
+        for function in functions:
+            for name in sorted(_names_in(function.__code__)):
+                value = function.__globals__.get(name)
+                if isinstance(value, (Tensor, np.ndarray, Dataset)):
+                    self._say("variable", name.encode())
+                    self.add(value, depth)
 
     def _cell(self, cell: types.CellType, depth: int, record: bool) -> None:
         try:
@@ -153,12 +169,16 @@ class _Content:
             return
         self._say("object", type(x).__qualname__.encode())
         attributes = getattr(x, "__dict__", None)
-        if isinstance(attributes, dict) and not hasattr(type(x), "__slots__") and _is_plain(type(x)):
-            for name, value in sorted(attributes.items()):
-                self._say("attribute", name.encode())
-                self.add(value, depth, record=record)
-            return
-        self._pickled(x, depth, record)
+        if isinstance(attributes, dict) and _is_plain(type(x)):
+            self._attributes(attributes, depth, record)
+            self._named_in(_methods_of(type(x)), depth)
+        else:
+            self._pickled(x, depth, record)
+
+    def _attributes(self, attributes: Mapping[str, Any], depth: int, record: bool) -> None:
+        for name, value in sorted(attributes.items(), key=lambda item: str(item[0])):
+            self._say("attribute", str(name).encode())
+            self.add(value, depth, record=record)
 
     def _pickled(self, x: Any, depth: int, record: bool) -> None:
         """What the object would be pickled as; one that refuses holds something that cannot be looked into."""
@@ -171,7 +191,9 @@ class _Content:
             self._say("name", how.encode())
             return
         for number, part in enumerate(how[1:]):
-            if part is not None:
+            if number == 1 and type(part) is dict:
+                self._attributes(part, depth, record)
+            elif part is not None:
                 self.add(list(part) if number >= 2 else part, depth, record=record or number >= 2)
 
     # Files ------------------------------------------------------------------------------------------------------------------
@@ -217,17 +239,31 @@ class _Content:
             self.unseen = True
 
     def hex(self) -> str:
+        """The digest."""
         return self._digest.hexdigest()
 
 
 def _is_plain(kind: type) -> bool:
     """Whether the attributes are all that there is of it: a class that says itself what it is pickled as (a data frame) knows better."""
     own = getattr(kind, "__getstate__", None)  # object has one from Python 3.11 on
-    return kind.__reduce__ is object.__reduce__ and own in (None, getattr(object, "__getstate__", None))
+    slots = any(vars(each).get("__slots__") for each in kind.__mro__)
+    return not slots and kind.__reduce__ is object.__reduce__ and own in (None, getattr(object, "__getstate__", None))
+
+
+def _methods_of(kind: type) -> Iterator[types.FunctionType]:
+    """The functions of a class and of those that it comes from; torch's own hold nobody's records."""
+    for cls in kind.__mro__:
+        if cls is not object and cls.__module__.partition(".")[0] != "torch":
+            yield from (each for _, each in sorted(vars(cls).items()) if isinstance(each, types.FunctionType))
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = (_names_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def _values_in(items: Any) -> int:
-    """How many plain values a list of them holds, inner lists included.
+    """How many plain values a list of them holds, inner lists included; None is a place that is free.
 
     Raises:
         ValueError: where it holds something else; marshal would take an array for its bytes, and lose its shape.
@@ -237,7 +273,7 @@ def _values_in(items: Any) -> int:
         if type(item) in (list, tuple, dict):
             count += _values_in(item)
         elif type(item) in _PLAIN:
-            count += 1
+            count += item is not None
         else:
             raise ValueError("not only plain values")
     return count
@@ -252,7 +288,7 @@ def identity_of(dataset: Any, key: bytes) -> dict[str, Any]:
         >>> identity_of(a, b"k") == identity_of(a, b"k"), identity_of(a, b"k") == identity_of(b, b"k")
         (True, False)
     """
-    content = _Content(key)
+    content = Content(key)
     content.add(dataset)
     # Fewer values than records are not the records: what was found are settings (a size, a name).
     seen = content.bulk >= len(dataset) and not content.unseen

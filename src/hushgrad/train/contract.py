@@ -9,6 +9,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.release.journal import WAYS_ON, Journal
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.identity import identity_of
+from hushgrad.sampling.kept import content_of
 from hushgrad.sampling.units import Grouping, Units
 
 __all__ = ["DataContract"]
@@ -17,6 +18,8 @@ _UNSEEN = (
     "Unseen data: that they are those which the run began with is vouched for; not all of them lies in memory or in named files, and "
     'no identity was given (identity="name, version" of the loader)'
 )
+_GROWN = "The data set has come to hold more since the run began: that it gives the same records is vouched for"
+_READING = 'A data set that changes as it is read needs identity="name, version", given to the loader from the beginning.'
 
 
 class _Data(NamedTuple):
@@ -27,31 +30,77 @@ class _Data(NamedTuple):
     def is_the_same_object(self, other: _Data) -> bool:
         return self.dataset is other.dataset and self.groups is other.groups and self.identity == other.identity
 
+    def content(self, key: RunKey) -> dict[str, str]:
+        """What can be seen of it now; nothing where its user vouches for it by name."""
+        if self.identity is not None:
+            return {}
+        groups = {} if self.groups is None else content_of(self.groups, key.journal)
+        return {**content_of(self.dataset, key.journal), **{f" groups{place}": digest for place, digest in groups.items()}}
+
 
 class DataContract:
-    """What the run's first loader was given; every later one, also after a restart, must be given the same.
+    """What the run's first loader was given; every later one, also after a restart, must be given the same, unchanged.
 
-    A digest is taken where it can be needed: where there is a journal on disk, or when another object comes.
+    A digest of everything is taken where there is a journal on disk, or when another object comes; of what lies in memory, always.
     """
 
     def __init__(self) -> None:
         self._first: _Data | None = None
+        self._latest: _Data | None = None
+        self._content: dict[str, str] = {}
+        self._key: RunKey | None = None
+        self._is_read = False
         self.notes: tuple[str, ...] = ()
 
     def require(self, dataset: Any, groups: Grouping | None, identity: str | None, key: RunKey, journal: Journal) -> None:
         """Bind the run to these data, or find them to be those that it is bound to.
 
         Raises:
-            ArgumentError: where they are others.
+            ArgumentError: where they are others, or have changed.
         """
         data = _Data(dataset, groups, None if identity is None else _check.instance(str, identity=identity))
-        if self._first is not None and self._first.is_the_same_object(data):
-            return
-        if journal.durable:
-            self._bind(data, key, journal)
-        elif self._first is not None:
-            self._compare(_about(self._first, key), _about(data, key))
-        self._first = self._first or data
+        if self._first is None or not self._first.is_the_same_object(data):
+            if journal.durable:
+                self._bind(data, key, journal)
+            elif self._first is not None:
+                self._compare(_about(self._first, key), _about(data, key))
+        self._latest, self._key = data, key
+        if self._first is None:
+            self._first, self._content = data, data.content(key)
+        else:
+            self.require_unchanged()
+
+    def read(self) -> None:
+        """Before the first step: reading alone must not have changed the data, so that a change tells something later.
+
+        Raises:
+            ArgumentError: where it has.
+        """
+        if not self._is_read:
+            self.require_unchanged()
+            self._is_read = True
+
+    def changed(self) -> str:
+        """In what the data are no longer those of the first loader; empty where they are."""
+        if self._latest is None or self._key is None:
+            return ""
+        now = self._latest.content(self._key)
+        if now.keys() - self._content.keys():
+            self._remark(_GROWN)
+        places = [place for place, digest in self._content.items() if now.get(place) != digest]
+        return "" if not places else f"the data of this run were changed while it went on (data{places[0]})"
+
+    def require_unchanged(self) -> None:
+        """Before a step.
+
+        Raises:
+            ArgumentError: where the data have changed since the run's first loader.
+        """
+        if changed := self.changed():
+            raise ArgumentError(
+                f"Expected the data of this run's first loader: {changed}, and other records, or the same in another order, break what "
+                f"its batches promise. {_READING}"
+            )
 
     def _bind(self, data: _Data, key: RunKey, journal: Journal) -> None:
         repeated = "data" in journal.bound
@@ -69,7 +118,11 @@ class DataContract:
 
     def _note(self, about: dict[str, Any], *, compared: bool) -> None:
         if compared and not about["seen"]:
-            self.notes = (_UNSEEN,)
+            self._remark(_UNSEEN)
+
+    def _remark(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes = (*self.notes, note)
 
 
 def _about(data: _Data, key: RunKey) -> dict[str, Any]:

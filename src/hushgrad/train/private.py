@@ -286,6 +286,7 @@ class Private:
     def spent(self, accountant: str = "pld") -> Guarantee:
         """What the steps taken so far cost, earlier phases included: from the ledger, not from the plan."""
         self.settle()
+        self._books.broken = self._books.broken or self._contract.changed()
         notes = (*self._bits.notes, *self.losses.notes, *self._journal.notes, *self._contract.notes)
         return guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant, notes=notes)
 
@@ -389,6 +390,7 @@ class Private:
                     f"The loader is at step {batch.step}, but {self.steps} steps have been taken. Call optimizer.step() once for "
                     "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
                 )
+            self._contract.read()
             self._guard.require_same()
             self._guard.released.before(parameters=not self._lazy.attached)
             self._issued = Issued(batch.examples, batch.units, batch.padding, batch._records)
@@ -512,7 +514,14 @@ class Private:
             self._averaged.update(self.steps - 1)
         if self.steps >= self.steps_allowed:
             self.settle()
-            self._books.broken = self._books.broken or ("" if self._attendance is None else self._attendance.check())
+            self._books.broken = self._books.broken or self._promise_broken()
+
+    def _promise_broken(self) -> str:
+        """At the end of a run: how its batches were not those that were accounted for; empty if they were."""
+        changed = self._contract.changed()
+        if self._world.largest(bool(changed)) and not changed:
+            changed = "another process found the data of this run changed while it went on"
+        return changed or ("" if self._attendance is None else self._attendance.check())
 
     # Saving ----------------------------------------------------------------------------------------------------------
 
