@@ -206,6 +206,26 @@ def test_a_forked_child_keeps_no_lock_alive(tmp_path):
         os.waitpid(pid, 0)
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_forked_child_releases_nothing(tmp_path, durable):
+    """It has the key, the noise and the books of its parent, which goes on."""
+    owner = Owner(tmp_path)
+    journal = Journal.create(tmp_path / "journal", KEY, owner, {}) if durable else Journal(KEY)
+    journal.begin(0)
+    journal.released(0, b"a")
+
+    def step():
+        with pytest.raises(ArgumentError, match=r"process that began this run|no other owner"):
+            journal.begin(1)
+        with pytest.raises(ArgumentError, match=r"process that began this run|no other owner"):
+            journal.released(1, b"b")
+        return 0
+
+    assert os.waitpid(_child(step), 0)[1] == 0
+    journal.begin(1)
+    journal.released(1, b"b")
+
+
 @pytest.fixture
 def no_flock(monkeypatch):
     fcntl = pytest.importorskip("fcntl")

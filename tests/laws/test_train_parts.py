@@ -73,7 +73,14 @@ def _changed(batch, passed):
         passed((x + 0.1, y))
 
 
-@pytest.mark.parametrize("loop", [_first_again, _skipped, _changed])
+def _first_for_all(batch, passed):
+    first = None
+    for part in batch.split(4):
+        first = part if first is None else first
+        passed(first if part.examples == 4 else part)
+
+
+@pytest.mark.parametrize("loop", [_first_again, _skipped, _changed, _first_for_all])
 def test_parts_that_are_repeated_left_out_or_exchanged_are_refused(loop):
     with pytest.raises((CaptureError, NotIsolated)):
         _run(loop)

@@ -354,6 +354,13 @@ def test_another_learning_rate_in_a_repeated_step_is_stopped(tmp_path, plan):
     assert set(second.released) <= {4} and len(first.released) == 7
 
 
+def test_another_optimizer_is_refused(tmp_path):
+    Process(tmp_path).to(5, save_at=(5,))
+    model = nn.Linear(6, 2)
+    with pytest.raises(ArgumentError, match="to be the interrupted run's, SGD"):
+        Checkpoint(tmp_path, make_private(model, torch.optim.Adam(model.parameters()), PLANS["dpsgd"]()))
+
+
 def test_beyond_what_was_released_a_learning_rate_may_change(tmp_path):
     Process(tmp_path, lr=0.1).to(3, save_at=(3,))
     assert Process(tmp_path, lr=0.5).to(STEPS).private.steps == STEPS
@@ -392,6 +399,15 @@ def test_a_copied_folder_continued_twice_costs_infinity(tmp_path, plan):
     total = guarantee_of(a.ledger + b.ledger, a.plan)
     assert math.isfinite(a.spent().epsilon) and math.isfinite(b.spent().epsilon) and math.isinf(total.epsilon)
     assert "two ways" in str(total)
+
+
+def test_a_run_has_one_folder(tmp_path):
+    first = Process(tmp_path / "a")
+    with pytest.raises(ArgumentError, match="One run, one folder"):
+        Checkpoint(tmp_path / "b", first.private)
+    assert not (tmp_path / "b" / "key.json").exists()
+    first.to(3, save_at=(2,))
+    assert _same(first, Process(tmp_path / "a").to(4))
 
 
 def test_one_key_twice_in_one_process(tmp_path):

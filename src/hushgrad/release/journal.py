@@ -61,7 +61,7 @@ class Journal:
         self._key = key.journal
         self._file: int | None = None
         self._owner: Owner | None = None
-        self._closed = False
+        self._closed, self._process = False, os.getpid()
         self._recorded: list[tuple[int, bytes]] = []  # (kind, short digest): what earlier lives released
         self._mark, self._block, self._flushed_at = 0, 1, 0.0
         self._checksum = zlib.crc32(_MAGIC)
@@ -239,6 +239,11 @@ class Journal:
     def _require_open(self) -> None:
         if self._closed:
             raise ArgumentError("Expected a run that is attached: this one's journal is closed.")
+        if os.getpid() != self._process:
+            raise ArgumentError(
+                "Expected a step in the process that began this run: a forked one has a copy of its key, and would release its noise a "
+                "second time. Nothing was released; call make_private in the process that trains."
+            )
         if self._owner is not None:
             self._owner.require()
 

@@ -14,7 +14,7 @@ import marshal
 import math
 import os
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hushgrad._universal import UniversalHash
+from hushgrad.sampling.named import methods_of, names_in, names_of_reading, own_classes
 
 __all__ = ["Content", "identity_of"]
 
@@ -31,6 +32,7 @@ _LONGEST = 1024  # characters of a path
 _READ = 256 << 20  # bytes of files that are read in all; of further ones, size and time of change are taken
 _CHUNK = 1 << 20
 _PLAIN = {str, bytes, int, float, bool, complex, type(None)}
+_HOLDERS = (Tensor, np.ndarray, Dataset, list, tuple, dict, set)
 _CODE = (type, types.ModuleType, types.BuiltinFunctionType)
 
 
@@ -147,12 +149,14 @@ class Content:
             self._named_in([x], depth)
 
     def _named_in(self, functions: Iterable[types.FunctionType], depth: int) -> None:
-        """Tensors, arrays and data sets that code names: records may be a program's variables."""
+        """What code names: records may be a program's variables. What is no container is a tool, and may hold anything."""
         for function in functions:
-            for name in sorted(_names_in(function.__code__)):
+            for name in sorted(names_in(function.__code__)):
                 value = function.__globals__.get(name)
-                if isinstance(value, (Tensor, np.ndarray, Dataset)):
+                if isinstance(value, _HOLDERS):
                     self._say("variable", name.encode())
+                    self.add(value, depth, record=True)
+                elif isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__:
                     self.add(value, depth)
 
     def _cell(self, cell: types.CellType, depth: int, record: bool) -> None:
@@ -171,9 +175,22 @@ class Content:
         attributes = getattr(x, "__dict__", None)
         if isinstance(attributes, dict) and _is_plain(type(x)):
             self._attributes(attributes, depth, record)
-            self._named_in(_methods_of(type(x)), depth)
+            self._of_class(type(x), depth)
+            folders = [
+                name for name, value in attributes.items() if isinstance(value, (str, os.PathLike)) and os.path.isdir(value)
+            ]
+            self.unseen = self.unseen or bool(names_of_reading(type(x)).intersection(folders))
         else:
             self._pickled(x, depth, record)
+
+    def _of_class(self, kind: type, depth: int) -> None:
+        """What all objects of a class share, and what its code names."""
+        for cls in own_classes(kind):
+            shared = {
+                name: value for name, value in vars(cls).items() if isinstance(value, _HOLDERS) and not name.startswith("__")
+            }
+            self._attributes(shared, depth, False)
+        self._named_in(methods_of(kind).values(), depth)
 
     def _attributes(self, attributes: Mapping[str, Any], depth: int, record: bool) -> None:
         for name, value in sorted(attributes.items(), key=lambda item: str(item[0])):
@@ -248,18 +265,6 @@ def _is_plain(kind: type) -> bool:
     own = getattr(kind, "__getstate__", None)  # object has one from Python 3.11 on
     slots = any(vars(each).get("__slots__") for each in kind.__mro__)
     return not slots and kind.__reduce__ is object.__reduce__ and own in (None, getattr(object, "__getstate__", None))
-
-
-def _methods_of(kind: type) -> Iterator[types.FunctionType]:
-    """The functions of a class and of those that it comes from; torch's own hold nobody's records."""
-    for cls in kind.__mro__:
-        if cls is not object and cls.__module__.partition(".")[0] != "torch":
-            yield from (each for _, each in sorted(vars(cls).items()) if isinstance(each, types.FunctionType))
-
-
-def _names_in(code: types.CodeType) -> set[str]:
-    inner = (_names_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
-    return set(code.co_names).union(*inner)
 
 
 def _values_in(items: Any) -> int:

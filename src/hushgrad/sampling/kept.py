@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping
+import types
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch.utils.data import Dataset
 
 from hushgrad._universal import UniversalHash
 from hushgrad.sampling.identity import Content
+from hushgrad.sampling.named import names_in
 
 __all__ = ["content_of"]
 
@@ -49,6 +51,14 @@ class _Kept(Content):
             return
         for name, value in attributes.items():
             self._own(f"{self._place}.{name}", value, depth)
+
+    def _named_in(self, functions: Iterable[types.FunctionType], depth: int) -> None:
+        """Lists that code names may be a program's notes: numbers in memory only."""
+        for function in functions:
+            named = {name: function.__globals__.get(name) for name in names_in(function.__code__)}
+            for name, value in named.items():
+                if isinstance(value, (Tensor, np.ndarray, Dataset)):
+                    self._own(f"{self._place} {name}", value, depth)
 
     def _sequence(self, items: Any, depth: int) -> None:
         if any(isinstance(item, Dataset) for item in items[:1]):  # data sets behind each other

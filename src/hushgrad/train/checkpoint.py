@@ -118,6 +118,11 @@ class Checkpoint:
             raise ArgumentError(
                 "Expected a Checkpoint before the first step, so that the key is on disk before anything is released."
             )
+        if self._private.journal.durable:
+            raise ArgumentError(
+                "Expected a run without a Checkpoint: this one has another folder, and two folders with its key could both be resumed. "
+                "One run, one folder."
+            )
         erase(path for path in secrets_in(self.directory) if path.parent == self.directory)
         return 0
 
@@ -155,6 +160,7 @@ class Checkpoint:
             "start": self._start,
             "model": dict(private.model.state_dict()),
             "optimizer": private.optimizer.state_dict(),
+            "optimizer_type": type(private.optimizer).__qualname__,
             "private": private.state_dict(),
             "noise": private.noise_state(),
             "attendance": private.attendance_state(),
@@ -216,6 +222,9 @@ class Checkpoint:
             tree = self._without_shards(tree)
         if set(tree["extras"]) != set(self._extras):
             _check.fail("extras", sorted(self._extras), f"to be those of the interrupted run: {sorted(tree['extras'])}")
+        kind = type(private.optimizer).__qualname__
+        if tree["optimizer_type"] != kind:
+            _check.fail("optimizer", kind, f"to be the interrupted run's, {tree['optimizer_type']}", "Its state is that one's.")
         private.require_resumable(tree["private"])  # before anything is loaded
         with self._world.together():
             if self._owner is not None:

@@ -19,7 +19,7 @@ class Parts:
     """Says, when the model is called, which micro-batch it is called with.
 
     A loop over ``batch.split(size)`` passes each part before the next one is cut, and there is nothing to say. Parts that wait in a list
-    are told apart by their memory: the tensors that the model is given are those of one part.
+    are told apart by their memory: the tensors that the model is given are those of one part. No part is passed twice.
     """
 
     def __init__(self, announce: Callable[[Batch], None]) -> None:
@@ -50,11 +50,11 @@ class Parts:
         if self._passed and not self._listed:
             return
         self._passed = True
-        if not self._listed:
-            self._used.add(len(self._parts) - 1)
-            return
         given = {_place(leaf) for leaf in tree_flatten((args, kwargs))[0] if _has_memory(leaf)}
         own = [i for i, part in enumerate(self._parts) if given & _places(part)]
+        if not self._listed and not set(own) & self._used:
+            self._used.add(len(self._parts) - 1)
+            return
         if not own:
             return  # an evaluation on other data; or a part that was changed, which is then missing
         if len(own) > 1 or own[0] in self._used:
