@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import numpy as np
@@ -141,16 +142,16 @@ class Lazily(Dataset):
     """Shows no content before it is asked: a server has it, here this module."""
 
     def __init__(self, changed):
-        SERVER["data"], self.name = _data(changed), "wards"
+        SERVER.data, self.name = _data(changed), "wards"
 
     def __len__(self):
         return 64
 
     def __getitem__(self, i):
-        return SERVER["data"][i]
+        return SERVER.data[i]
 
 
-SERVER = {}
+SERVER = types.SimpleNamespace()  # a connection: nobody can look behind it
 
 
 def test_a_changed_record_behind_files_is_stopped_before_anything_is_released(tmp_path):
@@ -270,11 +271,11 @@ class Sparse(Dataset):
 
     def __getitem__(self, i):
         x = torch.zeros(WIDE)
-        x[COLUMN[0] if i == 3 else 100 + i] = 5.0
+        x[SERVER.column if i == 3 else 100 + i] = 5.0
         return x, i % 2
 
 
-COLUMN = [5000]
+SERVER.column = 5000
 
 
 @pytest.mark.parametrize("column", [5001, 7000, 19_999])
@@ -294,7 +295,7 @@ def test_a_sparse_record_of_the_same_norm_is_stopped(tmp_path, column, monkeypat
     first = life()
     assert first.attendance_state()["count"][3] > 0
     first.detach()
-    monkeypatch.setattr(f"{__name__}.COLUMN", [column])
+    monkeypatch.setattr(SERVER, "column", column)
     with pytest.raises(ArgumentError, match="came out differently"):
         life()
 
