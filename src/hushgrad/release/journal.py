@@ -14,7 +14,7 @@ One file, ``journal``, beside the key, mode 0600, only ever appended to. After a
 | ``j`` | the length of a JSON object that follows | what the run is bound to; each opening |
 
 and 2 bytes of a checksum that runs over the whole file. The digests are a chain: each is over all before it, under a key of its
-own. Flushing takes milliseconds, so a mark reserves as many steps as fit into a hundred times that. A killed process loses
+own. Flushing takes milliseconds, so a mark reserves as many steps as fit into four hundred times that. A killed process loses
 nothing that it had written; a machine that stops may lose digests behind the last mark, and the steps up to the mark count as
 released: they are repeated, nobody can compare them, and the guarantee says so (``notes``).
 """
@@ -42,7 +42,7 @@ JOURNAL = "journal"
 WAYS_ON = "Put this run's files back as they were, or start a new run with a new key and this run's ledger as prior=."
 _MAGIC = b"hushgrad journal 1     \n"  # frames stay aligned: no kill cuts one at the end of a page
 _FRAME, _SHORT, _CHAIN = 8, 5, 16  # bytes of a frame, of a digest in it, of the whole digest
-_SHARE = 100  # flushing takes at most one part in so many of the time
+_SHARE = 400  # flushing takes at most one part in so many of the time
 
 
 class Journal:
@@ -213,8 +213,8 @@ class Journal:
 
     def begin(self, step: int) -> None:
         """Before the noise of ``step`` is drawn: whoever restarts must know that it may have been released."""
-        self._require_open()
-        if self._file is not None and step >= self._mark:
+        if self._file is None or step >= self._mark:  # else it is asked before the release, and has been here before
+            self._require_open()
             self._reserve(step)
 
     def released(self, step: int, witness: bytes) -> None:
@@ -268,6 +268,8 @@ class Journal:
     # Marks -----------------------------------------------------------------------------------------------------------------
 
     def _reserve(self, step: int) -> None:
+        if self._file is None:
+            return
         began = time.perf_counter()
         spent = began - self._flushed_at
         mark = step + self._block

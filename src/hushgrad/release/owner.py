@@ -66,6 +66,7 @@ class Owner:
 
     def __init__(self, folder: str | os.PathLike[str], *, take_over: bool = False, newest: bool = False) -> None:
         self._path = Path(folder).resolve() / LOCK
+        self._place = str(self._path)  # asked for at every step
         self._token, self._process = secrets.token_hex(8), os.getpid()
         self._file: int | None = None
         self._ends = threading.Event()
@@ -89,7 +90,7 @@ class Owner:
         """Whether this is still the owner: the lock is the one on the disk (somebody may have deleted it), or the lease there is ours."""
         if self._file is None:
             return False
-        return self._read().get("token") == self._token if self._lease else _same_file(self._file, self._path)
+        return self._read().get("token") == self._token if self._lease else _same_file(self._file, self._place)
 
     def require(self) -> None:
         """Before anything is released.
@@ -135,7 +136,7 @@ class Owner:
             if not taken:
                 os.close(file)
                 raise _owned(self._path.parent, self._read(), "")
-            if _same_file(file, self._path):  # else its last owner removed it between the two lines
+            if _same_file(file, self._place):  # else its last owner removed it between the two lines
                 break
             os.close(file)
         self._file = file
@@ -214,9 +215,9 @@ def _require_plain(folder: Path) -> None:
         )
 
 
-def _same_file(file: int, path: Path) -> bool:
+def _same_file(file: int, path: str) -> bool:
     try:
-        there = path.stat()
+        there = os.stat(path)
     except FileNotFoundError:
         return False
     here = os.fstat(file)
