@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ __all__ = [
     "global_hooks",
     "input_metadata",
     "input_shape",
+    "left_alone",
     "nodes_made",
     "pop_packing",
     "push_packing",
@@ -99,6 +103,25 @@ def refuse_tracing() -> None:
             "This model belongs to a private run, whose hooks would be traced too. Call private.detach() first, then trace or "
             "export the model; make_private attaches it again."
         )
+
+
+_OURS = ("clipping", "denoise", "noise", "release", "sampling", "train")  # rooms whose functions run inside of a step
+
+
+@cache
+def _leave_alone() -> None:
+    rules = import_module("torch._dynamo.trace_rules")
+    for room in _OURS:
+        rules.add(f"hushgrad.{room}")
+
+
+def left_alone() -> None:
+    """``torch.compile`` is not to look into hooks and proofs: it would compile them, piece by piece, and gain nothing by it.
+
+    A graph ends where the capture begins and goes on behind it. Where nobody has loaded the compiler nothing is done; optimizers do.
+    """
+    if "torch._dynamo" in sys.modules:
+        _leave_alone()
 
 
 def saved(node: Node, name: str) -> Tensor | None:

@@ -113,12 +113,13 @@ class Adaptive(Clipper):
         """The next step's clipper on a device: count, noise and clip norm stay there, in double precision, and nobody waits.
 
         Args:
-            raw_norms: of the step's examples, on the device.
+            raw_norms: of the step's examples, on the device; negative where a batch of fixed shape is filled up.
             noise: adds the count's noise to it, in place.
             norm: this step's clip norm on the device; None: it is still the value's own.
         """
         here = raw_norms.new_full((1,), self.max_grad_norm, dtype=torch.float64) if norm is None else norm
-        count = (raw_norms.double() <= here).sum(0, keepdim=True, dtype=torch.float64).sub_(raw_norms.numel() / 2)
+        wide = raw_norms.double()
+        count = (wide <= here).double().sub_(0.5).masked_fill_(wide < 0, 0.0).sum(0, keepdim=True)
         noise(count)
         target = here.log().sub_(count.div_(self.batch_size).add_(0.5 - self.quantile), alpha=self.learning_rate)
         return AdaptiveThere(self, target.clamp_(-_FARTHEST, _FARTHEST).exp_())

@@ -44,6 +44,7 @@ class ClippedSum(NamedTuple):
     raw_norms: Tensor  # (B,) norms of the examples' (or units') whole gradients before clipping
     raw_weights: Tensor  # (B,) or (B, groups): what each example's gradient was multiplied by
     rejected: Counted  # examples with a NaN or infinite gradient: weight 0
+    fixed_norms: Tensor | None = None  # of a batch of fixed shape on a device: the norms, and -1 where it is filled up
 
 
 class Clipped(NamedTuple):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad import _check
+from hushgrad.clipping._torch import left_alone
 from hushgrad.clipping.base import ClippedSum, Clipper
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.collecting import Collecting
@@ -42,6 +43,7 @@ class Capture(Collecting):
         held: where the parameters lie; whole, in this process, by default.
         certificate: add in double precision, for a bound that is proved (see :mod:`hushgrad.clipping.certificate`); needs a "sum".
         copies: how many times each example is in a batch, as rows of one unit; the mean of their gradients is clipped.
+        fixed: every batch is filled up to one shape, with at most so many units in it; None: batches have their own sizes.
 
     **Formal guarantee.** Example i enters the result only through w_i G_i, provided the model keeps examples apart (see
     :func:`~hushgrad.clipping.isolation`). Whatever cannot be attributed to single examples raises
@@ -69,6 +71,7 @@ class Capture(Collecting):
         held: Held | None = None,
         certificate: Certificate | None = None,
         copies: int = 1,
+        fixed: int | None = None,
     ) -> None:
         self.model = _check.instance(nn.Module, model=model)
         self.loss_reduction = _check.one_of(("mean", "sum"), loss_reduction=loss_reduction)
@@ -79,6 +82,7 @@ class Capture(Collecting):
         if certificate is not None and loss_reduction == "mean":
             remedy = "A mean divides every example's gradient by a number that depends on the others; make the loss a sum."
             _check.fail("loss_reduction", loss_reduction, 'to be "sum" for a certified run', remedy)
+        self._fixed = None if fixed is None else _check.positive_int(fixed=fixed)
         self._tape = Tape()
         self._tape.vouched = not check_isolation
         self._root = Root(self, seal=check_isolation)
@@ -102,6 +106,7 @@ class Capture(Collecting):
         """Put hooks on every module that owns a trainable parameter."""
         if self._handles:
             return
+        left_alone()
         named = dict(self.model.named_parameters())
         self._params = {name: p for name, p in named.items() if p.requires_grad}
         self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
@@ -250,8 +255,8 @@ class Capture(Collecting):
             with torch.set_grad_enabled(False):  # as a decorator, or as no_grad, it takes three times as long
                 sums = self._sums(out or {})
                 parts = self._reduce(clipper, sums, scale)
-                if len(parts) == 1 and self._folded is None:
-                    return ClippedSum({name: total.buffer for name, total in sums.items()}, *parts[0])
+                if len(parts) == 1 and self._folded is None and parts[0].counted is None:
+                    return ClippedSum({name: total.buffer for name, total in sums.items()}, *parts[0][:3])
                 return self._joined(clipper, sums, parts, scale)
         finally:
             self.discard()
@@ -282,7 +287,7 @@ class Capture(Collecting):
         """
         self._reconcile()
         folded = self._folded[1] if self._folded else []
-        return sum(len(part.norms) for part in folded) + sum(group.size - group.padding for group in self._groups())
+        return sum(part.taken for part in folded) + sum(group.size - group.padding for group in self._groups())
 
     @torch.no_grad()
     def fold(self, clipper: Clipper) -> None:

@@ -36,6 +36,7 @@ class Collecting:
     _held: Held
     _certificate: Certificate | None
     _copies: int
+    _fixed: int | None
     _sites: list[Site]
     _params: dict[str, nn.Parameter]
     _names: dict[int, str]
@@ -96,7 +97,7 @@ class Collecting:
             with torch.set_grad_enabled(False):
                 sums = self._sums({})
                 parts = self._reduce(_Given(weights), sums, 1.0)
-            return {name: total.buffer for name, total in sums.items()}, parts[0].norms
+            return {name: total.buffer for name, total in sums.items()}, parts[0].norms[: parts[0].taken]
         finally:
             self._by_rows, self._folded, self.unused, self.loss_reduction = rows, folded, unused, reduction
             self._certificate, self._copies = certificate, copies
@@ -117,7 +118,9 @@ class Collecting:
             empty = self._params[first].new_zeros(0, dtype=self._dtypes[first])
             return ClippedSum(raw_sums, empty, clipper.weights(empty), 0)
         norms, weights = torch.cat([p.norms for p in parts]), torch.cat([p.weights for p in parts])
-        return ClippedSum(raw_sums, norms, weights, joined([p.rejected for p in parts]))
+        rejected, taken = joined([p.rejected for p in parts]), sum(p.taken for p in parts)
+        # Micro-batches of fixed shape are cut so that what is filled up comes last.
+        return ClippedSum(raw_sums, norms[:taken], weights[:taken], rejected, None if parts[0].counted is None else norms)
 
     def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
         return {
@@ -135,7 +138,9 @@ class Collecting:
         certificate = self._certificate
         usual = self._usual() if certificate is None and clipper.groups(list(sums)) is None else None
         if usual is not None:
-            part = self._tape.quiet(partial(add_usual, usual.calls, self._factor(usual), clipper, sums, scale))
+            part = self._tape.quiet(
+                partial(add_usual, usual.calls, self._factor(usual), clipper, sums, scale, self._counted(usual))
+            )
             if part is not None:
                 return [part]
         self._reconcile()
@@ -146,7 +151,7 @@ class Collecting:
 
     def _require_capacity(self, certificate: Certificate, groups: list[Group]) -> None:
         taken = sum(group.size - group.padding for group in groups) + sum(
-            len(part.norms) for part in (self._folded[1] if self._folded else [])
+            part.taken for part in (self._folded[1] if self._folded else [])
         )
         if taken > certificate.here:
             raise CaptureError(
@@ -164,13 +169,7 @@ class Collecting:
             return None
         batch = tape.batches[0]
         calls = batch.calls
-        if (
-            len(batch.tasks) != 1
-            or batch.units is not None
-            or batch.padding
-            or len(calls) != self._usual_calls
-            or not _all_different(calls)
-        ):
+        if len(batch.tasks) != 1 or batch.units is not None or len(calls) != self._usual_calls or not _all_different(calls):
             return None
         for p in self._params.values():
             if not p.requires_grad:
@@ -194,7 +193,7 @@ class Collecting:
         if len(lanes) > 1 and len({tuple((b.examples, b.padding) for b in lane) for lane in lanes.values()}) > 1:
             raise CaptureError("Every probe must pass over the same batches, in the same order.")
         return [
-            Group(same[0].examples, [u for b in same for u in self._uses(b)], same[0].padding)
+            Group(same[0].examples, [u for b in same for u in self._uses(b)], same[0].padding, self._fixed is not None)
             for same in zip(*lanes.values(), strict=True)
         ]
 
@@ -210,17 +209,23 @@ class Collecting:
                 "A unit has examples in two micro-batches, of which the first is clipped already. Cut a batch with batch.split(size): it "
                 "keeps a unit's examples together."
             )
-        uses, start, padding = [], 0, int(any(batch.padding for batch in batches))
+        uses, padding = [], int(any(batch.padding for batch in batches))
+        if padding:  # all of it is one unit more, the last
+            own = zip(index.split([len(units) for units in counted]), batches, strict=True)
+            index = torch.cat([t for units, b in own for t in (units, units.new_full((b.padding,), len(ids)))])
         index = index.to(next(iter(self._params.values())).device, non_blocking=True)
-        for batch, units in zip(batches, counted, strict=True):
-            own = index[start : start + len(units)]
-            # All padding is one unit more, the last.
-            uses += self._uses(batch, torch.cat([own, own.new_full((batch.padding,), len(ids))]) if batch.padding else own)
-            start += len(units)
+        for batch, units in zip(batches, index.split([batch.examples for batch in batches]), strict=True):
+            uses += self._uses(batch, units)
+        if self._fixed is not None:  # units without examples, and the one of what fills up
+            return Group(self._fixed + 1, uses, self._fixed + 1 - len(ids), fixed=True)
         return Group(len(ids) + padding, uses, padding)
 
     def _uses(self, batch: Batch, units: Tensor | None = None) -> list[Use]:
         return [Use(call, self._factor(batch), call.units(units)) for call in batch.calls]
+
+    def _counted(self, batch: Batch) -> int | None:
+        """How many examples take part, where others may fill the batch up."""
+        return batch.examples - batch.padding if batch.padding or self._fixed is not None else None
 
     def _factor(self, batch: Batch) -> float:
         return batch.coefficient * (batch.examples if self._is_mean(batch) else 1) / self._copies

@@ -22,7 +22,7 @@ from hushgrad.clipping.heavy import Columns, by_group, form, heavy_units, is_lig
 from hushgrad.clipping.mass import Mass
 from hushgrad.clipping.rejected import Counted
 from hushgrad.clipping.sums import Sum
-from hushgrad.clipping.there import cleaned_in_place, held_back, summed_there
+from hushgrad.clipping.there import FILLED, cleaned_in_place, filled, held_back, summed_there
 
 __all__ = ["Group", "Part", "Use", "add_clipped", "add_usual"]
 
@@ -36,19 +36,32 @@ class Use(NamedTuple):
 
 
 class Group(NamedTuple):
-    """All uses over the same ``size`` units, of which the last ``padding`` fill a batch up and have weight 0."""
+    """All uses over the same ``size`` units, of which the last ``padding`` fill a batch up and have weight 0.
+
+    ``fixed``: every batch is filled up to one size, and on a device no operation may tell how far.
+    """
 
     size: int
     uses: list[Use]
     padding: int = 0
+    fixed: bool = False
 
 
 class Part(NamedTuple):
-    """What one group contributed beside its sums."""
+    """What one group contributed beside its sums.
+
+    ``counted``: only the first so many norms and weights are those of examples; the other norms are ``FILLED``. None: all are.
+    """
 
     norms: Tensor
     weights: Tensor
     rejected: Counted
+    counted: int | None = None
+
+    @property
+    def taken(self) -> int:
+        """How many examples, or units."""
+        return len(self.norms) if self.counted is None else self.counted
 
 
 def add_clipped(
@@ -67,8 +80,12 @@ def add_clipped(
     weights = usable(clipper.weights(clipped_by))
     weights = torch.where(finite if columns is None else finite.unsqueeze(1), weights, 0.0)
     counted = group.size - group.padding
-    weights[counted:] = 0
     there = certificate is None and not weights.is_cpu
+    free = filled(group.size, counted, weights.device) if there and group.fixed else None
+    if free is None:
+        weights[counted:] = 0
+    else:
+        weights = weights.masked_fill(free if columns is None else free.unsqueeze(1), 0.0)
     if there:
         weights = held_back(weights, list(masses.values()), 1.0, clipper)
     heavy = [] if there else heavy_units(sq_norms, masses, weights, columns, clipper, certificate)
@@ -86,18 +103,23 @@ def add_clipped(
             if ends[name] == k and name in formed.sums:  # while its sum is open: sums of shards are sent layer by layer
                 sums[name].add_dense(formed.sums.pop(name).mul_(scale))
     dtype = group.uses[0].call.site.dtype
+    if free is not None:
+        norms = norms.masked_fill(free, FILLED)
+        return Part(norms.to(dtype), weights.to(dtype), norms, counted)
     norms = norms[:counted]
     return Part(norms.to(dtype), weights[:counted].to(dtype), norms if there else int((~norms.isfinite()).sum()))
 
 
-def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part | None:
+def add_usual(
+    calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict[str, Sum], scale: float, counted: int | None
+) -> Part | None:
     """The same where each parameter is used once, all have one factor and are clipped together; None if an example is not usual.
 
     That is one whose norm is not finite, or a heavy one. Then nothing was added yet, and the norms are remembered. Short, because a small
-    model's step is mostly Python.
+    model's step is mostly Python. ``counted``: how many of the examples, the first, take part; None: all.
     """
     if not calls[0].site.params[0].is_cpu:
-        return Part(*summed_there(calls, factor, clipper, sums, scale))
+        return Part(*summed_there(calls, factor, clipper, sums, scale, counted))
     rows: list[Tensor] = []
     masses: list[Mass] = []
     for call in calls:
@@ -108,6 +130,8 @@ def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict
     norms, weights, finite = clipper.clip(rows, factor * factor, dtype)
     if not finite or (masses and not is_light(masses, weights * factor, clipper)):
         return None
+    if counted is not None:
+        weights[counted:] = 0
     scaled = weights if factor * scale == 1 else weights * (factor * scale)
     for call in calls:
         record, site = call.record, call.site
@@ -118,7 +142,7 @@ def add_usual(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict
             {local: sums[name] for local, name in site.full.items()},
         )
         record.clear()
-    return Part(norms, weights, 0)
+    return Part(norms[:counted], weights[:counted], 0)
 
 
 def _measured(group: Group, *, wide: bool) -> tuple[dict[str, Tensor], dict[str, Mass]]:

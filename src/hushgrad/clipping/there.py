@@ -30,18 +30,21 @@ from hushgrad.clipping.mass import Mass, cap
 from hushgrad.clipping.sums import Sum
 from hushgrad.events import Relation
 
-__all__ = ["clean", "cleaned_in_place", "held_back", "summed_there"]
+__all__ = ["FILLED", "clean", "cleaned_in_place", "filled", "held_back", "summed_there"]
+
+FILLED = -1.0  # in place of the norm where a batch of fixed shape is filled up
 
 _LEAST = 2.0**-126  # as in base.usable, whose result this has
 _TOGETHER = 1 << 28  # floats of gradients that are laid side by side at the most (1 GB in single precision)
 
 
 class Part(NamedTuple):
-    """Norms and weights of the examples; ``rejected`` is counted when it is asked for."""
+    """Norms and weights of the examples; ``rejected`` is counted when it is asked for. See :class:`hushgrad.clipping.reduce.Part`."""
 
     norms: Tensor
     weights: Tensor
     rejected: Tensor
+    counted: int | None
 
 
 def clean(value: Any) -> Any:
@@ -71,8 +74,21 @@ class _Layers(NamedTuple):
     others: list[Call]
 
 
-def summed_there(calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part:
-    """``sums[name] += scale * sum_i w_i G_i`` where each parameter is used once and all are clipped together."""
+def filled(size: int, counted: int, device: torch.device) -> Tensor:
+    """Which of ``size`` places are filled up: those behind the first ``counted``, a number that comes with the batch.
+
+    It is sent, not written into the operations: they are the same ones, whatever the number.
+    """
+    return _places(size, device) >= torch.tensor(counted).to(device, non_blocking=True)
+
+
+def summed_there(
+    calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict[str, Sum], scale: float, counted: int | None
+) -> Part:
+    """``sums[name] += scale * sum_i w_i G_i`` where each parameter is used once and all are clipped together.
+
+    ``counted``: how many examples, the first, take part in a batch of fixed shape.
+    """
     layers = _sorted(calls)
     rows = torch.cat([G.flatten(1) for _, G in layers.kept], 1) if layers.kept else None
     table = torch.cat([t for _, x, g in layers.outer for t in (x, g)], 1) if layers.outer else None
@@ -89,9 +105,14 @@ def summed_there(calls: Sequence[Call], factor: float, clipper: Clipper, sums: d
     total = total.mul_(factor * factor) if factor != 1 else total
     weights = held_back(clipper.weights(total), masses, factor, clipper)
     weights = torch.nn.functional.threshold(weights, _LEAST, 0.0)
+    norms, rejected = total.sqrt(), total
+    if counted is not None:
+        free = filled(len(total), counted, total.device)
+        weights.masked_fill_(free, 0.0)
+        rejected = norms.masked_fill_(free, FILLED)
     scaled = (weights * (factor * scale) if factor * scale != 1 else weights).to(calls[0].site.dtype)
     _add(layers, rows, table, scaled, sums)
-    return Part(total.sqrt(), weights, total)
+    return Part(norms, weights, rejected, counted)
 
 
 def _sorted(calls: Sequence[Call]) -> _Layers:
@@ -183,6 +204,11 @@ def cleaned_in_place(record: Record) -> None:
 def _segments(widths: tuple[int, ...], device: torch.device) -> Tensor:
     """The 0/1 matrix whose product with a table adds up its columns by segments."""
     return torch.block_diag(*[torch.ones(width, 1, dtype=torch.float64) for width in widths]).to(device)
+
+
+@lru_cache(maxsize=64)
+def _places(size: int, device: torch.device) -> Tensor:
+    return torch.arange(size).to(device)
 
 
 @lru_cache(maxsize=64)

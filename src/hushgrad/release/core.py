@@ -131,7 +131,8 @@ class Release:
         if not early:
             self.begin(step)
         std = self._scale  # of this step, before an adaptive clip norm moves on
-        grads = self.release(step, clipped.raw_sums, clipped.raw_norms, learning_rate, begun=begun)
+        norms = clipped.raw_norms if clipped.fixed_norms is None or self.placement.waited_for else clipped.fixed_norms
+        grads = self.release(step, clipped.raw_sums, norms, learning_rate, begun=begun)
         lazy = {name: clipped.raw_sums[name] for name in self.lazy}
         return Released(grads, ClippedSum(lazy, *clipped[1:]), std)
 

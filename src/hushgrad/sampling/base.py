@@ -35,6 +35,11 @@ class Sampler(Value, family="sampler"):
         """Small instances, for 30 records where the number is public: what the conformance tests run over."""
         return (cls(),)
 
+    @property
+    def most(self) -> int | None:
+        """Records in a batch, at most, where that is public; None (the default): nobody knows."""
+        return None
+
     @abstractmethod
     def participation(self) -> Participation:
         """What this sampler promises about any one record; the mechanism's theorem is chosen by it."""

@@ -21,7 +21,7 @@ class Batch:
 
     ``step``: the step that it was drawn for. ``examples``: how many examples it holds; 0 is a batch too, and its step must be
     taken. ``units``: with user-level privacy a (examples,) tensor of unit numbers, else None. ``padding``: how many of the examples,
-    at the end, are copies of the first one that fill the batch up and do not count (certified runs).
+    at the end, are copies of the first one that fill the batch up and do not count (certified runs, plans with ``pad_to``).
 
         >>> batch = stamp([torch.arange(5), torch.ones(5, 2)], step=3, examples=5)
         >>> x, y = batch
@@ -36,6 +36,7 @@ class Batch:
     part: int | None  # None: the whole batch of its step; else the number of this micro-batch
     _issue: Callable[[Batch], None] | None
     _multiple: int  # of examples that a batch or part is filled up to
+    _fixed: bool  # every batch of the run has this one's size
     _records: np.ndarray | None  # the numbers of all records, or units, that take part in the step, in every process
 
     def split(self, size: int) -> Iterator[Batch]:
@@ -53,8 +54,9 @@ class Batch:
 
     def _part(self, first: int, last: int, number: int) -> Batch:
         """Examples [first, last), filled up with copies of the first of them."""
-        padding = (first - last) % self._multiple
-        rows = slice(first, last) if not padding else [*range(first, last), *[first] * padding]
+        more = (first - last) % self._multiple
+        padding = more + last - max(first, min(last, self.examples - self.padding))
+        rows = slice(first, last) if not more else [*range(first, last), *[first] * more]
         data = _rows(_plain(self), rows, self.examples)
         units = None if self.units is None else self.units[rows]
         about: dict[str, Any] = {
@@ -62,12 +64,16 @@ class Batch:
             "units": units,
             "padding": padding,
             "multiple": self._multiple,
+            "fixed": self._fixed,
             "issue": self._issue,
         }
-        return stamp(data, examples=last - first + padding, part=number, **about)
+        return stamp(data, examples=last - first + more, part=number, **about)
 
     def _cuts(self, size: int) -> list[tuple[int, int]]:
-        count = self.examples - self.padding
+        count = self.examples if self._fixed else self.examples - self.padding
+        if self._fixed and self.units is not None and size < count:
+            remedy = "Units are cut apart at places that depend on them; leave pad_to= out, or make pad_to smaller."
+            _check.fail("size", size, f"to be {count}, the fixed size of all batches", remedy)
         if count <= size:
             return [(0, count)]
         if self.units is None:
@@ -98,6 +104,7 @@ def stamp(
     units: Tensor | None = None,
     padding: int = 0,
     multiple: int = 1,
+    fixed: bool = False,
     part: int | None = None,
     issue: Callable[[Batch], None] | None = None,
     records: np.ndarray | None = None,
@@ -117,7 +124,7 @@ def stamp(
     else:
         _check.fail("batch", type(data).__name__, "to be a tensor, tuple, list or dict", "Let collate_fn return one of these.")
     batch.step, batch.examples, batch.units, batch.part = step, examples, units, part
-    batch.padding, batch._multiple, batch._issue, batch._records = padding, multiple, issue, records
+    batch.padding, batch._multiple, batch._fixed, batch._issue, batch._records = padding, multiple, fixed, issue, records
     return batch  # type: ignore[no-any-return]
 
 

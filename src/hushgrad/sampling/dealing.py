@@ -70,23 +70,32 @@ class _Hands(Dataset[_Hand]):
         copies: int = 1,
         multiple: int = 1,
         draws: Draws | None = None,
+        fixed: int | None = None,
     ) -> None:
         self._dataset, self._units, self._collate, self._seeds, self._draws = dataset, units, collate, seeds, draws
-        self._copies, self.multiple = copies, multiple
+        self._copies, self.multiple, self.fixed = copies, multiple, fixed
         self._empty: Any = None
 
     def __getitem__(self, asked: tuple[int, np.ndarray]) -> _Hand:
         step, chosen = asked
         indices, unit = (chosen, None) if self._units is None else self._units.expand(chosen, step=step, draws=self._draws)
-        padding = -len(indices) % (self.multiple // gcd(self.multiple, self._copies))
+        padding = self._missing(len(indices))
         if padding:  # copies of the first, after all others
-            more = np.zeros(padding, dtype=np.int64)
-            indices, unit = np.append(indices, indices[more]), None if unit is None else np.append(unit, unit[more])
+            first = indices[:1] if len(indices) else np.zeros(1, np.int64)
+            indices = np.append(indices, np.repeat(first, padding))
+            unit = None if unit is None else np.append(unit, np.zeros(padding, np.int64))
         if self._copies > 1:
             unit = np.repeat(indices if unit is None else unit, self._copies)
             return _Hand(step, len(unit), torch.from_numpy(unit), padding * self._copies, self._several(step, indices))
         units = None if unit is None else torch.from_numpy(unit)
         return _Hand(step, len(indices), units, padding, self._fetch(step, indices))
+
+    def _missing(self, count: int) -> int:
+        """Examples that are missing to the size of a batch."""
+        padding = (self.fixed or count) - count
+        if padding < 0:
+            raise ArgumentError(f"Expected a batch to have at most {self.fixed} examples. This is a defect of its sampler.")
+        return padding + -(count + padding) % (self.multiple // gcd(self.multiple, self._copies))
 
     def _several(self, step: int, indices: np.ndarray) -> Any:
         """Every record read several times, copies of one record side by side; copy c of step t follows from (key, t, c)."""
@@ -169,7 +178,7 @@ class BatchLoader:
                 raise ArgumentError(f"Expected step={hand.step} to be step {self._next}. Do not run two loops over one loader.")
             self._next += 1
             about: dict[str, Any] = {"step": hand.step, "examples": hand.examples, "units": hand.units}
-            about |= {"padding": hand.padding, "multiple": self._hands.multiple}
+            about |= {"padding": hand.padding, "multiple": self._hands.multiple, "fixed": self._hands.fixed is not None}
             batch = stamp(hand.data, **about, issue=self._on_issue, records=steps.records(hand.step))
             if self._on_issue is not None:
                 self._on_issue(batch)
@@ -226,6 +235,7 @@ def loader(
     attendance: Callable[[int], None] | None = None,
     copies: int = 1,
     multiple: int = 1,
+    fixed: int | None = None,
     collate_fn: Callable[[list[Any]], Any] = default_collate,
     **dataloader_options: Any,
 ) -> BatchLoader:
@@ -247,6 +257,7 @@ def loader(
         attendance: told the number of records, or units, before the first batch.
         copies: how many times each example is read and dealt, as rows of one unit: for random augmentations.
         multiple: of examples that a batch, or a part of one, is filled up to by copies of its first one; ``batch.padding`` counts them.
+        fixed: records, or units, that every batch is filled up to over all processes, in the same way; units need a cap.
         collate_fn: list of examples -> batch, as in torch; never called with an empty list.
         dataloader_options: ``num_workers``, ``pin_memory`` and so on of ``torch.utils.data.DataLoader``.
 
@@ -279,14 +290,23 @@ def loader(
     world_size = _check.positive_int(world_size=world_size)
     if _check.integer(0, rank=rank) >= world_size:
         _check.fail("rank", rank, f"to be below world_size={world_size}")
+    rows = None if fixed is None else _rows_of(_check.positive_int(fixed=fixed), units, world_size)
     return BatchLoader(
-        _Hands(dataset, units, collate_fn, seeds, copies, _check.positive_int(multiple=multiple), draws),
+        _Hands(dataset, units, collate_fn, seeds, copies, _check.positive_int(multiple=multiple), draws, rows),
         lambda first: _Steps(deal, first, stop, rank, world_size),
         start=_check.integer(0, start=start),
         stop=stop,
         on_issue=on_issue,
         options=dataloader_options,
     )
+
+
+def _rows_of(fixed: int, units: Units | None, world_size: int) -> int:
+    """Examples in one process's part of a batch of so many records or units, at most."""
+    if units is not None and units.cap is None:
+        remedy = "Say how many examples of a unit a step reads: groups=Units(ids, examples=..., cap=...)."
+        _check.fail("groups", units, "to have a cap, since all batches are to have one size", remedy)
+    return -(-fixed // world_size) * (1 if units is None or units.cap is None else units.cap)
 
 
 def _refuse_options(options: dict[str, Any]) -> None:

@@ -50,6 +50,11 @@ class FixedSize(Sampler):
         object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
         self.participation()  # checks the rest
 
+    @property
+    def most(self) -> int:
+        """``size``."""
+        return self.size
+
     def participation(self) -> events.FixedSize:
         """FixedSize(dataset_size, size)."""
         return events.FixedSize(dataset_size=self.dataset_size, size=self.size)

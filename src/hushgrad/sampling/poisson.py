@@ -102,6 +102,11 @@ class TruncatedPoisson(Sampler):
         promise = self.participation()  # checks the rest
         object.__setattr__(self, "rate", promise.rate)
 
+    @property
+    def most(self) -> int:
+        """``size``."""
+        return self.size
+
     def participation(self) -> events.TruncatedPoisson:
         """TruncatedPoisson(rate, dataset_size, size)."""
         return events.TruncatedPoisson(rate=self.rate, dataset_size=self.dataset_size, size=self.size)

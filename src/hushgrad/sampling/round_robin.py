@@ -71,6 +71,11 @@ class RoundRobin(Sampler):
         """Batches in one pass over the data, a short last one included."""
         return -(-self.dataset_size // self.batch_size)
 
+    @property
+    def most(self) -> int:
+        """``batch_size``."""
+        return self.batch_size
+
     def participation(self) -> events.MinSep:
         """MinSep(gap = steps per epoch, times = epochs)."""
         return events.MinSep(gap=self.steps_per_epoch, times=self.epochs)

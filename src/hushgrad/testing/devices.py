@@ -54,8 +54,8 @@ _WAITS = frozenset(
     "_local_scalar_dense nonzero equal unique_consecutive _unique2 unique_dim masked_select is_nonzero bincount repeat_interleave".split()
 )
 _INDEXING = frozenset(["index", "index_put", "index_put_", "_index_put_impl_"])
-_ROOT = str(Path(__file__).resolve().parents[1])
-_TORCH = str(Path(torch.__file__).resolve().parent)
+_ROOT = str(Path(__file__).parents[1])  # as frames spell it: a link is not followed
+_TORCH = str(Path(torch.__file__).parent)
 
 
 class WrongDevice(HushgradError, RuntimeError):
@@ -64,24 +64,30 @@ class WrongDevice(HushgradError, RuntimeError):
 
 @dataclass
 class Meter:
-    """What happened, by the line that caused it: ``launches``, ``syncs`` (the host waits), ``copies`` and ``bytes`` from or to the host."""
+    """What happened, by the line that caused it: ``launches``, ``syncs`` (the host waits), ``copies`` and ``bytes`` from or to the host.
+
+    ``trace`` has every launch and copy in its order, with the shapes and numbers that it was given: two steps with one trace are one graph.
+    """
 
     launches: Counter[str] = field(default_factory=Counter)
     operations: Counter[str] = field(default_factory=Counter)
     syncs: Counter[str] = field(default_factory=Counter)
     copies: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
+    trace: list[tuple[str, ...]] = field(default_factory=list)
 
     def copied(self, what: str, tensors: list[Tensor]) -> None:
         """A copy between host and device."""
         place = f"{what} {caller()}"
+        self.trace.append((what, *_described(tensors)))
         self.copies[place] += 1
         self.bytes[place] += sum(t.numel() * t.element_size() for t in tensors)
 
-    def launched(self, name: str) -> None:
-        """An operation on the device."""
+    def launched(self, name: str, given: Sequence[Any]) -> None:
+        """An operation on the device, and the tensors and numbers that it is given."""
         self.launches[caller()] += 1
         self.operations[name] += 1
+        self.trace.append((name, *_described(given)))
 
     def waited(self, what: str) -> None:
         """The host waits for the device."""
@@ -90,6 +96,11 @@ class Meter:
     def __str__(self) -> str:
         names = ("launches", "syncs", "copies", "bytes")
         return ", ".join(f"{name} {sum(vars(self)[name].values())}" for name in names)
+
+
+def _described(given: Sequence[Any]) -> list[str]:
+    """Shapes and types of tensors, everything else as it is written."""
+    return [f"{t.dtype}{list(t.shape)}" if isinstance(t, Tensor) else repr(t) for t in given]
 
 
 _meter: list[Meter] = []  # the innermost block that counts is the last
@@ -169,23 +180,29 @@ def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 def _count(
     name: str, ours: list[_OnDevice], theirs: list[Tensor], there: bool, flat: list[Any], options: Mapping[str, Any]
 ) -> None:
-    meter = _meter[-1] if _meter else Meter()
+    if not _meter:
+        _refuse_mixed(name, ours, theirs)
+        return
+    meter = _meter[-1]
     large = [t for t in theirs if t.dim() > 0]
     if name in ("_to_copy", "copy_") and (bool(ours) != there or (name == "copy_" and large)):
         _count_copy(meter, ours, theirs, there, options, flat)
         return
+    _refuse_mixed(name, ours, theirs)
     if ours and large:
-        if name not in _INDEXING:
-            raise WrongDevice(
-                f"Expected all tensors of {name} on one device, got {[tuple(t.shape) for t in large]} in main memory, at {caller()}."
-            )
         meter.waited(f"{name} with ids of the host")
     if not (ours or there):
         return
     if name not in _VIEWS and name.rstrip("_") not in _VIEWS and name != "_local_scalar_dense":
-        meter.launched(name)
+        meter.launched(name, flat)
     if name in _WAITS or (name in _INDEXING and any(isinstance(t, Tensor) and t.dtype is torch.bool for t in flat[1:])):
         meter.waited(name)
+
+
+def _refuse_mixed(name: str, ours: list[_OnDevice], theirs: list[Tensor]) -> None:
+    shapes = [tuple(t.shape) for t in theirs if t.dim() > 0]
+    if ours and shapes and name not in _INDEXING and name not in ("_to_copy", "copy_"):
+        raise WrongDevice(f"Expected all tensors of {name} on one device, got {shapes} in main memory, at {caller()}.")
 
 
 def _count_copy(
@@ -274,7 +291,7 @@ class _Kernel(DeviceKernel):
     def row(self, stream: ChaChaStream, turn: Turn, targets: Sequence[Target], scale: float | Tensor, *, fresh: bool) -> None:
         for _ in dict.fromkeys(target.out.dtype for target in targets):
             for meter in _meter[-1:]:
-                meter.launched("noise_row")
+                meter.launched("noise_row", [target.out for target in targets])
         by = float(on_host(scale)) if isinstance(scale, Tensor) else scale
         for out, state, index, offset in targets:
             into = on_host(out.detach())

@@ -194,8 +194,9 @@ class Passes:
 
     def _mean(self, loss: Tensor, examples: int, counted: int) -> Tensor:
         """The loss of a pass as a mean: a certified run's is a sum, over all examples if it is not taken of each alone."""
-        summed = self._private.losses.capture.loss_reduction == "sum"
-        return loss / max(1, counted if self._by_outputs else examples) if summed else loss
+        if self._private.losses.capture.loss_reduction == "sum":
+            return loss / max(1, counted if self._by_outputs else examples)
+        return loss * (examples / max(1, counted)) if self._by_outputs and self._private.losses.fixed else loss
 
     def _forward(self, part: Any, examples: int) -> tuple[Any, Any, Tensor]:
         if self._by_outputs is None:

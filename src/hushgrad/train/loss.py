@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hushgrad.clipping import Capture
+from hushgrad.clipping.there import filled
 from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
 from hushgrad.sampling.batch import Batch
 
@@ -46,6 +47,7 @@ class Losses:
         self.together = together  # all processes must make the same passes, so none can try a loss by itself
         self.examples: int | None = None  # of the pass that was issued last; None: not by the run's loader
         self.padding = 0  # of them, at the end, that do not count
+        self.fixed = False  # all passes have one shape
         self.vouched = False
         self.rounded = False  # some step's gradients were those of a mean, in half precision
         self._covered = 0
@@ -53,7 +55,7 @@ class Losses:
 
     def issued(self, batch: Batch, *, whole: bool) -> None:
         """The loader hands out a batch (``whole``) or one of its micro-batches."""
-        self.examples, self.padding = batch.examples, batch.padding
+        self.examples, self.padding, self.fixed = batch.examples, batch.padding, batch._fixed
         if whole:
             self._covered = 0
 
@@ -156,7 +158,11 @@ class PrivateLoss:
         rows = _Rows(self._fn, leaves, spec)
         if not self._compared and examples > 1:
             self._compare(rows)
-        return self._reduced(self._each(rows)[: examples - self._losses.padding])
+        each, counted = self._each(rows), examples - self._losses.padding
+        if self._losses.fixed:  # divided by the public size, as a loss of the user's own is
+            free = filled(examples, counted, each.device)
+            return self._reduced(each.masked_fill(free, 0.0))
+        return self._reduced(each[:counted])
 
     def _each(self, rows: _Rows) -> Tensor:
         if not self._by_loop:

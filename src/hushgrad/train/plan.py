@@ -53,6 +53,8 @@ class Plan(_Description):
     gradients is clipped (De et al. 2022): a record still moves the sum by at most C, so the event is the same.
     ``cipher`` is what the noise is drawn from, ``"aes256"`` or ``"chacha20"``; None: AES in main memory, ChaCha20 on a device that
     draws for itself, as the plan of the run then says.
+    With ``pad_to`` every batch is filled up to this public number of records with some that have weight 0, so that all steps have the
+    same shapes; the sampler never deals more (a truncated Poisson batch is cut, and its event says so).
 
     **Formal guarantee.** A run of this plan satisfies ``plan.guarantee()``: (epsilon, ``delta``)-DP per ``unit`` under
     ``relation``, for the event that the mechanism's theorem gives for the sampler's participation. Where there is no such
@@ -85,6 +87,7 @@ class Plan(_Description):
     before: Event | None = field(default=None, metadata=LATER)
     augmentations: int = field(default=1, metadata=LATER)
     cipher: str | None = field(default=None, metadata=LATER)
+    pad_to: int | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         size = _check.positive(batch_size=self.batch_size)
@@ -119,6 +122,8 @@ class Plan(_Description):
             object.__setattr__(self, "certified", True)  # rounding correctly a sum that is not bounded would prove nothing
         if self.cipher is not None:
             require_cipher(self.cipher, secure=self.secure)
+        if self.pad_to is not None:
+            self._require_room(_check.positive_int(pad_to=self.pad_to))
         object.__setattr__(self, "noise", self.noise.resolved(steps=self.steps, participation=self.participation))
         # The theorems are asked for now: a plan that nobody can account for is refused before any data is touched.
         _require_theorem(self.noise, self.participation, self.steps, self.relation)
@@ -135,6 +140,15 @@ class Plan(_Description):
             _check.fail("clip.batch_size", clip.batch_size, f"to be the plan's batch_size={self.batch_size}")
         if self.noise_multiplier is not None:
             clip.gradient_noise(self.noise_multiplier)
+
+    def _require_room(self, pad_to: int) -> None:
+        """Batches of one size need a sampler that never deals more."""
+        most = self.sampler.most
+        if most is None:
+            remedy = 'Use sampling="truncated_poisson", "fixed_size" or "round_robin".'
+            _check.fail("pad_to", pad_to, "to go with a sampler whose batches have a public largest size", remedy)
+        if most > pad_to:
+            _check.fail("pad_to", pad_to, f"to be at least the sampler's largest batch of {most}")
 
     def _require_rounding(self) -> None:
         """Sum plus noise is correctly rounded where the noise of a step is fresh, and there is some."""
@@ -264,6 +278,7 @@ class Plan(_Description):
         rows += [(name, _brief(value)) for name, value in options if value is not None]
         rows += [("secure", "sum plus noise correctly rounded to a public grid")] if self.secure else []
         rows += [("cipher", self.cipher)] if self.cipher else []
+        rows += [("padded to", f"{self.pad_to} records in every batch")] if self.pad_to else []
         rows += [("certified", f"sums in double precision; kappa = {KAPPA:g}, counted")] if self.certified else []
         return "\n".join([f"Plan {self.digest[:12]}", *(f"  {name:<11}{text}" for name, text in rows)])
 
@@ -295,6 +310,7 @@ class Plan(_Description):
         before: Event | None = None,
         augmentations: int = 1,
         cipher: str | None = None,
+        pad_to: int | None = None,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-SGD: random batches, independent noise in each step, privacy amplified by the secrecy of the sampling.
@@ -302,12 +318,12 @@ class Plan(_Description):
         Each record takes part in a step with probability q = ``batch_size / dataset_size``. Give ``epsilon`` (the noise is
         calibrated) or ``noise_multiplier``; ``epochs`` or ``steps``. With ``before`` the noise is calibrated so that epsilon covers
         what was released before the run as well. ``dataset_size`` must be a number that may be known;
-        under add/remove it only sets the rate, and the real size stays private.
+        under add/remove it only sets the rate, and the real size stays private; with ``pad_to`` Poisson batches are cut, and it is public.
 
         | ``sampling`` | batches |
         |---|---|
         | ``"poisson"`` | each record independently with probability q |
-        | ``"truncated_poisson"`` | the same, cut to at most batch_size + 4 sqrt(batch_size) records |
+        | ``"truncated_poisson"`` | the same, cut to at most batch_size + 4 sqrt(batch_size) records, or to ``pad_to`` |
         | ``"fixed_size"`` | exactly batch_size records, without replacement (replace-one only) |
         | ``"balls_in_bins"`` | each record in one random batch per epoch, the same in all epochs |
         | a :class:`~hushgrad.sampling.Sampler` | as it says |
@@ -334,6 +350,7 @@ class Plan(_Description):
             before: what was released from the same records before the run; part of its event and of its calibration.
             augmentations: K, how often each record of a batch is read and augmented; the mean of its K gradients is clipped.
             cipher: what the noise is drawn from, "aes256" or "chacha20"; None: as the device draws it.
+            pad_to: fill every batch up to so many records with some of weight 0; None: batches have their own sizes.
             accountant: who calibrates.
 
             >>> Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=256, dataset_size=60_000, epochs=10).steps
@@ -371,6 +388,7 @@ class Plan(_Description):
         before: Event | None = None,
         augmentations: int = 1,
         cipher: str | None = None,
+        pad_to: int | None = None,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-FTRL: correlated noise over a fixed order of the data; no sampling assumption.
@@ -412,6 +430,7 @@ class Plan(_Description):
             before: what was released from the same records before the run; part of its event and of its calibration.
             augmentations: K, how often each record of a batch is read and augmented; the mean of its K gradients is clipped.
             cipher: what the noise is drawn from, "aes256" or "chacha20"; None: as the device draws it.
+            pad_to: fill every batch up to so many records with some of weight 0; None: batches have their own sizes.
             accountant: who calibrates.
 
         Reference: Kairouz et al. 2021; Denisov et al. 2022, theorem 2.1; Choquette-Choo et al. 2023 (several epochs).
@@ -443,6 +462,7 @@ class Plan(_Description):
         before: Event | None = None,
         augmentations: int = 1,
         cipher: str | None = None,
+        pad_to: int | None = None,
         accountant: str = "pld",
     ) -> Plan:
         r"""DP-GD: the full data in every step. The sum is divided by the public ``dataset_size``.
@@ -466,6 +486,7 @@ class Plan(_Description):
             before: what was released from the same records before the run; part of its event and of its calibration.
             augmentations: K, how often each record of a batch is read and augmented; the mean of its K gradients is clipped.
             cipher: what the noise is drawn from, "aes256" or "chacha20"; None: as the device draws it.
+            pad_to: fill every batch up to so many records with some of weight 0; None: batches have their own sizes.
             accountant: who calibrates.
 
             >>> str(Plan.dpgd(noise_multiplier=20.0, delta=1e-6, dataset_size=1000, steps=60).participation)

@@ -142,6 +142,7 @@ class Private:
             certificate=certificate,
             copies=plan.augmentations,
             check_isolation=check_isolation,
+            fixed=None if plan.pad_to is None else -(-plan.pad_to // self._world.size),
         )
         self._release = Release(plan, self.placement, self._key)
         self._release.agree, self._release.agree_later = self._agree, self._agree_later
@@ -238,6 +239,7 @@ class Private:
             attendance=self._attended,
             copies=self.plan.augmentations,
             multiple=ROWS if self.plan.certified else 1,
+            fixed=self.plan.pad_to,
             **dataloader_options,
         )
 

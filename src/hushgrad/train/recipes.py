@@ -28,11 +28,12 @@ def dpsgd(
     steps: int | None,
     sampling: str | Sampler,
     noise: Mechanism | None,
+    pad_to: int | None,
     **common: object,
 ) -> Plan:
     """See :meth:`Plan.dpsgd`."""
-    sampler = _sampler(sampling, _SAMPLED, batch_size, dataset_size, epochs, steps)
-    return _plan(sampler, batch_size, noise or _independent(), **common)  # type: ignore[arg-type]
+    sampler = _sampler(sampling, _SAMPLED, batch_size, dataset_size, epochs, steps, pad_to)
+    return _plan(sampler, batch_size, noise or _independent(), pad_to=pad_to, **common)  # type: ignore[arg-type]
 
 
 def dpftrl(
@@ -78,6 +79,7 @@ def _plan(
     before: Event | None,
     augmentations: int,
     cipher: str | None,
+    pad_to: int | None,
     accountant: str,
 ) -> Plan:
     if (epsilon is None) == (noise_multiplier is None):
@@ -100,6 +102,7 @@ def _plan(
         before=before,
         augmentations=augmentations,
         cipher=cipher,
+        pad_to=pad_to,
     )
     return plan if epsilon is None else plan.calibrated(epsilon=epsilon, accountant=accountant)
 
@@ -111,7 +114,13 @@ _ORDERED = ("round_robin", "cyclic_poisson", "balls_in_bins")
 
 
 def _sampler(
-    sampling: str | Sampler, names: tuple[str, ...], batch_size: int, dataset_size: int, epochs: float | None, steps: int | None
+    sampling: str | Sampler,
+    names: tuple[str, ...],
+    batch_size: int,
+    dataset_size: int,
+    epochs: float | None,
+    steps: int | None,
+    pad_to: int | None = None,
 ) -> Sampler:
     size, n = _check.positive_int(batch_size=batch_size), _check.positive_int(dataset_size=dataset_size)
     if size > n:
@@ -127,10 +136,13 @@ def _sampler(
         return _in_epochs(name, size, n, epochs, steps)
     if steps is None:
         steps = math.ceil(_check.positive(epochs=epochs) * n / size)
-    return _in_steps(name, size, n, steps)
+    return _in_steps(name, size, n, steps, pad_to)
 
 
-def _in_steps(name: str, size: int, n: int, steps: int) -> Sampler:
+def _in_steps(name: str, size: int, n: int, steps: int, pad_to: int | None) -> Sampler:
+    if name in ("poisson", "truncated_poisson") and pad_to is not None:
+        room = min(n, _check.positive_int(pad_to=pad_to))
+        return samplers.TruncatedPoisson(rate=size / n, size=room, dataset_size=n, steps=steps)
     if name == "poisson":
         return samplers.Poisson(rate=size / n, steps=steps)
     if name == "truncated_poisson":

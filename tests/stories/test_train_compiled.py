@@ -1,0 +1,51 @@
+"""A step under torch.compile: the number of graph breaks is known, and with batches of one size nothing is compiled a second time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo as dynamo
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import hushgrad
+
+BREAKS = 3  # where the model is called, at backward, and where the optimizer's step is released
+GRAPHS = 2  # the loss, and the optimizer's update
+
+
+def run(*, compiled: bool) -> tuple[list[Tensor], list[dict[str, int]]]:
+    """Weights after four steps, and what the compiler did in each."""
+    torch.manual_seed(0)
+    dynamo.reset()
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    plan = hushgrad.Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=40, steps=4, pad_to=14)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = hushgrad.make_private(model, optimizer, plan, seed=0)
+    g = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(40, 6, generator=g), torch.randint(3, (40,), generator=g))
+
+    def step(x: Tensor, y: Tensor) -> None:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    whole: Any = torch.compile(step, backend="eager") if compiled else step
+    seen = []
+    for x, y in private.loader(data):
+        dynamo.utils.counters.clear()
+        whole(x, y)
+        found = dynamo.utils.counters
+        seen.append({"breaks": sum(found["graph_break"].values()), "graphs": found["stats"]["unique_graphs"]})
+    private.detach()
+    return [p.detach().clone() for p in model.parameters()], seen
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_step_is_the_step_with_three_breaks_and_is_compiled_once():
+    weights, seen = run(compiled=True)
+    assert seen[0] == {"breaks": BREAKS, "graphs": GRAPHS}
+    assert all(later == {"breaks": 0, "graphs": 0} for later in seen[1:])
+    assert all(torch.equal(a, b) for a, b in zip(weights, run(compiled=False)[0], strict=True))
