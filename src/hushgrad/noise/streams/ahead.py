@@ -137,7 +137,16 @@ class Ahead(NoiseStream):
         out: Sequence[Tensor] | None = None,
         scale: float | Tensor = 1.0,
     ) -> list[Tensor]:
-        """See NoiseStream."""
+        """As in :class:`NoiseStream`, with the same bits: of the row that was drawn ahead, if it is the one that is asked for.
+
+        Args:
+            step: which row.
+            likes: shapes, dtypes and devices of the results.
+            indices: which tensors of the model; 0, 1, ... by default.
+            offsets: positions of their first elements in the full flattened tensors; 0 by default.
+            out: tensors to add the numbers to, in place.
+            scale: what the numbers are multiplied by.
+        """
         layout, there = _layout(likes, indices, offsets), self._serves(likes, out)
         if not there or self._otherwise or (self._layout is not None and layout != self._layout):
             self._otherwise = self._otherwise or there
