@@ -37,7 +37,10 @@ from hushgrad.events import (
     ApproxDP,
     Compose,
     DiscreteGaussian,
+    DiscreteLaplace,
     Event,
+    Everyone,
+    Exponential,
     FixedSize,
     Gaussian,
     Laplace,
@@ -184,6 +187,14 @@ def test_a_sampled_group_is_a_mixture_between_its_neighbours() -> None:
     together = epsilon(Gaussian(sigma / k).sampled(rate=1 - (1 - q) ** k) * 100, delta=1e-6, accountant="rdp")
     alone = epsilon(Gaussian(sigma).sampled(rate=q) * 100, delta=1e-6, accountant="rdp")
     assert 1.5 * alone < own < together
+
+
+def test_a_group_keeps_what_the_event_says_of_itself() -> None:
+    assert for_group(DiscreteLaplace(2.0, vector=True), 3) == DiscreteLaplace(2.0, 3, vector=True)
+    assert for_group(Laplace(3.0, scalar=True), 3) == Laplace(1.0, scalar=True)
+    for kind in (PureDP, Exponential):
+        assert for_group(kind(0.5, absent="nothing"), 2) == kind(1.0, absent="nothing")
+    assert for_group(Sampled(Everyone(), Gaussian(2.0)), 2) == Gaussian(1.0)
 
 
 def test_a_large_sampled_group_is_answered_too() -> None:

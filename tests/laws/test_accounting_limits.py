@@ -24,12 +24,23 @@ from hushgrad.accounting.api import loss_of
 from hushgrad.accounting.bracketing import Bracket, crossing, largest_integer
 from hushgrad.accounting.calibration import certified_calibration
 from hushgrad.accounting.pld import loss as losses
+from hushgrad.accounting.pld.bounds.compose import _discounted_tails
 from hushgrad.accounting.pld.bounds.from_below import touch
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve, Mirror
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace
 from hushgrad.accounting.pld.search import solve
 from hushgrad.errors import ArgumentError, Contradiction, NoTheorem, NumericalLimit
-from hushgrad.events import ApproxDP, Event, Gaussian, GaussianMixture, Laplace, PureDP, RandomizedResponse
+from hushgrad.events import (
+    ApproxDP,
+    DiscreteLaplace,
+    Event,
+    Exponential,
+    Gaussian,
+    GaussianMixture,
+    Laplace,
+    PureDP,
+    RandomizedResponse,
+)
 
 EXTREMES = [
     (rate, mu, tail)
@@ -267,3 +278,70 @@ def test_a_curve_that_is_not_a_number_proves_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(GaussianCurve, "delta", lambda curve, at: math.nan)
     assert solve.epsilon_bound([(GaussianCurve(1.0), 1)], 1e-5, 1e-4, upper=True).epsilon == math.inf
     assert solve.epsilon_bound([(GaussianCurve(1.0), 1)], 1e-5, 1e-4, upper=False).epsilon == 0.0
+
+
+BEYOND = [
+    (Gaussian(1.4) * 2 + Laplace(1e-100) * 10_000, "zero_out"),
+    (Laplace(1e-100).sampled(rate=0.1) * 2, "add_remove"),
+    (Laplace(1e-20).sampled(rate=0.1) * 2, "replace_one"),
+    (Exponential(700.0) * 20, "zero_out"),
+    (Exponential(1e8) * 2, "zero_out"),
+    (PureDP(1e308) * 2, "add_remove"),
+    (ApproxDP(1e8, 0.0) * 100, "add_remove"),
+    (Laplace(0.9) * 200, "add_remove"),
+    (PureDP(1e100) * 2 + Gaussian(1.0), "add_remove"),
+    (Gaussian(1e-50).sampled(rate=0.1) * 2, "replace_one"),
+]
+
+
+@pytest.mark.parametrize(("event", "relation"), BEYOND)
+@pytest.mark.filterwarnings("error")
+def test_losses_beyond_every_grid_have_an_answer(event: Event, relation: str) -> None:
+    low, high = epsilon_interval(event, delta=1e-7, relation=relation)
+    assert 0 <= low <= high
+    for at in (1.0, low, high):
+        assert not math.isfinite(at) or 0 <= delta(event, epsilon=at, relation=relation) <= 1
+
+
+@pytest.mark.parametrize(
+    ("rate", "sigma", "steps", "at"), [(5.37e-7, 0.25, 10, 4.67e-6), (1e-6, 0.3, 12, 1e-5), (1e-5, 0.4, 2, 1e-5)]
+)
+def test_rare_large_losses_cost_no_more_than_basic_composition(rate: float, sigma: float, steps: int, at: float) -> None:
+    """Delta near the probability to take part at all: the answer is far below the saddle point, which the first grid is made for."""
+    event = Gaussian(sigma).sampled(rate=rate) * steps
+    low, high = epsilon_interval(event, delta=at)
+    assert low <= high <= 0.5 * epsilon(event, delta=at, accountant="basic")
+    assert gaussian_delta(1 / sigma, 0.0) * rate * steps > at or low == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "at"),
+    [
+        (PureDP(2.56e-5) + DiscreteLaplace(2.896).sampled(rate=1.895e-8) * 1_000_000, 4.15e-6),
+        (Gaussian(2.99) + PureDP(1.1e-6).sampled(rate=0.0053) * 100, 1e-300),
+    ],
+)
+def test_delta_and_epsilon_agree_where_the_numerics_end(event: Event, at: float) -> None:
+    high = epsilon(event, delta=at, relation="replace_one")
+    assert delta(event, epsilon=high, relation="replace_one") <= 2 * at
+    assert delta_curve(event, [high], relation="replace_one")[0] <= 2 * at
+
+
+@pytest.mark.parametrize("step", [0.5, 4.1, 10.0, 400.0])
+def test_discounted_tails_of_any_step(step: float) -> None:
+    weights = np.exp(np.random.default_rng(8).uniform(-300, 300, 700))
+    direct = [float(np.sum(weights[i:] * np.exp(-step * np.arange(700 - i)))) for i in range(700)]
+    np.testing.assert_allclose(_discounted_tails(weights, step), direct, rtol=1e-12)
+
+
+def test_a_renyi_delta_just_below_the_largest_loss_is_not_too_small() -> None:
+    """Orders of 1e10 multiply the rounding of a difference of two losses."""
+    rng = random.Random(8)
+    with mp.workdps(60):
+        for _ in range(40):
+            noise = 10 ** rng.uniform(-12, -0.1)
+            lie = mp.mpf(noise) / 2
+            truth = 1 - lie
+            at = float(mp.log(truth / lie)) * (1 - 10 ** rng.uniform(-13, -3))
+            exact = max(truth - mp.exp(mp.mpf(at)) * lie, 0)
+            assert mp.mpf(delta(RandomizedResponse(noise), epsilon=at, relation="zero_out", accountant="rdp")) >= exact

@@ -18,6 +18,7 @@ from hushgrad.accounting._numeric import least_over_orders, positive_up, up
 __all__ = ["delta_from_renyi", "epsilon_from_renyi"]
 
 Curve = Callable[[float], float]
+_ROUNDING = 2.0**-48  # sixteen times that of a double: a divergence is a handful of operations
 
 
 def epsilon_from_renyi(curve: Curve, delta: float) -> float:
@@ -51,7 +52,9 @@ def delta_from_renyi(curve: Curve, epsilon: float) -> float:
         return 0.0
 
     def bound(alpha: float) -> float:
-        return (alpha - 1.0) * (curve(alpha) - epsilon + math.log1p(-1.0 / alpha)) - math.log(alpha)
+        size = curve(alpha)
+        rounding = _ROUNDING * (1.0 + size + epsilon)  # of a difference that orders of 1e10 multiply
+        return (alpha - 1.0) * (size - epsilon + math.log1p(-1.0 / alpha) + rounding) - math.log(alpha)
 
     def hopeless(alpha: float, best: float) -> bool:
         return curve(alpha) > epsilon and bound(alpha) > best + 20.0

@@ -8,6 +8,7 @@ for the group a Gaussian with multiplier s/k.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import singledispatch
 
 from hushgrad import _check
@@ -72,37 +73,37 @@ def _grouped(event: Value, k: int) -> Event:
 
 @_grouped.register
 def _(event: Gaussian, k: int) -> Event:
-    return Gaussian(event.noise_multiplier / k)
+    return replace(event, noise_multiplier=event.noise_multiplier / k)
 
 
 @_grouped.register
 def _(event: Laplace, k: int) -> Event:
-    return Laplace(event.scale / k)
+    return replace(event, scale=event.scale / k)
 
 
 @_grouped.register
 def _(event: DiscreteGaussian, k: int) -> Event:
-    return DiscreteGaussian(event.sigma, event.sensitivity * k)
+    return replace(event, sensitivity=event.sensitivity * k)
 
 
 @_grouped.register
 def _(event: DiscreteLaplace, k: int) -> Event:
-    return DiscreteLaplace(event.scale, event.sensitivity * k)
+    return replace(event, sensitivity=event.sensitivity * k)
 
 
 @_grouped.register
 def _(event: PureDP, k: int) -> Event:
-    return PureDP(event.epsilon * k)
+    return replace(event, epsilon=event.epsilon * k)
 
 
 @_grouped.register
 def _(event: Exponential, k: int) -> Event:
-    return Exponential(event.epsilon * k)
+    return replace(event, epsilon=event.epsilon * k)
 
 
 @_grouped.register
 def _(event: ZCDP, k: int) -> Event:
-    return ZCDP(event.rho * k * k)
+    return replace(event, rho=event.rho * k * k)
 
 
 @_grouped.register

@@ -106,7 +106,9 @@ def unamplified(event: Event) -> Event:
 
 
 def poisson_rate(event: Event) -> float | None:
-    """The rate of an event on Poisson samples, None for any other."""
+    """The rate of an event on Poisson samples, 1 where everyone takes part, None for any other."""
+    if isinstance(event, Sampled) and isinstance(event.how, Everyone):
+        return 1.0
     return event.how.rate if isinstance(event, Sampled) and isinstance(event.how, Poisson) else None
 
 

@@ -28,6 +28,7 @@ class Policy:
     few_cells: int = 4096  # a window that small costs nothing, so the grid may be finer than needed
     rough: float = 0.02  # relative error of epsilon at which a grid is chosen from a first, coarse composition
     attempts: int = 4  # at a window, each with a stricter budget; two are the usual number
+    resolved: float = 50.0  # grid steps from zero to an answer; fewer, and the grid is made finer
     alone: int = 32  # parts that are asked one by one where a composition is out of reach
     short: tuple[float, ...] = (0.01, 0.1, 0.4)  # shares of delta for rare large losses, tried where rounding dominates
     fitted_atoms: int = 128  # as many atoms can be fitted together; more are as good as a density
@@ -72,6 +73,7 @@ class Policy:
     choice_work: float = 1.2e8  # numbers to be computed, about: a second
     choice_finest: int = 400  # steps of the grid per range: the width then is 1e-5
     choice_coarsest: int = 4  # a coarser one is wider than the Rényi bound
+    choice_longest: float = 10.0  # a step of the grid: beside such losses the sum of the largest ones is as good
 
     # Calibration.
     first_step: float = 0.02  # of the expansion, in ln of the unknown: guesses are often that good

@@ -11,7 +11,8 @@ from hushgrad.accounting.base import Loss
 from hushgrad.accounting.participation import unamplified
 from hushgrad.accounting.pld.bounds.merge import rounded
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve
-from hushgrad.accounting.pld.search.solve import Answer, delta_bound, delta_bounds, epsilon_bound
+from hushgrad.accounting.pld.search.deltas import delta_bound, delta_bounds
+from hushgrad.accounting.pld.search.solve import Answer, epsilon_bound
 from hushgrad.accounting.policy import POLICY
 from hushgrad.accounting.rdp import RDP
 from hushgrad.errors import Contradiction, NoTheorem
@@ -73,13 +74,10 @@ class PrivacyLoss:
 
     def deltas(self, epsilons: Sequence[float]) -> list[float]:
         """Certified upper bounds on delta at rising ``epsilons``, to about three digits: for curves."""
-        bounds = [0.0] * len(epsilons)
+        bounds, net = [0.0] * len(epsilons), self._net()
         for k in range(self._count(upper=True)):
-            bounds = [
-                max(pair)
-                for pair in zip(bounds, delta_bounds(self._direction(k, POLICY.width, upper=True), epsilons), strict=True)
-            ]
-        net = None if self._attained() else self._net()
+            found = delta_bounds(self._direction(k, POLICY.width, upper=True), epsilons)
+            bounds = [max(pair) for pair in zip(bounds, found, strict=True)]
         return bounds if net is None else [min(bound, net.delta(e)) for bound, e in zip(bounds, epsilons, strict=True)]
 
     def epsilon_interval(self, delta: float, width: float = POLICY.width) -> tuple[float, float]:
@@ -121,10 +119,10 @@ class PrivacyLoss:
     def delta_interval(self, epsilon: float, *, lower: bool = True) -> tuple[float, float]:
         """Certified bounds (lower, upper) on delta."""
         epsilon = _check.non_negative(epsilon=epsilon)
-        high = low = 0.0
+        high, low, net = 0.0, 0.0, self._net()
         for k in range(self._count(upper=True)):
-            high = max(high, delta_bound(self._direction(k, POLICY.width, upper=True), epsilon, upper=True, known=high))
-        net = None if self._attained() else self._net()
+            parts = self._direction(k, POLICY.width, upper=True)
+            high = max(high, delta_bound(parts, epsilon, upper=True, known=high))
         high = high if net is None else min(high, net.delta(epsilon))
         for k in range(self._count(upper=False) if lower else 0):
             low = max(low, delta_bound(self._direction(k, POLICY.width, upper=False), epsilon, upper=False))

@@ -129,8 +129,16 @@ class Composed:
 def _discounted_tails(weights: Array, step: float) -> Array:
     """sum_{k >= i} w_k e^{l_i - l_k}, by sums of positive terms.
 
-    It needs e^{l_i - l_k} over the whole range, so it goes in blocks of 300 from the top, each passing its sum on.
+    It needs e^{l_i - l_k} over the whole range, so it goes in blocks of 300 from the top, each passing its sum on. Where a block
+    would hold few points, sums over 2, 4, 8, ... neighbours, until what is farther away is nothing.
     """
+    if step > 4.0:
+        tails: Array = weights.copy()
+        reach = 1
+        while reach < len(tails) and step * reach < 745.0:
+            tails[:-reach] += math.exp(-step * reach) * tails[reach:]
+            reach *= 2
+        return tails
     scaled = np.empty_like(weights)
     block, passed = max(1, int(300 / step)), 0.0
     for stop in range(len(weights), 0, -block):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hushgrad.accounting._numeric import reached
 from hushgrad.accounting.pld.bounds.blend import Blend
 from hushgrad.accounting.pld.bounds.compose import Part, Window, range_of
 from hushgrad.accounting.pld.bounds.from_above import connect_the_dots
@@ -16,10 +17,12 @@ from hushgrad.accounting.pld.profiles.curve import Curve
 from hushgrad.accounting.pld.search.saddle import Moments, Saddle, window
 from hushgrad.accounting.pld.search.step import step_for
 from hushgrad.accounting.policy import POLICY
+from hushgrad.errors import NumericalLimit
 
 __all__ = ["Allowance"]
 
 Parts = Sequence[tuple[Curve, int]]
+_FARTHEST = 2.0**45  # points of a grid: their losses then have a relative error of 2^-8 of a step
 
 
 class Allowance:
@@ -28,6 +31,8 @@ class Allowance:
     def __init__(self, parts: Parts, delta: float, share: float = 1e-3) -> None:
         self.parts, self.delta = parts, delta
         self.steps = sum(n for _, n in parts)
+        self.farthest = max((abs(end) for curve, _ in parts for end in curve.support if math.isfinite(end)), default=0.0)
+        reached("the losses of all steps", self.steps * self.farthest)
         self.share = share  # the relative error of delta that truncation may cause
         self.tail = max(1e-300, share * delta / self.steps)
         # only an estimate, so a coarse one will do for very many steps
@@ -46,7 +51,10 @@ class Allowance:
         """Masses for every curve on one grid, and the window to compose them on."""
         around = window(self.moments, at, self.share)
         width = around.high - around.low
-        step = step_for(self.parts, at, error, max(width, self.moments.longest) / POLICY.cells, upper=upper)
+        least = max(width, self.moments.longest) / POLICY.cells
+        if not all(curve.discrete for curve, _ in self.parts) and self.farthest > _FARTHEST * least:
+            raise NumericalLimit("Doubles do not tell the points of a grid apart that reaches the largest loss.")
+        step = step_for(self.parts, at, error, least, upper=upper)
         if not upper and _smooth(self.parts):
             # tangents need a few cells between zero and the end of the support at which the losses crowd
             step = min(step, max(0.3 * _nearest_end(self.parts), width / 2**17, self.moments.longest / 2**17))

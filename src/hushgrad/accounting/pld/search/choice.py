@@ -42,7 +42,9 @@ def is_choice(parts: Sequence[tuple[Curve, int]]) -> bool:
     """Whether all parts are exponential mechanisms, and few enough for this."""
     if not parts or not all(isinstance(curve, (BoundedRange, HalfRange)) for curve, _ in parts):
         return False
-    return _fineness(_ranges(parts)) >= POLICY.choice_coarsest
+    ranges = _ranges(parts)
+    fineness = _fineness(ranges)
+    return fineness >= POLICY.choice_coarsest and min(eta for eta, _ in ranges) <= POLICY.choice_longest * fineness
 
 
 def choice_epsilon(parts: Sequence[tuple[Curve, int]], delta: float, *, upper: bool) -> float:
@@ -96,7 +98,7 @@ def _profile(ranges: Ranges, upper: bool) -> tuple[float, Array]:
     reach = sum(per * n for per, n in cells)
     # eta is per steps: of a step that is a hair longer from above, shorter from below
     step *= 1 + 1e-11 if upper else 1 - 1e-11
-    values = np.maximum(-np.expm1(step * np.arange(-reach, reach + 1.0)), 0.0)
+    values = -np.expm1(np.minimum(step * np.arange(-reach, reach + 1.0), 0.0))
     steps = 0
     for per, n in cells:
         moves = _Moves(per, step, upper=upper)

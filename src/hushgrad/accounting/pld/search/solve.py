@@ -1,25 +1,35 @@
-"""One question, one direction, one side: choose tilt, window and grid, compose, and read the bound off."""
+"""One question about epsilon, one direction, one side: choose tilt, window and grid, compose, and read the bound off."""
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hushgrad.accounting._numeric import smallest_true
 from hushgrad.accounting.pld.bounds.blend import Blend
 from hushgrad.accounting.pld.bounds.compose import Composed, compose
 from hushgrad.accounting.pld.bounds.grid import atoms_of
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, UNSEEN, Curve
 from hushgrad.accounting.pld.search.allowance import Allowance
-from hushgrad.accounting.pld.search.choice import choice_delta, choice_epsilon, is_choice
+from hushgrad.accounting.pld.search.choice import choice_epsilon, is_choice
 from hushgrad.accounting.pld.search.saddle import Moments, Saddle, saddle_for_delta, saddle_for_epsilon
 from hushgrad.accounting.policy import POLICY
-from hushgrad.errors import Contradiction, NumericalLimit
+from hushgrad.errors import NumericalLimit
 
-__all__ = ["Answer", "delta_bound", "epsilon_bound"]
+__all__ = [
+    "Answer",
+    "Parts",
+    "delta_of",
+    "epsilon_bound",
+    "infinite_mass",
+    "is_single",
+    "largest_loss",
+    "saddle_at",
+    "unseen_mass",
+]
 
 
 Parts = Sequence[tuple[Curve, int]]
@@ -44,46 +54,70 @@ def epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, know
 
 
 def _epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, known: float) -> Answer:
-    infinite = _infinite(parts)
-    if upper and delta <= _unseen(parts):
+    infinite = infinite_mass(parts)
+    if upper and delta <= unseen_mass(parts):
         return Answer(math.inf)
     if delta == 0:
-        return Answer(math.inf if infinite > 0 else _largest_loss(parts) * (1 if upper else 1 - 3e-12))
+        return Answer(math.inf if infinite > 0 else largest_loss(parts) * (1 if upper else 1 - 3e-12))
     if delta <= infinite * (1 - ACCURACY):
         return Answer(math.inf)
-    if _is_single(parts):
+    if is_single(parts):
         return Answer(_invert(parts[0][0], delta, upper=upper))
-    if _largest_loss(parts) <= known:
-        return Answer(_largest_loss(parts) if upper else 0.0)
+    if largest_loss(parts) <= known:
+        return Answer(largest_loss(parts) if upper else 0.0)
     if sum(n * curve.delta(0.0) for curve, n in parts) * (1 + ACCURACY) <= delta:
         return Answer(0.0)  # at epsilon 0 delta is a total variation, which composes by sums
     try:
         with np.errstate(all="ignore"):
             answer = _composed_epsilon(parts, delta, width, upper=upper, known=known, infinite=infinite)
     except NumericalLimit:
-        answer = Answer(_simple(parts, delta, upper=upper), doubtful=True)
-    if not upper and answer.epsilon == 0:  # nothing was proved: rounding, or a grid that is too coarse for one of the parts
-        answer = Answer(_simple(parts, delta, upper=False), doubtful=True)
-    return replace(answer, epsilon=min(answer.epsilon, _largest_loss(parts))) if upper else answer
+        answer = Answer(_simple(parts, delta, upper=True) if upper else 0.0, doubtful=True)
+    if upper and len(parts) <= POLICY.alone:
+        answer = replace(answer, epsilon=_basic(parts, delta, answer.epsilon))
+    if not upper and answer.doubtful:
+        answer = Answer(max(answer.epsilon, _simple(parts, delta, upper=False)), doubtful=True)
+    return replace(answer, epsilon=min(answer.epsilon, largest_loss(parts))) if upper else answer
 
 
 def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, known: float, infinite: float) -> Answer:
     allowed = Allowance(parts, delta)
-    at = _saddle_at(allowed.moments, max(delta - infinite, delta * 1e-6))
+    at = saddle_at(allowed.moments, max(delta - infinite, delta * 1e-6))
     error = max(width * max(at.epsilon, 1e-9), 0.4 * (known - at.epsilon))
     for _ in range(POLICY.attempts):
         allowed = allowed.refined(at, error)
-        grids, around = allowed.discretised(at, error, upper=upper)
-        composed = compose(grids, around)
+        composed = compose(*allowed.discretised(at, error, upper=upper))
         found = _read(composed, delta, at, upper=upper)
         if found is not None:
+            poor = not upper and found == 0  # nothing was proved: rounding, or a grid that is too coarse for one of the parts
+            if found >= known:
+                found, composed = _resolved(allowed, at, error, (found, composed), upper=upper)
             rounding = composed.rounding(found, delta)
             if rounding > 30 * width and found > known:
                 found = _shortened(parts, delta, width, found, upper=upper)
             improvable = len(composed.c) < POLICY.cells / 4 and rounding < width
-            return Answer(found, doubtful=found > 1.02 * at.epsilon, improvable=improvable)
+            return Answer(found, doubtful=poor or (upper and found > 1.02 * at.epsilon), improvable=improvable)
         allowed, error = allowed.stricter(), error / 4
     raise NumericalLimit("The answer was not inside any window.")
+
+
+def _resolved(
+    allowed: Allowance, at: Saddle, error: float, first: tuple[float, Composed], *, upper: bool
+) -> tuple[float, Composed]:
+    """A bound, on finer grids while it is but a few of their steps from zero: where large losses are rare, the saddle point is far."""
+    best, composed = first
+    for _ in range(POLICY.attempts):
+        if best >= POLICY.resolved * composed.step or (upper and best == 0):
+            break
+        error *= max(best / (POLICY.resolved * composed.step), 0.05) ** 2
+        try:
+            finer = compose(*allowed.refined(at, error).discretised(at, error, upper=upper))
+        except NumericalLimit:
+            break
+        other = _read(finer, allowed.delta, at, upper=upper) if finer.step < 0.9 * composed.step else None
+        if other is None:  # the finest grid that there is
+            break
+        best, composed = (min if upper else max)(best, other), finer
+    return best, composed
 
 
 def _shortened(parts: Parts, delta: float, width: float, found: float, *, upper: bool) -> float:
@@ -96,7 +130,7 @@ def _shortened(parts: Parts, delta: float, width: float, found: float, *, upper:
     for share in POLICY.short:
         allowed = Allowance(parts, delta, share)
         try:
-            at = _saddle_at(allowed.moments, delta * (1 - share))
+            at = saddle_at(allowed.moments, delta * (1 - share))
             other = _read(compose(*allowed.discretised(at, width * at.epsilon, upper=upper)), delta, at, upper=upper)
         except NumericalLimit:
             continue
@@ -105,7 +139,7 @@ def _shortened(parts: Parts, delta: float, width: float, found: float, *, upper:
     return best
 
 
-def _saddle_at(moments: Moments, delta: float) -> Saddle:
+def saddle_at(moments: Moments, delta: float) -> Saddle:
     """The saddle point for ``delta``, or the one at epsilon 0 if that delta needs no epsilon."""
     at = saddle_for_delta(moments, delta)
     return at if at.epsilon > 0 else saddle_for_epsilon(moments, 0.0)
@@ -136,6 +170,16 @@ def _simple(parts: Parts, delta: float, *, upper: bool) -> float:
     return sum(n * _invert(curve, delta / steps * (1 - 1e-12), upper=True) for curve, n in worst) * (1 + 1e-12)
 
 
+def _basic(parts: Parts, delta: float, found: float) -> float:
+    """``found``, or basic composition where that is less: the same epsilon for each step, so that one look at ``found`` tells."""
+    steps = sum(n for _, n in parts)
+
+    def holds(epsilon: float) -> bool:
+        return sum(n * delta_of(curve, epsilon / steps, upper=True) for curve, n in parts) <= delta
+
+    return smallest_true(holds, 0.0, found, tolerance=1e-6) * (1 + 1e-12) if math.isfinite(found) and holds(found) else found
+
+
 def _largest_at(parts: Parts, delta: float) -> float:
     """From below, for a tiny delta: with probability p all steps have their largest loss, so delta(eps) >= p (1 - e^{eps - sum})."""
     tops = [(*(float(column[-1]) for column in atoms_of(curve)), n) for curve, n in parts if len(atoms_of(curve)[0])]
@@ -147,128 +191,27 @@ def _largest_at(parts: Parts, delta: float) -> float:
     return max(0.0, whole + math.log1p(-share)) if share < 1 else 0.0
 
 
-def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-4, known: float = 0.0) -> float:
-    """A bound on delta at ``epsilon``; answers that turn out below ``known`` need not be accurate."""
-    found = _delta_bound(parts, epsilon, width, known, upper=upper)
-    if is_choice(parts):
-        found = (min if upper else max)(found, choice_delta(parts, epsilon, upper=upper))
-    return _in_range(parts, epsilon, found + _unseen(parts)) if upper else found if found >= sys.float_info.min else 0.0
-
-
-def _in_range(parts: Parts, epsilon: float, delta: float) -> float:
-    """An upper bound on delta as a double with all its digits: below the largest loss the truth is above 0, however small."""
-    nothing = delta == 0 and epsilon >= _largest_loss(parts) * (1 - 3e-12)  # as far as doubles tell
-    return 0.0 if nothing else min(1.0, max(delta, sys.float_info.min))
-
-
-def _delta_bound(parts: Parts, epsilon: float, width: float, known: float, *, upper: bool) -> float:
-    if _is_single(parts):
-        return min(1.0, _delta_of(parts[0][0], epsilon, upper=upper))
-    if epsilon >= _largest_loss(parts):
-        return _infinite(parts) * (1 + ACCURACY if upper else 1 - ACCURACY)
-    if upper:
-        simple = sum(n * _delta_of(curve, epsilon / sum(m for _, m in parts), upper=True) for curve, n in parts)
-    else:
-        simple = max(_delta_of(curve, epsilon, upper=False) for curve, _ in parts)
-    bounds = [min(1.0, simple)]
-    try:
-        with np.errstate(all="ignore"):
-            for composed in _composed_deltas(parts, epsilon, width, bounds[0], upper=upper):
-                bounds.append(composed.delta(epsilon, upper=upper))
-                if upper and bounds[-1] <= known:
-                    break
-    except NumericalLimit:
-        pass  # what was found before is valid
-    if upper and 0 < known < min(bounds) and epsilon_bound(parts, known, 1e-2, upper=True).epsilon <= epsilon:
-        bounds.append(known)  # the question the other way round, which is sharper where rare large losses matter
-    if not upper and max(bounds) > 1 + 1e-9:
-        raise Contradiction(f"A certified lower bound of delta is {max(bounds)!r} at epsilon={epsilon!r}.")
-    return min(bounds) if upper else min(1.0, max(bounds))
-
-
-def delta_bounds(parts: Parts, epsilons: Sequence[float], *, width: float = 1e-3) -> list[float]:
-    """Upper bounds on delta at rising ``epsilons``. One composition serves all that it reads as sharply as its own.
-
-    They are asked from the largest down: delta is steepest there, so its grid is finer than the smaller ones need.
-    """
-    if is_choice(parts):
-        return [delta_bound(parts, epsilon, upper=True, width=width) for epsilon in epsilons]
-    found: list[float] = []
-    composed: Composed | None = None
-    for epsilon in reversed(epsilons):
-        if composed is None or not _clear(composed, epsilon, width):
-            composed = _sharpest(parts, epsilon, width)
-        if composed is None or not _clear(composed, epsilon, width):
-            found.append(delta_bound(parts, epsilon, upper=True, width=width))
-        else:
-            found.append(_in_range(parts, epsilon, composed.delta(epsilon, upper=True) + _unseen(parts)))
-    return found[::-1]
-
-
-def _sharpest(parts: Parts, epsilon: float, width: float) -> Composed | None:
-    """The last composition for ``epsilon``, where there is one."""
-    if _is_single(parts) or epsilon >= _largest_loss(parts):
-        return None
-    last: Composed | None = None
-    try:
-        with np.errstate(all="ignore"):
-            for composed in _composed_deltas(parts, epsilon, width, 1.0, upper=True):
-                last = composed
-    except NumericalLimit:
-        pass  # what was found before is valid
-    return last
-
-
-def _clear(composed: Composed, epsilon: float, width: float) -> bool:
-    """Whether what was lost at the ends of the window does not matter at ``epsilon``."""
-    with np.errstate(all="ignore"):  # far from the saddle point the loss may be infinite, and then it is not clear
-        return composed.delta(epsilon, upper=True) <= (1 + 2 * width) * composed.delta(epsilon, upper=False)
-
-
-def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, *, upper: bool) -> Iterator[Composed]:
-    """Compositions until one bounds delta as well as the wanted width, each made for a better guess of delta.
-
-    The first is made for the saddle point at ``epsilon``. Where rare large losses matter its estimate of delta is off by orders of
-    magnitude; the later ones are made for the delta that the bounds before them say, as for a question about epsilon.
-    """
-    at = saddle_for_epsilon(Allowance(parts, 1e-30).moments, epsilon)
-    allowed = Allowance(parts, min(max(math.exp(max(at.log_delta, -600.0)), 1e-260), 0.5))
-    at, best = saddle_for_epsilon(allowed.moments, epsilon), simple
-    for attempt in range(POLICY.attempts + 2):
-        error = width / at.slope / 4 ** max(0, attempt - 1)
-        composed = compose(*allowed.refined(at, error).discretised(at, error, upper=upper))
-        yield composed
-        bound, before = composed.delta(epsilon, upper=upper), best
-        best = min(best, bound) if upper else max(best, bound)
-        clear = _clear(composed, epsilon, width)
-        cut = composed.infinite - _infinite(parts) > width * bound  # the guess was too large for these tails
-        stuck = attempt > 1 and abs(before - best) <= 1e-2 * best
-        if (clear or stuck) and not cut:
-            return
-        guess = min(max(best if best > 0 else allowed.delta, 1e-260), 0.5)
-        allowed = Allowance(parts, guess, allowed.share if clear else allowed.share / 1000)
-        at = _saddle_at(allowed.moments, guess)
-
-
-def _infinite(parts: Parts) -> float:
+def infinite_mass(parts: Parts) -> float:
+    """The probability of an infinite loss in some step."""
     return abs(math.expm1(sum(n * math.log1p(-min(curve.infinite, 1 - 1e-16)) for curve, n in parts)))
 
 
-def _unseen(parts: Parts) -> float:
+def unseen_mass(parts: Parts) -> float:
     """More than the mass at losses that no table holds."""
     return sum(n * UNSEEN for curve, n in parts if curve.endless)
 
 
-def _largest_loss(parts: Parts) -> float:
+def largest_loss(parts: Parts) -> float:
     """No finite loss is larger, so beyond it delta is the mass at infinity."""
     return sum(n * curve.support[1] for curve, n in parts) * (1 + 1e-12)
 
 
-def _is_single(parts: Parts) -> bool:
+def is_single(parts: Parts) -> bool:
+    """Whether there is one step only, which has a closed form."""
     return len(parts) == 1 and parts[0][1] == 1
 
 
-def _delta_of(curve: Curve, epsilon: float, *, upper: bool) -> float:
+def delta_of(curve: Curve, epsilon: float, *, upper: bool) -> float:
     """The delta of one curve in closed form. Near its largest loss the last digits of epsilon decide, so they are given away."""
     if upper:
         at = epsilon * (1 - _LAST_DIGITS) if epsilon < curve.support[1] else epsilon
