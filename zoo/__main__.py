@@ -32,11 +32,8 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{name} [{relation}]" for _, name, relation in jobs))
         return 0
-    findings = list(_found(options.findings) if options.findings else _examined(jobs, options))
+    findings = list(_found(options.findings) if options.findings else _kept(_examined(jobs, options), options.json))
     _say(findings, missing)
-    if options.json is not None:
-        lines = (json.dumps({**vars(f), "verdict": f.verdict.value}) for f in findings)
-        options.json.write_text("\n".join(lines) + "\n", encoding="utf-8")
     if options.docs is not None:
         from zoo import page
 
@@ -92,6 +89,17 @@ def _examined(jobs: list[tuple[str, str, str]], options: argparse.Namespace) -> 
         waiting = [pool.submit(_examine, job, options.limit, False) for job in jobs]
         for one in waiting:
             yield _told(one.result())
+
+
+def _kept(findings: Iterable, file: Path | None) -> Iterable:
+    """Each is written to ``file`` as soon as it is there: a long run that is cut short leaves what it found."""
+    if file is None:
+        yield from findings
+        return
+    with file.open("w", encoding="utf-8", buffering=1) as lines:
+        for finding in findings:
+            lines.write(json.dumps({**vars(finding), "verdict": finding.verdict.value}) + "\n")
+            yield finding
 
 
 def _found(files: list[Path]) -> Iterable:

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_flatten
 
 from hushgrad.clipping.base import Record, Rule
-from hushgrad.clipping.costs import ROUNDING, SEAL
+from hushgrad.clipping.costs import ROUNDING, seal_of
 from hushgrad.clipping.layout import NOBODY, Kind, padded
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Place
 from hushgrad.clipping.rules.parameter import Bare, Nothing, Whole, finite
@@ -110,8 +110,10 @@ class Call:
             missing, scale = total.norm(), total.norm()
         else:
             missing, scale = (shares.sum(0) - total.reshape(shares.shape[1:])).norm(), shares.abs().sum(0).norm()
-        rounding = ROUNDING * torch.finfo(g.dtype).eps * self.batch.largest  # where the true gradient is 0, all is rounding
-        if bool(missing > SEAL.get(g.dtype, SEAL[torch.float16]) * scale + rounding):
+        structure = self.batch.structure
+        dtypes = {g.dtype} | (structure.precisions if structure is not None else set())  # float32 inside a float64 model
+        rounding = ROUNDING * max(torch.finfo(dtype).eps for dtype in dtypes) * self.batch.largest  # all there is, of a gradient of 0
+        if bool(missing > seal_of(dtypes) * scale + rounding):
             self.site.tape.fail(
                 f"A gradient came back to {self.site.path or 'the model'} that does not come through the outputs of model(x), so it cannot "
                 "be told whose it is. Use the model's outputs alone in the loss: return what the model keeps beside them, or detach it."

@@ -97,7 +97,9 @@ class Collecting:
             with torch.set_grad_enabled(False):
                 sums = self._sums({})
                 parts = self._reduce(_Given(weights), sums, 1.0)
-            return {name: total.buffer for name, total in sums.items()}, parts[0].norms[: parts[0].taken]
+            # Examples without any numbers have no gradient.
+            norms = parts[0].norms[: parts[0].taken] if parts else torch.zeros_like(weights)
+            return {name: total.buffer for name, total in sums.items()}, norms
         finally:
             self._by_rows, self._folded, self.unused, self.loss_reduction = rows, folded, unused, reduction
             self._certificate, self._copies = certificate, copies

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "TRIES",
     "WILD",
     "crowd",
+    "seal_of",
 ]
 
 # Tags: what is left of terms that cancel is rounding, which is no multiple of anything. A cotangent that is relatively so far from three
@@ -55,3 +58,8 @@ READINGS = 16
 def crowd(examples: int) -> int:
     """Examples that run together in the seal: a capacity that the batch does not reach binds for them. Larger batches are proved anew."""
     return max(2 * examples, min(4 * examples, 64))
+
+
+def seal_of(dtypes: Iterable[torch.dtype]) -> float:
+    """The seal's tolerance where something is computed in each of these precisions: that of the lowest."""
+    return max(SEAL.get(dtype, SEAL[torch.float16]) for dtype in dtypes)

@@ -16,7 +16,7 @@ from hushgrad.clipping._torch import Node, accumulated
 from hushgrad.clipping.layout import ROWS, Layout, layouts_of
 from hushgrad.clipping.proof.tags import Exit, Owners, tagged
 
-__all__ = ["Border", "Frontier", "Graph", "Source", "find"]
+__all__ = ["Border", "Frontier", "Graph", "Source", "Trail", "find", "is_mixed"]
 
 Trail = tuple[tuple[str, int], ...]  # the (name, slot) of each node on the way up from a source
 
@@ -85,6 +85,7 @@ class Frontier(NamedTuple):
 
     ends: dict[Trail, tuple[Layout | None, ...]]
     ways: frozenset[Trail]
+    mixed: frozenset[Trail] = frozenset()  # those of the ways on which several examples were seen to meet
 
     def again(self, graph: Graph, sources: Sequence[Source]) -> list[Border]:
         """The same frontier in this graph. Raises LookupError where the ways differ."""
@@ -98,24 +99,20 @@ class Frontier(NamedTuple):
         return list(found.values())  # one that several sources lead to is read once
 
 
-def find(graph: Graph, exits: Sequence[Exit], sources: Sequence[Source], examples: int) -> Frontier:
-    """The frontier of these sources, by tags. Raises LookupError with the name of the node above which there is none."""
+def find(
+    graph: Graph, exits: Sequence[Exit], sources: Sequence[Source], examples: int, below: frozenset[Trail] = frozenset()
+) -> Frontier:
+    """The frontier of these sources, by tags, above the ways ``below``. Raises LookupError with the node above which there is none."""
     steps = 6
     known: dict[Node, list[Owners]] = {}
-
-    def decide(node: Node, _: Trail) -> tuple[Layout | None, ...] | None:
-        return _layouts(known[node], examples)
-
     while sources:
         fresh = [n for n in graph.above([s.edge.node for s in sources], steps) if n not in known]
         known |= {n: [] for n in fresh}
         known |= tagged(exits, [s.edge for s in sources], fresh, examples)[1] if fresh else {}
         try:
-            found, ways = _climbed(graph, sources, decide)
+            return _without_contradictions(graph, sources, known, examples, below)
         except KeyError:  # it is further up
             steps *= 3
-            continue
-        return _without_contradictions(found, ways)
     return Frontier({}, frozenset())
 
 
@@ -149,16 +146,41 @@ def _climbed(graph: Graph, sources: Sequence[Source], decide: Decide) -> tuple[l
     return found, ways
 
 
-def _without_contradictions(found: list[tuple[Border, Trail]], ways: set[Trail]) -> Frontier:
-    """Ways that look alike must end alike; layouts that differ are read by tags in each step."""
+def _without_contradictions(
+    graph: Graph, sources: Sequence[Source], known: dict[Node, list[Owners]], examples: int, below: Iterable[Trail]
+) -> Frontier:
+    """Ways that look alike end alike. If examples meet on one of them (an expert), they lead on where one example happens to be alone; if
+    nothing is known of one (it got no gradient), it ends where the others do. Layouts that differ are read by tags in each step.
+    """
+    below, silent, mixed = set(below), set[Trail](), set[Trail]()
+
+    def decide(node: Node, way: Trail) -> tuple[Layout | None, ...] | None:
+        owners = known[node]
+        if is_mixed(owners):
+            mixed.add(way)
+            return None
+        if way in below:
+            return None
+        return _layouts(owners, examples) or ((ROWS,) * max(1, len(owners)) if way in silent else None)
+
+    while True:
+        found, ways = _climbed(graph, sources, decide)
+        unlike = {way for _, way in found} & ways
+        if not unlike:
+            break
+        below |= unlike & mixed
+        silent |= unlike - mixed
     ends: dict[Trail, tuple[Layout | None, ...]] = {}
     for border, way in found:
-        if way in ways:
-            raise LookupError(border.node.name())
         before = ends.setdefault(way, border.layouts)
         if before != border.layouts:
             ends[way] = tuple(None if a is None else ROWS for a in before)
-    return Frontier(ends, frozenset(ways))
+    return Frontier(ends, frozenset(ways), frozenset(mixed))
+
+
+def is_mixed(owners: Sequence[Owners]) -> bool:
+    """Several examples meet in a cotangent of a node."""
+    return any(o.proved and not o.clean for o in owners)
 
 
 def _layouts(owners: list[Owners], examples: int) -> tuple[Layout | None, ...] | None:

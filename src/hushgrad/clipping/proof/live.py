@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.layout import MIXED, NOBODY, ROWS, Kind, Layout
-from hushgrad.clipping.proof.graph import Border, Graph, Source
+from hushgrad.clipping.proof.graph import Border, Graph, Source, find, is_mixed
 from hushgrad.clipping.proof.order import moves_of, straight
 from hushgrad.clipping.proof.prove import sources_of
 from hushgrad.clipping.proof.shares import Packing, Reading, Sink, watch
@@ -74,7 +74,7 @@ class Reader(NamedTuple):
         elif by_tags or structure.moves is None or not straight(moves_of(graph), structure.moves, B, self.lot):
             owners, borders = self._tagged(exits, calls, edges, borders, graph, B)
         elif any(x is not None and not x.regular for b in borders for x in b.layouts):
-            owners = self._tagged(exits, {}, edges, borders, graph, B)[0]
+            owners, borders = self._tagged(exits, {}, edges, borders, graph, B)
         bad = partial(_bad, structure, run, B)
         watch(borders, self._sinks(calls, shared, graph, names), Reading(B, owners, self.deaf, packing, bad))
 
@@ -100,6 +100,9 @@ class Reader(NamedTuple):
         for (call, k, _), made in zip(live, found, strict=False):
             owners = made if made.each is None else Owners(made.each.reshape(call.shapes[k]), made.proved)
             _settle(call, k, owners, B)
+        if any(is_mixed(at_nodes.get(b.node, [])) for b in borders):  # they meet further up than in the proof
+            borders = find(graph, exits, edges, B).again(graph, edges)
+            at_nodes = tagged(exits, [s.edge for s in edges], [b.node for b in borders], B)[1]
         return at_nodes, [b._replace(layouts=_read_as(b, at_nodes.get(b.node, []), B)) for b in borders]
 
     def _sinks(self, calls: dict[Number, Call], shared: set[Number], graph: Graph, names: set[str]) -> list[Sink]:

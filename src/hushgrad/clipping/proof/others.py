@@ -51,9 +51,6 @@ class Sealing(Stage, Protocol):
     def wrote(self) -> bool:
         """Whether a pass has left something behind in an attribute."""
 
-    def precisions(self) -> set[torch.dtype]:
-        """What the model casts numbers to."""
-
 
 def influence(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: int, lot: Random) -> str | None:
     """How others change somebody's outputs, in words; None if they do not."""

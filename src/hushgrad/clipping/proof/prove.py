@@ -19,7 +19,7 @@ from hushgrad.clipping.call import Call
 from hushgrad.clipping.costs import crowd
 from hushgrad.clipping.layout import DEAD, MIXED, ROWS, SHARED, Kind, Layout, layouts_of
 from hushgrad.clipping.proof.around import around
-from hushgrad.clipping.proof.graph import Frontier, Graph, Source, find
+from hushgrad.clipping.proof.graph import Frontier, Graph, Source, Trail, find
 from hushgrad.clipping.proof.inputs import Reading, leaves, readings
 from hushgrad.clipping.proof.order import Move, moves_of, owners_at
 from hushgrad.clipping.proof.shares import has_formula
@@ -94,6 +94,7 @@ def _structure(
         moves=moves,
         around=around,
         most=crowd(first.examples),
+        precisions=frozenset(stage.precisions()),
         fragile=fragile,
     )
 
@@ -192,15 +193,21 @@ def _layout(own: Owners, other: list[Owners], examples: int, few: int) -> Layout
 
 def _frontier(stage: Stage, places: dict[Number, Place], first: Survey, second: Survey) -> tuple[Frontier, frozenset[str]]:
     shared = {number for number, place in places.items() if place.layout.kind is Kind.SHARED}
-    made = []
-    bare: set[str] = set()
-    for survey in (first, second):
-        edges, names = sources_of(stage, survey.run, survey.graph, shared)
-        bare |= names
+    sources = [sources_of(stage, survey.run, survey.graph, shared) for survey in (first, second)]
+    bare = sources[0][1] | sources[1][1]
+    below: frozenset[Trail] = frozenset()
+    while True:
         try:
-            made.append(find(survey.graph, survey.exits, edges, survey.examples))
+            made = [
+                find(survey.graph, survey.exits, edges, survey.examples, below)
+                for survey, (edges, _) in zip((first, second), sources, strict=True)
+            ]
         except LookupError as error:
-            raise CaptureError(_unreadable(stage, shared, names, str(error))) from None
+            raise CaptureError(_unreadable(stage, shared, bare, str(error))) from None
+        meet = {way for f in made for way in f.ends} & (made[0].mixed | made[1].mixed)
+        if not meet:  # no way ends where examples meet in the other run
+            break
+        below |= meet
     ends = {
         trail: tuple(
             None if a is None else a if b is not None and a[:2] == b[:2] else ROWS
@@ -208,7 +215,7 @@ def _frontier(stage: Stage, places: dict[Number, Place], first: Survey, second: 
         )
         for trail, layouts in made[0].ends.items()
     }
-    return Frontier(ends, made[0].ways), frozenset(bare)
+    return Frontier(ends, made[0].ways | (made[1].ways - ends.keys())), frozenset(bare)
 
 
 def _both(mine: tuple[Any, ...], its: tuple[Any, ...] | None) -> list[tuple[Any, Any]]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.costs import FEW, SEAL, WILD
+from hushgrad.clipping.costs import FEW, WILD, seal_of
 from hushgrad.clipping.proof.others import Sealing, influence, part_of
 from hushgrad.clipping.proof.quiet import hushed
 from hushgrad.clipping.proof.structure import Structure
@@ -107,10 +107,7 @@ def _norm(grads: dict[str, Tensor]) -> float:
 
 def _tolerance(stage: Sealing, us: list[Tensor], grads: dict[str, Tensor]) -> float:
     """That of the lowest precision in which something is computed."""
-    dtypes = {t.dtype for t in (*us, *grads.values())} | stage.precisions()
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        dtypes.add(torch.bfloat16)
-    return max(SEAL.get(dtype, SEAL[torch.float16]) for dtype in dtypes)
+    return seal_of({t.dtype for t in (*us, *grads.values())} | stage.precisions())
 
 
 def _wrong_norm(i: int, norms: Tensor, grads: dict[str, Tensor], tolerance: float) -> str | None:

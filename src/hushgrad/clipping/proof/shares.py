@@ -23,6 +23,7 @@ from torch.autograd.graph import GradientEdge
 from hushgrad.clipping._torch import Node, accumulated, called, input_shape, saved
 from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.graph import Border
+from hushgrad.clipping.pull import pulled
 from hushgrad.errors import CaptureError
 
 __all__ = ["Packing", "Reading", "Sink", "has_formula", "watch"]
@@ -100,14 +101,24 @@ def watch(borders: Sequence[Border], sinks: Sequence[Sink], reading: Reading) ->
     for border in borders:
         by_node.setdefault(border.node, []).append(border)
 
+    pulling: list[Border] = []
+
     def hook(node: Node, mine: list[Border]) -> Any:
-        def run(gs: Grads) -> None:
+        def run(gs: Grads) -> Grads | None:
+            if pulling:  # from a frontier further up: what crosses this one is read here, and not there
+                return tuple(None if g is None else torch.zeros_like(g) for g in gs)
             if torch.is_grad_enabled():
-                return  # create_graph: the calls above refuse it
+                return None  # create_graph: the calls above refuse it
             masks = _masks(gs, mine[0].layouts, reading.owners.get(node), reading.examples)
             for border in mine:
                 edge = GradientEdge(*node.next_functions[border.slot])
-                send(edge, *_share(border, gs, masks, reading, tuple(input_shape(edge))), sinks, reading.deaf)
+                share = _share(border, gs, masks, reading, tuple(input_shape(edge)))
+                pulling.append(border)
+                try:
+                    send(edge, *share, sinks, reading.deaf)
+                finally:
+                    pulling.pop()
+            return None
 
         return node.register_prehook(run)
 
@@ -129,20 +140,10 @@ def send(edge: GradientEdge, share: Tensor, gross: float, sinks: Sequence[Sink],
     if not inputs:
         return
     with deaf():
-        found = _pulled(edge, inputs, share)
+        found = pulled([edge], inputs, [share])
     for sink, made in zip(sinks, found, strict=True):
         if made is not None:
             sink.take(made, gross)
-
-
-def _pulled(edge: GradientEdge, inputs: list[GradientEdge], share: Tensor) -> Grads:
-    try:
-        return torch.autograd.grad([edge], inputs, [share], retain_graph=True, is_grads_batched=True, allow_unused=True)
-    except (RuntimeError, NotImplementedError) as error:  # something on the way cannot be mapped over
-        if isinstance(error, CaptureError):
-            raise
-        rows = [torch.autograd.grad([edge], inputs, [one], retain_graph=True, allow_unused=True) for one in share]
-        return tuple(torch.stack(column) if column[0] is not None else None for column in zip(*rows, strict=True))  # type: ignore[misc]
 
 
 def _masks(gs: Grads, layouts: tuple[Layout | None, ...], owners: list[Any] | None, examples: int) -> list[Tensor | None]:

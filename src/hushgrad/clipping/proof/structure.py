@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
@@ -56,6 +57,7 @@ class Structure(NamedTuple):
     moves: tuple[Move, ...] | None  # of rows, by an index; None: whose row it is, is told by tags in every pass
     around: tuple[bool, ...]  # outputs that no example's output leads to: nothing may come back through them
     most: int  # examples that the seal has tried
+    precisions: frozenset[torch.dtype]  # that the model casts numbers to: rounding is theirs
     fragile: bool  # a frontier node has no formula: a record that is not finite needs care
 
     def same_as(self, other: Structure) -> bool:

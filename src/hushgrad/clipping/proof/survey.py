@@ -56,6 +56,9 @@ class Stage(Names, Protocol):
     def run(self, inputs: Any, examples: int, structure: Structure | None = None) -> Run:
         """A pass under the capture."""
 
+    def precisions(self) -> set[torch.dtype]:
+        """What the model casts numbers to."""
+
 
 class Survey(NamedTuple):
     """A run with its graph; the owners by call and output."""

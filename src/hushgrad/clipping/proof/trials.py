@@ -283,5 +283,6 @@ class Trials:
             self._start = start
 
     def precisions(self) -> set[torch.dtype]:
-        """What the model casts numbers to."""
-        return self._quiet.casts
+        """What the model casts numbers to, by itself or by autocast."""
+        cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        return self._quiet.casts | ({torch.bfloat16} if cast else set())

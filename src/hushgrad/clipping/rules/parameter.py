@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from hushgrad.clipping.base import Example, Record, Rule, rule
+from hushgrad.clipping.pull import pulled
 from hushgrad.clipping.rules.vmap import tensors_of
 from hushgrad.clipping.sums import Sum
 from hushgrad.errors import CaptureError
@@ -103,10 +104,11 @@ class Whole(Rule):
         Rows of the input may be other examples': what is no number there is 0 for an example whose own share is a number.
         """
         shares = [g for g in record.grads if g is not None]
-        found = self._pulled(record, record.args, record.kwargs)
+        # Contiguous: for weights alone, torch's backward of GroupNorm in the memory format channels_last ends the process (2.13).
+        found = self._pulled(record, *tree_map(_contiguous, (record.args, dict(record.kwargs))))
         lost = _sane(shares) & ~_sane(list(found.values()))
         if bool(lost.any()):
-            again = self._pulled(record, *tree_map(finite, (record.args, dict(record.kwargs))))
+            again = self._pulled(record, *tree_map(lambda v: _contiguous(finite(v)), (record.args, dict(record.kwargs))))
             found = {name: torch.where(lost.reshape(-1, *(1 for _ in G.shape[1:])), again[name], G) for name, G in found.items()}
             if bool((lost & ~_sane(list(found.values()))).any()):
                 raise CaptureError(
@@ -126,9 +128,7 @@ class Whole(Rule):
             }
             made = tensors_of(functional_call(module, values, args, dict(kwargs)))
             params = [values[name] for name in record.names]
-            found = torch.autograd.grad(
-                [made[k] for k, _ in given], params, [g for _, g in given], is_grads_batched=True, allow_unused=True
-            )
+            found = pulled([made[k] for k, _ in given], params, [g for _, g in given])
         if not torch.equal(before, torch.get_rng_state()):
             raise CaptureError(
                 f"{type(module).__name__} draws random numbers on something that all examples share, so its call cannot be repeated. "
@@ -150,6 +150,10 @@ class Whole(Rule):
 def _sane(values: list[Tensor]) -> Tensor:
     """Which examples have numbers only."""
     return torch.stack([g.flatten(1).isfinite().all(1) for g in values]).all(0)
+
+
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, Tensor) else value
 
 
 def finite(value: Any) -> Any:
