@@ -112,7 +112,9 @@ class Call:
             missing, scale = (shares.sum(0) - total.reshape(shares.shape[1:])).norm(), shares.abs().sum(0).norm()
         structure = self.batch.structure
         dtypes = {g.dtype} | (structure.precisions if structure is not None else set())  # float32 inside a float64 model
-        rounding = ROUNDING * max(torch.finfo(dtype).eps for dtype in dtypes) * self.batch.largest  # all there is, of a gradient of 0
+        rounding = (
+            ROUNDING * max(torch.finfo(dtype).eps for dtype in dtypes) * self.batch.largest
+        )  # all there is, of a gradient of 0
         if bool(missing > seal_of(dtypes) * scale + rounding):
             self.site.tape.fail(
                 f"A gradient came back to {self.site.path or 'the model'} that does not come through the outputs of model(x), so it cannot "
