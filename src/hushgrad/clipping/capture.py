@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -182,9 +182,17 @@ class Capture(Collecting):
 
     # What hooks cannot know --------------------------------------------------------------------------------------------
 
-    def examples(self, count: int, *, padding: int = 0) -> None:
-        """The next physical batch has ``count`` examples, of which the last ``padding`` fill it up and do not count."""
+    def examples(self, count: int, *, padding: int = 0, dim: int | Callable[[], int | None] | None = None) -> None:
+        """The next physical batch has ``count`` examples, of which the last ``padding`` fill it up and do not count.
+
+        Args:
+            count: of examples.
+            padding: examples at the end that do not count.
+            dim: the dimension of the inputs that holds the examples (or a function that tells it); asked for only where the model
+                treats two dimensions alike that are both as long as the batch.
+        """
         self._root.announces = True
+        self._tape.dim = dim
         self._tape.announce(examples=_check.integer(0, count=count), padding=_check.integer(0, padding=padding))
 
     def units(self, ids: Tensor) -> None:

@@ -16,6 +16,7 @@ from hushgrad.errors import ArgumentError, BudgetExceeded, WorkerLost
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.batch import Batch, empty_like, stamp
 from hushgrad.sampling.draws import Draws
+from hushgrad.sampling.grown import grown_dim
 from hushgrad.sampling.seeds import seeded
 from hushgrad.sampling.units import Grouping, Units
 
@@ -115,6 +116,11 @@ class _Hands(Dataset[_Hand]):
         with nullcontext() if self._seeds is None else seeded(self._seeds, step):
             return self._collate([self._dataset[i] for i in indices.tolist()]) if len(indices) else self._nothing()
 
+    def dim(self) -> int | None:
+        """The dimension of a batch's tensors that holds the examples; None if that cannot be said of all of them."""
+        with nullcontext() if self._seeds is None else seeded(self._seeds, 0):
+            return grown_dim(self._dataset, self._collate)
+
     def _nothing(self) -> Any:
         # Built from an example only for its shapes and types; no content is kept.
         if self._empty is None:
@@ -150,6 +156,10 @@ class BatchLoader:
     def __len__(self) -> int:
         """How many steps are still to be dealt."""
         return self._stop - self._next
+
+    def dim(self) -> int | None:
+        """The dimension of a batch's tensors that holds the examples; None if that cannot be said of all of them."""
+        return self._hands.dim()
 
     @property
     def next_step(self) -> int:

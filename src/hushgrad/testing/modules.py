@@ -157,7 +157,7 @@ def _wrong(capture: Capture, model: nn.Module, x: Tensor) -> str | None:
     with capture.pause():
         single = one_by_one(model, (x,), sum_of_sines)
     norms = torch.stack([G.flatten(1).square().sum(1) for G in single.values()]).sum(0).sqrt()
-    capture.examples(len(x))
+    capture.examples(len(x), dim=0)
     sum_of_sines(model(x)).backward()
     clip = float(norms.median()) * 0.9 + 1e-30
     made = capture.collect(Flat(clip))

@@ -82,7 +82,7 @@ def check_rule(
     capture = Capture(module, loss_reduction="sum")
     capture.attach()
     try:
-        capture.examples(B)
+        capture.examples(B, dim=batch_dim)
         torch.autograd.backward(loss(module(*inputs)))
         assert all(p.grad is None for p in module.parameters()), "p.grad must stay None"
         clipped = capture.collect(clipper)

@@ -150,6 +150,7 @@ class Private:
         self._journal, self._contract = Journal(self._key), DataContract()
         self._attendance: Attendance | None = None
         self._issued: Issued | None = None
+        self._dim: Callable[[], int | None] | None = None  # of the examples, as the loader deals them
         self._raw_norms: Tensor = torch.empty(0)
         self._raw_loss: Any = None
         self._rejected, self._splitting = Rejected(), False
@@ -226,7 +227,7 @@ class Private:
         self._contract.require(dataset, groups, identity, self._key, self._journal)
         # Else torch would draw its workers' first seed from its own generator, which a resumed run must find as it was.
         dataloader_options.setdefault("generator", torch.Generator())
-        return sampling.loader(
+        made = sampling.loader(
             dataset,
             self.plan.sampler,
             rng_key=self._key.sampling,
@@ -242,6 +243,8 @@ class Private:
             fixed=self.plan.pad_to,
             **dataloader_options,
         )
+        self._dim = made.dim
+        return made
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
         """``batch.split(size)``; with ``fully_shard``, as many micro-batches as the process that needs most: the last may be empty.
@@ -414,7 +417,7 @@ class Private:
         self._announce(batch)
 
     def _announce(self, batch: Batch | Issued) -> None:
-        self._capture.examples(batch.examples, padding=batch.padding)
+        self._capture.examples(batch.examples, padding=batch.padding, dim=self._dim)
         if batch.units is not None:
             self._capture.units(batch.units)
 

@@ -144,12 +144,18 @@ def _options(value: Any, examples: int) -> list[Any]:
 
 
 def examples_of(inputs: Packed) -> list[int]:
-    """Numbers of examples that the inputs may hold, where nobody has said it: of the first tensor, its first or second dimension."""
-    for value in leaves(inputs):
+    """Numbers of examples that the inputs may hold, where nobody has said it: of the first tensor, its first or second dimension; or as many
+    as there are bags of flat ids.
+    """
+    tensors = leaves(inputs)
+    for value in tensors:
         if isinstance(value, PackedSequence):
             return [int(value.batch_sizes[0])]
         if value.dim():
-            return list(dict.fromkeys(value.shape[:2]))
+            flat = value.dim() == 1 and not value.is_floating_point()
+            bags = [len(t) for t in tensors if flat and isinstance(t, Tensor) and t.dim() == 1 and not t.is_floating_point()]
+            counts = [n for n in bags if _bag_reading(tensors, (None,) * len(tensors), n) is not None]
+            return list(dict.fromkeys([*value.shape[:2], *counts]))
     return []
 
 

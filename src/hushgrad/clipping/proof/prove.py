@@ -9,9 +9,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import accumulated
@@ -47,14 +49,60 @@ def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, Survey] 
     whole = stage.run(inputs, examples)
     few = 2 if examples == 3 else 3
     which = torch.tensor([0, examples - 1, examples // 2][:few])
+    fits = _fitting(stage, inputs, whole, which, examples)
+    fit = next(fits, None)
+    if fit is None:
+        return None
+    rival = next((other for other in fits if _differ(fit, other)), None)
+    reading, some, layouts = fit if rival is None else _told_apart(fit, rival, stage.dim(), inputs)
+    first, second = (surveyed(r, layouts, n) for r, n in ((whole, examples), (some, few)))
+    beside = around(stage, reading, inputs, first, layouts)
+    return _structure(stage, reading, inputs, layouts, first, second, beside), first
+
+
+class _Fit(NamedTuple):
+    """A reading of the inputs under which some examples alone give what they give in the batch."""
+
+    reading: Reading
+    some: Run
+    layouts: tuple[Layout | None, ...]
+
+
+def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int) -> Iterator[_Fit]:
+    """The likeliest reading that explains the outputs; then those that give a tensor's rows to others."""
+    first: Reading | None = None
     for reading in readings(inputs, examples):
-        some = run_some(stage, reading, inputs, which, examples)
-        layouts = None if some is None else exits_in(whole, some, which, examples)
-        if some is not None and layouts is not None:
-            first, second = (surveyed(r, layouts, n) for r, n in ((whole, examples), (some, few)))
-            beside = around(stage, reading, inputs, first, layouts)
-            return _structure(stage, reading, inputs, layouts, first, second, beside), first
-    return None
+        if first is None or _elsewhere(first.layouts, reading.layouts):
+            some = run_some(stage, reading, inputs, which, examples)
+            layouts = None if some is None else exits_in(whole, some, which, examples)
+            if some is not None and layouts is not None:
+                first = first or reading
+                yield _Fit(reading, some, layouts)
+
+
+def _elsewhere(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return any(isinstance(x, Layout) and isinstance(y, Layout) and x[:2] != y[:2] for x, y in zip(a, b, strict=True))
+
+
+def _differ(fit: _Fit, other: _Fit) -> bool:
+    return _elsewhere(fit.layouts, other.layouts)
+
+
+def _told_apart(fit: _Fit, rival: _Fit, dim: int | None, inputs: Any) -> _Fit:
+    """Of two readings of which the model shows neither to be wrong, the one with the examples in the dimension that was said."""
+    shape = next(
+        tuple(t.shape)
+        for t, x, y in zip(leaves(inputs), fit.reading.layouts, rival.reading.layouts, strict=True)
+        if _elsewhere([x], [y])
+    )
+    for one in (fit, rival) if dim is not None else ():
+        layouts = zip(fit.reading.layouts, rival.reading.layouts, one.reading.layouts, strict=True)
+        if all(own.dim == dim for x, y, own in layouts if _elsewhere([x], [y])):
+            return one
+    raise CaptureError(
+        f"It cannot be told which rows of an input of the shape {shape} are whose: the model treats two ways to read it alike. Let "
+        "private.loader(dataset, collate_fn=...) deal the batches, or say where the examples are: capture.examples(count, dim=0), or dim=1."
+    )
 
 
 # From surveys to a structure ----------------------------------------------------------------------------------------------

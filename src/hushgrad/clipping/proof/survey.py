@@ -56,6 +56,9 @@ class Stage(Names, Protocol):
     def run(self, inputs: Any, examples: int, structure: Structure | None = None) -> Run:
         """A pass under the capture."""
 
+    def dim(self) -> int | None:
+        """The dimension of the inputs in which somebody has said that the examples are."""
+
     def precisions(self) -> set[torch.dtype]:
         """What the model casts numbers to."""
 

@@ -245,6 +245,11 @@ class Trials:
         """Whether a pass has left something behind in an attribute."""
         return self._wrote
 
+    def dim(self) -> int | None:
+        """The dimension of the inputs in which somebody has said that the examples are."""
+        said = self._tape.dim
+        return said() if callable(said) else said
+
     def name_of(self, leaf: Tensor) -> str | None:
         """The name of a trained parameter."""
         return self._capture.name_of(leaf)

@@ -1,0 +1,80 @@
+"""Inputs that can be read in two ways: the model shows which is right, or the loader does, or they are refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from zoo.examine import Verdict, examine
+from zoo.specimen import Specimen
+
+from hushgrad.clipping import Capture, Flat
+from hushgrad.errors import CaptureError
+from hushgrad.sampling.grown import grown_dim
+
+B = 4
+
+
+def _layer():
+    torch.manual_seed(0)
+    return nn.Linear(5, 3)
+
+
+def _norms(x, **said):
+    model = _layer().double()
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    if said:
+        capture.examples(B, **said)
+    model(x).square().sum().backward()
+    return capture.collect(Flat(1.0)).raw_norms
+
+
+def _alone(x, dim):
+    return torch.cat([_norms(one[None]) for one in x.double().unbind(dim)])
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_two_dimensions_that_a_model_treats_alike(dim):
+    x = torch.randn(B, B, 5, generator=torch.Generator().manual_seed(1)).double()
+    torch.testing.assert_close(_norms(x, dim=dim), _alone(x, dim))
+    torch.testing.assert_close(_norms(x), _alone(x, 0))  # nobody counted them: the first
+    with pytest.raises(CaptureError, match="which rows of an input of the shape"):
+        _norms(x, dim=None)
+
+
+def _stacked(dim):
+    return lambda records: torch.stack(records, dim)
+
+
+COLLATED = {
+    "examples first": (_stacked(0), Verdict.EXACT),
+    "time first": (_stacked(1), Verdict.EXACT),
+    "joined": (torch.cat, Verdict.EXACT),
+    "joined, window by window": (lambda records: torch.stack(records, 1).flatten(0, 1), Verdict.ATTRIBUTABLE),
+}
+
+
+@pytest.mark.parametrize("way", COLLATED)
+def test_the_loader_knows_where_it_puts_the_examples(way):
+    collate, verdict = COLLATED[way]
+
+    def records(sizes):
+        lot = torch.Generator().manual_seed(2)
+        return [torch.randn(B, 5, generator=lot, dtype=torch.float64) for _ in range(B)]
+
+    specimen = Specimen("own/rows", _layer, records, lambda model, x: model(x).square().sum(), collate=collate, reduction="sum")
+    assert examine(specimen).verdict is verdict
+
+
+def test_where_a_collate_function_puts_examples():
+    records = [torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)]
+    assert [grown_dim(records, collate) for collate, _ in COLLATED.values()] == [0, 1, 0, None]
+
+
+def test_bags_are_counted():
+    torch.manual_seed(0)
+    model = nn.EmbeddingBag(9, 4, mode="mean").double()
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    F.mse_loss(model(torch.arange(8) % 9, torch.tensor([0, 3, 4])), torch.ones(3, 4).double(), reduction="sum").backward()
+    assert len(capture.collect(Flat(1.0)).raw_norms) == 3
