@@ -144,8 +144,8 @@ def _options(value: Any, examples: int) -> list[Any]:
 
 
 def examples_of(inputs: Packed) -> list[int]:
-    """Numbers of examples that the inputs may hold, where nobody has said it: of the first tensor, its first or second dimension; or as many
-    as there are bags of flat ids.
+    """Numbers of examples that the inputs may hold, where nobody has said it: of the first tensor, its first or second dimension; or as
+    many as there are bags of flat ids.
     """
     tensors = leaves(inputs)
     for value in tensors:
