@@ -17,8 +17,7 @@ from typing import NamedTuple
 import torch
 from audit_figures import Figure, figures
 
-from hushgrad.audit import audit_run
-from hushgrad.testing.defects import BEDS, DEFECTS, Defect, bench
+from hushgrad.testing.defects import BEDS, DEFECTS, SERVERS, Defect, audited
 
 ALLOWED = 1 / 200  # of the right runs
 
@@ -35,16 +34,16 @@ def attacked(defect: Defect) -> Caught:
     """The deep audit of one defect's run."""
     began = time.process_time()
     with defect.plant():
-        report = audit_run(bench(defect.bed))
+        report = audited(defect.bed)
     return Caught(defect, report.refuted_by, time.process_time() - began)
 
 
 def false_alarms(runs: int) -> tuple[list[str], float]:
     """What right runs were refuted by, and the seconds of one audit."""
     began, found = time.process_time(), []
-    beds = list(BEDS)
+    beds = [*BEDS, *SERVERS]
     for run in range(runs):
-        report = audit_run(bench(beds[run % len(beds)], seed=run), seed=run)
+        report = audited(beds[run % len(beds)], seed=run)
         if report.refuted:
             found.append(f"{beds[run % len(beds)]}: {', '.join(report.refuted_by)}")
     return found, (time.process_time() - began) / max(1, runs)

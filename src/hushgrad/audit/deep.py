@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,20 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hushgrad.accounting import epsilon_interval
-from hushgrad.audit import composed, exact
+from hushgrad.audit import exact
 from hushgrad.audit.bench import Bench, Build, copied
-from hushgrad.audit.checks import FALSE_ALARM, Check, batches_check
-from hushgrad.audit.dealt import dealt, fresh_batches_check, rates_check, spread
+from hushgrad.audit.checks import Check
 from hushgrad.audit.debts import debts_check
 from hushgrad.audit.drawn import draw_field
-from hushgrad.audit.field import Long, field_checks
-from hushgrad.audit.report import DeepReport, LowerBound
-from hushgrad.audit.scores import Scorer
+from hushgrad.audit.parts import BATCHES, Parts
+from hushgrad.audit.report import DeepReport
 from hushgrad.audit.worst import Record, Worst, worst_record
 from hushgrad.clipping import Capture, self_check
-from hushgrad.errors import ArgumentError, HushgradError
-from hushgrad.events import Everyone, MinSep, Once, Poisson
+from hushgrad.errors import ArgumentError
 from hushgrad.release.keys import RunKey
 from hushgrad.release.placement.world import World
 from hushgrad.sampling import Draws
@@ -35,9 +30,6 @@ from hushgrad.train.private import Private
 __all__ = ["audit_private", "audit_run"]
 
 _FEW = 8  # examples that a search or a self-check is made on
-_TABLE = 20_000_000  # participations to look at
-_BATCHES = 200  # of which the smallest and the largest are looked for
-_OWNER = "the attacker sees every released gradient, knows the model and all records but one, which is the worst one"
 
 
 def audit_private(
@@ -95,8 +87,6 @@ def audit_run(
         journal: with the run's own key and its first weights on the bench: the digests of its releases
             (:meth:`hushgrad.release.journal.Journal.digests`), which the compared steps must repeat.
     """
-    if not bench.plan.noise_multiplier:
-        raise ArgumentError("Expected a plan with noise: without any it claims nothing that an audit could refute.")
     audit = _Audit(bench, seed, World.here().share_key(RunKey.make(key)), list(journal))
     if bench.is_whole:
         audit.part("layers", audit.layers)
@@ -110,28 +100,12 @@ def audit_run(
     return audit.report(confidence)
 
 
-class _Audit:
-    """The parts of one deep audit, and what they have found so far."""
+class _Audit(Parts):
+    """The parts of one deep audit of a run on its bench."""
 
     def __init__(self, bench: Bench, seed: int, key: RunKey, journal: list[bytes]) -> None:
-        self.bench, self.seed, self.key, self.journal = bench, seed, key, journal
-        self.checks: list[Check] = []
-        self.notes: list[str] = []
-        self.seconds: list[tuple[str, float]] = []
-        self._contribution, self._taken = 0.0, (0, 1)
-        self._long: Long | None = None
-        self._present: np.ndarray = np.zeros((1, 1), dtype=bool)
-
-    def part(self, name: str, run: Callable[[], None]) -> None:
-        """Run one part; what the library refuses, and a model that cannot be run on one example, are findings too."""
-        began = time.process_time()
-        try:
-            run()
-        except HushgradError as error:
-            self.checks.append(Check(name=name, passed=False, seen=f"refused: {error}"))
-        except (ValueError, RuntimeError) as error:  # the user's own code
-            self.checks.append(Check(name=name, passed=False, seen=f"failed with {type(error).__name__}: {error}"))
-        self.seconds.append((name, round(time.process_time() - began, 3)))
+        super().__init__(bench.plan, bench.records, seed=seed, key=key)
+        self.bench, self.journal = bench, journal
 
     # The parts ---------------------------------------------------------------------------------------------------------
 
@@ -154,7 +128,7 @@ class _Audit:
             self.notes.append("no search for the worst record: the data are not tuples of tensors")
             return
         found = self._search(records, tries)
-        self._contribution = max(self._contribution, min(found.moved, 1.0))
+        self.contribution = max(self.contribution, min(found.moved, 1.0))
         self.checks.append(
             Check(
                 name="worst record",
@@ -191,7 +165,7 @@ class _Audit:
                 found += exact.compare(self.bench, key, first=first, count=count, size=size)
             if first == 0 and self.journal:
                 self.checks.append(exact.journal_check(found, self.journal))
-        self._contribution = max(self._contribution, *(min(one.contribution, 1.0) for one in found))
+        self.contribution = max(self.contribution, *(min(one.contribution, 1.0) for one in found))
         self.checks += exact.exact_checks(found)
         debts = debts_check(self.bench, key)
         self.checks += [] if debts is None else [debts]
@@ -200,7 +174,7 @@ class _Audit:
         """(first step, how many, examples of a part): the first, the last, the smallest and the largest batch, one in parts."""
         plan, rng = self.bench.plan, np.random.default_rng([self.seed, 7])
         deal = plan.sampler.dealer(self.bench.records, Draws(self.key.sampling))
-        some = np.unique(rng.integers(0, plan.steps, size=_BATCHES)).tolist()
+        some = np.unique(rng.integers(0, plan.steps, size=BATCHES)).tolist()
         sizes = [len(deal(step)) for step in some]
         parts = max(1, round(float(plan.batch_size) / 3))
         chosen: dict[int, tuple[int, int | None]] = {0: (steps, None), max(0, plan.steps - steps): (steps, None)}
@@ -216,27 +190,8 @@ class _Audit:
     def noise(self) -> None:
         """The noise as a field."""
         with self.bench.run(self.key.secret) as live:
-            plan, private = live.private.plan, live.private
-            drawn = draw_field(plan, private.placement, private._capture, seed=self.seed)
-        self._long = drawn.long
-        self.checks += [drawn.rows, *field_checks(drawn.wides, drawn.long, drawn.runs, on_grid=plan.secure)]
-
-    def batches(self) -> None:
-        """The sampler's batches of the data set's own size, over as much of the run as there is room for."""
-        plan, how = self.bench.plan, self.bench.plan.participation
-        records = self.bench.records
-        count = min(plan.steps, max(1, _TABLE // max(1, records)))
-        chosen = list(spread(count, plan.steps))
-        present, twice = dealt(plan, records, chosen)
-        other, _ = dealt(plan, records, chosen[:_BATCHES])
-        self.checks.append(fresh_batches_check(how, present[: len(other)], other))
-        if twice:
-            self.checks.append(Check(name="records", passed=False, seen=f"a record is in the batch of step {twice[0]} twice"))
-        ordered = count == plan.steps
-        self._taken, self._present = (int(present.sum()), present.size), present if ordered else present[: count // 2]
-        self.checks.append(batches_check(how, self._present))
-        if isinstance(how, Poisson):
-            self.checks.append(rates_check(how.rate, present))
+            private = live.private
+            self.field(draw_field(private.plan, private.placement, private._capture.scattered, seed=self.seed))
 
     def _records(self) -> list[Record] | None:
         """A few records of the data, if they are tuples of tensors or numbers."""
@@ -246,44 +201,3 @@ class _Audit:
         if self.bench.loader_options.get("collate_fn") is not None or not all(isinstance(r, (tuple, list)) for r in records):
             return None
         return [tuple(part if isinstance(part, Tensor) else torch.tensor(part) for part in record) for record in records]
-
-    # The report --------------------------------------------------------------------------------------------------------
-
-    def report(self, confidence: float) -> DeepReport:
-        plan = self.bench.plan
-        claimed = plan.guarantee()
-        began = time.process_time()
-        low = epsilon_interval(claimed.event, delta=plan.delta, relation=plan.relation)[0]
-        bounds = () if self._long is None else (self._bound(self._long, confidence),)
-        sure = 0.0 if self._long is None else self._bound(self._long, 1 - FALSE_ALARM).epsilon
-        self.seconds.append(("bound", round(time.process_time() - began, 3)))
-        refuted_by = (*(["bound"] if sure > claimed.epsilon else []), *(check.name for check in self.checks if not check.passed))
-        return DeepReport(
-            claimed=claimed,
-            certified_low=low,
-            lower_bounds=bounds,
-            checks=tuple(self.checks),
-            verdict="refuted" if refuted_by else "not refuted",
-            refuted_by=refuted_by,
-            seconds=tuple(self.seconds),
-            notes=tuple(self.notes),
-        )
-
-    def _bound(self, long: Long, confidence: float) -> LowerBound:
-        plan, level = self.bench.plan, 1.0 - (1.0 - confidence) / 2
-        ratio = composed.noise_upper(long.white, confidence=level) / max(self._contribution, 1e-9)
-        rate = composed.rate_lower(*self._taken, confidence=level)
-        reach = self._reach() if isinstance(plan.participation, (Everyone, MinSep, Once)) else 1.0
-        return LowerBound(
-            method="run gdp",
-            epsilon=composed.step_gdp(plan, ratio=ratio, rate=rate, reach=reach),
-            confidence=confidence,
-            assumption="normal noise, independent of the steps' batches (both are tested)",
-            threat=_OWNER,
-        )
-
-    def _reach(self) -> float:
-        """The largest |L⁻¹p| of the steps p in which a record took part."""
-        scorer = Scorer(self.bench.plan, len(self._present))
-        patterns = np.unique(self._present, axis=1).astype(np.float64)
-        return float(np.linalg.norm(scorer.whitened(patterns) * scorer.noise, axis=0).max())

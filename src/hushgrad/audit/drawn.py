@@ -19,7 +19,7 @@ from hushgrad.audit.again import drawn, reference_release
 from hushgrad.audit.bench import numbers, row_std, whole
 from hushgrad.audit.checks import Check
 from hushgrad.audit.field import Long, Runs, Wide
-from hushgrad.clipping import Adaptive, Capture
+from hushgrad.clipping import Adaptive
 from hushgrad.clipping.base import ClippedSum, Clipper
 from hushgrad.events import Relation
 from hushgrad.noise import Independent
@@ -112,9 +112,9 @@ class Drawer:
         return {"(adaptive count)": np.array([count / float(before.count_noise or 1.0)])}
 
 
-def draw_field(plan: Plan, place: Whole, capture: Capture, *, seed: int) -> Field:
+def draw_field(plan: Plan, place: Whole, scattered: frozenset[str] = frozenset(), *, seed: int) -> Field:
     """The three samples of a run's noise; the steps and columns follow from ``seed``, the keys are fresh."""
-    rng, scattered = np.random.default_rng([seed, 4]), capture.scattered
+    rng = np.random.default_rng([seed, 4])
     size = sum(whole(p).numel() for p in place.params.values())
     last = _last(plan, size)
     columns = _columns({name: row.size for name, row in Drawer(plan, place, scattered).row(0).items()}, rng)

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from logging import INFO, WARNING
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from hushgrad._printed import at_most
 from hushgrad.clipping.base import Clipper
 from hushgrad.errors import ArgumentError
 from hushgrad.federated.aggregate import Aggregator
+from hushgrad.federated.audited import AuditedRounds
 from hushgrad.federated.check_ins import CheckIns, as_ids
 from hushgrad.federated.cohorts import Separated, cohorts_of
 from hushgrad.federated.contract import messenger_of, require_plan, server_optimizer_of
@@ -126,6 +128,27 @@ class PrivateStrategy(Strategy):
         result.evaluate_metrics_clientapp = _later(result.evaluate_metrics_clientapp, done)
         result.evaluate_metrics_serverapp = _later(result.evaluate_metrics_serverapp, done)
         return result
+
+    def audit(self, arrays: ArrayRecord, *, users: int | None = None, **options: Any) -> Any:
+        """Audit this server on rounds of the audit's own, under other keys: nothing of it is touched, released or charged.
+
+        Returns a :class:`hushgrad.audit.DeepReport`, for the operator's eyes.
+
+        Args:
+            arrays: the model that is sent to the clients; only its layout counts.
+            users: how many there are, where no population was given.
+            options: those of :func:`hushgrad.audit.server.audit_rounds`.
+        """
+        if isinstance(self.plan.noise, Shares):
+            _check.fail(
+                "plan.noise", "Shares", "not to be drawn by the clients", "What they add never comes to the server alone."
+            )
+        # The auditor is on the same floor and is called by name: nothing here depends on it.
+        server = AuditedRounds(plan=self.plan, layout=Layout.of(arrays))
+        count = users if self._cohorts.users is None else self._cohorts.users
+        if count is None:
+            _check.fail("users", None, "to be how many users there are", "A server without population= does not know.")
+        return import_module("hushgrad.audit.server").audit_rounds(self.plan, server, records=count, **options)
 
     def spent(self, accountant: str = "pld") -> Guarantee:
         """The guarantee for the rounds so far, earlier phases included."""

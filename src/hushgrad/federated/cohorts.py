@@ -80,6 +80,8 @@ def pick(users: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
 class Cohorts(ABC):
     """Chooses each round's users. The choice of a round is final: asked again, it is the same."""
 
+    users: int | None = None  # how many there are, where that is known
+
     @abstractmethod
     def choose(self, round: int, connected: np.ndarray) -> np.ndarray:
         """The users of ``round`` (counted from 0), whether or not they can be reached; sorted."""
@@ -139,7 +141,7 @@ class Dealt(Cohorts):
     """
 
     def __init__(self, sampler: Sampler, population: np.ndarray, draws: Draws) -> None:
-        self._population = population
+        self._population, self.users = population, len(population)
         self._deal = sampler.dealer(len(population), draws)
 
     def choose(self, round: int, connected: np.ndarray) -> np.ndarray:

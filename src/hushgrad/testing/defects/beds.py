@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from hushgrad.audit import Bench
+from hushgrad.audit import Bench, DeepReport, audit_run
 from hushgrad.clipping import Adaptive, PerLayer
 from hushgrad.denoise import SVRG, Kalman, Laplacian
 from hushgrad.noise import BLT, Banded, Tree
 from hushgrad.train import Plan
 
-__all__ = ["BEDS", "Mixing", "bench"]
+__all__ = ["BEDS", "SERVERS", "Mixing", "audited", "bench"]
 
 _N = 300
 _COMMON: dict[str, Any] = {"delta": 1e-5, "dataset_size": _N, "max_grad_norm": 2.0}
@@ -168,3 +168,44 @@ def bench(name: str, *, seed: int = 0) -> Bench:
 
     arguments = {"loss_fn": F.cross_entropy, **more}
     return Bench(build=build, plan=plan(), dataset=data(torch.Generator().manual_seed(seed + 1)), **arguments)
+
+
+SERVERS: dict[str, Callable[[], Plan]] = {
+    "server": partial(_dpsgd, unit="user", batch_size=50, dataset_size=1000),
+    "adaptive server": partial(
+        _dpsgd,
+        unit="user",
+        batch_size=50,
+        dataset_size=1000,
+        clip=Adaptive(2.0, batch_size=50, count_noise=5.0),
+        max_grad_norm=None,
+    ),
+    "correlated server": lambda: Plan.dpftrl(
+        noise_multiplier=2.0,
+        delta=1e-5,
+        batch_size=50,
+        dataset_size=1000,
+        epochs=3,
+        noise=BLT(buffers=3),
+        unit="user",
+        relation="zero_out",
+    ),
+}
+"""Plans of federated servers by name; they need the extra ``federated``."""
+
+
+def audited(name: str, *, seed: int = 0) -> DeepReport:
+    """The deep audit of one bed, or of one server."""
+    if name in BEDS:
+        return audit_run(bench(name, seed=seed), seed=seed)
+    import numpy as np
+    from flwr.app import Array, ArrayRecord
+    from flwr.serverapp.strategy import FedAvg
+
+    from hushgrad.federated import DPFTRL, DPFedAvg
+
+    arrays = ArrayRecord({"table": Array(np.zeros((30, 40), np.float32)), "bias": Array(np.zeros(40))})
+    plan = SERVERS[name]()
+    if name == "correlated server":
+        return DPFTRL(FedAvg(), plan).audit(arrays, users=1000, seed=seed)  # type: ignore[no-any-return]
+    return DPFedAvg(FedAvg(), plan, population=range(1000)).audit(arrays, seed=seed)  # type: ignore[no-any-return]

@@ -145,18 +145,19 @@ def _() -> Iterator[None]:
     load = Release.load_noise
 
     def wrong(self: Release, state: Any, steps: int) -> None:
-        load(self, None if state is None else _zeroed(state), steps)
+        load(self, None if state is None else zeroed(state), steps)
 
     with patched(Release, "load_noise", wrong):
         yield
 
 
-def _zeroed(state: Any) -> Any:
+def zeroed(state: Any) -> Any:
+    """A saved state whose numbers are 0."""
     if isinstance(state, Tensor):
         return torch.zeros_like(state) if state.is_floating_point() else state
     if isinstance(state, dict):
-        return {name: _zeroed(value) for name, value in state.items()}
-    return [_zeroed(value) for value in state] if isinstance(state, (list, tuple)) else state
+        return {name: zeroed(value) for name, value in state.items()}
+    return [zeroed(value) for value in state] if isinstance(state, (list, tuple)) else state
 
 
 @defect("batches that do not depend on the key", law="who takes part is secret")
