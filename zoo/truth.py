@@ -16,6 +16,7 @@ from zoo.specimen import Specimen
 __all__ = ["Truth", "apart"]
 
 _STEPS = 3  # the first proves whose row is whose, later ones use the proof
+_CROWD = 3  # copies of one for each example, beside them
 _SILENT = 1e-13  # noise multiplier: far below any error that counts
 _MIXED = {torch.float64: 1e-6, torch.float32: 1e-4}  # relative: above rounding, below any influence worth the name
 
@@ -38,9 +39,26 @@ class Truth:
         self.bound = max(0.9 * float(norms.median()), 1e-8)  # half of the examples are clipped
         self.clipped = _total(dense, (self.bound / norms).nan_to_num(posinf=1.0).clamp(max=1.0))
         share = torch.ones_like(norms) / (1 if specimen.reduction == "sum" else len(self.records))
-        keeps = any(not torch.equal(now, before[name]) for name, now in _state(model).items() if name in before)
-        # Whether a run that refuses the model is right to.
-        self.mixing = keeps or not apart(self._dense(whole), _total(dense, share)) <= _MIXED[dtype]
+        self._keeps = any(not torch.equal(now, before[name]) for name, now in _state(model).items() if name in before)
+        self._whole, self._singles = self._dense(whole), dense
+        self._mean = _total(dense, share)
+
+    @property
+    def mixing(self) -> bool:
+        """Whether a run that refuses the model is right to: it keeps something, or a batch is not its examples, alone or in a crowd."""
+        return self._keeps or self._apart(self._whole, self._mean) or any(self._crowded(i) for i in range(len(self.records)))
+
+    def _crowded(self, one: int) -> bool:
+        """All examples among many copies of one: a capacity that the batch does not reach binds for them."""
+        copies = _CROWD * len(self.records)
+        total = copies + len(self.records)
+        share = torch.ones(len(self.records), dtype=torch.float64)
+        share[one] += copies
+        mean = _total(self._singles, share / (1 if self.specimen.reduction == "sum" else total))
+        return self._apart(self._dense(self._gradient([*self.records, *[self.records[one]] * copies])), mean)
+
+    def _apart(self, a: list[Tensor], b: list[Tensor]) -> bool:
+        return not apart(a, b) <= _MIXED[self.dtype]
 
     def _gradient(self, records: list[Any]) -> list[Tensor | None]:
         self.model.zero_grad(set_to_none=True)

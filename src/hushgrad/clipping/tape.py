@@ -216,7 +216,8 @@ class Tape:
             self.fail(
                 f"{path} was called outside of model(x), or inside a reentrant checkpoint, so that it cannot be told whose its rows are. "
                 "Call the model itself, not its forward or its parts; use checkpoint(..., use_reentrant=False), which is "
-                'gradient_checkpointing_kwargs={"use_reentrant": False} in transformers.'
+                'gradient_checkpointing_kwargs={"use_reentrant": False} in transformers. A model whose layers run backwards to save memory '
+                "(reversible ones, as in Reformer) has no such setting: take one with ordinary layers."
             )
         self.fail(
             f"A gradient came back to {path}, to which none came when the model was proved, so that it cannot be told whose it is. Use "
