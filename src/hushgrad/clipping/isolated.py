@@ -202,7 +202,7 @@ def _remedy(module: nn.Module) -> str:
         return "It takes the first dimension for time: give it batch_first=True."
     return (
         "Take its statistics within each example, over features or positions but not over the batch dimension, and keep none. If the model "
-        "is not yours, look for a setting that switches them off (a capacity of experts, quantization, running means), or replace the layer."
+        "is not yours, look for a setting that switches them off (a capacity of experts, quantization), or replace the layer."
     )
 
 
