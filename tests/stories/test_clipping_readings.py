@@ -78,3 +78,15 @@ def test_bags_are_counted():
     capture.attach()
     F.mse_loss(model(torch.arange(8) % 9, torch.tensor([0, 3, 4])), torch.ones(3, 4).double(), reduction="sum").backward()
     assert len(capture.collect(Flat(1.0)).raw_norms) == 3
+
+
+def test_an_evaluation_of_data_as_wide_as_the_batch_is_no_part_of_the_step():
+    model, x = _layer().double(), torch.ones(5, 5).double()
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    capture.examples(5)
+    model.eval()
+    model(torch.ones(9, 5).double())
+    model.train()
+    model(x).sum().backward()
+    assert len(capture.collect(Flat(1.0)).raw_norms) == 5
