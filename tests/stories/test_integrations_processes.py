@@ -48,6 +48,6 @@ def test_three_processes_give_the_weights_of_one(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [1, 2, 3])
 def test_a_model_that_was_sharded_before_gives_the_weights_of_one_process(tmp_path, world):
-    _same_as_alone(tmp_path, world, sharded=True, which=["trainer"])
+    _same_as_alone(tmp_path, world, sharded=True, which=["trainer", "lora"])
