@@ -101,7 +101,8 @@ class Losses:
         """A step over ``examples`` was taken; None: on a batch from elsewhere."""
         vouched = examples is None or not self._complete(examples)
         self.vouched = self.vouched or vouched
-        self.rounded = self.rounded or (vouched and self.capture.rounded and self.capture.loss_reduction == "mean")
+        divided = vouched and self.capture.loss_reduction == "mean" and not self.fixed  # by what is not public
+        self.rounded = self.rounded or (divided and self.capture.rounded)
         self._covered = 0
 
     def _complete(self, examples: int) -> bool:

@@ -13,23 +13,22 @@ from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
 from hushgrad import _check, sampling
-from hushgrad.clipping import Capture, Clipper
+from hushgrad.clipping import Capture
 from hushgrad.clipping.bits import ROWS, ask_for_own_bits
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.rejected import Rejected
-from hushgrad.errors import ArgumentError, CaptureError
+from hushgrad.errors import ArgumentError
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
-from hushgrad.release.core import Release, require_contributions
+from hushgrad.release.core import Release
 from hushgrad.release.issued import Issued
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
 from hushgrad.release.later import Later
 from hushgrad.release.lazy import LazyTables, require_lazy_plan
-from hushgrad.release.passes import Closure, run_passes
 from hushgrad.release.placement import placement_of
 from hushgrad.release.placement.device import with_cipher
-from hushgrad.release.placement.sharded import Sharded, is_sharded
+from hushgrad.release.placement.sharded import is_sharded
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.attendance import Attendance
 from hushgrad.sampling.batch import Batch
@@ -43,6 +42,7 @@ from hushgrad.train.loss import Losses, PrivateLoss
 from hushgrad.train.own_bits import OwnBits
 from hushgrad.train.parts import Parts
 from hushgrad.train.plan import Plan
+from hushgrad.train.saving import Saving
 from hushgrad.train.words import DATALOADER, OPACUS
 
 __all__ = ["Private", "make_private"]
@@ -106,7 +106,7 @@ def make_private(
     )
 
 
-class Private:
+class Private(Saving):
     """A running plan: hooks on a model and an optimizer, the noise, and the books. Made by :func:`make_private`."""
 
     def __init__(
@@ -191,11 +191,6 @@ class Private:
             self._release.lazy, self._release.noted = self._capture.by_rows, self._lazy.noted
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
-
-    def _in_step(self) -> bool:
-        """Whether a forward pass that runs now reads rows of the step's own batch; a proof's passes do, with gradients and without."""
-        passing = torch.is_grad_enabled() or self._capture.proving
-        return not self._journal.durable or (self._issued is not None and passing)
 
     # What a user does with it ----------------------------------------------------------------------------------------
 
@@ -325,10 +320,6 @@ class Private:
         with self._averaged.swapped_in():
             yield
 
-    def settle(self) -> None:
-        """Give every row of lazy tables the noise that it owes: then their memory is as private as everything else."""
-        self._lazy.settle()
-
     def detach(self) -> None:
         """Remove all hooks; model and optimizer are ordinary again, and what they do then is not private."""
         self._attached = False
@@ -340,311 +331,13 @@ class Private:
         self._guard.detach()
 
     @property
-    def steps(self) -> int:
-        """Steps taken (charged) so far."""
-        return self._books.taken
-
-    @property
-    def steps_allowed(self) -> int:
-        """Steps that the plan and the budget allow in all."""
-        return self._books.limit
-
-    @property
     def ledger(self) -> Ledger:
         """What happened, earlier phases included. Ledgers of runs on the same data add up."""
         self._later.settle()
         return self._books.ledger()
-
-    @property
-    def clip(self) -> Clipper:
-        """The clipper of the next step: the plan's, or where adaptive clipping has moved it (released, so not sensitive)."""
-        return self._release.clip
-
-    @property
-    def raw_norms(self) -> Tensor:
-        """Norms of the last step's per-example gradients before clipping. Sensitive: not covered by the guarantee."""
-        if self._raw_norms.is_cpu or any(p.dtype is torch.float64 for p in self._params.values()):
-            return self._raw_norms
-        return self._raw_norms.float()  # on a device they are kept as they were taken
-
-    @property
-    def raw_loss(self) -> Any:
-        """What the last step's closure returned. Sensitive."""
-        return self._raw_loss
-
-    @property
-    def rejected(self) -> int:
-        """Examples so far whose gradient was NaN or infinite; they took part with weight 0. Sensitive if not 0."""
-        return self._rejected.count
 
     def __repr__(self) -> str:
         return (
             f"Private({type(self.model).__name__}, {type(self.optimizer).__name__}, plan {self.plan.digest[:12]}, "
             f"step {self.steps} of {self.plan.steps}, {self.plan.participation}, noise {type(self.plan.noise).__name__})"
         )
-
-    # The path of one step --------------------------------------------------------------------------------------------
-
-    def _on_issue(self, batch: Batch) -> None:
-        """The loader is about to hand out a batch, or one micro-batch of it."""
-        if not self._attached:
-            raise CaptureError("This run is detached: a step on its batches would be an ordinary one, without any privacy.")
-        if batch.part is None:
-            if batch.step != self.steps:
-                raise CaptureError(
-                    f"The loader is at step {batch.step}, but {self.steps} steps have been taken. Call optimizer.step() once for "
-                    "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
-                )
-            self._contract.read()
-            self._guard.require_same()
-            self._guard.released.before(parameters=not self._lazy.attached)
-            self._issued = Issued(batch.examples, batch.units, batch.padding, batch._records)
-            self._capture.discard()
-            if self._journal.read_all_before(self.steps):
-                self._lazy.settle()
-        elif self.placement.in_parts and not self._splitting:
-            raise ArgumentError(
-                "Expected private.split(batch, size) instead of batch.split(size): with fully_shard all processes must run "
-                "equally many micro-batches."
-            )
-        self._parts.issued(batch)
-        self.losses.issued(batch, whole=batch.part is None)
-        self._gate.before(batch.examples)
-        if self.plan.certified:
-            self._bits.before(batch.examples)
-        # Micro-batches are clipped as they come and their activations released; a whole batch needs no second buffer.
-        self._capture.fold_with(None if batch.part is None else self._release.live_clip)
-        self._announce(batch)
-
-    def _announce(self, batch: Batch | Issued) -> None:
-        self._capture.examples(batch.examples, padding=batch.padding, dim=self._dim)
-        if batch.units is not None:
-            self._capture.units(batch.units)
-
-    def _announce_part(self, part: Batch) -> None:
-        self.losses.issued(part, whole=False)
-        self._announce(part)
-
-    def _announce_whole(self) -> None:
-        if self._issued is not None:
-            self._announce(self._issued)
-
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        closure: Closure | None = args[1] if len(args) > 1 else kwargs.get("closure")
-        try:
-            with self._world.together():
-                self._gate.require_passed()
-                self._books.require_room(issued=self._issued is not None)
-                self._raw_loss = run_passes(self.plan.denoise, self._release, self._capture, closure, self._announce_whole)
-                self._check_passes()
-                self._journal.begin(self.steps)
-            self._release_gradient()
-        finally:
-            self._capture.discard()
-        # A closure that stayed in the arguments would run after this hook, and its raw gradients would be stepped on.
-        return args[:1], {}
-
-    def _check_passes(self) -> None:
-        """Everything that a step may be refused for, before its noise is drawn and anything is sent."""
-        self.placement.moved(self.model)  # an evaluation may have left it otherwise
-        self._guard.check()
-        self._parts.check()
-        self._lazy.check()
-        if self._issued is not None:
-            self.losses.require(self._issued.examples - self._issued.padding)
-        if self._world.size > 1:  # alone, the release asks this itself
-            contributions = None if self._issued is None else self._issued.contributions
-            require_contributions(self.steps, self._capture.check(), contributions)
-
-    def _release_gradient(self) -> None:
-        issued, step = self._issued, self.steps
-        rate = self.optimizer.param_groups[0].get("lr")
-        contributions = None if issued is None else issued.contributions
-        grads, clipped, std = self._release.privatise(self._capture, step, None if rate is None else float(rate), contributions)
-        self._raw_norms = clipped.raw_norms
-        self._rejected.add(clipped.rejected)
-        for name, grad in grads.items():
-            self._params[name].grad = grad
-        self._lazy.update(clipped.raw_sums, std, step)
-
-    def _agree(self, step: int, witness: bytes) -> None:
-        """The last line before a release: a row of noise that was released before must give the same value again.
-
-        Charged before it is released: whatever fails from here on, this noise is spent and is never used again.
-        """
-        found = int.from_bytes(witness[:6], "little")
-        self._later.settle()
-
-        def enter() -> None:
-            self._journal.released(step, self._world.total(found).to_bytes(8, "little"))
-            self._books.content = self._journal.chain.hex()
-
-        self._take(step, enter)
-
-    def _agree_later(self, step: int, norms: Tensor) -> bool:
-        """Without a journal on disk nothing is compared: the digest is taken when somebody asks, and a device is not waited for."""
-        if self._journal.durable:
-            return False
-        self._take(step, lambda: self._later.add(step, norms))
-        return True
-
-    def _take(self, step: int, enter: Callable[[], None]) -> None:
-        """``enter`` the release of ``step`` into the books, all processes or none, and charge it."""
-        issued = self._issued
-        records = None if self._attendance is None or issued is None else issued.records
-        with self._world.together():
-            if self._attendance is not None and records is not None:
-                self._attendance.require(step, records)
-            enter()
-        if self._attendance is not None and records is not None:
-            self._attendance.note(step, records)
-        self._books.charge(issued=issued is not None)
-        self.losses.settle(None if issued is None else issued.examples - issued.padding)
-        self._issued = None
-
-    def _entered(self, step: int, found: bytes) -> None:
-        self._journal.released(step, found)
-        self._books.content = self._journal.chain.hex()
-
-    def _attended(self, units: int) -> None:
-        if self._attendance is None:
-            self._attendance = Attendance(self.plan.participation, units=units)
-
-    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for p in self._params.values():
-            p.grad = None
-        if self.plan.projection is not None:
-            self.plan.projection.project_(self._params.values())
-        if self._averaged is not None:
-            self._averaged.update(self.steps - 1)
-        if self.steps >= self.steps_allowed:
-            self.settle()
-            self._books.broken = self._books.broken or self._promise_broken()
-
-    def _promise_broken(self) -> str:
-        """At the end of a run: how its batches were not those that were accounted for; empty if they were."""
-        changed = self._contract.changed()
-        if self._world.largest(bool(changed)) and not changed:
-            changed = "another process found the data of this run changed while it went on"
-        return changed or ("" if self._attendance is None else self._attendance.check())
-
-    # Saving ----------------------------------------------------------------------------------------------------------
-
-    def state_dict(self, *, with_key: bool = False) -> dict[str, Any]:
-        """Everything that a resumed run needs beside the model's and the optimizer's own state.
-
-        Secrets are left out unless asked for: the key, and the buffers of correlated noise (which are drawn again from the key
-        at loading). With them in hand the noise can be subtracted; keep them apart (mode 0600), as a ``Checkpoint`` does.
-        """
-        self.settle()
-        self._later.settle()
-        state = {
-            "plan": self.plan.to_json(),
-            "key_fingerprint": self._key.fingerprint,
-            "reproducible": self._key.reproducible,
-            "books": self._books.state_dict(),
-            "clip": self._release.clip.to_json(),
-            "filter": dict(self._release.filter_state),
-            "lazy_tables": self._lazy.attached,
-            "loss_vouched": self.losses.vouched,
-            "loss_rounded": self.losses.rounded,
-            "average": {} if self._averaged is None else self._averaged.state_dict(),
-            "journal": {"position": self._journal.position, "chain": self._journal.chain.hex()},
-        }
-        if not with_key:
-            return state
-        noise = {} if self._world.size > 1 else {"noise": self.noise_state()}  # one process has a part of it: it is drawn again
-        return {**state, **noise, "key": self._key.secret}
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """(offset, count) of the part of each trainable parameter whose noise is drawn in this process."""
-        return self.placement.ranges()
-
-    @property
-    def spread(self) -> bool:
-        """Several processes hold the run's state: each has a part of the noise and, with ``fully_shard``, of the parameters."""
-        return self.placement.in_parts or self._world.size > 1
-
-    @property
-    def sharding(self) -> Sharded | None:
-        """The placement, if it is one in which each process holds a part of every parameter."""
-        return self.placement if isinstance(self.placement, Sharded) else None
-
-    def noise_state(self) -> dict[str, Any]:
-        """The buffers of correlated noise (counts only, for independent noise): as secret as the key."""
-        self._release.settle(self.steps)
-        return self._release.stream.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], *, key: bytes | None = None) -> None:
-        """Continue an interrupted run, bit for bit. It must be the same plan, under the same key.
-
-        ``key`` is needed unless this object was made with it, or ``state`` was saved ``with_key``. A run cannot go on under
-        another key: steps after the last checkpoint may have been released, and would be taken again with fresh noise.
-        """
-        self.require_resumable(state)
-        self._lazy.resume(state.get("lazy_tables", False))
-        self.losses.vouched = bool(state.get("loss_vouched", True))
-        self.losses.rounded = bool(state.get("loss_rounded", False))
-        secret = key if key is not None else state.get("key", self._key.secret)
-        self._later.settle()
-        self.adopt_key(RunKey(secret, reproducible=bool(state["reproducible"])))
-        if self._key.fingerprint != state["key_fingerprint"]:
-            raise ArgumentError("Expected key to be the interrupted run's. Load it from its own file, or start a new run.")
-        self._journal.seek(state["journal"]["position"], bytes.fromhex(state["journal"]["chain"]))
-        self._books.load_state_dict(state["books"])
-        self._release.use_key(self._key)
-        self._release.load_noise(state.get("noise"), self.steps)
-        self._release.use_clip(Clipper.from_json(state["clip"]))
-        self._release.filter_state = dict(state["filter"])
-        if self._averaged is not None:
-            self._averaged.load_state_dict(state["average"])
-        self._issued = None
-        self._capture.discard()
-        self._guard.released.renew()
-
-    def require_resumable(self, state: dict[str, Any]) -> None:
-        """Refuse a state of another plan, and one of an earlier step: two releases under one noise differ by bare gradients."""
-        if Plan.from_json(state["plan"]) != self.plan:
-            _check.fail("plan", self.plan.digest[:12], "to be the plan of the interrupted run", "Make a new run for a new plan.")
-        taken = state["books"]["issued"] + state["books"]["foreign"]
-        if taken < self.steps:
-            raise ArgumentError(
-                f"Expected a state of step {self.steps} or later, got one of step {taken}: the steps since then are released, and "
-                "their noise serves once. Load the weights alone, or start a run with a fresh key and prior=private.ledger."
-            )
-
-    def adopt_key(self, key: RunKey) -> None:
-        """Continue under the key of an interrupted run; refused once a step has been taken with another one."""
-        if key.fingerprint == self._key.fingerprint:
-            return
-        if self.steps:
-            raise ArgumentError(f"Expected a run without steps to adopt a key, got one at step {self.steps}.")
-        self._key, self._journal = key, Journal(key)
-        self._books.run = key.run_name()
-        self._release.use_key(key)
-
-    def keep_journal(self, journal: Journal) -> None:
-        """Write every release down in ``journal`` from now on."""
-        self._later.settle()
-        self._journal = journal
-
-    @property
-    def journal(self) -> Journal:
-        """Every release of this run, on disk if a checkpoint keeps it there."""
-        self._later.settle()
-        return self._journal
-
-    def attendance_state(self) -> dict[str, Any]:
-        """Who took part how often: as secret as the key. Empty before the first loader."""
-        return {} if self._attendance is None else self._attendance.state_dict()
-
-    def load_attendance(self, state: dict[str, Any]) -> None:
-        """Continue the book of who took part."""
-        if state:
-            self._attendance = Attendance(self.plan.participation, units=len(state["count"]))
-            self._attendance.load_state_dict(state)
-
-    @property
-    def key(self) -> RunKey:
-        """The run's key: as secret as the data."""
-        return self._key

@@ -1,0 +1,259 @@
+"""The path of one batch through a run: issued, passed, checked, released, charged. The private half of :class:`Private`.
+
+1, 2   the loader hands out a batch, stamped: :meth:`Stepping._on_issue`
+3, 4   forward and backward: the capture's
+5      ``optimizer.step()`` begins: :meth:`Stepping._before_step` refuses what may be refused; then clip norms and one weighted pass
+6 - 8  over all processes, with noise, denoised: :mod:`hushgrad.release.core`
+9      the user's own optimizer
+10     :meth:`Stepping._after_step`; the step was charged before anything of it was released, in :meth:`Stepping._take`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hushgrad.clipping import Capture, Clipper
+from hushgrad.clipping.rejected import Rejected
+from hushgrad.errors import ArgumentError, CaptureError
+from hushgrad.release.core import Release, require_contributions
+from hushgrad.release.issued import Issued
+from hushgrad.release.journal import Journal
+from hushgrad.release.later import Later
+from hushgrad.release.lazy import LazyTables
+from hushgrad.release.passes import Closure, run_passes
+from hushgrad.release.placement.whole import Whole
+from hushgrad.release.placement.world import World
+from hushgrad.sampling.attendance import Attendance
+from hushgrad.sampling.batch import Batch
+from hushgrad.train.after.averaging import Averaged
+from hushgrad.train.books import Books
+from hushgrad.train.contract import DataContract
+from hushgrad.train.guard import Guard
+from hushgrad.train.isolation import IsolationGate
+from hushgrad.train.loss import Losses
+from hushgrad.train.own_bits import OwnBits
+from hushgrad.train.parts import Parts
+from hushgrad.train.plan import Plan
+
+__all__ = ["Stepping"]
+
+
+class Stepping:
+    """What happens to a batch, in the order in which it happens."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    plan: Plan
+    placement: Whole
+    losses: Losses
+    _params: dict[str, Tensor]
+    _world: World
+    _guard: Guard
+    _books: Books
+    _capture: Capture
+    _release: Release
+    _journal: Journal
+    _contract: DataContract
+    _later: Later
+    _lazy: LazyTables
+    _gate: IsolationGate
+    _bits: OwnBits
+    _parts: Parts
+    _averaged: Averaged | None
+    _attendance: Attendance | None
+    _issued: Issued | None
+    _dim: Callable[[], int | None] | None
+    _rejected: Rejected
+    _raw_norms: Tensor
+    _raw_loss: Any
+    _attached: bool
+    _splitting: bool
+
+    @property
+    def steps(self) -> int:
+        """Steps taken (charged) so far."""
+        return self._books.taken
+
+    @property
+    def steps_allowed(self) -> int:
+        """Steps that the plan and the budget allow in all."""
+        return self._books.limit
+
+    def settle(self) -> None:
+        """Give every row of lazy tables the noise that it owes: then their memory is as private as everything else."""
+        self._lazy.settle()
+
+    @property
+    def clip(self) -> Clipper:
+        """The clipper of the next step: the plan's, or where adaptive clipping has moved it (released, so not sensitive)."""
+        return self._release.clip
+
+    @property
+    def raw_norms(self) -> Tensor:
+        """Norms of the last step's per-example gradients before clipping. Sensitive: not covered by the guarantee."""
+        if self._raw_norms.is_cpu or any(p.dtype is torch.float64 for p in self._params.values()):
+            return self._raw_norms
+        return self._raw_norms.float()  # on a device they are kept as they were taken
+
+    @property
+    def raw_loss(self) -> Any:
+        """What the last step's closure returned. Sensitive."""
+        return self._raw_loss
+
+    @property
+    def rejected(self) -> int:
+        """Examples so far whose gradient was NaN or infinite; they took part with weight 0. Sensitive if not 0."""
+        return self._rejected.count
+
+    def _in_step(self) -> bool:
+        """Whether a forward pass that runs now reads rows of the step's own batch; a proof's passes do, with gradients and without."""
+        passing = torch.is_grad_enabled() or self._capture.proving
+        return not self._journal.durable or (self._issued is not None and passing)
+
+    def _on_issue(self, batch: Batch) -> None:
+        """The loader is about to hand out a batch, or one micro-batch of it."""
+        if not self._attached:
+            raise CaptureError("This run is detached: a step on its batches would be an ordinary one, without any privacy.")
+        if batch.part is None:
+            if batch.step != self.steps:
+                raise CaptureError(
+                    f"The loader is at step {batch.step}, but {self.steps} steps have been taken. Call optimizer.step() once for "
+                    "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
+                )
+            self._contract.read()
+            self._guard.require_same()
+            self._guard.released.before(parameters=not self._lazy.attached)
+            self._issued = Issued(batch.examples, batch.units, batch.padding, batch._records)
+            self._capture.discard()
+            if self._journal.read_all_before(self.steps):
+                self._lazy.settle()
+        elif self.placement.in_parts and not self._splitting:
+            raise ArgumentError(
+                "Expected private.split(batch, size) instead of batch.split(size): with fully_shard all processes must run "
+                "equally many micro-batches."
+            )
+        self._parts.issued(batch)
+        self.losses.issued(batch, whole=batch.part is None)
+        self._gate.before(batch.examples)
+        if self.plan.certified:
+            self._bits.before(batch.examples)
+        # Micro-batches are clipped as they come and their activations released; a whole batch needs no second buffer.
+        self._capture.fold_with(None if batch.part is None else self._release.live_clip)
+        self._announce(batch)
+
+    def _announce(self, batch: Batch | Issued) -> None:
+        self._capture.examples(batch.examples, padding=batch.padding, dim=self._dim)
+        if batch.units is not None:
+            self._capture.units(batch.units)
+
+    def _announce_part(self, part: Batch) -> None:
+        self.losses.issued(part, whole=False)
+        self._announce(part)
+
+    def _announce_whole(self) -> None:
+        if self._issued is not None:
+            self._announce(self._issued)
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        closure: Closure | None = args[1] if len(args) > 1 else kwargs.get("closure")
+        try:
+            with self._world.together():
+                self._gate.require_passed()
+                self._books.require_room(issued=self._issued is not None)
+                self._raw_loss = run_passes(self.plan.denoise, self._release, self._capture, closure, self._announce_whole)
+                self._check_passes()
+                self._journal.begin(self.steps)
+            self._release_gradient()
+        finally:
+            self._capture.discard()
+        # A closure that stayed in the arguments would run after this hook, and its raw gradients would be stepped on.
+        return args[:1], {}
+
+    def _check_passes(self) -> None:
+        """Everything that a step may be refused for, before its noise is drawn and anything is sent."""
+        self.placement.moved(self.model)  # an evaluation may have left it otherwise
+        self._guard.check()
+        self._parts.check()
+        self._lazy.check()
+        if self._issued is not None:
+            self.losses.require(self._issued.examples - self._issued.padding)
+        if self._world.size > 1:  # alone, the release asks this itself
+            contributions = None if self._issued is None else self._issued.contributions
+            require_contributions(self.steps, self._capture.check(), contributions)
+
+    def _release_gradient(self) -> None:
+        issued, step = self._issued, self.steps
+        rate = self.optimizer.param_groups[0].get("lr")
+        contributions = None if issued is None else issued.contributions
+        grads, clipped, std = self._release.privatise(self._capture, step, None if rate is None else float(rate), contributions)
+        self._raw_norms = clipped.raw_norms
+        self._rejected.add(clipped.rejected)
+        for name, grad in grads.items():
+            self._params[name].grad = grad
+        self._lazy.update(clipped.raw_sums, std, step)
+
+    def _agree(self, step: int, witness: bytes) -> None:
+        """The last line before a release: a row of noise that was released before must give the same value again.
+
+        Charged before it is released: whatever fails from here on, this noise is spent and is never used again.
+        """
+        found = int.from_bytes(witness[:6], "little")
+        self._later.settle()
+
+        def enter() -> None:
+            self._journal.released(step, self._world.total(found).to_bytes(8, "little"))
+            self._books.content = self._journal.chain.hex()
+
+        self._take(step, enter)
+
+    def _agree_later(self, step: int, norms: Tensor) -> bool:
+        """Without a journal on disk nothing is compared: the digest is taken when somebody asks, and a device is not waited for."""
+        if self._journal.durable:
+            return False
+        self._take(step, lambda: self._later.add(step, norms))
+        return True
+
+    def _take(self, step: int, enter: Callable[[], None]) -> None:
+        """``enter`` the release of ``step`` into the books, all processes or none, and charge it."""
+        issued = self._issued
+        records = None if self._attendance is None or issued is None else issued.records
+        with self._world.together():
+            if self._attendance is not None and records is not None:
+                self._attendance.require(step, records)
+            enter()
+        if self._attendance is not None and records is not None:
+            self._attendance.note(step, records)
+        self._books.charge(issued=issued is not None)
+        self.losses.settle(None if issued is None else issued.examples - issued.padding)
+        self._issued = None
+
+    def _entered(self, step: int, found: bytes) -> None:
+        self._journal.released(step, found)
+        self._books.content = self._journal.chain.hex()
+
+    def _attended(self, units: int) -> None:
+        if self._attendance is None:
+            self._attendance = Attendance(self.plan.participation, units=units)
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for p in self._params.values():
+            p.grad = None
+        if self.plan.projection is not None:
+            self.plan.projection.project_(self._params.values())
+        if self._averaged is not None:
+            self._averaged.update(self.steps - 1)
+        if self.steps >= self.steps_allowed:
+            self.settle()
+            self._books.broken = self._books.broken or self._promise_broken()
+
+    def _promise_broken(self) -> str:
+        """At the end of a run: how its batches were not those that were accounted for; empty if they were."""
+        changed = self._contract.changed()
+        if self._world.largest(bool(changed)) and not changed:
+            changed = "another process found the data of this run changed while it went on"
+        return changed or ("" if self._attendance is None else self._attendance.check())

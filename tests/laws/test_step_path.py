@@ -1,0 +1,71 @@
+"""The walk of one batch: the ten stages, each once and in their order, over no more calls than before."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import hushgrad
+
+HOME = str(Path(hushgrad.__file__).parent)
+STAGES = [
+    ("sampling/poisson.py", "poisson_subset"),  # 1 who takes part
+    ("train/stepping.py", "_on_issue"),  # 2 a batch, stamped
+    ("clipping/site.py", "_after"),  # 3 inputs are kept
+    ("clipping/call.py", "prepare"),  # 4 norms while gradients are hot
+    ("train/stepping.py", "_check_passes"),  # 5 reconcile,
+    ("clipping/flat.py", "clip"),  # norms to weights,
+    ("clipping/rules/linear.py", "add_weighted"),  # one weighted pass
+    ("noise/streams/ordered.py", "rows"),  # 7 noise
+    ("release/placement/whole.py", "add_up"),  # 6 over the processes, which share the noise, too
+    ("train/books.py", "charge"),  # charged before it is released
+    ("release/placement/whole.py", "gradient"),  # 8 a fresh p.grad
+    ("train/stepping.py", "_after_step"),  # 10
+]
+CALLS, FILES, CHANGES = 330, 53, 175  # of a layer; they may shrink
+
+
+def _walked(work: Callable[[], None]) -> list[tuple[str, str]]:
+    """Every call inside hushgrad: (file, function)."""
+    seen: list[tuple[str, str]] = []
+
+    def note(frame, event, arg):
+        if event == "call" and frame.f_code.co_filename.startswith(HOME):
+            seen.append((frame.f_code.co_filename[len(HOME) + 1 :], frame.f_code.co_name))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return seen
+
+
+def test_one_batch_walks_through_the_ten_stages_once():
+    torch.manual_seed(0)
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = hushgrad.Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=16, dataset_size=64, steps=6)
+    private = hushgrad.make_private(model, optimizer, plan, seed=0)
+    batches = iter(private.loader(TensorDataset(torch.randn(64, 8), torch.randint(3, (64,)))))
+
+    def step() -> None:
+        x, y = next(batches)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    for _ in range(4):  # proofs, and what else happens at powers of two
+        step()
+    seen = _walked(step)
+    private.detach()
+    places = [seen.index(stage) for stage in STAGES]
+    assert places == sorted(places)
+    assert all(seen.count(stage) == 1 for stage in STAGES if stage[1] != "gradient")  # one for each parameter
+    files = [file for file, _ in seen]
+    changes = sum(a != b for a, b in zip(files, files[1:], strict=False))
+    assert len(seen) <= CALLS and len(set(files)) <= FILES and changes <= CHANGES, (len(seen), len(set(files)), changes)
