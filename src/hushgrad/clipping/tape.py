@@ -117,8 +117,12 @@ class Tape:
 
     def announce(self, examples: int | None = None, units: Tensor | None = None, padding: int | None = None) -> None:
         """What is known of the next physical batch; the next forward begins it."""
-        given = (examples, units, padding)
-        self._next = tuple(old if new is None else new for old, new in zip(self._next, given, strict=True))  # type: ignore[assignment]
+        before = self._next
+        self._next = (
+            before[0] if examples is None else examples,
+            before[1] if units is None else units,
+            before[2] if padding is None else padding,
+        )
         self._fresh = True
 
     def expected(self) -> int | None:

@@ -179,7 +179,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, (Tensor, PackedSequence)):
         return change(value)
     if type(value) in (tuple, list):
-        return type(value)(mapped(v, change) for v in value)
+        return type(value)([mapped(v, change) for v in value])
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(mapped(v, change) for v in value))
     if isinstance(value, Mapping):

@@ -91,7 +91,10 @@ class Structure(NamedTuple):
     @property
     def routed(self) -> bool:
         """The data choose rows: other data make other calls."""
-        return any(place.layout.kind is Kind.ROWS for place in self.places.values())
+        for place in self.places.values():  # loops, here and below: a step asks this several times, and a generator is many calls
+            if place.layout.kind is Kind.ROWS:
+                return True
+        return False
 
     def matches(self, calls: Sequence[Call], examples: int) -> bool:
         """Whether these are the calls that were proved, of the same sizes inside."""
@@ -103,15 +106,19 @@ class Structure(NamedTuple):
             wanted = self.shapes.get(number)
             if wanted is None or len(wanted) != len(call.shapes):
                 return False
-            if not all(_alike(shape, p, examples) for shape, p in zip(call.shapes, wanted, strict=True)):
-                return False
+            for shape, p in zip(call.shapes, wanted, strict=True):
+                if not _alike(shape, p, examples):
+                    return False
         return True
 
 
 def _alike(shape: Sequence[int], wanted: Pattern, examples: int) -> bool:
     if len(shape) != len(wanted):
         return False
-    return all(p is None or size == (p if p >= 0 else -p * examples) for size, p in zip(shape, wanted, strict=True))
+    for size, p in zip(shape, wanted, strict=True):
+        if p is not None and size != (p if p >= 0 else -p * examples):
+            return False
+    return True
 
 
 def pattern(layout: Layout, shape: Sequence[int], other: Sequence[int] | None) -> Pattern:
