@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -67,5 +68,5 @@ def test_one_batch_walks_through_the_ten_stages_once():
     assert places == sorted(places)
     assert all(seen.count(stage) == 1 for stage in STAGES if stage[1] != "gradient")  # one for each parameter
     files = [file for file, _ in seen]
-    changes = sum(a != b for a, b in zip(files, files[1:], strict=False))
+    changes = sum(a != b for a, b in pairwise(files))
     assert len(seen) <= CALLS and len(set(files)) <= FILES and changes <= CHANGES, (len(seen), len(set(files)), changes)

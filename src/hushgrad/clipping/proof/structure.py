@@ -91,10 +91,9 @@ class Structure(NamedTuple):
     @property
     def routed(self) -> bool:
         """The data choose rows: other data make other calls."""
-        for place in self.places.values():  # loops, here and below: a step asks this several times, and a generator is many calls
-            if place.layout.kind is Kind.ROWS:
-                return True
-        return False
+        return any(
+            [place.layout.kind is Kind.ROWS for place in self.places.values()]
+        )  # lists: a generator is one call more for each
 
     def matches(self, calls: Sequence[Call], examples: int) -> bool:
         """Whether these are the calls that were proved, of the same sizes inside."""
@@ -115,10 +114,7 @@ class Structure(NamedTuple):
 def _alike(shape: Sequence[int], wanted: Pattern, examples: int) -> bool:
     if len(shape) != len(wanted):
         return False
-    for size, p in zip(shape, wanted, strict=True):
-        if p is not None and size != (p if p >= 0 else -p * examples):
-            return False
-    return True
+    return all([p is None or size == (p if p >= 0 else -p * examples) for size, p in zip(shape, wanted, strict=True)])
 
 
 def pattern(layout: Layout, shape: Sequence[int], other: Sequence[int] | None) -> Pattern:
