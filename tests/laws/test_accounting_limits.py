@@ -345,3 +345,13 @@ def test_a_renyi_delta_just_below_the_largest_loss_is_not_too_small() -> None:
             at = float(mp.log(truth / lie)) * (1 - 10 ** rng.uniform(-13, -3))
             exact = max(truth - mp.exp(mp.mpf(at)) * lie, 0)
             assert mp.mpf(delta(RandomizedResponse(noise), epsilon=at, relation="zero_out", accountant="rdp")) >= exact
+
+
+def test_a_delta_that_is_told_can_be_asked() -> None:
+    """Below the least double with all its digits a delta is rounded up to it: questions refuse smaller ones."""
+    for name in ("pld", "rdp", "gdp", "basic"):
+        told = delta(Gaussian(0.5), epsilon=77.6, accountant=name)
+        assert told == 0 or told >= sys.float_info.min
+        assert told == 0 or epsilon(Gaussian(0.5), delta=told, accountant=name) >= 0
+    (told,) = delta_curve(Gaussian(0.5), [77.6], accountant="gdp")
+    assert told >= sys.float_info.min

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Protocol, runtime_checkable
@@ -121,7 +122,7 @@ def delta(
     >>> round(delta(Gaussian(1.0), epsilon=1.0, accountant="gdp"), 6)
     0.126937
     """
-    return _sane(loss_of(event, accountant, relation).delta(_check.non_negative(epsilon=epsilon)), most=1.0)
+    return sane_delta(loss_of(event, accountant, relation).delta(_check.non_negative(epsilon=epsilon)))
 
 
 def epsilon_interval(
@@ -180,9 +181,15 @@ def delta_curve(
     asked = [_check.non_negative(epsilons=e) for e in epsilons]
     rising = sorted(set(asked))
     found = dict(zip(rising, deltas_of(loss, rising), strict=True))
-    return [_sane(found[e], most=1.0) for e in asked]
+    return [sane_delta(found[e]) for e in asked]
 
 
-def _sane(x: float, most: float = math.inf) -> float:
+def _sane(x: float) -> float:
     """Fail closed: what is not a number is the worst answer; nothing is below 0."""
-    return most if math.isnan(x) else min(max(0.0, float(x)), most)
+    return math.inf if math.isnan(x) else max(0.0, float(x))
+
+
+def sane_delta(x: float) -> float:
+    """The same for a delta, which is at most 1, and 0 or a double with all its digits, as every question takes it."""
+    delta = min(_sane(x), 1.0)
+    return max(delta, sys.float_info.min) if delta > 0.0 else 0.0

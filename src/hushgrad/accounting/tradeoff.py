@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hushgrad import _check
-from hushgrad.accounting.api import _sane, deltas_of, loss_of
+from hushgrad.accounting.api import deltas_of, loss_of, sane_delta
 from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.events import Event, Relation
 
@@ -55,7 +55,7 @@ def _profile(loss: Loss, points: int, smallest: float) -> list[tuple[float, floa
     if not math.isfinite(top):
         return [(0.0, 1.0)]
     epsilons = [0.0] + [top * (k / points) ** 1.5 for k in range(1, points + 1)]
-    return [(e, _sane(d, most=1.0)) for e, d in zip(epsilons, deltas_of(loss, epsilons), strict=True)]
+    return [(e, sane_delta(d)) for e, d in zip(epsilons, deltas_of(loss, epsilons), strict=True)]
 
 
 def _miss_rate(epsilon: float, delta: float, alpha: float) -> float:
@@ -75,7 +75,7 @@ def advantage(event: Event, *, accountant: str | Accountant = "pld", relation: R
     >>> round(advantage(Gaussian(1.0), accountant="gdp"), 4)
     0.3829
     """
-    return _sane(loss_of(event, accountant, relation).delta(0.0), most=1.0)
+    return sane_delta(loss_of(event, accountant, relation).delta(0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
