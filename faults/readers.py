@@ -38,6 +38,7 @@ from hushgrad.release.journal import JOURNAL, Journal
 from hushgrad.release.keys import RunKey, read_key, write_key
 from hushgrad.release.owner import Owner
 from hushgrad.release.placement.world import World
+from hushgrad.release.sealed import seal, unseal
 from hushgrad.report.card import privacy_card
 from hushgrad.report.signature import _canonical, plain, verify
 from hushgrad.serve.runs import Shelf
@@ -91,6 +92,11 @@ def read_key_file(data: bytes) -> None:
     path.write_bytes(data)
     path.chmod(0o600)
     read_key(path, plan=_PLAN.digest)
+
+
+def read_sealed(data: bytes) -> None:
+    """A state that was encrypted: what comes out was put in, or nothing does."""
+    assert unseal(data, "state", bytes(32)) == _SEALED
 
 
 def read_forged(data: bytes) -> None:
@@ -287,6 +293,7 @@ def targets(scratch: Path, by_bytes: Mutate, by_json: Mutate, by_lines: Mutate) 
         ("rows of a budget ledger", read_row, rows, by_json),
         ("noted heads", read_notes, (f"{head} 2\n".encode() * 3,), by_lines),
         ("keys", read_key_file, (key,), by_json),
+        ("encrypted states", read_sealed, (seal(_SEALED, bytes(32)),), by_bytes),
         ("forged checkpoints", read_forged, (_forged(),), by_json),
         ("journals", read_journal, (_journal(),), by_bytes),
         ("shard files", read_shard, (_shard(),), by_bytes),
@@ -306,3 +313,4 @@ _PLACE = Path()
 _KEY = RunKey(bytes(range(32)))
 _SIGNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 _FILES: dict[str, bytes] = {}
+_SEALED = bytes(300)

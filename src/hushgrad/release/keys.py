@@ -2,8 +2,8 @@
 
 Everything secret that a run, a search or a server ever writes is one of the names below, so what one function cannot find does
 not exist. Erasing overwrites, flushes and unlinks; on a copy-on-write or wear-levelled disk only the encryption of the disk
-erases the old blocks for certain. With ``HUSHGRAD_KEK`` in the environment (the path of a file with 32 bytes, or
-``keyring:SERVICE`` for the operating system's keyring) keys are encrypted at rest, and a copied folder alone tells nothing.
+erases the old blocks for certain. With ``HUSHGRAD_KEK`` in the environment keys and states are encrypted at rest, and a copied folder
+alone tells nothing that was not released: see :mod:`hushgrad.release.sealed`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
 from hushgrad.release.owner import Owner
+from hushgrad.release.sealed import wrapping_key
 
 __all__ = ["KEY", "RunKey", "destroy", "erase", "finish", "read_key", "secrets_in", "write_key"]
 
@@ -140,7 +141,7 @@ class RunKey:
 
 def write_key(path: Path, key: RunKey, *, plan: str) -> None:
     """Write the key of a run of the plan with digest ``plan``: mode 0600, at once or not at all, wrapped if there is a KEK."""
-    kek = _kek()
+    kek = wrapping_key()
     content = {
         "key": key.secret.hex() if kek is None else _wrapped(kek, key),
         "wrapped": kek is not None,
@@ -191,26 +192,6 @@ def _damaged(path: Path) -> ArgumentError:
     return ArgumentError(f"Expected {path.name} to be as it was written; it was damaged. Use a copy, or start a new run.")
 
 
-def _kek() -> bytes | None:
-    """The wrapping key that HUSHGRAD_KEK names, or None."""
-    place = os.environ.get("HUSHGRAD_KEK", "")
-    if not place:
-        return None
-    if place.startswith("keyring:"):
-        import keyring  # type: ignore[import-not-found, import-untyped, unused-ignore]  # only for those who ask for it
-
-        text = keyring.get_password(place.removeprefix("keyring:"), "hushgrad") or ""
-        content = bytes.fromhex(text) if len(text) == 2 * _BYTES else b""
-    else:
-        content = Path(place).read_bytes() if Path(place).is_file() else b""
-    if len(content) != _BYTES:
-        raise ArgumentError(
-            f"Expected HUSHGRAD_KEK to name a file of {_BYTES} bytes, or keyring:SERVICE with {2 * _BYTES} hex digits. "
-            f"Make one with: head -c {_BYTES} /dev/urandom > FILE."
-        )
-    return content
-
-
 def _wrapped(kek: bytes, key: RunKey) -> str:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -222,7 +203,7 @@ def _unwrapped(path: Path, text: str) -> bytes:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    kek, content = _kek(), bytes.fromhex(text)
+    kek, content = wrapping_key(), bytes.fromhex(text)
     if kek is None:
         raise ArgumentError(f"Expected HUSHGRAD_KEK to be set: {path.name} was encrypted with a wrapping key.")
     try:

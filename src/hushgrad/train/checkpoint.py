@@ -26,6 +26,7 @@ from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
 from hushgrad.release.keys import KEY, erase, read_key, secrets_in, write_key
 from hushgrad.release.owner import Owner
 from hushgrad.release.placement.world import World
+from hushgrad.release.sealed import wrapping_key
 from hushgrad.release.witness import digest_of
 from hushgrad.train.private import Private
 from hushgrad.train.shard_files import ShardFiles, cut_noise, cut_tree, join_noise, join_tree
@@ -189,7 +190,8 @@ class Checkpoint:
     def _with_shards(self, tree: dict[str, Any]) -> dict[str, Any]:
         pieces: dict[str, Any] = {}
         cut = {name: cut_tree(tree[name], pieces) for name in _SHARDED}
-        noise = cut_noise(tree["noise"], pieces)
+        # Shards are not encrypted: with a wrapping key a stream's buffers are drawn again from the key.
+        noise = None if wrapping_key() is not None else cut_noise(tree["noise"], pieces)
         self._generation += 1
         files = self._shards.write(pieces, self._generation)
         sharded = self._private.sharding is not None
@@ -203,7 +205,7 @@ class Checkpoint:
         self._generation = tree["generation"]
         read = self._shards.reader(files)
         joined = {name: join_tree(tree[name], read, sharding) for name in _SHARDED}
-        noise = join_noise(tree["noise"], read, self._private.ranges())
+        noise = None if tree["noise"] is None else join_noise(tree["noise"], read, self._private.ranges())
         return {**tree, **joined, "noise": noise, "rng": self._shards.rng(files)}
 
     def _resume(self) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError, HushgradError
+from hushgrad.release.sealed import is_sealed, seal, unseal, wrapping_key
 
 __all__ = ["read_tree", "understood", "write_tree"]
 
@@ -32,21 +33,25 @@ _DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float
 def write_tree(path: Path, tree: Any) -> None:
     """Write ``tree`` (nested dicts, lists, tuples; tensors, numbers, strings, dtypes, None) to ``path``.
 
-    What :func:`read_tree` gives back is equal bit for bit, with integer keys, tuples and dtypes as they were.
+    What :func:`read_tree` gives back is equal bit for bit, with integer keys, tuples and dtypes as they were. Where there is a wrapping
+    key, the file is encrypted with it.
     """
     tensors: dict[str, Tensor] = {}
     header = json.dumps(_encode(tree, tensors), separators=(",", ":"), allow_nan=False)
-    safetensors.torch.save_file(tensors, path, metadata={_HEADER: header, _DIGEST: _digest(header, tensors)})
+    metadata = {_HEADER: header, _DIGEST: _digest(header, tensors)}
+    kek = wrapping_key()
+    if kek is None:
+        safetensors.torch.save_file(tensors, path, metadata=metadata)
+    else:
+        path.write_bytes(seal(safetensors.torch.save(tensors, metadata=metadata), kek))
 
 
 def read_tree(path: Path) -> Any:
     """The tree in a file of :func:`write_tree`; anything that is not understood, or damaged, is refused."""
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if _HEADER not in metadata:
-                _check.fail("path", str(path), "to be a checkpoint of a private run")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+        metadata, tensors = _unsealed(path) if is_sealed(path) else _plain(path)
+        if _HEADER not in metadata:
+            _check.fail("path", str(path), "to be a checkpoint of a private run")
     except (SafetensorError, OSError) as error:  # the latter for a folder, or a file that may not be read
         raise ArgumentError(
             f"Expected path={str(path)!r} to be a whole safetensors file; it was cut short or damaged ({error}). Put a good copy back, or "
@@ -60,6 +65,18 @@ def read_tree(path: Path) -> Any:
         return _decode(_check.parsed(metadata[_HEADER]), tensors)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArgumentError(f"Expected path={str(path)!r} to hold a tree of values ({type(error).__name__}).") from None
+
+
+def _plain(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+
+
+def _unsealed(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    content = unseal(path.read_bytes(), path.name, wrapping_key())
+    tensors = safetensors.torch.load(content)
+    header = _check.parsed(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return header.get("__metadata__", {}), tensors
 
 
 @contextmanager
