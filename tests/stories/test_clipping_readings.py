@@ -90,3 +90,20 @@ def test_an_evaluation_of_data_as_wide_as_the_batch_is_no_part_of_the_step():
     model.train()
     model(x).sum().backward()
     assert len(capture.collect(Flat(1.0)).raw_norms) == 5
+
+
+def test_a_batch_that_a_model_takes_whole():
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag = nn.EmbeddingBag(9, 3)
+
+        def forward(self, batch):
+            return self.bag(*batch)
+
+    def joined(records):
+        return torch.cat(records), torch.tensor([0, *map(len, records)]).cumsum(0)[:-1]
+
+    records = [torch.arange(n) % 9 for n in (1, 4, 2, 3)]
+    specimen = Specimen("own/bags", Bags, lambda _: records, lambda m, x: m(x).square().sum(), collate=joined, reduction="sum")
+    assert examine(specimen).verdict is Verdict.EXACT

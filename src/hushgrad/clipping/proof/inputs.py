@@ -178,10 +178,12 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """The same structure with other tensors."""
     if isinstance(value, (Tensor, PackedSequence)):
         return change(value)
-    if type(value) in (tuple, list):
-        return type(value)([mapped(v, change) for v in value])
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(mapped(v, change) for v in value))
+    if isinstance(value, (tuple, list)):  # a loader's batch is one, with a stamp
+        inside = [mapped(v, change) for v in value]
+        same = all(a is b for a, b in zip(inside, value, strict=True))
+        return value if same and type(value) is not list else inside if isinstance(value, list) else tuple(inside)
     if isinstance(value, Mapping):
         made: Any = copy.copy(value)
         for key in value:

@@ -166,7 +166,8 @@ class Trials:
             message = (
                 f"The examples of a batch influence each other in {name}, or it cannot be told which rows of its "
                 f"inputs are whose: no way to take {B} examples apart gives what it returns for the batch. Give the examples in the first "
-                "dimension, what all share without it or with a first dimension of 1, and take no statistics over the batch."
+                "dimension (of a packed sequence, return pad_packed_sequence(out, batch_first=True)), what all share without it or with a "
+                "first dimension of 1, and take no statistics over the batch."
             )
         self._tape.failure = message
         raise NotIsolated(message)
