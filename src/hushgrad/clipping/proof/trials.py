@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping._torch import checkpoints_off
 from hushgrad.clipping.costs import FEW
 from hushgrad.clipping.isolated import culprit
 from hushgrad.clipping.marks import mark_of
 from hushgrad.clipping.proof.given import copied, finite, floats, jittered, shuffled, tamed
-from hushgrad.clipping.proof.inputs import readings
+from hushgrad.clipping.proof.inputs import leaves, readings
 from hushgrad.clipping.proof.order import is_fixed
 from hushgrad.clipping.proof.others import swayed
 from hushgrad.clipping.proof.prove import prove
@@ -24,6 +25,7 @@ from hushgrad.clipping.proof.seal import Broken, broken
 from hushgrad.clipping.proof.state import Attributes, Place, attributes_restored
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run, still_there, surveyed
+from hushgrad.clipping.proof.words import refusal
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
 if TYPE_CHECKING:
@@ -144,31 +146,11 @@ class Trials:
             self._tape.failure = str(failure.error)
             raise failure.error
         found = None
-        if problem is None or problem.influence:
+        packed = any(isinstance(t, PackedSequence) for t in leaves(inputs))  # its rows are no examples: no layer is to blame
+        if (problem is None or problem.influence) and not packed:
             with as_it_was(self.model), self._capture.pause():
                 found = culprit(self.model, inputs[0], inputs[1], B)
-        if found is not None:
-            message = found
-        elif failure.drawn:
-            message = (
-                f"The model draws random numbers ({', '.join(sorted(failure.drawn))}) of which it cannot be told whether examples "
-                "influence each other through them. Switch that off, or vouch for it with check_isolation=False."
-            )
-        elif problem and problem.influence:
-            message = f"{name} lets the examples of a batch influence each other: {problem.what}."
-        elif problem:
-            message = (
-                f"What is read of {name} in a batch is not what its examples give alone: {problem.what}. Hooks on gradients or parameters, "
-                "functions with a backward of their own, and forwards that exchange the weights of a layer do that; leave them out, or "
-                "register a rule for the module."
-            )
-        else:
-            message = (
-                f"The examples of a batch influence each other in {name}, or it cannot be told which rows of its "
-                f"inputs are whose: no way to take {B} examples apart gives what it returns for the batch. Give the examples in the first "
-                "dimension (of a packed sequence, return pad_packed_sequence(out, batch_first=True)), what all share without it or with a "
-                "first dimension of 1, and take no statistics over the batch."
-            )
+        message = found or refusal(name, B, failure.problem, failure.drawn, packed=packed)
         self._tape.failure = message
         raise NotIsolated(message)
 

@@ -1,0 +1,46 @@
+"""What a failed proof says, with a remedy that somebody can follow who did not write the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hushgrad.clipping.proof.seal import Broken
+
+__all__ = ["refusal"]
+
+
+def refusal(name: str, examples: int, problem: Broken | None, drawn: Iterable[str], *, packed: bool) -> str:
+    """A sentence for a model in which no single module is to blame.
+
+    Args:
+        name: of the model.
+        examples: in the batch.
+        problem: what broke the seal; None if no reading of the inputs explains the outputs.
+        drawn: operations that drew random numbers.
+        packed: an input is a packed sequence.
+    """
+    if packed and (problem is None or problem.influence):
+        return (
+            f"It cannot be told which rows of the outputs of {name} are whose, or its examples influence each other. Of a packed sequence "
+            "return pad_packed_sequence(out, batch_first=True), not its rows (out.data)."
+        )
+    if drawn:
+        return (
+            f"The model draws random numbers ({', '.join(sorted(drawn))}) of which it cannot be told whether examples influence each other "
+            "through them. Switch that off, or vouch for it with check_isolation=False."
+        )
+    if problem and problem.influence:
+        return f"{name} lets the examples of a batch influence each other: {problem.what}."
+    if problem:
+        return (
+            f"What is read of {name} in a batch is not what its examples give alone: {problem.what}. Hooks on gradients or parameters, "
+            "functions with a backward of their own, and forwards that exchange the weights of a layer do that; leave them out, or "
+            "register a rule for the module."
+        )
+    return (
+        f"The examples of a batch influence each other in {name}, or it cannot be told which rows of its inputs are whose: no way to take "
+        f"{examples} examples apart gives what it returns for the batch. Give the examples in the first dimension, what all share without "
+        "it or with a first dimension of 1, and take no statistics over the batch."
+    )
