@@ -469,6 +469,18 @@ def test_the_key_is_nowhere_but_where_it_was_asked_for(data):
         pickle.dumps(private.key)
 
 
+def test_a_pickled_model_holds_no_record_and_no_key(data):
+    """Its hooks know the batch and the loader; a file of the model must not."""
+    key = bytes(range(1, 33))
+    model, _, private = _setup(key=key)
+    batches = iter(private.loader(data))
+    inputs, targets = next(batches)
+    F.cross_entropy(model(inputs), targets).backward()
+    content = pickle.dumps(model)
+    assert key not in content and not any(row.numpy().tobytes() in content for row in inputs)
+    assert torch.equal(pickle.loads(content)(inputs), model(inputs))
+
+
 def test_a_seeded_run_says_that_it_is_reproducible(data):
     *_, private = _setup(seed=4)
     assert "whoever knows the seed" in str(private.spent())

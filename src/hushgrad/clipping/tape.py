@@ -76,11 +76,12 @@ class Tape:
         self.batches: list[Batch] = []
         self.clear()
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Tape:
-        """A copy of a captured model (for averages, say) has copies of the hooks, but is an ordinary model: nobody would collect."""
-        copied = Tape()
-        copied.silent = 1
-        return copied
+    def __reduce__(self) -> tuple[Callable[[], Tape], tuple[()]]:
+        """A copy of a captured model (for averages, in a file) has copies of the hooks, but is an ordinary model: nobody would collect.
+
+        Nothing of the batch goes with it: what a pass has read are records.
+        """
+        return _silent, ()
 
     def clear(self) -> None:
         """Forget all passes and announcements."""
@@ -243,3 +244,9 @@ class Tape:
         """Refuse, now and at the next collect: an error inside backward may be swallowed."""
         self.failure = message
         raise CaptureError(message)
+
+
+def _silent() -> Tape:
+    tape = Tape()
+    tape.silent = 1
+    return tape
