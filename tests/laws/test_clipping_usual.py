@@ -90,3 +90,32 @@ def test_a_step_leaves_nothing_to_the_garbage_collector(passes: int) -> None:
     step()  # what torch makes once
     # Objects of earlier tests, whose finalizers needed one collection more, may be counted once; a step's own every time.
     assert min(garbage() for _ in range(4)) == 0
+
+
+class _Tied(nn.Module):
+    """A table that is read as a layer and as a matrix, beside a layer that is not used: as many calls as in the usual step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.idle = nn.Embedding(10, 4), nn.Linear(4, 4, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return (self.table(ids) @ self.table.weight.t()).sum(1)
+
+
+@pytest.mark.parametrize("unused", ["zero", "raise"])
+def test_a_parameter_that_is_used_twice_is_not_usual(unused: str) -> None:
+    torch.manual_seed(0)
+    model, ids = _Tied().double(), torch.randint(10, (5, 3))
+    capture = Capture(model, loss_reduction="sum", unused=unused, check_isolation=False)
+    capture.attach()
+    model(ids).sin().sum().backward()
+    if unused == "raise":
+        with pytest.raises(CaptureError, match=r"idle\.weight got no gradient"):
+            capture.collect(Flat(1.0))
+        return
+    found = capture.collect(Flat(1.0))
+    capture.detach()
+    for i, norm in enumerate(found.raw_norms):
+        (g,) = torch.autograd.grad(model(ids[i : i + 1]).sin().sum(), [model.table.weight])
+        torch.testing.assert_close(norm, g.norm())

@@ -230,6 +230,28 @@ def test_an_evaluation_between_forward_and_backward_is_no_part_of_the_step() -> 
     torch.testing.assert_close(capture.collect(Flat(1e9)).raw_sums["weight"], alone["weight"].sum(0))
 
 
+@pytest.mark.parametrize("training, rows", [(False, 3 * B), (False, B), (True, 3 * B + 1)])
+def test_an_evaluation_before_the_forward_is_no_part_of_the_step(training: bool, rows: int) -> None:
+    """Whatever its size: one that is a multiple of the batch, too, or that cannot hold the batch."""
+    model, x = nn.Linear(D, 2).double(), torch.randn(B, D, dtype=torch.float64)
+    alone = one_by_one(model, (x,), lambda y: y.square().sum())
+    capture = _captured(model)
+    capture.examples(B)
+    model.train(training)
+    assert model(torch.randn(rows, D, dtype=torch.float64)).shape == (rows, 2)
+    model.train()
+    model(x).square().sum().backward()
+    torch.testing.assert_close(capture.collect(Flat(1e9)).raw_sums["weight"], alone["weight"].sum(0))
+
+
+def test_a_gradient_from_another_batch_in_evaluation_mode_is_refused() -> None:
+    model = nn.Linear(D, 2).eval()
+    capture = _captured(model)
+    capture.examples(B)
+    with pytest.raises(CaptureError, match="none over the examples of the batch"):
+        model(torch.randn(3 * B, D)).sum().backward()
+
+
 def test_a_gradient_that_comes_back_from_it_is_refused() -> None:
     model = nn.Linear(D, 2)
     capture, x = _captured(model), torch.randn(B, D)

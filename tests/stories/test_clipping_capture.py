@@ -444,6 +444,16 @@ def test_compiled_model(backend):
         agrees(capture.collect(Flat(CLIP)), expected, 1e-5)
 
 
+def test_a_model_compiled_in_place_is_proved_as_it_is():
+    model, x = mlp().float(), torch.randn(6, 4)
+    expected = oracle(model, (x,))
+    model.compile(backend="aot_eager")
+    capture = attached(model)
+    for _ in range(2):
+        sum_of_sines(model(x)).backward()
+        agrees(capture.collect(Flat(CLIP)), expected, 1e-5)
+
+
 def test_a_model_that_ran_compiled_before_the_capture_was_attached_is_exact_or_refused():
     model, x = mlp().float(), torch.randn(6, 4)
     expected = oracle(model, (x,))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ __all__ = [
     "backward_task",
     "called",
     "checkpoints_off",
+    "eagerly",
     "global_hooks",
     "input_metadata",
     "input_shape",
@@ -34,6 +35,7 @@ __all__ = [
     "saved",
 ]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 Node = Any  # torch.autograd.graph.Node; custom functions' nodes are no instances of it
 
 # The number of the backward pass that is running in this thread, -1 outside of one.
@@ -68,6 +70,11 @@ def checkpoints_off() -> Iterator[None]:
         yield
     finally:
         CheckpointFunction.apply = kept  # type: ignore[method-assign]
+
+
+def eagerly(function: Function) -> Function:
+    """Nothing inside is compiled, whatever the caller was compiled by. (What torch itself decorates its optimizers with.)"""
+    return torch._disable_dynamo(function)  # type: ignore[return-value]
 
 
 def global_hooks() -> list[dict[Any, Any]]:

@@ -91,6 +91,7 @@ class Capture(Collecting):
         self._params: dict[str, nn.Parameter] = {}
         self._names: dict[int, str] = {}  # of the parameters, by identity
         self._bare: dict[str, Site] = {}  # parameters that are read at the frontier
+        self._covered: frozenset[str] = frozenset()  # parameters that a site has
         self._usual_calls = 0
         self._frozen: list[tuple[str, nn.Parameter]] = []
         self._dtypes: dict[str, torch.dtype] = {}  # of the sums
@@ -121,11 +122,11 @@ class Capture(Collecting):
             self._certificate = self._certificate._replace(width=width)
             self._certificate.cap(1)  # a batch for which there is none is refused now
             self._dtypes = dict.fromkeys(self._dtypes, torch.float64)
-        covered = {name for s in self._sites for name in s.full.values()}
-        self._usual_calls = len(self._sites) + len(self._params.keys() - covered)
+        self._covered = frozenset(name for s in self._sites for name in s.full.values())
+        self._usual_calls = len(self._sites) + len(self._params.keys() - self._covered)
         self._names = {id(p): name for name, p in self._params.items()}
         self._scattered = frozenset(name for s in self._sites if s.rule.scatters for name in s.full.values())
-        self._tied = sum(len(s.names) for s in self._sites) > len(covered)
+        self._tied = sum(len(s.names) for s in self._sites) > len(self._covered)
         self._handles += self._root.hooks()
         for site in self._sites:
             self._handles += site.hooks()

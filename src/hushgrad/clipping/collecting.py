@@ -41,6 +41,7 @@ class Collecting:
     _params: dict[str, nn.Parameter]
     _names: dict[int, str]
     _bare: dict[str, Site]
+    _covered: frozenset[str]
     _usual_calls: int
     _frozen: list[tuple[str, nn.Parameter]]
     _dtypes: dict[str, torch.dtype]
@@ -171,7 +172,13 @@ class Collecting:
             return None
         batch = tape.batches[0]
         calls = batch.calls
-        if len(batch.tasks) != 1 or batch.units is not None or len(calls) != self._usual_calls or not _all_different(calls):
+        if (
+            len(batch.tasks) != 1
+            or batch.units is not None
+            or len(calls) != self._usual_calls
+            or not _all_different(calls)
+            or not self._covered.isdisjoint(batch.bare)
+        ):
             return None
         for p in self._params.values():
             if not p.requires_grad:

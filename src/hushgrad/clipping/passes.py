@@ -11,7 +11,7 @@ from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Structure,
 if TYPE_CHECKING:
     from hushgrad.clipping.tape import Tape
 
-__all__ = ["Pass", "is_evaluation", "place_all"]
+__all__ = ["Pass", "is_evaluation", "may_hold", "place_all"]
 
 
 class Pass:
@@ -44,8 +44,9 @@ def is_evaluation(tape: Tape, tensors: list[Any], expected: int | None, *, aside
     """
     if expected is None:
         return aside
-    return (aside or tape.is_open) and not _may_hold(tensors, expected)
+    return (aside or tape.is_open) and not may_hold(tensors, expected)
 
 
-def _may_hold(tensors: list[Any], examples: int) -> bool:
+def may_hold(tensors: list[Any], examples: int) -> bool:
+    """Whether some tensor has a dimension for so many examples."""
     return any(n and n % examples == 0 for t in tensors for n in t.data.shape[:2]) if examples else True

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hushgrad.clipping._torch import nodes_made, pop_packing, push_packing, refuse_tracing
+from hushgrad.clipping._torch import eagerly, nodes_made, pop_packing, push_packing, refuse_tracing
 from hushgrad.clipping.costs import AGAIN, TRIES
-from hushgrad.clipping.passes import Pass, is_evaluation, place_all
+from hushgrad.clipping.passes import Pass, is_evaluation, may_hold, place_all
 from hushgrad.clipping.proof.given import floats
 from hushgrad.clipping.proof.inputs import examples_of, leaves
 from hushgrad.clipping.proof.known import Known
@@ -42,9 +42,9 @@ class Root:
         self.model, self._capture, self._tape, self._seal = capture.model, capture, capture._tape, seal
         self._attributes = Attributes(self.model)
         self._lot = Random(0)  # of its own: a proof takes nobody's numbers, and a run can be repeated
-        self._trials = Trials(capture, self._attributes, self._lot, seal=seal)
-        self._reader = Reader(capture, self.deaf, self._lot)
         self.known = Known()
+        self._trials = Trials(capture, self._attributes, self._lot, self.known, seal=seal)
+        self._reader = Reader(capture, self.deaf, self._lot)
         self._stack: list[Pass | None] = []
         self._usual: tuple[Structure | None, int, Any] = (
             None,
@@ -86,6 +86,7 @@ class Root:
 
     # One pass ------------------------------------------------------------------------------------------------------------
 
+    @eagerly
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         refuse_tracing()
         tape = self._tape
@@ -114,6 +115,7 @@ class Root:
             torch.backends.mha.set_fastpath_enabled(False)
         here.nodes = nodes_made()
 
+    @eagerly
     def _exit(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         here = self._stack.pop() if self._stack else None
         if here is None:
@@ -241,27 +243,32 @@ class Root:
         B = expected if expected is not None else self._counted(inputs)
         if B == 0:
             return Pass(inputs, 0, [], key, fresh=False)
-        if aside and B > 1 and examples_of(inputs)[:1] != [B] and not self._trials.may_be_read(inputs, B):
-            return None  # an evaluation after all: something else is as large
-        structure = self._proved(inputs, B)
+        doubtful = aside or (expected is not None and not may_hold(tensors, B))
+        try:
+            structure = self._proved(inputs, B, for_good=not doubtful)
+        except (CaptureError, NotIsolated) as error:
+            if not doubtful:
+                raise
+            tape.failure, tape.aside = None, str(error)  # so it is an evaluation; a gradient that comes back is refused
+            return None
         return Pass(inputs, B, [structure] if B > 1 else [], self._key(tensors), fresh=True)
 
-    def _proved(self, inputs: Any, B: int) -> Structure:
+    def _proved(self, inputs: Any, B: int, *, for_good: bool = True) -> Structure:
         """Prove and remember. Raises NotIsolated, for good, or CaptureError."""
-        with self._kept_for_good():
+        with self._kept(for_good=for_good):
             structure = self._trials.proved(inputs, B) if B > 1 else self._trials.proved_of_one(inputs)
         self._attributes.proved()
         self.known.add(self._key(leaves(inputs)), structure)  # what counts passes was found out by the proof
         return structure
 
     @contextmanager
-    def _kept_for_good(self) -> Iterator[None]:
-        """Proofs inside are no part of a pass; what they refuse stays refused."""
+    def _kept(self, *, for_good: bool) -> Iterator[None]:
+        """Proofs inside are no part of a pass; what they refuse stays refused, if it is for good."""
         stack, self._stack = self._stack, []
         try:
             yield
         except NotIsolated as error:
-            if self._seal:
+            if self._seal and for_good:
                 self.failed = str(error)
             raise
         finally:
@@ -274,7 +281,7 @@ class Root:
             return True
         lot = self._lot.randrange(4 * AGAIN)
         if 0 < lot < 4:
-            with self._kept_for_good():
+            with self._kept(for_good=True):
                 self._trials.repeat(structure, inputs, B)
         return lot == 0
 

@@ -87,6 +87,7 @@ class Tape:
         """Forget all passes and announcements."""
         self.clear_batches()
         self.failure: str | None = None
+        self.aside: str | None = None  # why a pass is none over the batch: an evaluation
         self.leaks: set[str] = set()  # parameters whose gradient went past the capture
         self._next: tuple[int | None, Tensor | None, int] = (None, None, 0)
         self._probe: int | None = None
@@ -217,6 +218,8 @@ class Tape:
     def unproved(self, call: Call) -> NoReturn:
         """A gradient came back to a call of which it is not known whose rows it has."""
         path = call.site.path or "The model"
+        if not call.shapes and self.aside is not None:
+            self.fail(f"A gradient came back from a pass that is none over the examples of the batch. {self.aside}")
         if not call.shapes:
             self.fail(
                 f"{path} was called outside of model(x), or inside a reentrant checkpoint, so that it cannot be told whose its rows are. "

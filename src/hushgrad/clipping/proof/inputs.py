@@ -47,6 +47,11 @@ class Reading(NamedTuple):
 
         return mapped(inputs, pick)
 
+    def shared_like_data(self, inputs: Packed, examples: int) -> list[int]:
+        """Tensors that all examples share under this reading, though they have a dimension for so many of them."""
+        pairs = enumerate(zip(leaves(inputs), self.layouts, strict=True))
+        return [k for k, (t, layout) in pairs if layout is None and _options(t, examples)[0] is not None]
+
     def layouts_alike(self, other: Reading) -> bool:
         """The same but for sizes."""
         mine, its = ([v[:2] if isinstance(v, Layout) else v for v in r.layouts] for r in (self, other))

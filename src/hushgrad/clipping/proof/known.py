@@ -28,6 +28,10 @@ class Known:
         """All that were proved."""
         return [structure for proved in self._proved.values() for structure in proved]
 
+    def shared(self, tensor: int, shape: tuple[int, ...]) -> bool:
+        """Whether all examples shared the input of this number, of this shape, in a pass that was proved."""
+        return any(s.reading.layouts[tensor : tensor + 1] == (None,) and s.sizes[tensor] == shape for s in self.every())
+
     def add(self, key: Any, structure: Structure) -> None:
         """Remember; one that looks the same is replaced, whatever was concluded is forgotten."""
         kept = [

@@ -103,9 +103,10 @@ def _by_parts(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: in
 
 
 def _by_crowds(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: int, lot: Random) -> str | None:
-    """Everybody among many copies of one: whatever has room for so many, or for so many alike, is full."""
-    n = crowd(B)
-    copies = lot.sample([*range(B), *[lot.randrange(B)] * (n - B)], n)
+    """A few among so many copies of one as a batch may hold: whatever has room for fewer, or for fewer alike, is full."""
+    few = lot.sample(range(B), min(B, FEW))
+    copies = [*few, *[lot.randrange(B)] * crowd(B)]
+    copies, n = lot.sample(copies, len(copies)), len(copies)
     made = _outputs(stage, part_of(structure.reading, inputs, copies, B))
     if not _kept(structure, run.outputs, made, torch.tensor(copies), torch.arange(n), B, n):
         return "the output of one changes when it is among copies of another"

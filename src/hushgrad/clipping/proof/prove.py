@@ -9,11 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import accumulated
@@ -21,8 +19,9 @@ from hushgrad.clipping.call import Call
 from hushgrad.clipping.costs import crowd
 from hushgrad.clipping.layout import DEAD, MIXED, ROWS, SHARED, Kind, Layout, layouts_of
 from hushgrad.clipping.proof.around import around
+from hushgrad.clipping.proof.fits import fit_of
 from hushgrad.clipping.proof.graph import Frontier, Graph, Source, Trail, find
-from hushgrad.clipping.proof.inputs import Reading, leaves, readings
+from hushgrad.clipping.proof.inputs import Reading, leaves
 from hushgrad.clipping.proof.order import Move, moves_of, owners_at
 from hushgrad.clipping.proof.shares import has_formula
 from hushgrad.clipping.proof.structure import (
@@ -36,7 +35,7 @@ from hushgrad.clipping.proof.structure import (
     pattern,
     sizes_of,
 )
-from hushgrad.clipping.proof.survey import Names, Run, Stage, Survey, exits_in, rows_of, run_some, surveyed
+from hushgrad.clipping.proof.survey import Names, Run, Stage, Survey, rows_of, surveyed
 from hushgrad.clipping.proof.tags import Owners
 from hushgrad.clipping.site import Site
 from hushgrad.errors import CaptureError
@@ -49,60 +48,13 @@ def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, Survey] 
     whole = stage.run(inputs, examples)
     few = 2 if examples == 3 else 3
     which = torch.tensor([0, examples - 1, examples // 2][:few])
-    fits = _fitting(stage, inputs, whole, which, examples)
-    fit = next(fits, None)
+    fit = fit_of(stage, inputs, whole, which, examples)
     if fit is None:
         return None
-    rival = next((other for other in fits if _differ(fit, other)), None)
-    reading, some, layouts = fit if rival is None else _told_apart(fit, rival, stage.dim(), inputs)
+    reading, some, layouts = fit
     first, second = (surveyed(r, layouts, n) for r, n in ((whole, examples), (some, few)))
     beside = around(stage, reading, inputs, first, layouts)
     return _structure(stage, reading, inputs, layouts, first, second, beside), first
-
-
-class _Fit(NamedTuple):
-    """A reading of the inputs under which some examples alone give what they give in the batch."""
-
-    reading: Reading
-    some: Run
-    layouts: tuple[Layout | None, ...]
-
-
-def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int) -> Iterator[_Fit]:
-    """The likeliest reading that explains the outputs; then those that give a tensor's rows to others."""
-    first: Reading | None = None
-    for reading in readings(inputs, examples):
-        if first is None or _elsewhere(first.layouts, reading.layouts):
-            some = run_some(stage, reading, inputs, which, examples)
-            layouts = None if some is None else exits_in(whole, some, which, examples)
-            if some is not None and layouts is not None:
-                first = first or reading
-                yield _Fit(reading, some, layouts)
-
-
-def _elsewhere(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    return any(isinstance(x, Layout) and isinstance(y, Layout) and x[:2] != y[:2] for x, y in zip(a, b, strict=True))
-
-
-def _differ(fit: _Fit, other: _Fit) -> bool:
-    return _elsewhere(fit.layouts, other.layouts)
-
-
-def _told_apart(fit: _Fit, rival: _Fit, dim: int | None, inputs: Any) -> _Fit:
-    """Of two readings of which the model shows neither to be wrong, the one with the examples in the dimension that was said."""
-    shape = next(
-        tuple(t.shape)
-        for t, x, y in zip(leaves(inputs), fit.reading.layouts, rival.reading.layouts, strict=True)
-        if _elsewhere([x], [y])
-    )
-    for one in (fit, rival) if dim is not None else ():
-        layouts = zip(fit.reading.layouts, rival.reading.layouts, one.reading.layouts, strict=True)
-        if all(own.dim == dim for x, y, own in layouts if _elsewhere([x], [y])):
-            return one
-    raise CaptureError(
-        f"It cannot be told which rows of an input of the shape {shape} are whose: the model treats two ways to read it alike. Let "
-        "private.loader(dataset, collate_fn=...) deal the batches, or say where the examples are: capture.examples(count, dim=0), or dim=1."
-    )
 
 
 # From surveys to a structure ----------------------------------------------------------------------------------------------
@@ -229,8 +181,11 @@ def _layout(own: Owners, other: list[Owners], examples: int, few: int) -> Layout
     if not own.clean:
         return SHARED
     mine = layouts_of(own.each, examples)
-    if other and (other[0].each is None or not other[0].clean):
-        return SHARED
+    if other and not other[0].clean:
+        routed = other[0].silent and not any(layout.regular for layout in mine)  # to an expert that got nothing there
+        if not routed:
+            return SHARED
+        other = []
     its = layouts_of(other[0].each, few) if other and other[0].each is not None else []
     both = [a for a in mine if a.regular and any(a[:2] == b[:2] for b in its)]
     if len(both) == 1:

@@ -53,6 +53,9 @@ class Stage(Names, Protocol):
 
     model: nn.Module
 
+    def shared(self, tensor: int, shape: tuple[int, ...]) -> bool:
+        """Whether all examples shared this input, of this shape, in a pass that was proved."""
+
     def run(self, inputs: Any, examples: int, structure: Structure | None = None) -> Run:
         """A pass under the capture."""
 

@@ -49,6 +49,11 @@ class Owners(NamedTuple):
         """Proved, and no element belongs to several examples."""
         return self.proved and self.each is not None and not bool((self.each == MIXED).any())
 
+    @property
+    def silent(self) -> bool:
+        """No gradient came back at all: that says nothing of anybody."""
+        return self.each is None or bool((self.each == NOBODY).all())
+
 
 def cotangents(exits: Sequence[Exit], seed: int = 0) -> list[Tensor]:
     """Random, dense, of size about 1: no element is small."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -17,6 +17,7 @@ from hushgrad.clipping.isolated import culprit
 from hushgrad.clipping.marks import mark_of
 from hushgrad.clipping.proof.given import copied, finite, floats, jittered, shuffled, tamed
 from hushgrad.clipping.proof.inputs import leaves, readings
+from hushgrad.clipping.proof.known import Known
 from hushgrad.clipping.proof.order import is_fixed
 from hushgrad.clipping.proof.others import swayed
 from hushgrad.clipping.proof.prove import prove
@@ -46,9 +47,10 @@ class _Failure(NamedTuple):
 class Trials:
     """Proves passes of a model. A stage of :mod:`~hushgrad.clipping.proof.prove` and :mod:`~hushgrad.clipping.proof.seal`."""
 
-    def __init__(self, capture: Capture, attributes: Attributes, lot: Random, *, seal: bool) -> None:
+    def __init__(self, capture: Capture, attributes: Attributes, lot: Random, known: Known, *, seal: bool) -> None:
         self.model: nn.Module = capture.model
         self._capture, self._tape, self._attributes, self._lot, self._seal = capture, capture._tape, attributes, lot, seal
+        self._known = known
         self.runs: list[Run] | None = None  # of the proof that is running
         self.of: tuple[int, Structure | None] = (0, None)
         self._start: dict[str, Tensor] = {}
@@ -94,8 +96,9 @@ class Trials:
 
     def may_be_read(self, inputs: Any, B: int) -> bool:
         """Whether some reading of the inputs explains the outputs for so many examples."""
-        with self._proving(Quiet()):
+        with suppress(NotIsolated), self._proving(Quiet()):
             return prove(self, finite(inputs), B) is not None
+        return False
 
     def _tried(self, inputs: Any, B: int) -> Structure | _Failure:
         quiet = Quiet()
@@ -232,6 +235,10 @@ class Trials:
         """The dimension of the inputs in which somebody has said that the examples are."""
         said = self._tape.dim
         return said() if callable(said) else said
+
+    def shared(self, tensor: int, shape: tuple[int, ...]) -> bool:
+        """Whether all examples share this input: so it was in an earlier proof, or somebody vouches for the model."""
+        return not self._seal or self._known.shared(tensor, shape)
 
     def name_of(self, leaf: Tensor) -> str | None:
         """The name of a trained parameter."""

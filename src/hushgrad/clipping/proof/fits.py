@@ -1,0 +1,113 @@
+"""Which reading of a model's inputs is right: the one under which examples alone give what they give in the batch, told from all others.
+
+No size says whose a row is. Where the model treats two readings alike, or an input with a row for each example as something that all share,
+nobody but the caller knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from hushgrad.clipping.layout import Layout
+from hushgrad.clipping.proof.inputs import Reading, leaves, readings
+from hushgrad.clipping.proof.survey import Run, Stage, exits_in, run_some
+from hushgrad.errors import CaptureError, NotIsolated
+
+__all__ = ["fit_of"]
+
+
+class _Fit(NamedTuple):
+    """A reading of the inputs under which some examples alone give what they give in the batch."""
+
+    reading: Reading
+    some: Run
+    layouts: tuple[Layout | None, ...]
+
+
+def fit_of(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int) -> _Fit | None:
+    """The reading that explains the outputs of the whole batch; None if there is none.
+
+    Args:
+        stage: runs the model.
+        inputs: of the model.
+        whole: its pass over the batch.
+        which: examples that run alone.
+        examples: in the batch.
+
+    Raises:
+        CaptureError, NotIsolated: another reading explains them, too, or something may be the examples' own that all share.
+    """
+    fits = _fitting(stage, inputs, whole, which, examples)
+    fit = next(fits, None)
+    if fit is None:
+        return None
+    rival = next((other for other in fits if _differ(fit, other)), None)
+    fit = fit if rival is None else _told_apart(fit, rival, stage.dim(), inputs)
+    _require_told(fit.reading, inputs, examples, stage.shared)
+    return fit
+
+
+def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int) -> Iterator[_Fit]:
+    """The likeliest reading that explains the outputs; then those that give a tensor's rows to others."""
+    first: Reading | None = None
+    for reading in readings(inputs, examples):
+        if first is None or _elsewhere(first.layouts, reading.layouts):
+            some = run_some(stage, reading, inputs, which, examples)
+            layouts = None if some is None else exits_in(whole, some, which, examples)
+            if some is not None and layouts is not None:
+                first = first or reading
+                yield _Fit(reading, some, layouts)
+
+
+def _elsewhere(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return any(isinstance(x, Layout) and isinstance(y, Layout) and x[:2] != y[:2] for x, y in zip(a, b, strict=True))
+
+
+def _differ(fit: _Fit, other: _Fit) -> bool:
+    return _elsewhere(fit.layouts, other.layouts)
+
+
+def _told_apart(fit: _Fit, rival: _Fit, dim: int | None, inputs: Any) -> _Fit:
+    """Of two readings of which the model shows neither to be wrong, the one with the examples in the dimension that was said."""
+    shape = next(
+        tuple(t.shape)
+        for t, x, y in zip(leaves(inputs), fit.reading.layouts, rival.reading.layouts, strict=True)
+        if _elsewhere([x], [y])
+    )
+    told = []
+    for one in (fit, rival) if dim is not None else ():
+        layouts = zip(fit.reading.layouts, rival.reading.layouts, one.reading.layouts, strict=True)
+        if all(own.dim == dim for x, y, own in layouts if _elsewhere([x], [y])):
+            told.append(one)
+    if len(told) == 1:  # rows of one example that follow each other, or come in turns, are in the same dimension
+        return told[0]
+    raise CaptureError(
+        f"It cannot be told which rows of an input of the shape {shape} are whose: the model treats two ways to read it alike. Let "
+        "private.loader(dataset, collate_fn=...) deal the batches, or say where the examples are: capture.examples(count, dim=0), or dim=1 "
+        "(several rows of each example need a dimension of their own: (B, views, ...))."
+    )
+
+
+def _require_told(reading: Reading, inputs: Any, examples: int, known: Callable[[int, Any], bool]) -> None:
+    """Refuse a reading that explains the outputs and may still be wrong: no size says whose a row is.
+
+    Args:
+        reading: what explains the outputs.
+        inputs: of the model.
+        examples: in them.
+        known: whether all examples shared this tensor, of this size, in a proof of another number of examples.
+
+    Raises:
+        NotIsolated: with the remedy.
+    """
+    for k in reading.shared_like_data(inputs, examples):
+        shape = tuple(leaves(inputs)[k].shape)
+        if not known(k, shape):
+            raise NotIsolated(
+                f"The model uses an input of the shape {shape} for all {examples} examples of the batch together, though it has a row for "
+                "each of them: if these are the examples' own, they influence each other. Give what all share (a mask) a first dimension "
+                "of 1, mask[None]; keep the examples' own data apart."
+            )
