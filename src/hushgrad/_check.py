@@ -165,8 +165,11 @@ def probability(remedy: str = "", **argument: Any) -> float:
 
 
 def rate(remedy: str = "", **argument: Any) -> float:
-    """A sampling rate: a number in (0, 1]."""
-    return between(0, 1, closed="right", remedy=remedy, **argument)
+    """A sampling rate: a number in (0, 1]. Floats that have lost their digits are none."""
+    x = between(0, 1, closed="right", remedy=remedy, **argument)
+    if x < sys.float_info.min:
+        fail(*_only(argument), f"to be at least {sys.float_info.min!r}, the least float with all its digits", remedy)
+    return x
 
 
 def delta(remedy: str = "", *, zero: bool = False, **argument: Any) -> float:

@@ -254,7 +254,7 @@ def test_the_delta_just_below_the_largest_loss_is_not_too_small(seed: int) -> No
             assert low <= shown * exact <= high
 
 
-@pytest.mark.parametrize("rate", [5e-324, 1e-9, 0.1])
+@pytest.mark.parametrize("rate", [2.3e-308, 1e-9, 0.1])
 def test_a_sampled_mixture_is_a_mixture_for_every_accountant(rate: float) -> None:
     mixture = GaussianMixture(noise_multiplier=1.0, sensitivities=(0.0, 1.0), probabilities=(0.5, 0.5))
     plain = Gaussian(1.0).sampled(rate=rate / 2) if rate > 1e-300 else Gaussian(1.0).sampled(rate=rate)
@@ -355,3 +355,11 @@ def test_a_delta_that_is_told_can_be_asked() -> None:
         assert told == 0 or epsilon(Gaussian(0.5), delta=told, accountant=name) >= 0
     (told,) = delta_curve(Gaussian(0.5), [77.6], accountant="gdp")
     assert told >= sys.float_info.min
+
+
+def test_a_rate_that_lost_its_digits_is_refused_and_the_least_other_one_is_not() -> None:
+    with pytest.raises(ArgumentError, match="all its digits"):
+        Gaussian(1.0).sampled(rate=5e-324)
+    for relation in ("add_remove", "replace_one"):
+        least = Gaussian(1.0).sampled(rate=sys.float_info.min) * 2
+        assert epsilon_interval(least, delta=1e-300, relation=relation) == (0.0, 0.0)

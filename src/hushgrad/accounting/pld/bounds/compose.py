@@ -184,12 +184,8 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
     least, most = range_of(parts)
     begins = least >= low + step  # the window holds all smaller losses
     under = 0.0 if begins else math.exp(min(0.0, _at_most(parts, low, -window.down)))
-    raised = 0.0 if begins else _raised(under, t * (high - low))
     inside = most <= high - 2 * step
     beyond = 0.0 if inside else math.exp(min(0.0, _at_most(parts, high, t + window.up)))
-    shrinks = -window.far * (high - low)  # ln of what one more window is worth; sums of powers of it
-    folded = log_moment(parts, t + window.far) + shrinks - math.log(-math.expm1(shrinks)) if shrinks < 0 else math.inf
-    infinite = -math.expm1(sum(times * math.log1p(-min(m.infinite, 1 - 1e-16)) for m, times in parts))
     c = np.roll(spectrum.inverse(), -(start % n))
     rounding = spread + 64 * _U * (1 + abs(t * base) + abs(log_mass))
     reached("this composition", float(np.sum(c)), log_mass, spectrum.noise(), rounding if rounding < 600 else math.inf)
@@ -200,13 +196,24 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
         log_mass=log_mass,
         tilt=t,
         noise=spectrum.noise(),
-        raised=raised,
-        folded=(-math.inf if inside else folded, t + window.far),
+        raised=0.0 if begins else _raised(under, t * (high - low)),
+        folded=(-math.inf if inside else _folded(parts, t, window.far, high - low), t + window.far),
         beyond=beyond,
         relative=math.expm1(rounding),
-        infinite=infinite,
+        infinite=_infinite(parts),
         under=under,
     )
+
+
+def _folded(parts: Sequence[Part], t: float, far: float, width: float) -> float:
+    """The logarithm of what mass from above the window adds, times e^{(t + far) epsilon}: a sum of powers of one more window."""
+    shrinks = -far * width  # ln of what one more window is worth
+    return log_moment(parts, t + far) + shrinks - math.log(-math.expm1(shrinks)) if shrinks < 0 else math.inf
+
+
+def _infinite(parts: Sequence[Part]) -> float:
+    """The mass at an infinite loss."""
+    return -math.expm1(sum(times * math.log1p(-min(m.infinite, 1 - 1e-16)) for m, times in parts))
 
 
 def _at_most(parts: Sequence[Part], end: float, s: float) -> float:

@@ -105,7 +105,7 @@ class PoissonReplace(Curve):
         half = epsilon / 2
         with np.errstate(divide="ignore"):
             log_sinh = np.where(half < 1.0, np.log(np.sinh(np.minimum(half, 1.0))), half + np.log(-np.expm1(-2 * half) / 2))
-        log_y = math.log((1 - self.rate) / self.rate) + 0.5 * self.mu**2 + log_sinh
+        log_y = math.log1p(-self.rate) - math.log(self.rate) + 0.5 * self.mu**2 + log_sinh
         arsinh = np.where(log_y > 20.0, log_y + math.log(2.0), np.arcsinh(np.exp(np.minimum(log_y, 20.0))))
         return np.asarray((half + arsinh) / self.mu)
 
