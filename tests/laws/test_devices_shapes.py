@@ -157,6 +157,23 @@ def test_a_record_that_is_no_number_counts_once_however_often_it_fills_up():
     assert rejected == here > 0 and torch.allclose(weights, theirs, atol=1e-6)
 
 
+def test_fit_tells_the_same_of_batches_that_are_filled_up():
+    def told(*, padded: bool, size: int | None) -> list[dict[str, Any]]:
+        torch.manual_seed(0)
+        model, steps = mlp(), []
+        plan = plan_of(Case(), padded=padded)
+        data = TensorDataset(*features(6)(torch.Generator().manual_seed(1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        options: dict[str, Any] = {"seed": 0, "max_physical_batch": size, "progress": False, "callbacks": [steps.append]}
+        hushgrad.fit(model, F.cross_entropy, optimizer, data, plan, **options)
+        return steps
+
+    expected = told(padded=False, size=None)
+    for size in (None, 3):  # with 3, some parts are filled up altogether
+        for step, other in zip(expected, told(padded=True, size=size), strict=True):
+            assert step == pytest.approx(other, rel=1e-5)
+
+
 def test_copies_and_certified_runs_are_filled_up_too():
     class Noisy(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         def __len__(self) -> int:

@@ -234,7 +234,8 @@ class Passes:
             return
         if output.dim() >= 2 and output.shape[:1] + output.shape[2:] == target.shape:
             hits = (output.detach().argmax(dim=1) == target)[:counted]
-            self.raw_correct.append((hits.sum(), hits.numel()))
+            if hits.numel():  # a micro-batch may have no example
+                self.raw_correct.append((hits.sum(), hits.numel()))
 
 
 def _moved(data: Any, device: torch.device) -> Any:
