@@ -10,6 +10,7 @@ from torch import nn
 
 from hushgrad import clipping, noise
 from hushgrad.clipping import Capture, Flat
+from hushgrad.clipping.rules import linear
 from hushgrad.testing import devices
 from hushgrad.testing.counted import private_step
 from hushgrad.testing.models import MODELS
@@ -104,15 +105,16 @@ def test_records_that_are_no_numbers_are_left_out_there_too(name, bad):
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(theirs, sums, strict=True))
 
 
+@pytest.mark.parametrize("double", [True, False], ids=["double", "single"])
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
-def test_parts_that_cancel_move_the_sum_by_a_clip_norm_at_most(size):
+def test_parts_that_cancel_move_the_sum_by_a_clip_norm_at_most(size, double):
     """One record whose positions cancel: alone, and beside others, whose sum it must leave alone."""
     others, heavy = torch.randn(5, 8, 4), torch.randn(1, 8, 4)
     heavy[:, 1::2] = heavy[:, ::2]
 
     def summed(x: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(0)
-        with devices.pretend() as device:
+        with devices.pretend(double=double) as device:
             model = device.put(nn.Sequential(nn.Linear(4, 3)))
             x, signs = x.to("pretend"), signs.to("pretend")
             capture = Capture(model, loss_reduction="sum", check_isolation=False)
@@ -128,3 +130,22 @@ def test_parts_that_cancel_move_the_sum_by_a_clip_norm_at_most(size):
     signs = torch.ones(5, 8)
     difference = summed(torch.cat([others, heavy]), torch.cat([signs, alternating[None]])) - summed(others, signs)
     assert alone.norm() <= 1 + 1e-4 and difference.norm() <= 1 + 1e-4
+
+
+def test_gram_matrices_in_single_precision_let_nobody_be_longer_than_the_clip_norm(monkeypatch):
+    """Their terms nearly cancel, so that a norm may come out too small by rounding: it is taken from above."""
+    monkeypatch.setattr(linear, "_KEEP_AT_MOST", 0)
+    for seed in range(4):
+        for mean in (0.0, 8.0, 16.0, 25.0):
+            torch.manual_seed(seed)
+            x, weights = torch.randn(1, 6, 150) + mean, torch.randn(1, 6, 150)
+            weights -= weights.mean(1, keepdim=True)
+            with devices.pretend(double=False) as device:
+                capture = Capture(device.put(model := nn.Sequential(nn.Linear(150, 150, bias=False))), loss_reduction="sum")
+                capture.attach()
+                capture.examples(1)
+                (model(x.to("pretend")) * weights.to("pretend")).sum().backward()
+                made = capture.collect(Flat(1.0))
+                capture.detach()
+                norm = torch.cat([devices.on_host(s).flatten() for s in made.raw_sums.values()]).double().norm()
+            assert 0.99 <= norm <= 1 + 1e-6

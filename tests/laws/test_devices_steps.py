@@ -323,9 +323,27 @@ SLOW = {
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES])
 def test_a_step_on_a_device_is_the_step_in_main_memory(name):
-    case = CASES[name]
+    same_there(CASES[name], double=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", "tied", "conv2d", "positions", "lstm", "users", "adaptive", "james-stein", "drawn by the host"]
+)
+def test_a_device_without_double_precision_takes_the_same_step(name):
+    same_there(CASES[name], double=False)
+
+
+def test_what_needs_double_precision_is_refused_where_there_is_none():
+    with devices.pretend(double=False) as device:
+        model = device.put(mlp())
+        with pytest.raises(hushgrad.errors.ArgumentError, match="double precision for certified sums"):
+            hushgrad.make_private(model, sgd(list(model.parameters())), plan(certified=True), seed=0)
+
+
+def same_there(case: Case, *, double: bool) -> None:
+    """Three steps in main memory and on the device."""
     here = trained(case, None)
-    with devices.pretend() as device:
+    with devices.pretend(double=double) as device:
         there = trained(case, device)
         norms = devices.on_host(there["norms"])
     assert distance(there["weights"], here["weights"]) <= case.close

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check, _papers
+from hushgrad._widest import widest
 from hushgrad.clipping.base import Clipper
 from hushgrad.events import Event, Gaussian, Relation
 
@@ -117,9 +118,9 @@ class Adaptive(Clipper):
             noise: adds the count's noise to it, in place.
             norm: this step's clip norm on the device; None: it is still the value's own.
         """
-        here = raw_norms.new_full((1,), self.max_grad_norm, dtype=torch.float64) if norm is None else norm
-        wide = raw_norms.double()
-        count = (wide <= here).double().sub_(0.5).masked_fill_(wide < 0, 0.0).sum(0, keepdim=True)
+        wide = widest(raw_norms)
+        here = wide.new_full((1,), self.max_grad_norm) if norm is None else norm
+        count = (wide <= here).to(wide.dtype).sub_(0.5).masked_fill_(wide < 0, 0.0).sum(0, keepdim=True)
         noise(count)
         target = here.log().sub_(count.div_(self.batch_size).add_(0.5 - self.quantile), alpha=self.learning_rate)
         return AdaptiveThere(self, target.clamp_(-_FARTHEST, _FARTHEST).exp_())

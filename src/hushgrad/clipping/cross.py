@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hushgrad._widest import widest, widest_dtype
 from hushgrad.clipping.base import Factors, Record, Rule, added
 from hushgrad.clipping.mass import Mass, outer_mass, sq_norm
 from hushgrad.clipping.rules.gram import gram_sq_norm
@@ -134,27 +135,27 @@ def inner(a: Form, b: Form) -> Tensor:
     if isinstance(a, Factors) and isinstance(b, Factors):
         if a.left.dim() == 2:
             a, b = b, a
-        rights = torch.bmm(a.right.double(), b.right.double().transpose(1, 2))  # (B, T_a, T_b)
+        rights = torch.bmm(widest(a.right), widest(b.right).transpose(1, 2))  # (B, T_a, T_b)
         return rights.mul_(_lefts(a.left, b.left)).sum(2).sum(1)
     if isinstance(a, Factors):
         a, b = b, a
     assert isinstance(a, Tensor)
     if isinstance(b, Tensor):
         step = max(1, _WIDENED // max(1, a[0].numel())) if len(a) else 1
-        return torch.cat([(x.double() * y).flatten(1).sum(1) for x, y in zip(a.split(step), b.split(step), strict=True)])
+        return torch.cat([(widest(x) * y).flatten(1).sum(1) for x, y in zip(a.split(step), b.split(step), strict=True)])
     table = a.reshape(len(a), -1, b.right.shape[2])  # (B, m, n)
     if b.left.dim() == 3:
-        return torch.bmm(b.left.double(), table.double()).mul_(b.right).sum(2).sum(1)
-    rows = table.gather(1, b.left.clamp(min=0).unsqueeze(2).expand_as(b.right)).double()
+        return torch.bmm(widest(b.left), widest(table)).mul_(b.right).sum(2).sum(1)
+    rows = widest(table.gather(1, b.left.clamp(min=0).unsqueeze(2).expand_as(b.right)))
     return rows.mul_(b.right).mul_((b.left >= 0).unsqueeze(2)).sum(2).sum(1)
 
 
 def _lefts(left: Tensor, other: Tensor) -> Tensor:
     """<left_t, other_s> in double precision: (B, T, S); ``other`` may be one-hot rows given by their index."""
     if other.dim() == 3:
-        return torch.bmm(left.double(), other.double().transpose(1, 2))
+        return torch.bmm(widest(left), widest(other).transpose(1, 2))
     index = other.clamp(min=0).unsqueeze(1).expand(-1, left.shape[1], -1)
-    return left.gather(2, index).double() * (other >= 0).unsqueeze(1)
+    return widest(left.gather(2, index)) * (other >= 0).unsqueeze(1)
 
 
 # Sums --------------------------------------------------------------------------------------------------------------
@@ -186,13 +187,13 @@ class _Units:
     __slots__ = ("masses", "parts", "sq_norms", "total")
 
     def __init__(self, p: Tensor, count: int) -> None:
-        options: Any = {"dtype": torch.float64, "device": p.device}
+        options: Any = {"dtype": widest_dtype(p.device), "device": p.device}
         self.total: Tensor | None = torch.zeros(count, *p.shape, **options)
         self.masses, self.parts, self.sq_norms = torch.zeros(3, count, **options).unbind()
 
     def add(self, units: Tensor, G: Tensor, mass: Mass, factor: float) -> None:
         assert self.total is not None
-        self.total.index_add_(0, units, G.double(), alpha=factor)
+        self.total.index_add_(0, units, widest(G), alpha=factor)
         self.masses.index_add_(0, units, mass.rows, alpha=abs(factor))
         self.parts.index_add_(0, units, torch.ones_like(mass.rows), alpha=mass.parts)
 

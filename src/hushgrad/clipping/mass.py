@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hushgrad._widest import widest, widest_dtype, widest_sq_norms
 from hushgrad.clipping import _fused
 
 __all__ = ["WILD", "Mass", "cap", "gram", "outer_mass", "sq_norm"]
@@ -40,19 +41,19 @@ def sq_norm(G: Tensor) -> Tensor:
     """The squared norm of each example's part in double precision: (B, ...) -> (B,)."""
     rows = G.reshape(G.shape[0], G.shape[1:].numel())
     if G.numel() == 0:
-        return torch.zeros(G.shape[0], dtype=torch.float64, device=G.device)
+        return torch.zeros(G.shape[0], dtype=widest_dtype(G.device), device=G.device)
     made = _fused.sq_norms(rows)
     if made is not None:
         return made
     step = max(1, _CHUNK // rows.shape[1])
-    return torch.cat([torch.linalg.vector_norm(some, dim=1, dtype=torch.float64).square_() for some in rows.split(step)])
+    return torch.cat([widest_sq_norms(some) for some in rows.split(step)])
 
 
 def gram(x: Tensor) -> Tensor:
     """x_i x_i^T of each matrix in x (B, T, d), in double precision."""
     made = _fused.gram(x)
     if made is None:
-        x = x.double()
+        x = widest(x)
         made = torch.bmm(x, x.transpose(1, 2))
     return made
 

@@ -22,7 +22,7 @@ from hushgrad.clipping.heavy import Columns, by_group, form, heavy_units, is_lig
 from hushgrad.clipping.mass import Mass
 from hushgrad.clipping.rejected import Counted
 from hushgrad.clipping.sums import Sum
-from hushgrad.clipping.there import FILLED, cleaned_in_place, filled, held_back, summed_there
+from hushgrad.clipping.there import FILLED, cleaned_in_place, filled, held_back, raised, summed_there
 
 __all__ = ["Group", "Part", "Use", "add_clipped", "add_usual"]
 
@@ -74,6 +74,8 @@ def add_clipped(
     sq_norms, masses = _measured(group, wide=certificate is not None)
     if certificate is not None:
         sq_norms = {name: certificate.upper(name, square, masses) for name, square in sq_norms.items()}
+    elif not group.uses[0].call.site.params[0].is_cpu:
+        sq_norms = {name: raised(square, [masses[name]] if name in masses else []) for name, square in sq_norms.items()}
     clipped_by = added(list(sq_norms.values())) if columns is None else by_group(sq_norms, columns, group.size)
     total = clipped_by if columns is None else clipped_by.sum(1)
     finite, norms = total.isfinite(), total.sqrt()

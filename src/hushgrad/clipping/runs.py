@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from hushgrad._widest import widest
+
 __all__ = ["Batch", "Run", "detached", "leaves_of", "run_with_others", "same", "traced_run", "with_squares_shared"]
 
 Call = tuple[nn.Module, int]  # a module, and how often it was called before
@@ -161,7 +163,7 @@ def same(a: Tensor, b: Tensor) -> bool:
         return torch.equal(a, b)
     half = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or a.element_size() < 4
     tolerance = _SAME_HALF if half else _SAME
-    a, b = a.detach().double(), b.detach().double()
+    a, b = widest(a.detach()), widest(b.detach())
     scale = a.nan_to_num(0, 0, 0).abs().max() if a.numel() else a.sum()
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(scale) + 1e-12, equal_nan=True)
 

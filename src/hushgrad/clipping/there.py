@@ -24,17 +24,19 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from hushgrad._widest import widest, widest_dtype, widest_sq_norms
 from hushgrad.clipping.base import Clipper, Record, added
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.mass import Mass, cap
 from hushgrad.clipping.sums import Sum
 from hushgrad.events import Relation
 
-__all__ = ["FILLED", "clean", "cleaned_in_place", "filled", "held_back", "summed_there"]
+__all__ = ["FILLED", "clean", "cleaned_in_place", "filled", "held_back", "raised", "summed_there"]
 
 FILLED = -1.0  # in place of the norm where a batch of fixed shape is filled up
 
 _LEAST = 2.0**-126  # as in base.usable, whose result this has
+_ROUNDED = 2.0**-20  # of a mass squared: what sums of its parts may lose in single precision
 _TOGETHER = 1 << 28  # floats of gradients that are laid side by side at the most (1 GB in single precision)
 
 
@@ -54,6 +56,13 @@ def clean(value: Any) -> Any:
         return t.nan_to_num(0.0, 0.0, 0.0) if isinstance(t, Tensor) and t.is_floating_point() else t
 
     return tree_map(one, value)
+
+
+def raised(total: Tensor, masses: Sequence[Mass]) -> Tensor:
+    """Squared norms as they are; where they were added up in single precision, not below what they may be without rounding."""
+    if total.dtype is torch.float64 or not masses:
+        return total
+    return total + added([mass.rows.square() for mass in masses]) * _ROUNDED
 
 
 def held_back(weights: Tensor, masses: Sequence[Mass], factor: float, clipper: Clipper) -> Tensor:
@@ -95,13 +104,14 @@ def summed_there(
     squares: list[Tensor] = []
     masses: list[Mass] = []
     if rows is not None:
-        squares.append(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square_())
+        squares.append(widest_sq_norms(rows))
     if table is not None:
         squares.append(_outer_squares(layers.outer, table))
     for call in layers.others:
         squares += call.measure().values()
         masses += call.record.masses.values()  # type: ignore[union-attr]
     total = added(squares) if len(squares) > 1 else squares[0]
+    total = raised(total, masses)
     total = total.mul_(factor * factor) if factor != 1 else total
     weights = held_back(clipper.weights(total), masses, factor, clipper)
     weights = torch.nn.functional.threshold(weights, _LEAST, 0.0)
@@ -136,12 +146,12 @@ def _sorted(calls: Sequence[Call]) -> _Layers:
 def _outer_squares(outer: list[tuple[Call, Tensor, Tensor]], table: Tensor) -> Tensor:
     """Sum over the layers of ‖g‖² (‖x‖² + 1), or without the 1 where there is no bias (or no weight but a bias alone)."""
     widths = tuple(t.shape[1] for _, x, g in outer for t in (x, g))
-    sq = table.double().square() @ _segments(widths, table.device)
+    sq = widest(table).square() @ _segments(widths, table.device, widest_dtype(table.device))
     sq_x, sq_g = sq[:, 0::2], sq[:, 1::2]
     names = [call.site.names for call, _, _ in outer]
     if all(len(own) == 2 for own in names):
         return torch.addcmul(sq_g, sq_x, sq_g).sum(1)
-    weight, bias = (_flags(tuple(which in own for own in names), table.device) for which in ("weight", "bias"))
+    weight, bias = (_flags(tuple(which in own for own in names), table.device, sq.dtype) for which in ("weight", "bias"))
     return (sq_x * weight + bias).mul_(sq_g).sum(1)
 
 
@@ -201,9 +211,9 @@ def cleaned_in_place(record: Record) -> None:
 
 
 @lru_cache(maxsize=64)
-def _segments(widths: tuple[int, ...], device: torch.device) -> Tensor:
+def _segments(widths: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """The 0/1 matrix whose product with a table adds up its columns by segments."""
-    return torch.block_diag(*[torch.ones(width, 1, dtype=torch.float64) for width in widths]).to(device)
+    return torch.block_diag(*[torch.ones(width, 1, dtype=dtype) for width in widths]).to(device)
 
 
 @lru_cache(maxsize=64)
@@ -212,5 +222,5 @@ def _places(size: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _flags(flags: tuple[bool, ...], device: torch.device) -> Tensor:
-    return torch.tensor(flags, dtype=torch.float64).to(device)
+def _flags(flags: tuple[bool, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(flags, dtype=dtype).to(device)

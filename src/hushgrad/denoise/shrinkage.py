@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check, _papers
+from hushgrad._widest import widest
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
 __all__ = ["JamesStein", "SoftThreshold"]
@@ -72,14 +73,14 @@ class JamesStein(Denoiser):
 
 def _square(grad: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(grad.detach().to(working_dtype(grad)))
-    return norm.double().square()
+    return widest(norm).square()
 
 
 def _shrunk(grad: Tensor, square: Tensor, size: int, std: float) -> Tensor:
     if size <= 2 or std == 0:
         return grad.clone()
     # 0 / 0 for an all-zero gradient would be NaN; any factor leaves it at zero.
-    factor = (1 - (size - 2) * std**2 / square.clamp_min(torch.finfo(torch.float64).tiny)).clamp_min(0)
+    factor = (1 - (size - 2) * std**2 / square.clamp_min(torch.finfo(square.dtype).tiny)).clamp_min(0)
     return (grad.to(working_dtype(grad)) * factor.to(working_dtype(grad))).to(grad.dtype)
 
 

@@ -35,6 +35,7 @@ from torch.utils.backend_registration import (
     _setup_privateuseone_for_python_backend,
 )
 
+from hushgrad._widest import widest_dtype
 from hushgrad.errors import HushgradError
 from hushgrad.noise._chacha import ChaChaStream
 from hushgrad.noise.devices import DeviceKernel, Target, Turn, reference_row, register
@@ -103,6 +104,7 @@ def _described(given: Sequence[Any]) -> list[str]:
     return [f"{t.dtype}{list(t.shape)}" if isinstance(t, Tensor) else repr(t) for t in given]
 
 
+_double = [True]  # whether the device of the innermost block has double precision
 _meter: list[Meter] = []  # the innermost block that counts is the last
 
 
@@ -173,6 +175,8 @@ def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     result = _KERNELS.get(name, func)(*tree_map(on_host, args), **tree_map(on_host, options))
     if not there:
         return result
+    if not _double[-1] and any(isinstance(t, Tensor) and t.dtype is torch.float64 for t in tree_flatten(result)[0]):
+        raise TypeError(f"Cannot make a tensor of float64: the pretend device has no such numbers, at {caller()}.")
     result = tree_map(lambda t: _OnDevice(t) if isinstance(t, Tensor) else t, result)
     return return_and_correct_aliasing(func, args, kwargs, result) if ours else result
 
@@ -383,8 +387,10 @@ def _require_autograd() -> None:
 
 
 @contextmanager
-def pretend() -> Iterator[PretendDevice]:
+def pretend(*, double: bool = True) -> Iterator[PretendDevice]:
     """Inside, ``"pretend"`` is a device: ``tensor.to("pretend")``, ``torch.zeros(3, device="pretend")``.
+
+    ``double`` False: it has no double precision, as Apple's devices have none.
 
     >>> with pretend() as device:
     ...     x = torch.arange(3.0).to("pretend")
@@ -393,6 +399,12 @@ def pretend() -> Iterator[PretendDevice]:
     >>> total, str(meter)
     (6.0, 'launches 2, syncs 1, copies 0, bytes 0')
     """
-    with _Functions(), _Dispatch():
-        _require_autograd()
-        yield PretendDevice()
+    _double.append(double)
+    widest_dtype.cache_clear()
+    try:
+        with _Functions(), _Dispatch():
+            _require_autograd()
+            yield PretendDevice()
+    finally:
+        _double.pop()
+        widest_dtype.cache_clear()

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
 from hushgrad import _check, sampling
+from hushgrad._widest import require_double
 from hushgrad.clipping import Capture
 from hushgrad.clipping.bits import ROWS, ask_for_own_bits
 from hushgrad.clipping.certificate import Certificate
@@ -132,6 +133,8 @@ class Private(Saving):
         self._books = Books(plan, self._key.run_name(), prior=prior, max_epsilon=max_epsilon)
         self.placement = placement_of(self._params, self._world, plan)
         if plan.certified:
+            for device in {p.device for p in self._params.values()}:
+                require_double(device, "certified sums")
             ask_for_own_bits()
         certificate = Certificate(plan.capacity, plan.capacity // self._world.size) if plan.certified else None
         self._capture = Capture(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hushgrad._widest import widest
 from hushgrad.clipping.costs import TAME
 from hushgrad.clipping.proof.inputs import mapped
 from hushgrad.clipping.runs import leaves_of
@@ -44,7 +45,7 @@ def tamed(inputs: Any) -> Any | None:
             return t
         t = t.detach()
         size = t.abs().nan_to_num(0.0, 0.0, 0.0)
-        usual = size[size > 0].double().median() if bool((size > 0).any()) else torch.ones((), dtype=torch.float64)
+        usual = widest(size[size > 0]).median() if bool((size > 0).any()) else torch.ones((), dtype=torch.float64)
         limit = float(min(max(TAME * float(usual), 1.0), 1e4))
         wild.append(bool((size > limit).any()) or not bool(t.isfinite().all()))
         return t.nan_to_num(0.0, limit, -limit).clamp(-limit, limit)

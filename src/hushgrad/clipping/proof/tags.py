@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from hushgrad._widest import widest
 from hushgrad.clipping._torch import Node
 from hushgrad.clipping.costs import MULTIPLE
 from hushgrad.clipping.layout import LOST, MIXED, NOBODY, Layout
@@ -170,5 +171,5 @@ def _ask_small(at_edges: _Digits, at_nodes: dict[Node, _Digits], tripled: Callab
 
 
 def _is_multiple(g: Tensor, tripled: Tensor) -> bool:
-    g, tripled = (t.double().nan_to_num(0, 0, 0) for t in (g, tripled))
+    g, tripled = (widest(t).nan_to_num(0, 0, 0) for t in (g, tripled))
     return bool((tripled - 3 * g).norm() <= MULTIPLE * tripled.norm())

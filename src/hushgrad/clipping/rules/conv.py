@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hushgrad._widest import widest_dtype
 from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Example, Record, Rule, measured_here, rule
 from hushgrad.clipping.mass import Mass, gram, sq_norm
@@ -257,7 +258,7 @@ def _gram_sq_norm(x: Tensor, g: Tensor, geometry: Geometry) -> tuple[Tensor, Mas
     """sum_{t,s} <g_t, g_s> <patch_t, patch_s> and the mass, a cache full of examples at a time."""
     of_patches = _gram_by_shifts if _cost_of_shifts(x, g, geometry) < _cost_of_patches(x, g, geometry) else _gram_by_patches
     positions = prod(g.shape[2:])
-    norms, masses = g.new_zeros(2, len(g), dtype=torch.float64).unbind()
+    norms, masses = g.new_zeros(2, len(g), dtype=widest_dtype(g.device)).unbind()
     step = max(1, 2 * _CACHE // prod(x.shape[2:]) ** 2)
     for start in range(0, len(g), step):
         some = slice(start, start + step)

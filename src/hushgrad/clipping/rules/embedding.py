@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hushgrad._widest import widest, widest_sq_norms
 from hushgrad.clipping.base import Example, Factors, Record, Rule, rule
 from hushgrad.clipping.mass import Mass, sq_norm
 from hushgrad.clipping.sums import Sum
@@ -110,12 +111,11 @@ def _sq_norm_there(record: Record) -> tuple[Tensor, Mass]:
         g = g.masked_fill((ids == padding).unsqueeze(2), 0.0)
     ids, order = ids.sort(1)
     segment = torch.nn.functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0)).cumsum(1)
-    g = g.gather(1, order.unsqueeze(2).expand_as(g)).double()
+    g = widest(g.gather(1, order.unsqueeze(2).expand_as(g)))
     sums = torch.zeros_like(g).scatter_add_(1, segment.unsqueeze(2).expand_as(g), g)
     lengths = torch.linalg.vector_norm(g, dim=2)
     sizes = torch.zeros_like(lengths).scatter_add_(1, segment, lengths)
-    norms = torch.linalg.vector_norm(sums.flatten(1), dim=1).square_()
-    return norms, Mass(torch.linalg.vector_norm(sizes, dim=1), ids.shape[1])
+    return widest_sq_norms(sums.flatten(1)), Mass(torch.linalg.vector_norm(sizes, dim=1), ids.shape[1])
 
 
 def measured(record: Record, rows: Rows, table: int) -> Tensor:
@@ -139,7 +139,7 @@ def rows_sq_norm(rows: Rows, table: int) -> tuple[Tensor, Mass | None]:
     segment = first.cumsum(0).sub_(1)
     chosen = order[repeated]
     segments, owner = int(segment[-1]) + 1, rows.example[chosen][first]
-    sums = sq.new_zeros(segments, rows.values.shape[1]).index_add_(0, segment, rows.values[chosen].double())
+    sums = sq.new_zeros(segments, rows.values.shape[1]).index_add_(0, segment, widest(rows.values[chosen]))
     sizes = sq.new_zeros(segments).index_add_(0, segment, sq[chosen].sqrt())
     sq[chosen] = 0  # not subtracted afterwards: where equal ids cancel, rounding would leave anything of the difference
     total.index_add_(0, rows.example, sq)

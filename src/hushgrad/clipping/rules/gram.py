@@ -6,9 +6,9 @@ precision what is lost is 1e-13 of the mass squared at most; an example of which
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from hushgrad._widest import widest_dtype
 from hushgrad.clipping.mass import Mass, gram, outer_mass
 
 __all__ = ["gram_sq_norm", "gram_sum"]
@@ -19,7 +19,7 @@ _AT_ONCE = 1 << 21  # doubles of one Gram matrix of each kind at a time (16 MB)
 def gram_sq_norm(x: Tensor, g: Tensor) -> tuple[Tensor, Mass]:
     """‖sum_t g_t x_t^T‖² and the mass for each example, from (B, T, d) and (B, T, p)."""
     B, T = x.shape[:2]
-    norms, masses = x.new_zeros(2, B, dtype=torch.float64).unbind()
+    norms, masses = x.new_zeros(2, B, dtype=widest_dtype(x.device)).unbind()
     step = max(1, _AT_ONCE // max(1, T * T))
     for start in range(0, B, step):
         some = slice(start, start + step)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hushgrad import _check, _papers
 from hushgrad._value import Value
+from hushgrad._widest import widest
 
 __all__ = ["Ball", "Box", "Projection"]
 
@@ -49,7 +50,7 @@ class Ball(Projection):
     def project_(self, params: Iterable[Tensor]) -> None:
         """Scale everything by one factor."""
         params = list(params)
-        norm = math.sqrt(sum(float(p.detach().double().square().sum()) for p in params))
+        norm = math.sqrt(sum(float(widest(p.detach()).square().sum()) for p in params))
         if norm > self.radius:
             for p in params:
                 p.mul_(self.radius / norm)
