@@ -118,9 +118,9 @@ class Losses:
         """
         if self.must and not self._complete(examples):
             raise CaptureError(
-                "A certified run needs the sum of its examples' losses, and nothing else. Use loss = private.loss(fn), which takes it, and call "
-                "loss(...).backward() itself, not that of a multiple or of a sum with other terms; or give the sum "
-                'yourself and say so: make_private(..., loss_reduction="sum").'
+                "A certified run needs the sum of its examples' losses, and nothing else. Use loss = private.loss(fn), which takes it, and "
+                "call loss(...).backward() itself, not that of a multiple or of a sum with other terms; or give the sum yourself and say "
+                'so: make_private(..., loss_reduction="sum").'
             )
 
     def summed(self, mean: Tensor, examples: int) -> Tensor:
