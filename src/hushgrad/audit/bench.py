@@ -29,8 +29,9 @@ from hushgrad.train import Plan, make_private
 from hushgrad.train.fit import LossFunction, Passes
 from hushgrad.train.private import Private
 
-__all__ = ["Bench", "Live", "Seen", "copied", "numbers", "quiet", "row_std", "whole"]
+__all__ = ["HALVES", "Bench", "Live", "Seen", "copied", "numbers", "quiet", "row_std", "single", "whole"]
 
+HALVES = (torch.float16, torch.bfloat16)
 Build = Callable[[], tuple[nn.Module, Optimizer]]
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)  # their dropout is drawn anew in every pass
 
@@ -202,6 +203,11 @@ def quiet(model: nn.Module) -> nn.Module:
         if isinstance(module, _RANDOM):
             module.training = False
     return model
+
+
+def single(model: nn.Module) -> nn.Module:
+    """A model of half precision in single: its layers' rules are what is compared, and half a digit less of each would hide them."""
+    return model.float() if any(p.dtype in HALVES for p in model.parameters()) else model
 
 
 def _jump(private: Private, step: int) -> None:

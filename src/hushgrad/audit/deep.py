@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.audit import exact
-from hushgrad.audit.bench import Bench, Build, copied
+from hushgrad.audit.bench import HALVES, Bench, Build, copied, single
 from hushgrad.audit.checks import Check
 from hushgrad.audit.debts import debts_check
 from hushgrad.audit.drawn import draw_field
@@ -116,7 +116,7 @@ class _Audit(Parts):
             self.notes.append("layers were compared in the releases only: a self-check takes (input, target)")
             return
         batch = tuple(torch.stack(parts) for parts in zip(*records, strict=True))
-        errors = self_check(self.bench.plain(), lambda out, y: self.bench.loss_fn(out, y).mean(), batch)
+        errors = self_check(single(self.bench.plain()), lambda out, y: self.bench.loss_fn(out, y).mean(), batch)
         self.checks.append(
             Check(name="layers", passed=True, seen=f"{len(errors)} parameters, error {max(errors.values()):.1e} at most")
         )
@@ -138,7 +138,7 @@ class _Audit(Parts):
         )
 
     def _search(self, records: list[Record], tries: int) -> Worst:
-        bench, model = self.bench, self.bench.plain()
+        bench, model = self.bench, single(self.bench.plain())
         reduction = bench.options.get("loss_reduction", "mean")
         capture = Capture(model, loss_reduction=reduction, unused=bench.options.get("unused", "raise"), check_isolation=False)
         capture.attach()
@@ -200,4 +200,5 @@ class _Audit(Parts):
         records = [self.bench.dataset[int(i)] for i in chosen]
         if self.bench.loader_options.get("collate_fn") is not None or not all(isinstance(r, (tuple, list)) for r in records):
             return None
-        return [tuple(part if isinstance(part, Tensor) else torch.tensor(part) for part in record) for record in records]
+        records = [tuple(part if isinstance(part, Tensor) else torch.tensor(part) for part in record) for record in records]
+        return [tuple(part.float() if part.dtype in HALVES else part for part in record) for record in records]

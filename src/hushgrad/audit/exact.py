@@ -58,7 +58,7 @@ def compare(bench: Bench, key: bytes, *, first: int, count: int, size: int | Non
             put(model, seen.before)
             rows = contributions(model, bench.loss_fn, seen.batch, twin.probes(seen.before))
             yield _compared(live, seen, rows, twin, still)
-        if first or live.private.sharding is not None:
+        if first or live.private.sharding is not None or live.private.steps == live.private.steps_allowed:
             return
         with bench.resumed(live) as again:
             for seen in again.steps(1):

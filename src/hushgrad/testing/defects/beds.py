@@ -75,6 +75,11 @@ def _vectors(generator: torch.Generator) -> TensorDataset:
     return TensorDataset(3 * torch.randn(_N, 6, generator=generator), torch.randint(3, (_N,), generator=generator))
 
 
+def _halves(generator: torch.Generator) -> TensorDataset:
+    inputs, targets = _vectors(generator).tensors
+    return TensorDataset(inputs.bfloat16(), targets)
+
+
 def _many(generator: torch.Generator) -> TensorDataset:
     return TensorDataset(3 * torch.randn(4000, 6, generator=generator), torch.randint(3, (4000,), generator=generator))
 
@@ -129,6 +134,8 @@ BEDS: dict[str, Bed] = {
     "smoothed": (_layers, _vectors, partial(_dpsgd, denoise=Laplacian(1.0)), {}),
     "filtered": (_layers, _vectors, partial(_dpsgd, denoise=Kalman(0.7)), {}),
     "corrected": (_layers, _vectors, partial(_dpsgd, denoise=SVRG(period=8)), {}),
+    "half": (lambda: _layers().bfloat16(), _halves, _dpsgd, {}),
+    "one step": (_layers, _vectors, partial(_dpsgd, steps=1), {}),
     "in parts": (_layers, _vectors, _dpsgd, {"max_physical_batch": 5}),
     "broad": (_broad, _vectors, _dpsgd, {}),
     "secure": (_layers, _vectors, partial(_dpsgd, secure=True), {}),
