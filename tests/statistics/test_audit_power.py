@@ -8,14 +8,16 @@ from __future__ import annotations
 import hashlib
 from itertools import count
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from hushgrad.audit import Auditor, audit_run, step_bounds
 from hushgrad.audit.bench import Bench
+from hushgrad.errors import ArgumentError
 from hushgrad.release.core import Release
-from hushgrad.testing.defects import BEDS, DEFECTS, SERVERS, audited, bench
+from hushgrad.testing.defects import BEDS, DEFECTS, SERVERS, audited, bench, patched
 from hushgrad.train import Plan
 
 SHARP = (  # one for each check
@@ -80,7 +82,7 @@ def test_every_other_defect_is_caught(name: str) -> None:
         assert audited(DEFECTS[name].bed).refuted
 
 
-@pytest.mark.parametrize("bed", ["tied", "users", "lazy", "secure", "server"])
+@pytest.mark.parametrize("bed", ["tied", "users", "lazy", "secure", "half", "one step", "server"])
 def test_a_right_run_is_not_refuted(bed: str) -> None:
     report = audited(bed)
     assert not report.refuted, str(report)
@@ -92,6 +94,22 @@ def test_right_runs_are_not_refuted(bed: str) -> None:
     for seed in range(5):
         report = audited(bed, seed=seed)
         assert not report.refuted, str(report)
+
+
+def test_a_defect_that_changes_nothing_is_refused() -> None:
+    with pytest.raises(AttributeError), patched(Release, "_no_such_method", None):
+        pass
+
+
+def test_a_server_without_a_population_must_be_told_how_many_users_there_are() -> None:
+    from flwr.app import Array, ArrayRecord
+    from flwr.serverapp.strategy import FedAvg
+
+    from hushgrad.federated import DPFTRL
+
+    strategy = DPFTRL(FedAvg(), SERVERS["correlated server"]())
+    with pytest.raises(ArgumentError, match="users=None"):
+        strategy.audit(ArrayRecord({"w": Array(np.zeros(3))}))
 
 
 def test_a_part_that_the_library_refuses_is_a_finding() -> None:
