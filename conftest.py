@@ -6,6 +6,7 @@ A process that a test starts draws from the system, as a user's does: what is sa
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import os
@@ -93,6 +94,18 @@ def pytest_make_collect_report(collector):
     """A module draws under its own name."""
     with _apart(collector.nodeid):
         return (yield)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """What was imported and collected stays: no later look for garbage goes through it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    """Until the end, when some libraries count what is left of theirs."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -185,10 +185,17 @@ def test_padding_adds_nothing(how, value):
         assert torch.allclose(total, filled.raw_sums[name], atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"unit": "user"}, {"denoise": SVRG(period=2)}], ids=["examples", "users", "probes"])
-@pytest.mark.parametrize("micro", [None, 3])
-@pytest.mark.parametrize("secure", [False, True])
-def test_a_certified_run_pads_and_is_the_run_that_does_not(options, micro, secure, monkeypatch):
+RUNS = {"examples": {}, "users": {"unit": "user"}, "probes": {"denoise": SVRG(period=2)}}
+# Every pair of choices in six runs; all twelve in `make test-all`.
+PAIRS = {("examples", None, True), ("examples", 3, False), ("users", None, False), ("users", 3, True)}
+PAIRS |= {("probes", None, True), ("probes", 3, False)}
+ALL = [(name, micro, secure) for name in RUNS for micro in (None, 3) for secure in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "micro", "secure"), [pytest.param(*one, marks=() if one in PAIRS else pytest.mark.slow) for one in ALL]
+)
+def test_a_certified_run_pads_and_is_the_run_that_does_not(name, micro, secure, monkeypatch):
     """Batches of 0 to 8: the weights are those of an ordinary run, but for rounding."""
     monkeypatch.setattr("hushgrad.train.own_bits.require_own_bits", lambda *args, **named: None)  # that is the machine's
     data = TensorDataset(torch.randn(40, 9), torch.randint(3, (40,)))
@@ -211,9 +218,9 @@ def test_a_certified_run_pads_and_is_the_run_that_does_not(options, micro, secur
             steps=6,
             certified=certified,
             secure=certified and secure,
-            **options,
+            **RUNS[name],
         )
-        groups = [i // 2 for i in range(40)] if "unit" in options else None
+        groups = [i // 2 for i in range(40)] if name == "users" else None
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         fit(
             model,

@@ -148,7 +148,7 @@ def recurrent(draw):
     return lambda: kind(d, H, **options), inputs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(recurrent(), st.sampled_from(["all", "output", "state"]), st.booleans(), st.sampled_from(["gram", "keep", "choose"]))
 def test_recurrent(case, use, packed, way):
     make, inputs = case
@@ -208,7 +208,7 @@ def attention(draw):
     return (lambda: nn.MultiheadAttention(E, heads, **options)), how, call, (torch.randn(B, L, E), key, value, padding, mask)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(attention(), st.sampled_from(["gram", "keep", "choose"]))
 def test_attention(case, way):
     make, how, call, inputs = case

@@ -72,13 +72,13 @@ def test_other_relations(relation):
 
 
 def test_sweeps_are_monotone():
-    question = Question(epsilon=1.0, delta=1e-5, dataset_size=1000, batch_size=100, epochs=2)
+    question = Question(epsilon=1.0, delta=1e-5, dataset_size=200, batch_size=50, epochs=2, memory=0)
     errors = [point.error for point in sweep(question, over="epsilon", values=[0.5, 2, 8])]
     assert all(a > b for a, b in itertools.pairwise(errors))
-    sizes = sweep(question, over="batch_size", values=[50, 100])
-    assert [point.plan.batch_size for point in sizes] == [50, 100]
-    steps = sweep(question, over="steps", values=[20, 40])
-    assert [point.plan.steps for point in steps] == [20, 40]
+    sizes = sweep(question, over="batch_size", values=[25, 50])
+    assert [point.plan.batch_size for point in sizes] == [25, 50]
+    steps = sweep(question, over="steps", values=[8, 16])
+    assert [point.plan.steps for point in steps] == [8, 16]
     assert steps[0].noise_multiplier != steps[1].noise_multiplier
 
 
