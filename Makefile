@@ -48,7 +48,7 @@ sanitize: $(VENV)/.ready  ## run the C kernels' tests with the sanitisers for ad
 check: $(VENV)/.ready  ## format, lint, types, arrows between the rooms
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
 
 format: $(VENV)/.ready  ## format the code and mend what the linter can mend
