@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from hushgrad.train import Checkpoint, Plan, make_private
     from hushgrad.train.fit import fit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The public names and the modules where they live.
 _HOMES = {
