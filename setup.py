@@ -16,8 +16,15 @@ COMMON = ["-O3", "-g0", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "
 # Each operation is rounded by itself, as in numpy: no contraction to fused multiply-add, no fast-math, whatever CFLAGS say. First, for
 # -fno-fast-math undoes -fno-math-errno and -fno-trapping-math, without which loops with roots and choices become no vectors.
 EXACT = ["-fno-fast-math", "-ffp-contract=off", *COMMON]
-# `make sanitize`: whoever reads or writes beside an array, or relies on what C leaves undefined, is told so and stops.
-SANITIZE = ["-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+# `make sanitize`: whoever reads or writes beside an array, or relies on what C leaves undefined, is told so and stops. Kernels are not
+# inlined into each other there: with every check in every copy the compiler does not finish.
+SANITIZE = [
+    "-O1",
+    "-fno-omit-frame-pointer",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-Dalways_inline=unused",
+]
 SANITIZED = SANITIZE if os.environ.get("HUSHGRAD_SANITIZE") else []
 LIBRARIES = {
     "exact": (EXACT, ["noise/*.c", "release/*.c", "accounting/*.c", "denoise/direction.c"]),

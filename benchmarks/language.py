@@ -25,6 +25,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
+from models import memory
 from torch import Tensor, nn
 
 from hushgrad.integrations.huggingface import token_loss
@@ -124,19 +125,12 @@ def _peak(kind: str, mode: str, size: int, *, small: bool) -> float:
     torch.set_num_threads(1)
     if mode == "lora":
         import peft  # noqa: F401
-    before = _status("VmRSS")
+    before = memory("VmRSS")
     model = model_of(mode, hidden=64, layers=2) if small else model_of(mode)
     step = plain(model, size) if kind == "plain" else private(model, size, users=kind == "users")
     step()
     step()
-    return _status("VmHWM") - before
-
-
-def _status(field: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) / 1024
-    return float("nan")
+    return memory("VmHWM") - before
 
 
 def sweep() -> dict[str, list[float]]:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["CASES", "Case"]
+__all__ = ["CASES", "Case", "memory"]
+
+
+def memory(field: str) -> float:
+    """What this process holds, in MiB: ``VmRSS`` now, ``VmHWM`` at the most."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    return float("nan")
 
 
 class Case(NamedTuple):

@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from models import CASES, GPT, Case
+from models import CASES, GPT, Case, memory
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -231,17 +231,10 @@ def _peak(name: str, case: Case) -> float:
     build(name, small)()  # what is loaded once: libraries, kernels
     clear = Path("/proc/self/clear_refs")
     clear.write_text("5")  # reset the high-water mark of the resident set
-    before = _status("VmRSS")
+    before = memory("VmRSS")
     step()
     step()
-    return _status("VmHWM") - before
-
-
-def _status(field: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) / 1024
-    return float("nan")
+    return memory("VmHWM") - before
 
 
 def jax_peer(case: Case, python: str, seconds: float) -> dict[str, float]:

@@ -21,7 +21,7 @@ from hushgrad.testing.rules import one_by_one
 EXAMPLES = [clipper for kind in members(clipping, Clipper).values() for clipper in kind.examples()]
 
 
-@pytest.mark.parametrize("clipper", EXAMPLES)
+@pytest.mark.parametrize("clipper", EXAMPLES, ids=repr)
 def test_conformance(clipper):
     check_clipper(clipper)
     assert Clipper.from_json(json.loads(json.dumps(clipper.to_json()))) == clipper
