@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from models import memory as resident
 from torch import nn
 from torch.nn import functional as F
 
@@ -119,12 +120,6 @@ def noise_part(options: dict[str, Any]) -> dict[str, float]:
             stream.row(step, 0, out, out=out)
             best[name] = min(best[name], time.process_time() - began)
     return best
-
-
-def resident(name: str) -> float:
-    """A line of this process's memory status, in MB."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) / 1024
 
 
 def child(options: dict[str, Any]) -> dict[str, float]:
