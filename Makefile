@@ -138,7 +138,10 @@ vulnerabilities: $(VENV)/.ready  ## compare the pinned versions with the public 
 docs: $(VENV)/.ready  ## build the documentation strictly into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q && echo "Documentation: site/index.html"
 
-.PHONY: notebooks
+.PHONY: notebooks traces
+traces: $(VENV)/.ready  ## write the walks of a minibatch, a question and a recipe into docs/explanation/design.md
+	OMP_NUM_THREADS=1 $(BIN)/python docs/traces.py
+
 notebooks: $(VENV)/.ready  ## write docs/notebooks/*.ipynb from their pages
 	$(BIN)/python docs/notebooks.py
 
