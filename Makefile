@@ -139,7 +139,7 @@ docs: $(VENV)/.ready  ## build the documentation strictly into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q && echo "Documentation: site/index.html"
 
 .PHONY: notebooks traces
-traces: $(VENV)/.ready  ## write the walks of a minibatch, a question and a recipe into docs/explanation/design.md
+traces: $(VENV)/.ready  ## write the walks of a batch, a question and a recipe into docs/explanation/design.md
 	OMP_NUM_THREADS=1 $(BIN)/python docs/traces.py
 
 notebooks: $(VENV)/.ready  ## write docs/notebooks/*.ipynb from their pages

@@ -1,4 +1,4 @@
-"""Writes the walks of one minibatch, one privacy question and one recipe into docs/explanation/design.md: ``make traces``.
+"""Writes the walks of one batch, one privacy question and one recipe into docs/explanation/design.md: ``make traces``.
 
 A line is a call from one file of the house into another, indented under the one that made it, in the order of the first; how often it
 was made follows. Calls inside a file are in the count at the head of each walk, and so is everything deeper than what is shown.
@@ -85,7 +85,7 @@ def walked(do: Callable[[], object], *, deepest: int = 4) -> str:
     return str(walk)
 
 
-def minibatch() -> str:
+def batch() -> str:
     """A step of DP-SGD on a small network, after the first ones with their proofs."""
     import torch
     from torch.utils.data import TensorDataset
@@ -134,7 +134,7 @@ def recipe() -> str:
 def main() -> None:
     """Write all three between their marks."""
     page = PAGE.read_text()
-    for name, walk in (("minibatch", minibatch), ("question", question), ("recipe", recipe)):
+    for name, walk in (("batch", batch), ("question", question), ("recipe", recipe)):
         block = f"<!-- walk: {name} -->\n```text\n{walk()}\n```\n<!-- end -->"
         page, count = re.subn(rf"<!-- walk: {name} -->.*?<!-- end -->", lambda _, block=block: block, page, flags=re.DOTALL)
         assert count == 1, name

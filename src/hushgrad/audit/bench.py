@@ -100,7 +100,13 @@ class Bench:
 
     @contextmanager
     def run(self, key: bytes, *, step: int = 0, size: int | None = None) -> Iterator[Live]:
-        """A run under ``key`` that goes on from ``step``, in parts of ``size`` examples; its state is that of a new one otherwise."""
+        """A run whose state is that of a new one, but for what is given.
+
+        Args:
+            key: from which it draws.
+            step: where it goes on.
+            size: how many examples a part of a batch has.
+        """
         model, optimizer = self.build()
         private = make_private(quiet(model), optimizer, self.plan, key=key, **self.options)
         try:
