@@ -160,7 +160,7 @@ def test_a_part_of_each_kind_is_one_file_and_one_import_line(tmp_path):
     words = [f"tests/{file}" for file in TESTS]
     chosen = " or ".join(TESTS.values())
     told = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *words, "-k", chosen],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", *words, "-k", chosen],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
