@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hushgrad import _check
@@ -39,8 +40,11 @@ def test_number_checks_take_every_real_type_and_return_a_float(check, kind):
 
 
 @given(st.floats())
+@example(5e-324)
+@example(sys.float_info.min)
 def test_delta_is_the_open_unit_interval(value):
-    if 0 < value < 1:
+    """But for the floats next to 0, which have lost their digits."""
+    if sys.float_info.min <= value < 1:
         assert _check.delta(delta=value) == value
     else:
         with pytest.raises(ArgumentError):
