@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping import Capture, Flat
+from hushgrad.clipping.proof import shares
 from hushgrad.errors import CaptureError, NotIsolated
 from hushgrad.testing.rules import one_by_one
 
@@ -126,3 +127,37 @@ def test_two_rows_of_each_example_are_not_put_in_an_order_by_a_guess(together: C
     capture.examples(B, dim=0)
     with pytest.raises(CaptureError, match="a dimension of their own"):
         model(together(x, x.flip(1)))
+
+
+# Experts in one product ----------------------------------------------------------------------------------------------------------
+
+
+class _Grouped(nn.Module):
+    """All experts in one grouped product, rows sorted by expert, some of which get none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.out = nn.Parameter(torch.randn(4, 16, 16) / 4), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        expert = (rows[:, 0].abs() * 2).long().clamp(max=2)
+        order = expert.argsort(stable=True)
+        ends = torch.bincount(expert, minlength=4).cumsum(0).int()
+        made = torch.nn.functional.grouped_mm(rows[order], self.weight, offs=ends)
+        return self.out(torch.zeros_like(made).index_copy(0, order, made).view_as(x).tanh().mean(1))
+
+
+def test_the_shares_of_a_grouped_product_come_from_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = _Grouped(), torch.randn(5, 7, 16)
+    alone = one_by_one(model, (x,), lambda y: y.square().sum())
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    monkeypatch.setattr(shares, "_one_by_one", lambda *_: pytest.fail("one example after the other"))
+    model(x).square().sum().backward()
+    clipped = capture.collect(Flat(1e9))
+    for name, g in alone.items():
+        torch.testing.assert_close(clipped.raw_sums[name], g.sum(0), rtol=1e-4, atol=1e-6)
+    norms = torch.stack([g.flatten(1).square().sum(1) for g in alone.values()]).sum(0).sqrt()
+    torch.testing.assert_close(clipped.raw_norms, norms, rtol=1e-4, atol=1e-6)

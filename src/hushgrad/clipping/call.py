@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten
 
 from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.costs import ROUNDING, seal_of
-from hushgrad.clipping.layout import NOBODY, Kind, padded
+from hushgrad.clipping.layout import NOBODY, Kind, gathered, padded
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Place
 from hushgrad.clipping.rules.parameter import Bare, Nothing, Whole, finite
 
@@ -106,15 +106,16 @@ class Call:
         self.totals[output] = self.totals[output] + g.detach() if output in self.totals else g.detach()
         shares = None if self.record is None or output >= len(self.record.grads) else self.record.grads[output]
         total = self.site.ready((self.totals[output],))[0]
-        if shares is None:
-            missing, scale = total.norm(), total.norm()
-        else:
-            missing, scale = (shares.sum(0) - total.reshape(shares.shape[1:])).norm(), shares.abs().sum(0).norm()
+        missing = scale = total.norm()
+        if shares is not None:
+            missing = (shares.sum(0) - total.reshape(shares.shape[1:])).norm()
         structure = self.batch.structure
         dtypes = {g.dtype} | (structure.precisions if structure is not None else set())  # float32 inside a float64 model
         rounding = (
             ROUNDING * max(torch.finfo(dtype).eps for dtype in dtypes) * self.batch.largest
         )  # all there is, of a gradient of 0
+        if shares is not None and bool(missing > seal_of(dtypes) * scale + rounding):
+            scale = shares.abs().sum(0).norm()  # larger, where shares cancel
         if bool(missing > seal_of(dtypes) * scale + rounding):
             self.site.tape.fail(
                 f"A gradient came back to {self.site.path or 'the model'} that does not come through the outputs of model(x), so it cannot "
@@ -139,7 +140,7 @@ class Call:
             self._add((layout.first(g, B),), None if x is None else layout.first(x, B))
             return
         where = padded(_rows(self.rows), B)
-        self._add((_gathered(g, where),), None if x is None else _gathered(x, where))
+        self._add((gathered(g, where),), None if x is None else gathered(x, where))
 
     def _add_rows(self, index: Tensor, g: Tensor, x: Tensor | None) -> None:
         """Rows as the rule's examples, of which the index says whose they are; those of nobody are left out."""
@@ -253,12 +254,6 @@ def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
 def _rows(index: Tensor | None) -> Tensor:
     assert index is not None
     return index
-
-
-def _gathered(t: Tensor, where: Tensor) -> Tensor:
-    """(B, most rows, ...), 0 where an example has fewer: not a product, for a row that is not finite is nobody else's."""
-    made = t[where.clamp(min=0)]
-    return made.masked_fill((where < 0).reshape(*where.shape, *(1 for _ in t.shape[1:])), 0)
 
 
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:

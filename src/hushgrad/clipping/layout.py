@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["DEAD", "FIRST", "ROWS", "SHARED", "Kind", "Layout", "layouts_of", "padded"]
+__all__ = ["DEAD", "FIRST", "ROWS", "SHARED", "Kind", "Layout", "gathered", "layouts_of", "padded"]
 
 # In a tensor of owners: no gradient; several examples; a number that is not finite, which says nothing of its owner.
 NOBODY, MIXED, LOST = -1, -2, -3
@@ -144,3 +144,9 @@ def padded(index: Tensor, examples: int) -> Tensor:
     place = starts.unsqueeze(1) + torch.arange(most, device=index.device)
     inside = torch.arange(most, device=index.device) < counts.unsqueeze(1)
     return torch.where(inside, order[place.clamp(max=max(len(order) - 1, 0))] if len(order) else place, -1)
+
+
+def gathered(t: Tensor, where: Tensor) -> Tensor:
+    """(B, most rows, ...), 0 where an example has fewer: not a product, for a row that is not finite is nobody else's."""
+    made = t[where.clamp(min=0)]
+    return made.masked_fill((where < 0).reshape(*where.shape, *(1 for _ in t.shape[1:])), 0)
