@@ -37,7 +37,7 @@ def main() -> int:
     if options.docs is not None:
         from zoo import page
 
-        page.write(options.docs, findings, missing, "make zoo")
+        page.write(options.docs, findings, missing, asked=len(jobs))
     bad = {"wrong", "foreign exception", "too slow"}
     return 1 if any(f.verdict.value in bad for f in findings) else 0
 
@@ -49,7 +49,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--relation", action="append", help="relations of batch, length and width (usual, B=T, T=1, ...)")
     parser.add_argument("--docs", type=Path, default=None, help="page whose tables are replaced")
     parser.add_argument("--json", type=Path, default=None, help="file for all findings, one a line")
-    parser.add_argument("--findings", type=Path, nargs="+", default=None, help="files that --json wrote, to write a page from")
+    parser.add_argument(
+        "--findings", type=Path, nargs="+", default=None, help="files that --json wrote, later ones first to be believed"
+    )
     parser.add_argument("--limit", type=int, default=60, help="seconds for one comparison")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--list", action="store_true", help="only say what would be tried")
@@ -105,10 +107,12 @@ def _kept(findings: Iterable, file: Path | None) -> Iterable:
 def _found(files: list[Path]) -> Iterable:
     from zoo.examine import Finding, Verdict
 
+    kept = {}  # the last word on each
     for file in files:
         for line in file.read_text(encoding="utf-8").splitlines():
             found = json.loads(line)
-            yield Finding(**{**found, "verdict": Verdict(found["verdict"])})
+            kept[found["name"], found["relation"]] = Finding(**{**found, "verdict": Verdict(found["verdict"])})
+    return kept.values()
 
 
 def _examine(job: tuple[str, str, str], limit: int, traceback: bool):

@@ -34,14 +34,19 @@ def _by_model(findings: list[Finding]) -> dict[str, list[Finding]]:
     return models
 
 
-def write(page: Path, findings: list[Finding], missing: dict[str, str], command: str) -> None:
-    """Replace what stands between the marks of ``page``."""
+def write(page: Path, findings: list[Finding], missing: dict[str, str], *, asked: int) -> None:
+    """Replace what stands between the marks of ``page``; ``asked`` comparisons are all that there are."""
     begin, end = "<!-- zoo: begin -->", "<!-- zoo: end -->"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     _, found, after = rest.partition(end)
     if not found:
         raise SystemExit(f"{page} has no marks {begin} ... {end}.")
-    lines = [f"Written by `{command}`: {len(findings):,} comparisons.", "", *_summary(findings)]
+    whole = f"Written by `make zoo`: {len(findings):,} comparisons."
+    part = (
+        f"Written by `python -m zoo --findings` from several runs: {len(findings):,} of {asked:,} comparisons; every model at its usual "
+        "sizes, not yet at all of the others."
+    )
+    lines = [whole if len(findings) >= asked else part, "", *_summary(findings)]
     for family, reason in missing.items():
         lines += ["", f"Not tried here: **{family}** ({reason})."]
     for family in count(findings):

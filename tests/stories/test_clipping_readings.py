@@ -8,7 +8,7 @@ from zoo.examine import Verdict, examine
 from zoo.specimen import Specimen
 
 from hushgrad.clipping import Capture, Flat
-from hushgrad.errors import CaptureError
+from hushgrad.errors import CaptureError, NotIsolated
 from hushgrad.sampling.grown import grown_dim
 
 B = 4
@@ -107,3 +107,18 @@ def test_a_batch_that_a_model_takes_whole():
     records = [torch.arange(n) % 9 for n in (1, 4, 2, 3)]
     specimen = Specimen("own/bags", Bags, lambda _: records, lambda m, x: m(x).square().sum(), collate=joined, reduction="sum")
     assert examine(specimen).verdict is Verdict.EXACT
+
+
+class _Fussy(nn.Module):
+    """Takes leaves of the graph only, as speech models do that ask for the gradient of their input."""
+
+    def forward(self, x):
+        x.requires_grad = True
+        return x * 2
+
+
+def test_the_layer_to_blame_is_named_behind_one_that_cannot_be_called_alone():
+    capture = Capture(nn.Sequential(_Fussy(), nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    capture.attach()
+    with pytest.raises(NotIsolated, match=r"2 \(BatchNorm1d\).*replace_batchnorm"):
+        capture.model(torch.randn(6, 3))

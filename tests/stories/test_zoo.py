@@ -88,7 +88,7 @@ def test_the_page_shows_the_worst_verdict_of_each_model(tmp_path):
         Finding("a/half", "T=1", Verdict.WRONG, error=0.5),
         Finding("b/one", "usual", Verdict.SKIPPED, message="no | such thing"),
     ]
-    page.write(file, findings, {"c": "c is not installed"}, "make zoo")
+    page.write(file, findings, {"c": "c is not installed"}, asked=len(findings))
     text = file.read_text(encoding="utf-8")
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "| a | 2 | 1 | 0 | 0 | 1 | 0 | 0 | 0 |" in text and "| half | wrong | T=1 | relative error 5.0e-01 |" in text

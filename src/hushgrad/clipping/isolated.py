@@ -24,6 +24,8 @@ from hushgrad.errors import ArgumentError, NotIsolated
 
 __all__ = ["culprit", "isolation", "isolation_at_first_call"]
 
+_UNCALLABLE = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError)
+
 
 def isolation(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = None, batch_dim: int = 0) -> None:
     """Raise :class:`~hushgrad.errors.NotIsolated`, with the path of the module, if an example influences another.
@@ -75,7 +77,7 @@ def culprit(model: nn.Module, args: Any, kwargs: Any, examples: int) -> str | No
         for dim in (0,) if first == examples else (0, 1):  # else a width of as many as there are examples is taken for them
             try:
                 found = _culprit(model, args, kwargs, Batch(examples, dim))
-            except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError):  # it cannot be called once more
+            except _UNCALLABLE:  # it cannot be called once more
                 continue
             if found is not None:
                 return _sentence(*found)
@@ -176,10 +178,13 @@ def _culprit(model: nn.Module, args: Any, kwargs: Any, batch: Batch) -> tuple[st
     for handle in handles:
         handle.remove()
     for path, module, its_args, its_kwargs in seen:
-        if batch.of((its_args, its_kwargs)) and _returns_rows(module, its_args, its_kwargs, batch):
-            detail = _finding(module, its_args, its_kwargs, batch)
-            if detail is not None:
-                return path, module, detail
+        try:
+            rows = batch.of((its_args, its_kwargs)) and _returns_rows(module, its_args, its_kwargs, batch)
+            detail = _finding(module, its_args, its_kwargs, batch) if rows else None
+        except _UNCALLABLE:  # this one by itself; the next may be to blame
+            continue
+        if detail is not None:
+            return path, module, detail
     return None
 
 
