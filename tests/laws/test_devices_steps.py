@@ -340,6 +340,31 @@ def test_what_needs_double_precision_is_refused_where_there_is_none():
             hushgrad.make_private(model, sgd(list(model.parameters())), plan(certified=True), seed=0)
 
 
+def test_trainable_parameters_on_two_devices_are_refused_and_frozen_ones_are_not():
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.relu(self.first(x)).to(self.second.weight.device))
+
+    with devices.pretend() as device:
+        model = Halves()
+        device.put(model.second)
+        with pytest.raises(
+            hushgrad.errors.ArgumentError, match=r"\['cpu', 'pretend:0'\] to have its trainable parameters on one device"
+        ):
+            hushgrad.make_private(model, sgd(list(model.parameters())), plan(), seed=0)
+        model.first.requires_grad_(False)
+        optimizer = sgd(list(model.second.parameters()))
+        private = hushgrad.make_private(model, optimizer, plan(), seed=0)
+        for x, y in private.loader(TensorDataset(*FEATURES(torch.Generator().manual_seed(1)))):
+            F.cross_entropy(model(x), y.to("pretend")).backward()
+            optimizer.step()
+        private.detach()
+
+
 def same_there(case: Case, *, double: bool) -> None:
     """Three steps in main memory and on the device."""
     here = trained(case, None)

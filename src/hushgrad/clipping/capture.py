@@ -113,6 +113,10 @@ class Capture(Collecting):
         self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
         if not self._params:
             _check.fail("model", type(self.model).__name__, "to have a parameter that requires gradients")
+        places = sorted({str(p.device) for p in self._params.values()})
+        if len(places) > 1:
+            remedy = "An example's norm is taken over all of them together; frozen layers may lie anywhere. Or use fully_shard."
+            _check.fail("model", places, "to have its trainable parameters on one device", remedy)
         self._sites = [
             self._held.site(self.model, site) for site in sites_of(self._tape, self.model, all_modules=not self._held.whole)
         ]
