@@ -140,7 +140,7 @@ def test_what_functorch_cannot_do_is_done_one_by_one(forward):
 
 def test_what_cannot_be_repeated_at_all_is_named():
     layer = Scale(lambda s, x: x * s if len(x) > 1 else (x * s).view(7, 7))
-    with pytest.raises(CaptureError, match=r"Around cannot be run for some of its examples alone.*any number of examples"):
+    with pytest.raises(CaptureError, match=r"Around cannot be run for fewer or more examples.*any number of examples"):
         check_rule_of(Around(layer, lambda f, x: f(x)))
 
 

@@ -161,3 +161,20 @@ def test_the_shares_of_a_grouped_product_come_from_a_formula(monkeypatch: pytest
         torch.testing.assert_close(clipped.raw_sums[name], g.sum(0), rtol=1e-4, atol=1e-6)
     norms = torch.stack([g.flatten(1).square().sum(1) for g in alone.values()]).sum(0).sqrt()
     torch.testing.assert_close(clipped.raw_norms, norms, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_that_takes_so_many_examples_only_is_refused_in_a_sentence() -> None:
+    """A table with a row for each place in the batch ends: what the model raises then is no answer."""
+
+    class Ends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layer = nn.Embedding(B + 1, D), nn.Linear(D, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) + 0 * self.table(torch.arange(len(x))).sum()
+
+    capture = Capture(Ends())
+    capture.attach()
+    with pytest.raises(CaptureError, match="cannot be run for fewer or more examples"):
+        capture.model(torch.randn(B, D))

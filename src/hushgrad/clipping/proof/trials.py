@@ -110,9 +110,9 @@ class Trials:
                 problem = self._swayed(found[0], inputs, B)
         except HushgradError as error:
             return _Failure(None, error, frozenset(quiet.drawn))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, TypeError, LookupError, AssertionError, ArithmeticError) as error:  # the model's own
             message = (
-                f"{type(self.model).__name__} cannot be run for some of its examples alone, as its proof needs: {error} "
+                f"{type(self.model).__name__} cannot be run for fewer or more examples, as its proof needs: {error} "
                 "Let the model take any number of examples, or vouch for it with check_isolation=False."
             )
             return _Failure(None, CaptureError(message), frozenset(quiet.drawn))
