@@ -237,6 +237,11 @@ class Capture(Collecting):
         """Whether a pass that runs now is one of a proof: it reads what the pass reads that is to be proved, and nothing else."""
         return self._root.proving
 
+    @property
+    def aside(self) -> bool:
+        """Whether a pass that runs now is no part of a step: one of a proof, or paused."""
+        return self.proving or self._tape.silent > 0
+
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Passes inside are not part of the step (an attack on the inputs, say). They must not reach ``p.grad``."""

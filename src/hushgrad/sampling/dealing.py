@@ -16,7 +16,7 @@ from hushgrad.errors import ArgumentError, BudgetExceeded, WorkerLost
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.batch import Batch, empty_like, stamp
 from hushgrad.sampling.draws import Draws
-from hushgrad.sampling.grown import grown_dim
+from hushgrad.sampling.grown import grown_dim, keeps_apart
 from hushgrad.sampling.seeds import seeded
 from hushgrad.sampling.units import Grouping, Units
 
@@ -121,6 +121,11 @@ class _Hands(Dataset[_Hand]):
         with nullcontext() if self._seeds is None else seeded(self._seeds, 0):
             return grown_dim(self._dataset, self._collate)
 
+    def keeps_apart(self) -> bool:
+        """Whether the collate function gives a record the same rows whoever the others are, as far as a few show."""
+        seeds = self._seeds
+        return keeps_apart(self._dataset, self._collate, again=nullcontext if seeds is None else lambda: seeded(seeds, 0))
+
     def _nothing(self) -> Any:
         # Built from an example only for its shapes and types; no content is kept.
         if self._empty is None:
@@ -160,6 +165,10 @@ class BatchLoader:
     def dim(self) -> int | None:
         """The dimension of a batch's tensors that holds the examples; None if that cannot be said of all of them."""
         return self._hands.dim()
+
+    def keeps_apart(self) -> bool:
+        """Whether the collate function gives a record the same rows whoever the others are, as far as a few show."""
+        return self._hands.keeps_apart()
 
     @property
     def next_step(self) -> int:

@@ -22,6 +22,7 @@ from hushgrad.clipping import Capture
 from hushgrad.clipping.there import filled
 from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
 from hushgrad.sampling.batch import Batch
+from hushgrad.train.handed import PREPARED, Handed
 
 __all__ = ["ROUNDED", "VOUCHED", "Losses", "PrivateLoss", "aside", "has_rows"]
 
@@ -50,12 +51,14 @@ class Losses:
         self.fixed = False  # all passes have one shape
         self.vouched = False
         self.rounded = False  # some step's gradients were those of a mean, in half precision
+        self.handed = Handed(capture)
         self._covered = 0
         self._begun = False  # a backward pass that runs begins at a loss of the run
 
     def issued(self, batch: Batch, *, whole: bool) -> None:
         """The loader hands out a batch (``whole``) or one of its micro-batches."""
         self.examples, self.padding, self.fixed = batch.examples, batch.padding, batch._fixed
+        self.handed.issued(batch, whole=whole)
         if whole:
             self._covered = 0
 
@@ -104,6 +107,7 @@ class Losses:
         divided = vouched and self.capture.loss_reduction == "mean" and not self.fixed  # by what is not public
         self.rounded = self.rounded or (divided and self.capture.rounded)
         self._covered = 0
+        self.handed.forget()
 
     def _complete(self, examples: int) -> bool:
         if examples:  # a closure may be asked several times
@@ -130,7 +134,8 @@ class Losses:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a guarantee has to say of the losses."""
-        return (*((VOUCHED,) if self.vouched else ()), *((ROUNDED,) if self.rounded else ()))
+        said = ((VOUCHED, self.vouched), (PREPARED, self.handed.prepared), (ROUNDED, self.rounded))
+        return tuple(note for note, holds in said if holds)
 
 
 class PrivateLoss:
@@ -154,6 +159,7 @@ class PrivateLoss:
 
     def _of_outputs(self, args: tuple[Any, ...], examples: int) -> Tensor:
         leaves, spec = tree_flatten(args)
+        self._losses.handed.to_loss(leaves)
         _require_rows(leaves, examples, "Keep constants (class weights) inside the function, or give it the model and the batch.")
         if not examples:
             return torch.stack([t.sum() * 0.0 for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]).sum()
@@ -214,7 +220,8 @@ class PrivateLoss:
             with self._losses.capture.pause():
                 self._try(args, examples, _LATER if self._compared else _SHOWN)
             self._compared = True
-        return self._losses.covered(self._fn(*args))
+        with self._losses.handed.seen():
+            return self._losses.covered(self._fn(*args))
 
     def _try(self, args: tuple[Any, ...], examples: int, shown: int) -> None:
         model = next(arg for arg in args if isinstance(arg, nn.Module))

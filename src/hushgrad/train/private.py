@@ -180,6 +180,7 @@ class Private(Saving):
         if self.plan.certified:
             self._handles.append(self._bits.attach(self.model))
         self._capture.attach()
+        self._handles.append(self.losses.handed.attach(self.model))
         self._handles.append(self._parts.attach(self.model))  # its hook goes before the capture's: it says which part is passed
         if lazy_tables:
             require_lazy_plan(self.plan, self._world, sharded=self.placement.in_parts)
@@ -242,6 +243,8 @@ class Private(Saving):
             **dataloader_options,
         )
         self._dim = made.dim
+        if not made.keeps_apart():
+            self.losses.handed.prepared = True
         return made
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:

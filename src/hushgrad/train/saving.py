@@ -40,6 +40,7 @@ class Saving(Stepping):
             "lazy_tables": self._lazy.attached,
             "loss_vouched": self.losses.vouched,
             "loss_rounded": self.losses.rounded,
+            "batches_prepared": self.losses.handed.prepared,
             "average": {} if self._averaged is None else self._averaged.state_dict(),
             "journal": {"position": self._journal.position, "chain": self._journal.chain.hex()},
         }
@@ -77,6 +78,7 @@ class Saving(Stepping):
         self._lazy.resume(state.get("lazy_tables", False))
         self.losses.vouched = bool(state.get("loss_vouched", True))
         self.losses.rounded = bool(state.get("loss_rounded", False))
+        self.losses.handed.prepared = bool(state.get("batches_prepared", False))
         secret = key if key is not None else state.get("key", self._key.secret)
         self._later.settle()
         self.adopt_key(RunKey(secret, reproducible=bool(state["reproducible"])))

@@ -103,14 +103,42 @@ def _by_parts(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: in
 
 
 def _by_crowds(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: int, lot: Random) -> str | None:
-    """A few among so many copies of one as a batch may hold: whatever has room for fewer, or for fewer alike, is full."""
+    """A few among so many copies of one as a batch may hold, then among all kinds: whatever has room for fewer (alike) is full."""
     few = lot.sample(range(B), min(B, FEW))
-    copies = [*few, *[lot.randrange(B)] * crowd(B)]
-    copies, n = lot.sample(copies, len(copies)), len(copies)
-    made = _outputs(stage, part_of(structure.reading, inputs, copies, B))
-    if not _kept(structure, run.outputs, made, torch.tensor(copies), torch.arange(n), B, n):
+    alike = _among(stage, structure, run, inputs, B, few, [lot.randrange(B)] * crowd(B), [_as_it_is], lot)
+    if alike:
         return "the output of one changes when it is among copies of another"
+    # Of one kind alone, perhaps none takes up room: so examples of every kind, and what they may become.
+    kinds = lot.sample(range(B), B) * -(-crowd(B) // B)
+    if _among(stage, structure, run, inputs, B, few, kinds, [_as_it_is, _turned, _other, *(c for _, c in _LARGE)], lot):
+        return "the output of one changes when it is among many others"
     return None
+
+
+def _among(
+    stage: Sealing,
+    structure: Structure,
+    run: Run,
+    inputs: Any,
+    B: int,
+    few: list[int],
+    crowded: list[int],
+    become: list[Change],
+    lot: Random,
+) -> bool:
+    """Whether the output of one of these few changes among copies of others, each of which becomes one thing or the other."""
+    n = len(few) + len(crowded)
+    places = lot.sample(range(n), n)
+    mine, theirs = places[: len(few)], places[len(few) :]
+    copies = [0] * n
+    for place, example in zip(places, [*few, *crowded], strict=True):
+        copies[place] = example
+    changes = {place: become[k % len(become)] for k, place in enumerate(theirs) if become[k % len(become)] is not _as_it_is}
+    given = part_of(structure.reading, inputs, copies, B)
+    made = _tried(stage, structure.reading.changed(given, changes, n)) if changes else _outputs(stage, given)
+    kept = places if not changes else mine  # copies are what they were
+    known = [copies[place] for place in kept]
+    return made is not None and not _kept(structure, run.outputs, made, torch.tensor(known), torch.tensor(kept), B, n)
 
 
 # Replaced -------------------------------------------------------------------------------------------------------------------
@@ -164,18 +192,22 @@ def _changes() -> list[list[tuple[str, Change]]]:
 
     Whole numbers stay among those that are there.
     """
-    large = {factor: (f"{abs(factor):g} times as large", partial(_large, factor=factor)) for factor in (1e4, -1e8, 1e16, 1e30)}
+    large = {factor: (f"{abs(factor):g} times as large", partial(_large, factor=factor)) for factor in (1e16, 1e30)}
     filled = {
         value: [(str(value), partial(_filled, value=value)), (f"{value} somewhere", partial(_somewhere, value=value))]
         for value in (math.nan, math.inf, 3e38)
     }
     ordinary = [("replaced", _other), ("replaced", _turned), ("zero", _zero), ("shorter", _short), ("equal", _equal)]
     return [
-        [*ordinary, large[1e4], large[-1e8]],
+        [*ordinary, *_LARGE],
         [large[1e16], large[1e30], *filled[3e38]],
         [*filled[math.nan], *filled[math.inf]],
         [("shorter", _short)],  # all of them
     ]
+
+
+def _as_it_is(t: Tensor, _: Tensor) -> Tensor:
+    return t
 
 
 def _turned(t: Tensor, every: Tensor) -> Tensor:
@@ -202,6 +234,9 @@ def _filled(t: Tensor, _: Tensor, value: float) -> Tensor:
 
 def _large(t: Tensor, _: Tensor, factor: float) -> Tensor:
     return (t + (t == 0)) * factor if t.is_floating_point() else t
+
+
+_LARGE = [(f"{abs(factor):g} times as large", partial(_large, factor=factor)) for factor in (1e4, -1e8)]
 
 
 def _somewhere(t: Tensor, _: Tensor, value: float) -> Tensor:

@@ -1,0 +1,99 @@
+"""What a loop or a collate function does to a batch is seen to leave examples apart, or the guarantee says who vouches for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset, default_collate
+
+from hushgrad import Plan, make_private
+from hushgrad.train.handed import PREPARED
+
+PLAN = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=32, steps=3)
+
+
+def _notes(prepare=lambda x: x, answer=lambda out, y: (out, y), evaluate=False, parts=None, **options):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = make_private(model, optimizer, PLAN)
+    loss = private.loss(nn.CrossEntropyLoss())
+    data = TensorDataset(torch.randn(32, 6), torch.randint(3, (32,)))
+    for batch in private.loader(data, **options):
+        optimizer.zero_grad()
+        for x, y in [batch] if parts is None else batch.split(parts):
+            if evaluate:
+                model(torch.randn(5, 6)).sum()
+            loss(*answer(model(prepare(x)), y)).backward()
+        optimizer.step()
+    return private.spent().notes
+
+
+def _centred_in_place(x):
+    x -= x.mean(0)
+    return x
+
+
+UNTOUCHED = {
+    "as it is": lambda x: x,
+    "a view": lambda x: x.view(-1, 2, 3).flatten(1),
+    "a copy": lambda x: x.clone(),
+    "there and back": lambda x: x.double().float(),
+}
+MIXED = {
+    "mixup": lambda x: 0.5 * x + 0.5 * x.roll(1, 0),
+    "centred": lambda x: x - x.mean(0),
+    "centred in place": _centred_in_place,
+    "another order": lambda x: x.flip(0),
+    "the largest": lambda x: x / x.abs().max(),
+}
+
+
+@pytest.mark.parametrize("name", UNTOUCHED)
+def test_what_is_not_changed_needs_nobody_to_vouch_for_it(name):
+    assert _notes(UNTOUCHED[name]) == ()
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_what_the_loop_makes_of_a_batch_is_vouched_for(name):
+    assert _notes(MIXED[name]) == (PREPARED,)
+
+
+def test_so_is_what_it_makes_of_outputs_and_targets():
+    assert _notes(answer=lambda out, y: (out - out.mean(0), y)) == (PREPARED,)
+    assert _notes(answer=lambda out, y: (out, y.roll(1))) == (PREPARED,)
+
+
+def test_evaluations_and_micro_batches_are_told_apart():
+    assert _notes(evaluate=True) == () == _notes(parts=3)
+    assert _notes(MIXED["centred"], parts=3) == (PREPARED,)
+
+
+def _mixup(records):
+    x, y = default_collate(records)
+    by = torch.rand(())
+    return [by * x + (1 - by) * x.roll(1, 0), y]
+
+
+@pytest.mark.parametrize(
+    ("collate", "notes"),
+    [
+        (lambda records: [2 * default_collate(records)[0], default_collate(records)[1]], ()),
+        (_mixup, (PREPARED,)),
+        (
+            lambda records: [default_collate(records)[0] - default_collate(records)[0].mean(0), default_collate(records)[1]],
+            (PREPARED,),
+        ),
+    ],
+    ids=["doubled", "mixup", "centred"],
+)
+def test_collate_functions_keep_records_apart_or_somebody_vouches(collate, notes):
+    assert _notes(collate_fn=collate) == notes
+
+
+def test_a_resumed_run_still_says_so():
+    model = nn.Linear(6, 3)
+    private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), PLAN, key=bytes(range(32)))
+    assert private.state_dict()["batches_prepared"] is False
+    private.losses.handed.prepared = True
+    assert private.state_dict()["batches_prepared"] is True
