@@ -129,10 +129,10 @@ class Sums:
         x, y = x if path.ids else x.to(path.dtype), y.to(path.dtype)
         for k, sign in enumerate((1.0, -1.0) if path.how == "probes" else ()):
             with capture.probe(sign):
-                capture.examples(len(x))
+                capture.examples(len(x), dim=0)
                 (self.model(x) * (sign * y[:, k])).sum().backward()
         if path.how != "probes":
-            capture.examples(len(x))
+            capture.examples(len(x), dim=0)
             if units is not None:
                 capture.units(units)
             (self.model(x) * y).sum().backward()

@@ -3,11 +3,17 @@
 from random import Random
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from hushgrad.clipping import Capture, Flat
 from hushgrad.clipping.proof import live, trials
+from hushgrad.errors import NotIsolated
 from hushgrad.testing.modules import examine
+
+_FLAT = Flat(1.0)
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
@@ -21,3 +27,32 @@ def test_a_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trials, "broken", lambda *_: None)  # nothing is sealed
     monkeypatch.setattr(live, "straight", lambda *_: True)  # and rows that are moved are believed to stay
     assert any(examine(Random(number)).word == "wrong" for number in (4, 26))
+
+
+class _Room(nn.Module):
+    """Some examples take up room, of which there is enough for the first batch."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room, self.layer = room, nn.Linear(3, 2)
+
+    def forward(self, x):
+        mine = x.detach()[:, 0] > 0
+        return self.layer(x * (mine & (mine.cumsum(0) <= self.room)).to(x)[:, None])
+
+
+@pytest.mark.parametrize("B", [4, 9, 16])
+def test_room_that_only_some_examples_take_up_is_noticed_whoever_is_in_the_first_batch(B):
+    for seed in range(6):
+        torch.manual_seed(seed)
+        few = seed % 3  # who take up room in the first batch
+        x = torch.randn(B, 3)
+        x[:, 0] = torch.where(torch.arange(B) < few, x[:, 0].abs(), -x[:, 0].abs())[torch.randperm(B)]
+        model = _Room(room=max(1, few) + seed % 2)
+        capture = Capture(model, loss_reduction="sum")
+        capture.attach()
+        capture.examples(B, dim=0)
+        with pytest.raises(NotIsolated):
+            model(x).sum().backward()
+            capture.collect(_FLAT)
+        capture.detach()

@@ -27,7 +27,10 @@ def test_conformance(layer, inputs):
 
 
 def test_every_layer_with_a_rule_is_an_example():
-    assert {type(layer) for layer, _ in EXAMPLES} | {nn.modules.linear.NonDynamicallyQuantizableLinear} == set(_RULES)
+    ours = {
+        layer for layer, rule in _RULES.items() if type(rule).__module__.startswith("hushgrad.")
+    }  # others' tests make rules, too
+    assert {type(layer) for layer, _ in EXAMPLES} | {nn.modules.linear.NonDynamicallyQuantizableLinear} == ours
 
 
 @few

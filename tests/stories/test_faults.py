@@ -55,7 +55,7 @@ def test_every_fault_is_survived_every_reader_refuses_nonsense_and_planted_defec
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    for name, tried, count in (("chaos", 1, len(CHOSEN.split("|"))), ("fuzz", INPUTS, 26)):
+    for name, tried, count in (("chaos", 1, len(CHOSEN.split("|"))), ("fuzz", INPUTS, 27)):
         assert len(told[name]) == count and all(row[1:3] == [tried, tried] for row in told[name]), (
             told[name],
             done.stdout[-3000:],

@@ -112,7 +112,21 @@ def refuse_tracing() -> None:
         )
 
 
-_OURS = ("clipping", "denoise", "noise", "release", "sampling", "train")  # rooms whose functions run inside of a step
+# Rooms whose functions run inside of a step, and what these call.
+_OURS = (
+    "clipping",
+    "denoise",
+    "noise",
+    "release",
+    "sampling",
+    "train",
+    "events",
+    "guarantee",
+    "native",
+    "_check",
+    "_universal",
+    "_widest",
+)
 
 
 @cache

@@ -103,42 +103,34 @@ def _by_parts(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: in
 
 
 def _by_crowds(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: int, lot: Random) -> str | None:
-    """A few among so many copies of one as a batch may hold, then among all kinds: whatever has room for fewer (alike) is full."""
+    """A few among so many copies of one as a batch may hold: whatever has room for fewer, or for fewer alike, is full."""
     few = lot.sample(range(B), min(B, FEW))
-    alike = _among(stage, structure, run, inputs, B, few, [lot.randrange(B)] * crowd(B), [_as_it_is], lot)
-    if alike:
+    copies = [*few, *[lot.randrange(B)] * crowd(B)]
+    copies, n = lot.sample(copies, len(copies)), len(copies)
+    made = _outputs(stage, part_of(structure.reading, inputs, copies, B))
+    if not _kept(structure, run.outputs, made, torch.tensor(copies), torch.arange(n), B, n):
         return "the output of one changes when it is among copies of another"
-    # Of one kind alone, perhaps none takes up room: so examples of every kind, and what they may become.
-    kinds = lot.sample(range(B), B) * -(-crowd(B) // B)
-    if _among(stage, structure, run, inputs, B, few, kinds, [_as_it_is, _turned, _other, *(c for _, c in _LARGE)], lot):
-        return "the output of one changes when it is among many others"
-    return None
+    return _by_kinds(stage, structure, inputs, B, few, lot)
 
 
-def _among(
-    stage: Sealing,
-    structure: Structure,
-    run: Run,
-    inputs: Any,
-    B: int,
-    few: list[int],
-    crowded: list[int],
-    become: list[Change],
-    lot: Random,
-) -> bool:
-    """Whether the output of one of these few changes among copies of others, each of which becomes one thing or the other."""
-    n = len(few) + len(crowded)
-    places = lot.sample(range(n), n)
-    mine, theirs = places[: len(few)], places[len(few) :]
-    copies = [0] * n
-    for place, example in zip(places, [*few, *crowded], strict=True):
-        copies[place] = example
-    changes = {place: become[k % len(become)] for k, place in enumerate(theirs) if become[k % len(become)] is not _as_it_is}
-    given = part_of(structure.reading, inputs, copies, B)
-    made = _tried(stage, structure.reading.changed(given, changes, n)) if changes else _outputs(stage, given)
-    kept = places if not changes else mine  # copies are what they were
-    known = [copies[place] for place in kept]
-    return made is not None and not _kept(structure, run.outputs, made, torch.tensor(known), torch.tensor(kept), B, n)
+def _by_kinds(stage: Sealing, structure: Structure, inputs: Any, B: int, few: list[int], lot: Random) -> str | None:
+    """These few and what they are turned into, by themselves and among many of every kind: of one kind perhaps none takes up room."""
+    turned = {len(few) + k: _turned for k in range(len(few))}
+    own = [*few, *few]
+    before = _tried(stage, structure.reading.changed(part_of(structure.reading, inputs, own, B), turned, len(own)))
+    many = own + lot.sample(range(B), B) * -(-crowd(B) // B)
+    kinds = [_turned, _other, *(change for _, change in _LARGE), None]
+    become = turned | {k: kind for k in range(len(own), len(many)) if (kind := kinds[k % len(kinds)]) is not None}
+    order = lot.sample(range(len(many)), len(many))  # who comes first
+    place = {k: i for i, k in enumerate(order)}
+    crowded = part_of(structure.reading, inputs, [many[k] for k in order], B)
+    made = _tried(stage, structure.reading.changed(crowded, {place[k]: change for k, change in become.items()}, len(many)))
+    if before is None or made is None:
+        return None
+    mine, its = torch.arange(len(own)), torch.tensor([place[k] for k in range(len(own))])
+    if _kept(structure, before, made, mine, its, len(own), len(many)):
+        return None
+    return "the output of one changes when it is among many others"
 
 
 # Replaced -------------------------------------------------------------------------------------------------------------------
@@ -204,10 +196,6 @@ def _changes() -> list[list[tuple[str, Change]]]:
         [*filled[math.nan], *filled[math.inf]],
         [("shorter", _short)],  # all of them
     ]
-
-
-def _as_it_is(t: Tensor, _: Tensor) -> Tensor:
-    return t
 
 
 def _turned(t: Tensor, every: Tensor) -> Tensor:
