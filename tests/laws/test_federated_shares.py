@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 pytest.importorskip("flwr", reason="needs hushgrad[federated]")
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
@@ -18,7 +18,7 @@ from hushgrad import accounting
 from hushgrad.clipping import Adaptive
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.events import MinSep, Once, Poisson
-from hushgrad.federated import DPFedAvg, LocalGrid, MinSeparation, Shares, add_share, shares, whole_noise
+from hushgrad.federated import DPFedAvg, LocalGrid, MinSeparation, Shares, add_share, clip_update, shares, whole_noise
 from hushgrad.train import Plan
 
 CLIENTS, SIZE = 12, 400
@@ -112,8 +112,9 @@ def test_whole_numbers_never_exceed_the_clip_norm(size):
         assert not shares.whole(np.array([1.0, 2.0]), bound).any()
 
 
+@pytest.mark.parametrize("mod", [add_share, clip_update])
 @pytest.mark.parametrize("names", [("w", "more"), ("other",), ()])
-def test_what_cannot_be_read_does_not_leave_the_device_without_noise(names):
+def test_what_cannot_be_read_does_not_leave_the_device(names, mod):
     config = ConfigRecord({shares.CLIP_NORM: 0.5, shares.GRID: 1e-3})
     content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(3))}), "config": config})
 
@@ -121,8 +122,28 @@ def test_what_cannot_be_read_does_not_leave_the_device_without_noise(names):
         raw = ArrayRecord({name: Array(np.full(5, 77.0)) for name in names})
         return SimpleNamespace(content=RecordDict({"arrays": raw, "again": raw}), has_error=lambda: False)
 
-    reply = add_share(SimpleNamespace(content=content), None, client)
+    reply = mod(SimpleNamespace(content=content), None, client)
     assert not reply.content.array_records
+
+
+@pytest.mark.parametrize("mod", [add_share, clip_update])
+@pytest.mark.parametrize(
+    "config",
+    [{}, {shares.GRID: 1e-3}, {shares.CLIP_NORM: 0.0, shares.GRID: 1e-3}, {shares.CLIP_NORM: math.nan, shares.GRID: 1e-3}]
+    + [{shares.CLIP_NORM: "1", shares.GRID: 1e-3}, {shares.CLIP_NORM: math.inf, shares.GRID: 1e-3}],
+)
+@pytest.mark.parametrize("model", [True, False])
+def test_no_word_of_the_server_switches_a_mod_off(mod, config, model):
+    """Whatever is missing in its message: no array leaves as the client made it; metrics do."""
+    arrays = {"arrays": ArrayRecord({"w": Array(np.zeros(3))})} if model else {}
+
+    def client(message, context):
+        raw = ArrayRecord({"w": Array(np.full(3, 77.0))})
+        content = RecordDict({"arrays": raw, "metrics": MetricRecord({"accuracy": 0.5})})
+        return SimpleNamespace(content=content, has_error=lambda: False)
+
+    reply = mod(SimpleNamespace(content=RecordDict({**arrays, "config": ConfigRecord(config)})), None, client)
+    assert not reply.content.array_records and reply.content["metrics"]["accuracy"] == 0.5
 
 
 # The server ----------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,11 @@
-"""A client mod: clip the update before it leaves the device. Defence in depth; the server clips again in any case."""
+"""A client mod: clip the update before it leaves the device. Defence in depth; the server clips again in any case.
+
+No word of the server's can switch a mod off: what a mod cannot bound stays at home.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +14,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from hushgrad.federated.layout import Layout, Unusable
 
-__all__ = ["CLIP_NORM", "Answer", "answered", "clip_update"]
+__all__ = ["CLIP_NORM", "Answer", "answered", "clip_update", "told", "without_arrays"]
 
 CLIP_NORM = "hushgrad-clip-norm"
 """The key in the round's ConfigRecord under which the server sends the clip norm."""
@@ -22,26 +26,42 @@ def clip_update(message: Message, context: Context, call_next: ClientAppCallable
     **Formal guarantee.** None that is relied upon: a server trusts no client, and clips again. It bounds what an eavesdropper or
     a leaky log sees of one device, and keeps a diverged model (NaN, infinity) at home: that update is zero.
 
-    Put it last in the list, so that it sees what other mods have made of the update. A message without a clip norm (evaluation,
-    another strategy) passes untouched.
+    Put it last in the list, so that it sees what other mods have made of the update. Arrays in the reply to a message without a
+    clip norm (evaluation, another strategy), and arrays that cannot be read as an update, are taken out; numbers and metrics pass.
 
     Args:
         message: from the server; it holds the clip norm.
         context: of the client, as Flower hands it over.
         call_next: the rest of the client.
     """
-    configs = message.content.config_records.values()
-    norms = [norm for config in configs if isinstance(norm := config.get(CLIP_NORM), float)]
-    if not norms or not message.content.array_records:
-        return call_next(message, context)
+    norms = told(message, CLIP_NORM)
+    if norms is None:
+        return without_arrays(call_next(message, context))
     answer = answered(message, context, call_next)
     if answer.update is None:
-        return answer.reply  # the server's refusal says why
+        return without_arrays(answer.reply)
     reply, update = answer.reply, answer.update
     norm = float(np.linalg.norm(update))
     scaled = update * min(1.0, norms[0] / norm) if np.isfinite(norm) and norm > 0 else np.zeros_like(update)
     (name,) = reply.content.array_records
     reply.content[name] = answer.layout.record(answer.sent + scaled)
+    return reply
+
+
+def told(message: Message, *names: str) -> tuple[float, ...] | None:
+    """The positive numbers that the server sends under ``names``, in one record, with a model; None if it does not."""
+    config = next((c for c in message.content.config_records.values() if set(names) <= set(c)), None)
+    if config is None or not message.content.array_records:
+        return None
+    values = [config[name] for name in names]
+    numbers = tuple(float(value) for value in values if isinstance(value, int | float))
+    return numbers if len(numbers) == len(names) and all(0 < number < math.inf for number in numbers) else None
+
+
+def without_arrays(reply: Message) -> Message:
+    """The reply without its arrays: the server counts the client as one that sent nothing usable."""
+    for name in [] if reply.has_error() else list(reply.content.array_records):
+        del reply.content[name]
     return reply
 
 

@@ -41,7 +41,7 @@ from hushgrad.clipping.base import Clipper
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Gaussian, Participation, Relation
 from hushgrad.federated.layout import Layout
-from hushgrad.federated.mods import CLIP_NORM, answered
+from hushgrad.federated.mods import CLIP_NORM, answered, told, without_arrays
 from hushgrad.federated.whole_noise import discrete_gaussian
 from hushgrad.noise.independent import Independent
 from hushgrad.noise.participation import pattern_of
@@ -190,32 +190,27 @@ class _Keyed:
 def add_share(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Clip the update, write it in whole numbers and add this client's share of the noise: ``ClientApp(mods=[add_share])``.
 
-    **Formal guarantee.** What leaves the device is q + X: q whole numbers with |q| at most the clip norm in units of the grid, X a
-    discrete Gaussian from the operating system's entropy. See :class:`Shares` for the sum. Put it last in the list.
+    **Formal guarantee.** The arrays that leave the device are q + X: q whole numbers with |q| at most the clip norm in units of the
+    grid, X a discrete Gaussian from the operating system's entropy. See :class:`Shares` for the sum. Put it last in the list.
+    Where the server sends no grid (evaluation, another strategy), or the update cannot be read, no arrays leave. Metrics of a reply
+    pass as they are.
 
     Args:
         message: from the server; it holds the clip norm and the unit of the grid.
         context: of the client, as Flower hands it over.
         call_next: the rest of the client.
     """
-    config = next((c for c in message.content.config_records.values() if {CLIP_NORM, GRID} <= set(c)), None)
-    if config is None or not message.content.array_records:
-        return call_next(message, context)
-    clip_norm, grid = float(config[CLIP_NORM]), float(config[GRID])  # type: ignore[arg-type]
+    numbers = told(message, CLIP_NORM, GRID)
+    if numbers is None:
+        return without_arrays(call_next(message, context))
+    clip_norm, grid = numbers
     reply, layout, _, update = answered(message, context, call_next)
     if update is None:
-        return reply if reply.has_error() else _without_arrays(reply)
+        return without_arrays(reply)
     noised = whole(update / grid, clip_norm / grid) + discrete_gaussian(_STD, layout.size, os.urandom)
     (name,) = reply.content.array_records
     parts = zip(layout.slices().items(), layout.shapes, strict=True)
     reply.content[name] = ArrayRecord({each: Array(noised[where].reshape(shape)) for (each, where), shape in parts})
-    return reply
-
-
-def _without_arrays(reply: Message) -> Message:
-    """What cannot be read gets no noise either, so it stays at home; the server counts the client as one that sent nothing usable."""
-    for name in list(reply.content.array_records):
-        del reply.content[name]
     return reply
 
 
