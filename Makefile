@@ -106,8 +106,12 @@ calibrations: $(VENV)/.ready  ## calibrate COUNT=10000 random runs and check eve
 	PYTHONPATH=tests/rigorous OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/rigorous/calibrations.py --docs docs/accounting-truth.md \
 	  $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
+# Written beside and renamed: a run that fails or is interrupted leaves no list that looks like one.
 sbom: $(VENV)/.ready  ## list every installed package as CycloneDX into build/sbom.json
-	@mkdir -p build && $(BIN)/uv tool run -q --from cyclonedx-bom cyclonedx-py environment $(BIN)/python --output-reproducible -o build/sbom.json
+	@mkdir -p build && rm -f build/sbom.json
+	@$(BIN)/uv tool run -q --from cyclonedx-bom cyclonedx-py environment $(BIN)/python --output-reproducible -o build/.sbom.json \
+	  && test -s build/.sbom.json && mv build/.sbom.json build/sbom.json \
+	  || { rm -f build/.sbom.json; echo "No bill of materials: cyclonedx-bom could not be fetched, or failed."; exit 1; }
 	@echo "Bill of materials: build/sbom.json"
 
 licences: $(VENV)/.ready  ## write the licences of everything that an extra pulls in into docs/licences.md
