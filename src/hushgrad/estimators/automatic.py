@@ -12,7 +12,9 @@ line was good. Gradient descent has no such regulariser; its line stays.
 
 **Formal guarantee.** A count moves by at most 1 with one record, added, removed or replaced; so does the number of records on their right
 side of any line. Laplace noise and the exponential mechanism (McSherry and Talwar 2007, theorem 6; a constant added to one candidate's
-score does not change its sensitivity) are pure, and the parts of epsilon add up.
+score does not change its sensitivity) are pure, and the parts of epsilon add up. Under add/remove the choice P(i) ∝ exp(ε u_i) needs no
+factor of 1/2: a record that joins raises each score by 0 or 1 and lowers none, so that exp(ε u_i) and the sum of all of them both grow by
+a factor between 1 and e^ε, and their quotient moves by at most e^ε either way.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import numpy as np
 from hushgrad.estimators.exponential import selected
 from hushgrad.estimators.methods import Budget, Release
 from hushgrad.estimators.randomness import Randomness
-from hushgrad.events import Compose, Event, PureDP
+from hushgrad.events import Compose, Event, PureDP, Relation
 
 __all__ = ["COUNT_SHARE", "LINE_SHARE", "drawn_line", "prefers_descent", "together"]
 
@@ -47,13 +49,25 @@ def prefers_descent(budget: Budget, size: int, records: int, random: Randomness)
     return bool(count * budget.epsilon > _MUCH_DATA * math.sqrt(size)), left, PureDP(spent)
 
 
-def drawn_line(scores: np.ndarray, positive: np.ndarray, *, reach: float, epsilon: float, random: Randomness) -> float:
-    """A threshold for ``scores``, which are at most ``reach`` in size; ``epsilon``-DP in the scored records."""
+def drawn_line(
+    scores: np.ndarray, positive: np.ndarray, *, reach: float, epsilon: float, relation: Relation, random: Randomness
+) -> float:
+    """A threshold for ``scores``, ``epsilon``-DP in the scored records.
+
+    Args:
+        scores: of the records, at most ``reach`` in size.
+        positive: which of the records are.
+        reach: a released number.
+        epsilon: what the choice costs.
+        relation: of two data sets; add/remove has the smaller sensitivity.
+        random: where the noise comes from.
+    """
+    sensitivity = 0.5 if relation is Relation.ADD_REMOVE else 1.0
     lines = np.concatenate([[0.0], reach * _LINES, -reach * _LINES])
     above, below = np.sort(scores[positive]), np.sort(scores[~positive])
     right = len(above) - np.searchsorted(above, lines, "right") + np.searchsorted(below, lines, "right").astype(float)
-    right[0] += 2 * math.log(len(lines) - 1) / epsilon
-    return float(lines[selected(right, epsilon=epsilon, sensitivity=1.0, method="gumbel", random=random)])
+    right[0] += 2 * sensitivity * math.log(len(lines) - 1) / epsilon
+    return float(lines[selected(right, epsilon=epsilon, sensitivity=sensitivity, method="gumbel", random=random)])
 
 
 def together(release: Release, spent: Event, budget: Budget) -> Release:

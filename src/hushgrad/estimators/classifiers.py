@@ -276,7 +276,8 @@ class DPLinearSVC(_LinearClassifier):
         spent = LINE_SHARE * budget.epsilon
         release = self._by("objective", problem, Budget(left.epsilon - spent, left.delta, left.relation), random)
         theta, reach = release.theta.copy(), float(np.linalg.norm(release.theta)) * problem.row_norm
-        line = drawn_line(problem.X @ theta[0], problem.y > 0, reach=reach, epsilon=spent, random=random)
+        scores, relation = problem.X @ theta[0], budget.relation
+        line = drawn_line(scores, problem.y > 0, reach=reach, epsilon=spent, relation=relation, random=random)
         theta[0, -1] -= line / (_INTERCEPT * float(self.data_norm))  # type: ignore[arg-type]  # the constant column
         beside = PureDP(spent) if counted is None else Compose([counted, PureDP(spent)])
         return together(replace(release, theta=theta), beside, budget)

@@ -21,8 +21,8 @@ interval of q-quantiles begins at or before t + w and ends at or after t - w, so
 
 Why: n equal values leave no interval at their own place, and for w = 0 the mechanism, a density, would give the place no weight at all: the
 median of n fives between 0 and 10 would be uniform. With w it lies within w of five but for a share e^{-εn/4Δ} (high - low)/2w.
- Continuous mechanisms in more dimensions are refused: they need Markov chains, and a
-chain that has not converged has no guarantee.
+
+Continuous mechanisms in more dimensions are refused: they need Markov chains, and a chain that has not converged has no guarantee.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def select(
         scores: one for each candidate; higher is better.
         epsilon: what the choice costs.
         sensitivity: how much one record changes a score, at most.
-        method: "permute_and_flip" (never worse) or "exponential".
+        method: "permute_and_flip" (never worse) or "gumbel".
         random_state: a seed, for experiments; secret randomness without it.
 
         >>> select([0.0, 1.0, 50.0], epsilon=1.0, sensitivity=1.0, random_state=0)
