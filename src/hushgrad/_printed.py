@@ -9,9 +9,11 @@ printed as it is, so 1e-05 stays 1e-05.
 from __future__ import annotations
 
 import math
+import sys
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
 
-__all__ = ["at_least", "at_most", "interval"]
+__all__ = ["above", "at_least", "at_most", "below", "interval", "times"]
 
 
 def at_most(x: float, digits: int = 4) -> str:
@@ -39,6 +41,31 @@ def interval(lower: float, upper: float, digits: int = 4) -> str:
     '[2.999, 3.001]'
     """
     return f"[{at_least(lower, digits)}, {at_most(upper, digits)}]"
+
+
+def above(exact: Fraction) -> float:
+    """The least double that is not below ``exact``.
+
+    >>> above(Fraction(3, 2)), above(Fraction(1) + Fraction(1, 10**30)) > 1
+    (1.5, True)
+    """
+    if exact > Fraction(sys.float_info.max):
+        return math.inf
+    return found if Fraction(found := float(exact)) >= exact else math.nextafter(found, math.inf)
+
+
+def below(exact: Fraction) -> float:
+    """The largest double that is not above ``exact``."""
+    return 0.0 - above(-exact)
+
+
+def times(k: int, x: float) -> float:
+    """The least double that is not below k x: what k steps of an upper bound cost together.
+
+    >>> times(3, 0.5), times(3, math.inf), 3 * 0.7 < times(3, 0.7)
+    (1.5, inf, True)
+    """
+    return above(k * Fraction(x)) if math.isfinite(x) else x
 
 
 def _rounded(x: float, digits: int, how: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hushgrad import _check
-from hushgrad._printed import at_most
+from hushgrad._printed import at_most, times
 from hushgrad._value import Value
 from hushgrad.events import Compose, Event, Relation, Unanalysed
 
@@ -75,7 +76,7 @@ class Guarantee(_Statement):
             return self
         return replace(
             self,
-            epsilon=k * self.epsilon,
+            epsilon=times(k, self.epsilon),
             delta=_group_delta(self.epsilon, self.delta, k),
             unit=f"group of {k} {self.unit}s",
         )
@@ -115,10 +116,11 @@ def _group_delta(epsilon: float, delta: float, k: int) -> float:
     if delta == 0 or math.isinf(epsilon):
         return delta
     if epsilon == 0:
-        return min(1.0, k * delta)
+        return min(1.0, times(k, delta))
     # expm1(k e)/expm1(e) = e^{(k-1) e} (1 - e^{-k e})/(1 - e^{-e}), which does not overflow before the minimum is taken
     log_ratio = (k - 1) * epsilon + math.log(-math.expm1(-k * epsilon)) - math.log(-math.expm1(-epsilon))
-    return math.exp(min(0.0, math.log(delta) + log_ratio))
+    # all numbers above are below 1500 where it matters, so their roundings are below 1e-12 together
+    return min(1.0, max(math.exp(min(0.0, math.log(delta) + log_ratio + 1e-12)), sys.float_info.min))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from hushgrad.budget import Ledger
 from hushgrad.budget.pricing import fits, price
 from hushgrad.budget.values import Dataset
 from hushgrad.errors import ArgumentError, BudgetExceeded
-from hushgrad.events import ApproxDP, Event, Gaussian, Laplace, PureDP
+from hushgrad.events import ZCDP, ApproxDP, Event, Gaussian, Laplace, NonPrivate, PureDP
 
 STEP = Gaussian(1.1).sampled(rate=0.01)
 
@@ -27,7 +28,8 @@ def test_a_pool_admits_its_plan_and_whatever_is_dominated_by_it() -> None:
     assert pool.take(plan) and not pool.take(STEP) and not pool.take(Gaussian(1e3)) and not pool.take(PureDP(0.1))
     pool = Pool(plan)
     assert pool.take(Gaussian(2.0).sampled(rate=0.001) * 99) and pool.take(STEP) and not pool.take(STEP)
-    assert pool.take(Gaussian(5.0 / math.sqrt(2.0))) and pool.take(Gaussian(10.0) * 4) and not pool.take(Gaussian(1e3))
+    half = 3.535533905932738  # 5 / sqrt(2), rounded up: a plan is not exceeded by the last digit
+    assert pool.take(Gaussian(half)) and pool.take(Gaussian(10.0) * 4) and not pool.take(Gaussian(1e3))
     for other in (Gaussian(1.0).sampled(rate=0.01), Gaussian(1.1).sampled(rate=0.011), Laplace(100.0), PureDP(0.05)):
         assert not Pool(STEP * 100 + PureDP(0.1)).take(other)
 
@@ -47,6 +49,36 @@ def test_what_a_pool_has_given_never_costs_more_than_the_plan() -> None:
         assert given
         together = sum(given[1:], given[0])
         assert epsilon(together, delta=1e-6) <= epsilon(pool.used, delta=1e-6) * (1 + 1e-3) <= budget * (1 + 2e-3)
+
+
+def test_nothing_is_admitted_beyond_a_plan_or_a_budget_by_a_last_digit() -> None:
+    for sigma in (1.3, 0.7, 41.9):
+        less = math.nextafter(sigma, 0.0)
+        assert Pool(Gaussian(sigma) * 7).take(Gaussian(sigma) * 7) and not Pool(Gaussian(sigma)).take(Gaussian(less))
+        assert Pool(Gaussian(2 * sigma) * 4).take(Gaussian(sigma)) and not Pool(Gaussian(sigma)).take(Gaussian(2 * less) * 4)
+    almost = 1.9999999999999996  # its inverse is that of the next double
+    assert not Pool(Gaussian(math.nextafter(almost, 2.0)).sampled(rate=0.1)).take(Gaussian(almost).sampled(rate=0.1))
+    plan = Gaussian(3.0) * 5 + Gaussian(1.7)
+    cost = epsilon(plan, delta=1e-6)
+    Filter(epsilon=cost, delta=1e-6, plan=plan)
+    with pytest.raises(ArgumentError, match="to fit into the budget"):
+        Filter(epsilon=math.nextafter(cost, 0.0), delta=1e-6, plan=plan)
+    data = Dataset(name="d", epsilon=math.nextafter(cost, 0.0), delta=1e-6, composition="pld")
+    assert not fits(data, (plan,)) and fits(replace(data, epsilon=cost), (Gaussian(1.7), Gaussian(3.0) * 2, Gaussian(3.0) * 3))
+
+
+def test_sums_of_a_filter_are_exact() -> None:
+    budget = Filter(epsilon=1.0, delta=1e-6, kind="basic")
+    for _ in range(10):
+        budget.spend(PureDP(0.1))
+    assert budget.used == 1.0 and not budget.admits(PureDP(1e-30)) and not budget.admits(NonPrivate())
+    for kind, step, little in (("gdp", Gaussian(10.0), Gaussian(1e10)), ("zcdp", ZCDP(0.01), ZCDP(1e-22)), ("rdp", ZCDP(0.01), ZCDP(1e-22))):
+        budget = Filter(epsilon=2.0, delta=1e-6, kind=kind)
+        budget.spend(step)
+        before = budget.used
+        for _ in range(3):
+            budget.spend(little)  # each too little for the last digit of the sum
+        assert budget.used > before
 
 
 def test_filters_with_a_plan() -> None:

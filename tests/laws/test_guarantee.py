@@ -6,15 +6,17 @@ import json
 import math
 import re
 from collections import Counter
+from fractions import Fraction
 
+import mpmath as mp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushgrad.accounting import epsilon
+from hushgrad.accounting import epsilon, for_group
 from hushgrad.errors import ArgumentError
-from hushgrad.events import Compose, Gaussian, Laplace, PureDP, Relation, Repeat, Unanalysed
+from hushgrad.events import ZCDP, Compose, Gaussian, Laplace, PureDP, Relation, Repeat, Unanalysed
 from hushgrad.guarantee import Entry, Guarantee, Ledger
 
 
@@ -51,6 +53,19 @@ def test_group_privacy_is_the_theorem_and_never_overflows(epsilon, delta, k):
     if k * epsilon < 500 and epsilon > 1e-3:
         expected = min(1.0, delta * math.expm1(k * epsilon) / math.expm1(epsilon))
         assert group.delta == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("delta", [0.0, 5e-324, 1e-310, 3e-300, 1e-6, 0.01])
+def test_a_group_is_never_promised_more_than_holds(delta):
+    mp.mp.dps = 60
+    for k in (2, 3, 5, 11, 10**6):
+        for epsilon in (1e-12, 1e-3, 0.1, 0.3, 0.7, 1.1, 17.3):
+            group = guarantee(epsilon, delta).for_group(k)
+            assert Fraction(group.epsilon) >= k * Fraction(epsilon)
+            growth = mp.expm1(k * mp.mpf(epsilon)) / mp.expm1(mp.mpf(epsilon))
+            assert group.delta >= min(1, mp.mpf(delta) * growth)
+    assert Fraction(for_group(PureDP(0.7), 3).epsilon) >= 3 * Fraction(0.7) and for_group(ZCDP(0.7), 3).rho >= 9 * Fraction(0.7)
+    assert all(3 * Fraction(for_group(Gaussian(s), 3).noise_multiplier) <= Fraction(s) for s in (1.1, 0.7, 2.0, 5.0))
 
 
 def test_a_group_of_one_changes_nothing():

@@ -15,7 +15,7 @@ from hushgrad._printed import at_most
 from hushgrad.accounting.base import Accountant
 from hushgrad.accounting.bracketing import largest_integer
 from hushgrad.accounting.gaussian import gaussian_mu
-from hushgrad.accounting.target import WIDEST, Budget, Question
+from hushgrad.accounting.target import WIDEST, Budget, Question, excess
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event, Gaussian, Relation
 
@@ -289,7 +289,7 @@ def _largest(
     budget, most = Budget.of(epsilon, delta, accountant, relation), _check.positive_int(most=most)
 
     def g(n: int) -> float:
-        return math.log(max(budget.cost(make_event(n)), 1e-300) / budget.epsilon)
+        return excess(budget.cost(make_event(n)), budget.epsilon)
 
     few = min(100, most)
     return largest_integer(g, math.floor(few * math.exp(min(max(-2 * g(few), -600.0), 30.0))), most)

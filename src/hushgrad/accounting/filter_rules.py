@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from functools import lru_cache
 from typing import Protocol
 
 from hushgrad import _check
-from hushgrad._printed import at_most
+from hushgrad._printed import above, at_most
 from hushgrad.accounting._numeric import smallest_true
 from hushgrad.accounting.api import loss_of
 from hushgrad.accounting.base import Loss
@@ -20,10 +21,13 @@ from hushgrad.accounting.zcdp import ZCDPLoss
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Relation
 
-__all__ = ["Rule", "order_for", "rule_of"]
+__all__ = ["Cost", "Rule", "order_for", "rule_of"]
 
 _ORDERS = [1.0 + math.exp(0.15 * k) for k in range(-20, 60)]
 _FINE_ORDERS = [1.0 + math.exp(0.03 * k) for k in range(-100, 800)]  # up to 1e10: tiny epsilons need them
+
+
+Cost = float | Fraction  # a sum of doubles is kept exactly
 
 
 class Rule(Protocol):
@@ -31,10 +35,10 @@ class Rule(Protocol):
 
     accountant: str
 
-    def cost(self, loss: Loss) -> tuple[float, ...]:
+    def cost(self, loss: Loss) -> tuple[Cost, ...]:
         """What a step adds."""
 
-    def used(self, spent: tuple[float, ...]) -> float:
+    def used(self, spent: tuple[Cost, ...]) -> float:
         """The fraction of the budget that is used: at most 1 is within."""
 
 
@@ -59,18 +63,32 @@ def _pairs(loss: Loss) -> list[tuple[float, float, int]]:
 
 
 class _Basic:
+    """Sums are exact, of the decimals that the numbers are written as: ten steps of 0.1 are 1, and nothing more fits into 1."""
+
     accountant = "basic"
 
     def __init__(self, epsilon: float, delta: float) -> None:
-        self._epsilon, self._delta = epsilon, delta
+        self._epsilon, self._delta = _decimal(epsilon), _decimal(delta)
 
-    def cost(self, loss: Loss) -> tuple[float, ...]:
+    def cost(self, loss: Loss) -> tuple[Cost, ...]:
         pairs = _pairs(loss)
-        return (sum(e * n for e, _, n in pairs), sum(d * n for _, d, n in pairs))
+        if any(math.isinf(e) for e, _, _ in pairs):
+            return (math.inf, math.inf)
+        return (sum(_decimal(e) * n for e, _, n in pairs), sum(_decimal(d) * n for _, d, n in pairs))
 
-    def used(self, spent: tuple[float, ...]) -> float:
-        # A budget of ten times 0.1 is meant to admit ten steps of 0.1, whatever the rounding of their sum.
-        return max(spent[0] / self._epsilon, spent[1] / self._delta) * (1.0 - 1e-13)
+    def used(self, spent: tuple[Cost, ...]) -> float:
+        if math.inf in spent:
+            return math.inf
+        return above(max(Fraction(spent[0]) / self._epsilon, Fraction(spent[1]) / self._delta))
+
+
+def _total(spent: Cost) -> float:
+    """A sum as a double, rounded up."""
+    return above(Fraction(spent)) if math.isfinite(spent) else math.inf
+
+
+def _decimal(x: float) -> Fraction:
+    return Fraction(repr(x))
 
 
 class _Advanced:
@@ -79,14 +97,14 @@ class _Advanced:
     def __init__(self, epsilon: float, delta: float) -> None:
         self._epsilon, self._half = epsilon, delta / 2.0  # one half for the theorem, one for the steps' own deltas
 
-    def cost(self, loss: Loss) -> tuple[float, ...]:
+    def cost(self, loss: Loss) -> tuple[Cost, ...]:
         pairs = _pairs(loss)
         return (sum(e * e * n for e, _, n in pairs), sum(d * n for _, d, n in pairs))
 
-    def used(self, spent: tuple[float, ...]) -> float:
-        squares = spent[0]
+    def used(self, spent: tuple[Cost, ...]) -> float:
+        squares = _total(spent[0])
         epsilon = math.sqrt(2.0 * math.log(1.0 / self._half) * squares) + squares / 2.0
-        return max(epsilon / self._epsilon, spent[1] / self._half)
+        return max(epsilon / self._epsilon, _total(spent[1]) / self._half)
 
 
 class _Gdp:
@@ -95,12 +113,12 @@ class _Gdp:
     def __init__(self, mu_squared: float) -> None:
         self._mu_squared = mu_squared
 
-    def cost(self, loss: Loss) -> tuple[float, ...]:
+    def cost(self, loss: Loss) -> tuple[Cost, ...]:
         assert isinstance(loss, GDPLoss)
         return (loss.mu_squared,)
 
-    def used(self, spent: tuple[float, ...]) -> float:
-        return spent[0] / self._mu_squared
+    def used(self, spent: tuple[Cost, ...]) -> float:
+        return _total(spent[0]) / self._mu_squared
 
 
 class _Zcdp:
@@ -109,14 +127,14 @@ class _Zcdp:
     def __init__(self, rho: float) -> None:
         self._rho = rho
 
-    def cost(self, loss: Loss) -> tuple[float, ...]:
+    def cost(self, loss: Loss) -> tuple[Cost, ...]:
         assert isinstance(loss, ZCDPLoss)
         if loss.log_kept < 0.0:
             raise NoTheorem("A zcdp filter takes rho-zCDP steps, not ApproxDP ones. Use kind='basic' or kind='advanced'.")
         return (loss.rho,)
 
-    def used(self, spent: tuple[float, ...]) -> float:
-        return spent[0] / self._rho
+    def used(self, spent: tuple[Cost, ...]) -> float:
+        return _total(spent[0]) / self._rho
 
 
 class _Rdp:
@@ -130,14 +148,14 @@ class _Rdp:
         if self._bound <= 0.0:
             _check.fail("order", a, f"to leave room for epsilon={at_most(epsilon, 6)}", "Use a larger order.")
 
-    def cost(self, loss: Loss) -> tuple[float, ...]:
+    def cost(self, loss: Loss) -> tuple[Cost, ...]:
         assert isinstance(loss, RDPLoss)
         if loss.log_kept < 0.0:
             raise NoTheorem("An rdp filter takes steps with finite Rényi divergences, not ApproxDP ones. Use kind='basic'.")
         return (loss.renyi(self._order),)
 
-    def used(self, spent: tuple[float, ...]) -> float:
-        return spent[0] / self._bound
+    def used(self, spent: tuple[Cost, ...]) -> float:
+        return _total(spent[0]) / self._bound
 
 
 def _rho_for(epsilon: float, delta: float) -> float:

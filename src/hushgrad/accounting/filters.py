@@ -20,19 +20,18 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
+from fractions import Fraction
 
 from hushgrad import _check
 from hushgrad._printed import at_most
 from hushgrad.accounting.api import loss_of
 from hushgrad.accounting.base import Nothing, Unbounded
-from hushgrad.accounting.filter_rules import order_for, rule_of
+from hushgrad.accounting.filter_rules import Cost, order_for, rule_of
 from hushgrad.accounting.pool import Pool
 from hushgrad.errors import BudgetExceeded
 from hushgrad.events import Event, Relation
 
 __all__ = ["Filter"]
-
-_CALIBRATED = 1e-9  # a plan that was calibrated to exactly this budget fits, whatever its last digit
 
 
 class Filter:
@@ -73,11 +72,11 @@ class Filter:
             order = order_for(plan, self.epsilon, self.delta, self.relation)
         self._pool = self._checked_pool(plan) if self.kind == "pool" and plan is not None else None
         self._rule = rule_of(self.kind, self.epsilon, self.delta, order)
-        self._spent: tuple[float, ...] = ()
+        self._spent: tuple[Cost, ...] = ()
 
     def _checked_pool(self, plan: Event) -> Pool:
         cost = loss_of(plan, "pld", self.relation).epsilon(self.delta)
-        if not cost <= self.epsilon * (1 + _CALIBRATED):
+        if not cost <= self.epsilon:
             _check.fail("plan", str(plan), f"to fit into the budget: it costs epsilon={at_most(cost, 6)}")
         return Pool(plan)
 
@@ -134,10 +133,15 @@ class Filter:
             " No such step fits at the Rényi order that suits this budget alone: give plan=, for a pool or an order of its own."
         )
 
-    def _after(self, event: Event) -> tuple[float, ...]:
+    def _after(self, event: Event) -> tuple[Cost, ...]:
         loss = loss_of(event, self._rule.accountant, self.relation)
         if isinstance(loss, Unbounded):
             return (math.inf, math.inf)
         cost = (0.0, 0.0) if isinstance(loss, Nothing) else self._rule.cost(loss)
         before = self._spent or (0.0,) * len(cost)
-        return tuple(a + b for a, b in zip(before, cost, strict=False))
+        return tuple(_sum(a, b) for a, b in zip(before, cost, strict=False))
+
+
+def _sum(a: Cost, b: Cost) -> Cost:
+    """Exact, so that the smallest step counts beside any sum; infinite where one of them is."""
+    return Fraction(a) + Fraction(b) if math.isfinite(a) and math.isfinite(b) else math.inf

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 from functools import singledispatch
 
 from hushgrad import _check
+from hushgrad._printed import below, times
 from hushgrad._value import Value
 from hushgrad.accounting.api import accountant_of, epsilon, loss_of
 from hushgrad.accounting.base import Accountant
@@ -73,12 +75,12 @@ def _grouped(event: Value, k: int) -> Event:
 
 @_grouped.register
 def _(event: Gaussian, k: int) -> Event:
-    return replace(event, noise_multiplier=event.noise_multiplier / k)
+    return replace(event, noise_multiplier=below(Fraction(event.noise_multiplier) / k))
 
 
 @_grouped.register
 def _(event: Laplace, k: int) -> Event:
-    return replace(event, scale=event.scale / k)
+    return replace(event, scale=below(Fraction(event.scale) / k))
 
 
 @_grouped.register
@@ -93,17 +95,17 @@ def _(event: DiscreteLaplace, k: int) -> Event:
 
 @_grouped.register
 def _(event: PureDP, k: int) -> Event:
-    return replace(event, epsilon=event.epsilon * k)
+    return replace(event, epsilon=times(k, event.epsilon))
 
 
 @_grouped.register
 def _(event: Exponential, k: int) -> Event:
-    return replace(event, epsilon=event.epsilon * k)
+    return replace(event, epsilon=times(k, event.epsilon))
 
 
 @_grouped.register
 def _(event: ZCDP, k: int) -> Event:
-    return replace(event, rho=event.rho * k * k)
+    return replace(event, rho=times(k * k, event.rho))
 
 
 @_grouped.register
@@ -197,7 +199,7 @@ def _general(event: Event, k: int, delta: float, accountant: Accountant, relatio
         d = delta / k * 10.0 ** (-step / 4.0)
         e = loss.epsilon(d)
         if math.isfinite(e) and math.log(d) + _log_growth(e, k) <= math.log(delta):
-            return k * e
+            return times(k, e)
     return math.inf
 
 

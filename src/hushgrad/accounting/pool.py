@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from hushgrad import _check
 from hushgrad.accounting.base import count_leaves
@@ -23,8 +24,6 @@ from hushgrad.accounting.participation import poisson_rate
 from hushgrad.events import Compose, Event, Gaussian, Sampled
 
 __all__ = ["Pool"]
-
-_ROUNDING = 1e-9  # a plan must fit into its own pool, whatever the last digit of a sum of squares
 
 
 @dataclass
@@ -41,14 +40,14 @@ class Pool:
     plan: Event
     _counts: dict[Event, int] = field(init=False)
     _taken: dict[Event, int] = field(init=False)
-    _square: float = field(init=False, default=0.0)
-    _square_taken: float = field(init=False, default=0.0)
+    _square: Fraction = field(init=False)  # exact: a plan fits into its own pool, and nothing more does
+    _square_taken: Fraction = field(init=False, default=Fraction(0))
 
     def __post_init__(self) -> None:
         counts: dict[Event, int] = {}
         count_leaves(_check.instance(Event, plan=self.plan), 1, counts)
         self._counts = {leaf: n for leaf, n in counts.items() if not _is_plain(leaf)}
-        self._square = math.fsum(n * _square(leaf) for leaf, n in counts.items() if _is_plain(leaf))
+        self._square = sum((n * _square(leaf) for leaf, n in counts.items() if _is_plain(leaf)), Fraction(0))
         self._taken = dict.fromkeys(self._counts, 0)
 
     def take(self, event: Event) -> bool:
@@ -64,7 +63,7 @@ class Pool:
                 square += n * _square(leaf)
             else:
                 return False
-        if square > self._square * (1 + _ROUNDING) or any(n > self._counts[leaf] for leaf, n in taken.items()):
+        if square > self._square or any(n > self._counts[leaf] for leaf, n in taken.items()):
             return False
         self._taken, self._square_taken = taken, square
         return True
@@ -74,7 +73,7 @@ class Pool:
         """The references that were used up, as an event."""
         parts = [leaf * n for leaf, n in self._taken.items() if n]
         if self._square_taken > 0:
-            parts.append(Gaussian(1 / math.sqrt(self._square_taken)))
+            parts.append(Gaussian(_multiplier(self._square_taken)))
         return parts[0] if len(parts) == 1 else Compose(parts)
 
     def _reference(self, leaf: Event) -> Event | None:
@@ -89,12 +88,12 @@ class Pool:
 
 
 def _distance(leaf: Event) -> tuple[float, float] | None:
-    """(mu, rate) of a Gaussian, sampled or not: its profile grows with both (``pld/bounds/merge``). None for anything else."""
+    """(-noise multiplier, rate) of a Gaussian, sampled or not: its profile grows with both (``pld/bounds/merge``). None for others."""
     rate = poisson_rate(leaf)
     of = leaf.of if isinstance(leaf, Sampled) and rate is not None else leaf
     if not isinstance(of, Gaussian) or of.noise_multiplier == 0:
         return None
-    return 1 / of.noise_multiplier, 1.0 if rate is None else rate
+    return -of.noise_multiplier, 1.0 if rate is None else rate
 
 
 def _at_most(size: tuple[float, float], other: tuple[float, float]) -> bool:
@@ -105,7 +104,15 @@ def _is_plain(leaf: Event) -> bool:
     return isinstance(leaf, Gaussian) and leaf.noise_multiplier > 0
 
 
-def _square(leaf: Event) -> float:
-    size = _distance(leaf)
-    assert size is not None
-    return size[0] ** 2
+def _square(leaf: Event) -> Fraction:
+    of = leaf.of if isinstance(leaf, Sampled) else leaf
+    assert isinstance(of, Gaussian)
+    return 1 / Fraction(of.noise_multiplier) ** 2
+
+
+def _multiplier(square: Fraction) -> float:
+    """The largest noise multiplier s with 1/s^2 >= ``square``, to a few last digits."""
+    found = 1 / math.sqrt(square)
+    while Fraction(found) ** 2 * square > 1:
+        found = math.nextafter(found, 0.0)
+    return found

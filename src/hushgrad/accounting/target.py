@@ -12,7 +12,7 @@ from hushgrad.accounting.base import Accountant
 from hushgrad.accounting.bracketing import Bracket, crossing
 from hushgrad.events import Event, Relation
 
-__all__ = ["WIDEST", "Budget", "Question"]
+__all__ = ["WIDEST", "Budget", "Question", "excess"]
 
 WIDEST = (1e-6, 1e9)  # where an unknown is looked for without a bracket
 
@@ -36,6 +36,12 @@ class Budget:
         """The certified epsilon of ``event``; what is not a number is infinite."""
         value = self.accountant.loss(event, self.relation).epsilon(self.delta)
         return math.inf if math.isnan(value) else value
+
+
+def excess(epsilon: float, target: float) -> float:
+    """ln(epsilon / target), and above 0 wherever epsilon is above the target, were it by the last digit."""
+    found = math.log(max(epsilon, 1e-300) / target)
+    return max(found, math.ulp(0.0)) if epsilon > target else found
 
 
 @dataclass
@@ -63,7 +69,7 @@ class Question:
 
         def g(u: float) -> float:
             x = exact.setdefault(u, min(max(math.exp(sign * u), self.low), self.high))
-            return math.log(max(self.epsilon(x), 1e-300) / self.target)
+            return excess(self.epsilon(x), self.target)
 
         found, neighbour = crossing(Bracket(g), first, (ends[0], ends[1]), -math.log1p(-tolerance))
         if math.isnan(found):

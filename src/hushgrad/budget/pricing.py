@@ -24,12 +24,10 @@ from hushgrad.events import (
 
 __all__ = ["advice", "exceeds", "fits", "price"]
 
-_TOLERANCE = 1e-9  # a budget of exactly what a plan was calibrated to must admit that plan, whatever the last digit
-
 
 def fits(dataset: Dataset, charges: tuple[Event, ...]) -> bool:
     """Whether ``charges`` together are within the budget."""
-    return price(dataset, charges) <= dataset.epsilon * (1.0 + _TOLERANCE)
+    return price(dataset, charges) <= dataset.epsilon
 
 
 @lru_cache(maxsize=256)
@@ -98,7 +96,7 @@ def _adaptive(dataset: Dataset, charges: tuple[Event, ...]) -> float:
         # the share of the filter says what fits; less than the composed epsilon is never shown
         return max(_filtered(dataset, charges, "rdp", first), _composed(dataset, charges))
     cost = _composed(dataset, (first,))
-    if cost > dataset.epsilon * (1.0 + _TOLERANCE):
+    if cost > dataset.epsilon:
         return cost
     if _selections(Compose((first,))):
         return cost if charges == (first,) else math.inf
@@ -133,10 +131,10 @@ def exceeds(dataset: Dataset, happened: Event, reserved: Event, others: tuple[Ev
     if _repeated(happened)[0] == of:
         return _repeated(happened)[1] > times
     cost = price(dataset, (happened,))
-    if math.isinf(cost) or cost > price(dataset, (reserved,)) * (1.0 + _TOLERANCE):
+    if math.isinf(cost) or cost > price(dataset, (reserved,)):
         return True
     together = price(dataset, (*others, happened))
-    return together > max(dataset.epsilon, price(dataset, (*others, reserved))) * (1.0 + _TOLERANCE)
+    return together > max(dataset.epsilon, price(dataset, (*others, reserved)))
 
 
 def _repeated(event: Event) -> tuple[Event, int]:

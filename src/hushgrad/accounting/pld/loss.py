@@ -192,12 +192,13 @@ def merged(parts: Iterable[tuple[Pair, int]]) -> tuple[tuple[Pair, int], ...]:
 def _simplified(parts: Iterable[tuple[Curve, int]]) -> list[tuple[Curve, int]]:
     """Count equal curves together; Gaussians compose to one Gaussian with mu^2 = sum of n mu^2 (Dong, Roth and Su 2022)."""
     counts: dict[Curve, int] = {}
-    square = 0.0
+    squares: list[float] = []
     for curve, n in parts:
         if isinstance(curve, GaussianCurve):
-            square += n * curve.mu**2
+            squares.append(n * curve.mu**2)
         else:
             counts[curve] = counts.get(curve, 0) + n
-    if square > 0:
+    if squares:
+        square = math.fsum(squares)  # the same in every order of the steps
         counts[GaussianCurve(math.sqrt(square) * (1 + ACCURACY * 2**-14))] = 1
     return list(counts.items())
