@@ -72,7 +72,11 @@ def test_sums_of_a_filter_are_exact() -> None:
     for _ in range(10):
         budget.spend(PureDP(0.1))
     assert budget.used == 1.0 and not budget.admits(PureDP(1e-30)) and not budget.admits(NonPrivate())
-    for kind, step, little in (("gdp", Gaussian(10.0), Gaussian(1e10)), ("zcdp", ZCDP(0.01), ZCDP(1e-22)), ("rdp", ZCDP(0.01), ZCDP(1e-22))):
+    for kind, step, little in (
+        ("gdp", Gaussian(10.0), Gaussian(1e10)),
+        ("zcdp", ZCDP(0.01), ZCDP(1e-22)),
+        ("rdp", ZCDP(0.01), ZCDP(1e-22)),
+    ):
         budget = Filter(epsilon=2.0, delta=1e-6, kind=kind)
         budget.spend(step)
         before = budget.used

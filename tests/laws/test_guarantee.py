@@ -59,10 +59,10 @@ def test_group_privacy_is_the_theorem_and_never_overflows(epsilon, delta, k):
 def test_a_group_is_never_promised_more_than_holds(delta):
     mp.mp.dps = 60
     for k in (2, 3, 5, 11, 10**6):
-        for epsilon in (1e-12, 1e-3, 0.1, 0.3, 0.7, 1.1, 17.3):
-            group = guarantee(epsilon, delta).for_group(k)
-            assert Fraction(group.epsilon) >= k * Fraction(epsilon)
-            growth = mp.expm1(k * mp.mpf(epsilon)) / mp.expm1(mp.mpf(epsilon))
+        for one in (1e-12, 1e-3, 0.1, 0.3, 0.7, 1.1, 17.3):
+            group = guarantee(one, delta).for_group(k)
+            assert Fraction(group.epsilon) >= k * Fraction(one)
+            growth = mp.expm1(k * mp.mpf(one)) / mp.expm1(mp.mpf(one))
             assert group.delta >= min(1, mp.mpf(delta) * growth)
     assert Fraction(for_group(PureDP(0.7), 3).epsilon) >= 3 * Fraction(0.7) and for_group(ZCDP(0.7), 3).rho >= 9 * Fraction(0.7)
     assert all(3 * Fraction(for_group(Gaussian(s), 3).noise_multiplier) <= Fraction(s) for s in (1.1, 0.7, 2.0, 5.0))
