@@ -194,18 +194,6 @@ def test_lbfgs_and_sparse_optimizers_are_refused():
             make_private(model, kind(model.parameters()), plan)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_grad_scaler_is_refused(data, fused):
-    model, optimizer, private = _setup(optimizer=lambda p: torch.optim.Adam(p, lr=0.1, fused=fused))
-    scaler = torch.amp.GradScaler("cpu")
-    before = _weights(model)
-    x, y = next(iter(private.loader(data)))
-    scaler.scale(F.cross_entropy(model(x), y)).backward()
-    with pytest.raises((CaptureError, AssertionError, TypeError)):
-        scaler.step(optimizer)
-    assert torch.equal(_weights(model), before) and private.steps == 0
-
-
 def test_wrapped_models_and_double_attachment_are_refused(data):
     model, optimizer, private = _setup()
     with pytest.raises(ArgumentError, match="not private yet"):

@@ -19,6 +19,7 @@ from hushgrad.clipping.held import Held
 from hushgrad.clipping.proof.explain import explained
 from hushgrad.clipping.reduce import Part
 from hushgrad.clipping.root import Root
+from hushgrad.clipping.scaled import unwatch, watch
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.sites import sites_of, sum_dtype
 from hushgrad.clipping.sums import Sum
@@ -131,6 +132,7 @@ class Capture(Collecting):
         self._names = {id(p): name for name, p in self._params.items()}
         self._scattered = frozenset(name for s in self._sites if s.rule.scatters for name in s.full.values())
         self._tied = sum(len(s.names) for s in self._sites) > len(self._covered)
+        watch(self)
         self._handles += self._root.hooks()
         for site in self._sites:
             self._handles += site.hooks()
@@ -139,6 +141,7 @@ class Capture(Collecting):
 
     def detach(self) -> None:
         """Remove all hooks; the model is as it was."""
+        unwatch(self)
         for handle in self._handles:
             handle.remove()
         for site in self._sites:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hushgrad.clipping._torch import backward_task
 from hushgrad.clipping.proof.structure import NATIVE
+from hushgrad.clipping.scaled import SCALED, is_scaled
 from hushgrad.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -211,6 +212,8 @@ class Tape:
                 "the examples in the first dimension of every layer, and announce their number with capture.examples(count)."
             )
         task = backward_task()
+        if is_scaled(task):
+            self.fail(SCALED)
         call.batch.tasks.add(task)
         call.batch.summed.add(self.summing)
         return task

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import count
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -16,6 +18,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from hushgrad import _check
+from hushgrad.clipping.scaled import SCALED
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.train.released import Released
 
@@ -36,6 +39,8 @@ def _registered(*_: object) -> None:
 register_module_buffer_registration_hook(_registered)
 register_module_parameter_registration_hook(_registered)
 register_module_module_registration_hook(_registered)
+
+_DIVIDES = "_step_supports_amp_scaling"  # of an optimizer, asked by torch's GradScaler: whether its step divides by the scale
 
 _ONE_GRADIENT = "Use an optimizer that takes one gradient per step: SGD, Adam, AdamW, RMSprop, Adafactor and so on."
 
@@ -59,6 +64,7 @@ class Guard:
         self._owned = self._optimizer_parameters()
         self._walked_at = _registrations
         self.released = Released(model, self.params)
+        self._kept: dict[str, Any] = {}
 
     def attach(self) -> None:
         """Claim the model and the optimizer; each can be private once at a time."""
@@ -68,9 +74,16 @@ class Guard:
             )
         _private.add(self._optimizer)
         _captured.add(self._model)
+        # Then a GradScaler leaves the division to the step, which refuses it; else it looks for gradients, and finds none.
+        own = vars(self._optimizer)
+        self._kept = {_DIVIDES: own[_DIVIDES]} if _DIVIDES in own else {}
+        own[_DIVIDES] = True
 
     def detach(self) -> None:
         """Let them go."""
+        own = vars(self._optimizer)
+        own.pop(_DIVIDES, None)
+        own.update(self._kept)
         _private.discard(self._optimizer)
         _captured.discard(self._model)
 
@@ -80,10 +93,6 @@ class Guard:
         Raises:
             CaptureError: if not; nothing has been released.
         """
-        if "grad_scale" in vars(self._optimizer):
-            raise CaptureError(
-                "A GradScaler scaled this step's loss, and with it every norm. Train in bfloat16, which needs no scaler."
-            )
         self.require_same()
         for name, p in self.params.items():
             if p.grad is not None:
@@ -92,6 +101,18 @@ class Guard:
                     "a backward pass before make_private. Clear it with optimizer.zero_grad(); for a penalty use weight_decay."
                 )
         self.released.check()
+
+    def require_unscaled(self, options: Mapping[str, Any]) -> None:
+        """Before a step's passes: a GradScaler that steps leaves its scale with the optimizer, or gives itself as an option.
+
+        Raises:
+            CaptureError: if one does; nothing of it stays behind.
+        """
+        own = vars(self._optimizer)
+        if "grad_scale" in own or "grad_scaler" in options:
+            own.pop("grad_scale", None)
+            own.pop("found_inf", None)
+            raise CaptureError(SCALED)
 
     def require_same(self) -> None:
         """Before a pass, too: without the parameters that it was made for, it would end in an error of autograd's.

@@ -163,6 +163,7 @@ class Stepping:
         closure: Closure | None = args[1] if len(args) > 1 else kwargs.get("closure")
         try:
             with self._world.together():
+                self._guard.require_unscaled(kwargs)
                 self._gate.require_passed()
                 self._books.require_room(issued=self._issued is not None)
                 self._raw_loss = run_passes(self.plan.denoise, self._release, self._capture, closure, self._announce_whole)
