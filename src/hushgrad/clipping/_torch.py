@@ -28,6 +28,7 @@ __all__ = [
     "input_metadata",
     "input_shape",
     "left_alone",
+    "memory_of",
     "nodes_made",
     "pop_packing",
     "push_packing",
@@ -143,6 +144,11 @@ def left_alone() -> None:
     """
     if "torch._dynamo" in sys.modules:
         _leave_alone()
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Whose memory it is, for as long as it lives. Also of tensors without an address of their own: sharded, quantised, pretended."""
+    return tensor.untyped_storage()._cdata
 
 
 def saved(node: Node, name: str) -> Tensor | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping import Capture
+from hushgrad.clipping._torch import memory_of
 from hushgrad.clipping.runs import leaves_of
 from hushgrad.sampling.batch import Batch
 
@@ -93,7 +94,7 @@ class Handed:
         for leaf in leaves:
             if not isinstance(leaf, Tensor) or not leaf.numel() or leaf.is_inference():
                 continue
-            memory = leaf.untyped_storage().data_ptr()
+            memory = memory_of(leaf)
             tensor, version = self._batch.get(memory) or self._outputs.get(memory) or (None, 0)
             if not (self._is_copy(leaf) if tensor is None else leaf._version == version):
                 return False
@@ -125,5 +126,5 @@ def _by_memory(leaves: Iterable[Any]) -> dict[int, tuple[Tensor, int]]:
     found = {}
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_inference():
-            found[leaf.untyped_storage().data_ptr()] = leaf, leaf._version
+            found[memory_of(leaf)] = leaf, leaf._version
     return found

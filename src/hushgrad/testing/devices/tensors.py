@@ -1,0 +1,163 @@
+"""Tensors that say they are on the pretend device, and what every operation on them does: refuse, count, compute in main memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_flatten, tree_map
+
+from hushgrad.errors import HushgradError
+from hushgrad.testing.devices.cells import KERNELS
+from hushgrad.testing.devices.meter import Meter, caller, meters
+
+__all__ = ["NAME", "Dispatch", "Functions", "OnDevice", "WrongDevice", "double", "on_host"]
+
+NAME = "pretend"
+
+double = [True]  # whether the device of the innermost block has double precision
+
+_VIEWS = frozenset(
+    "view _unsafe_view t transpose permute expand slice select unsqueeze squeeze as_strided detach alias split split_with_sizes unbind "
+    "reshape _reshape_alias diagonal narrow unfold lift_fresh view_as_real empty empty_like new_empty empty_strided new_empty_strided "
+    "sym_size is_same_size chunk set resize is_pinned _pin_memory record_stream _sparse_coo_tensor_with_dims_and_tensors".split()
+)
+# The size of the result, or the answer itself, is needed by the host.
+_WAITS = frozenset(
+    "_local_scalar_dense nonzero equal unique_consecutive _unique2 unique_dim masked_select is_nonzero bincount repeat_interleave".split()
+)
+_INDEXING = frozenset(["index", "index_put", "index_put_", "_index_put_impl_"])
+
+
+class WrongDevice(HushgradError, RuntimeError):
+    """Tensors of two devices met in one operation."""
+
+
+class OnDevice(Tensor):
+    """A tensor that says it is on the pretend device; its numbers are in ``host``."""
+
+    host: Tensor
+
+    @staticmethod
+    def __new__(cls, host: Tensor) -> OnDevice:
+        """Share the memory of ``host``."""
+        dense = host.layout is torch.strided
+        memory = {"strides": host.stride(), "storage_offset": host.storage_offset()} if dense else {}
+        options: Any = {"dtype": host.dtype, "device": torch.device(NAME, 0), "layout": host.layout, **memory}
+        made = Tensor._make_wrapper_subclass(cls, host.size(), requires_grad=False, **options)  # type: ignore[attr-defined]
+        made.host = host
+        return made  # type: ignore[no-any-return]
+
+    def __init__(self, host: Tensor) -> None:
+        pass
+
+    def tolist(self) -> Any:
+        """The host reads it."""
+        for meter in meters[-1:]:
+            meter.waited("tolist")
+        return self.host.tolist()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"pretend({self.host!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return _run(func, args, kwargs or {})
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The memory of a tensor on the pretend device, shared; any other tensor as it is. For tests, which may look."""
+    return tensor.host if isinstance(tensor, OnDevice) else tensor
+
+
+def _is_ours(device: Any) -> bool:
+    return device is not None and torch.device(device).type == NAME
+
+
+def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    name = func._schema.name.partition("::")[2]
+    flat = tree_flatten((args, kwargs))[0]
+    ours = [t for t in flat if isinstance(t, OnDevice)]
+    theirs = [t for t in flat if isinstance(t, Tensor) and not isinstance(t, OnDevice)]
+    options, there = dict(kwargs), bool(ours)
+    if options.get("device") is not None:
+        there, options["device"] = _is_ours(options["device"]), torch.device("cpu")
+    elif name == "copy_":
+        there = isinstance(args[0], OnDevice)
+    _count(name, ours, theirs, there, flat, options)
+    result = KERNELS.get(name, func)(*tree_map(on_host, args), **tree_map(on_host, options))
+    if not there:
+        return result
+    if not double[-1] and any(isinstance(t, Tensor) and t.dtype is torch.float64 for t in tree_flatten(result)[0]):
+        raise TypeError(f"Cannot make a tensor of float64: the pretend device has no such numbers, at {caller()}.")
+    result = tree_map(lambda t: OnDevice(t) if isinstance(t, Tensor) else t, result)
+    return return_and_correct_aliasing(func, args, kwargs, result) if ours else result
+
+
+def _count(
+    name: str, ours: list[OnDevice], theirs: list[Tensor], there: bool, flat: list[Any], options: Mapping[str, Any]
+) -> None:
+    if not meters:
+        _refuse_mixed(name, ours, theirs)
+        return
+    meter = meters[-1]
+    large = [t for t in theirs if t.dim() > 0]
+    if name in ("_to_copy", "copy_") and (bool(ours) != there or (name == "copy_" and large)):
+        _count_copy(meter, ours, theirs, there, options, flat)
+        return
+    _refuse_mixed(name, ours, theirs)
+    if ours and large:
+        meter.waited(f"{name} with ids of the host")
+    if not (ours or there):
+        return
+    if name not in _VIEWS and name.rstrip("_") not in _VIEWS and name != "_local_scalar_dense":
+        meter.launched(name, flat)
+    if name in _WAITS or (name in _INDEXING and any(isinstance(t, Tensor) and t.dtype is torch.bool for t in flat[1:])):
+        meter.waited(name)
+
+
+def _refuse_mixed(name: str, ours: list[OnDevice], theirs: list[Tensor]) -> None:
+    shapes = [tuple(t.shape) for t in theirs if t.dim() > 0]
+    if ours and shapes and name not in _INDEXING and name not in ("_to_copy", "copy_"):
+        raise WrongDevice(f"Expected all tensors of {name} on one device, got {shapes} in main memory, at {caller()}.")
+
+
+def _count_copy(
+    meter: Meter, ours: list[OnDevice], theirs: list[Tensor], there: bool, options: Mapping[str, Any], flat: list[Any]
+) -> None:
+    if there:
+        meter.copied("host to device", theirs)
+        return
+    meter.copied("device to host", list(ours))
+    asynchronous = options.get("non_blocking") or any(value is True for value in flat)
+    if not asynchronous:
+        meter.waited("copy to the host")
+
+
+class Dispatch(TorchDispatchMode):
+    """Catches what is made on the device from nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class Functions(TorchFunctionMode):
+    """``torch.tensor`` makes its tensor behind the dispatcher's back."""
+
+    _FROM_NUMBERS: ClassVar = {torch.tensor, torch.as_tensor, Tensor.new_tensor}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if func in self._FROM_NUMBERS:
+            device = options.get("device") or (args[0].device if func is Tensor.new_tensor else None)
+            if _is_ours(device):
+                options["device"] = "cpu"
+                if func is Tensor.new_tensor:
+                    options.setdefault("dtype", args[0].dtype)
+                    return torch.tensor(*args[1:], **options).to(device)
+                return func(*args, **options).to(device)
+        return func(*args, **options)
