@@ -20,9 +20,7 @@ _STEPS = 3  # the third is counted: states and constants are there by then, and 
 def private_step(
     sample: Callable[[int], Sample], *, batch: int = 8, users: bool = False, foreach: bool = True, **plan: Any
 ) -> Meter:
-    """What the third step of a private run does on the pretend device; with users the fifth that has records.
-
-    Earlier ones prove passes of a new kind (users differ in number, and so do records), and compare what the model is given.
+    """What the third step of a private run does on the pretend device.
 
     Args:
         sample: makes the model and records.
@@ -40,21 +38,21 @@ def private_step(
         if users
         else {"batch_size": batch, "dataset_size": records}
     )
-    chosen = recipe(noise_multiplier=1.0, delta=1e-5, steps=4 if "noise" in plan else 4 * _STEPS, **{**sizes, **plan})
+    chosen = recipe(noise_multiplier=1.0, delta=1e-5, steps=4 if "noise" in plan else _STEPS, **{**sizes, **plan})
     with pretend() as device:
         model = device.put(made.model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=foreach)
         private = make_private(model, optimizer, chosen, seed=0, check_isolation=False)
         groups = [i // 4 for i in range(records)] if users else None
-        counted, passed = Meter(), 0
+        counted = Meter()
         batches: Any = private.loader(TensorDataset(made.x, made.y), groups=groups)
         for drawn in batches:
             x, y = (t.to("pretend") for t in drawn)  # the batch itself is not counted
             with device.counting() as meter:
                 made.loss(model(x), y).backward()
                 optimizer.step()
-            counted, passed = meter, passed + bool(len(x))
-            if passed == (_STEPS + 2 if users else _STEPS):
+            counted = meter
+            if private.steps == _STEPS:
                 break
         private.detach()
     return counted

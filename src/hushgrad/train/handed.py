@@ -30,7 +30,7 @@ class Handed:
     """Whether the model is given what the loader handed out, and a loss what the loader and the model did.
 
     A tensor is known by its memory, which nobody has written to since; or it has the same values on another device or in another
-    precision, which is compared in passes 1, 2, 4, 8 and so on.
+    precision, which is compared in steps 1, 2, 4, 8 and so on.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -39,7 +39,7 @@ class Handed:
         # Tensors by their memory, with the number of times that it was written to; alive, so that nobody else gets it.
         self._batch: dict[int, tuple[Tensor, int]] = {}  # of this step's
         self._outputs: dict[int, tuple[Tensor, int]] = {}  # of the last pass
-        self._passes = 0
+        self._steps = 0  # batches so far
         self._seen = False  # what runs now is tried on single examples
 
     def attach(self, model: nn.Module) -> Any:
@@ -49,6 +49,7 @@ class Handed:
     def issued(self, batch: Batch, *, whole: bool) -> None:
         """The loader hands out a batch (``whole``) or one of its micro-batches."""
         if whole:
+            self._steps += 1
             self._batch, self._outputs = {}, {}
         # Its class is none that torch knows as a container.
         items: Any = [batch] if isinstance(batch, Tensor) else dict(batch) if isinstance(batch, dict) else list(batch)  # type: ignore[call-overload]
@@ -75,7 +76,6 @@ class Handed:
     def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not self._batch or self._seen:
             return
-        self._passes += 1
         # Most models have one output and plain inputs, which need no walk.
         made = [output] if type(output) is Tensor else leaves_of(output)
         plain = not kwargs and {*map(type, args)} <= {Tensor}
@@ -104,7 +104,7 @@ class Handed:
         """Whether it has the values of a known tensor; asked now and then."""
         known = (*self._batch.values(), *self._outputs.values())
         alike = [t for t, version in known if t.shape == leaf.shape and t._version == version]
-        due = self._passes & (self._passes - 1) == 0
+        due = self._steps & (self._steps - 1) == 0
         return bool(alike) and (not due or any(torch.equal(t.detach().to(leaf), leaf.detach()) for t in alike))
 
 
