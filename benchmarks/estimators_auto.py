@@ -1,6 +1,6 @@
 """What method="auto" chooses, beside this library's own gradient descent, on spambase-, MAGIC- and bank-like data.
 
-    python benchmarks/estimators_auto.py [--data FOLDER] [--seeds 3]
+    python benchmarks/estimators_auto.py [--data FOLDER] [--seeds 10]
 
 FOLDER holds spambase/, magic/ and bank-marketing/ (default: ../shared/data beside the project). Accuracy on a fifth of the rows.
 """
@@ -39,7 +39,7 @@ def columns(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=10)
     options = parser.parse_args()
     print("| data | rows | eps | logistic gd | logistic auto | SVC gd | SVC auto |\n|---|---|---|---|---|---|---|")
     for name, place in FILES.items():
