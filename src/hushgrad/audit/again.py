@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hushgrad.audit.bench import Bench, Seen, row_std
+from hushgrad.audit.bench import Bench, Loss, Seen, row_std
 from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.clipping.base import Clipper
 from hushgrad.denoise.base import NoiseInfo, Probe
@@ -29,7 +29,6 @@ from hushgrad.noise._kernel import NumpyKernel
 from hushgrad.noise.source import Source
 from hushgrad.sampling.batch import Batch, stamp
 from hushgrad.train import Plan
-from hushgrad.train.fit import LossFunction, Passes
 
 __all__ = [
     "Rows",
@@ -51,13 +50,13 @@ _HERE = (Probe(),)
 # The sum -------------------------------------------------------------------------------------------------------------------
 
 
-def contributions(model: nn.Module, loss_fn: LossFunction, batch: Batch, probes: Sequence[Probe] = _HERE) -> list[Rows]:
+def contributions(model: nn.Module, loss: Loss, batch: Batch, probes: Sequence[Probe] = _HERE) -> list[Rows]:
     """The query of every example, or of every unit's examples together: the gradient of its own loss, or a combination over probes."""
     rows: dict[Any, Rows] = {}
     start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     for probe in probes:
         put(model, {name: start[name] + shift for name, shift in (probe.shift or {}).items()})
-        for owner, gradient in _gradients(model, loss_fn, batch):
+        for owner, gradient in _gradients(model, loss, batch):
             own = rows.setdefault(owner, {})
             for name, grad in gradient.items():
                 added = probe.coefficient * grad
@@ -66,14 +65,13 @@ def contributions(model: nn.Module, loss_fn: LossFunction, batch: Batch, probes:
     return list(rows.values())
 
 
-def _gradients(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> Any:
+def _gradients(model: nn.Module, loss: Loss, batch: Batch) -> Any:
     """(whose, gradient) of one example after the other."""
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     alone = stamp(plain_batch(batch), step=batch.step, examples=batch.examples)
     counted = batch.examples - batch.padding
     for i, part in enumerate(islice(alone.split(1), counted) if counted else ()):
-        loss = loss_fn(*Passes.answered(model, part)).mean()
-        grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+        grads = torch.autograd.grad(loss(model, part), list(params.values()), allow_unused=True)
         yield (
             i if batch.units is None else int(batch.units[i]),
             {

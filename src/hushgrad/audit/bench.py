@@ -27,13 +27,14 @@ from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping, Units
 from hushgrad.train import Plan, make_private
 from hushgrad.train.fit import LossFunction, Passes
+from hushgrad.train.loop import Loop
 from hushgrad.train.private import Private
 
-__all__ = ["HALVES", "Bench", "Live", "Seen", "copied", "numbers", "quiet", "row_std", "single", "whole"]
+__all__ = ["HALVES", "Bench", "Live", "Loss", "Seen", "copied", "numbers", "quiet", "row_std", "shaken", "single", "whole"]
 
 HALVES = (torch.float16, torch.bfloat16)
 Build = Callable[[], tuple[nn.Module, Optimizer]]
-_RANDOM = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)  # their dropout is drawn anew in every pass
+Loss = Callable[[nn.Module, Any], Tensor]  # the mean over the examples of a batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,7 +67,7 @@ class Bench:
         whole: for a sharded model, how to build it whole: without it the layers and the releases are not looked at.
         plan: the plan.
         dataset: the run's own data.
-        loss_fn: as for :func:`hushgrad.train.fit`.
+        loss_fn: as for :func:`hushgrad.train.fit`; or how a loop of another framework runs a batch.
         groups: each example's user, for a plan with ``unit="user"``.
         max_physical_batch: as for :func:`hushgrad.train.fit`.
         options: further options of ``make_private``.
@@ -76,7 +77,7 @@ class Bench:
     build: Build
     plan: Plan
     dataset: Any
-    loss_fn: LossFunction
+    loss_fn: LossFunction | Loop
     groups: Grouping | None = None
     max_physical_batch: int | None = None
     whole: Callable[[], nn.Module] | None = None
@@ -86,6 +87,12 @@ class Bench:
     def plain(self) -> nn.Module:
         """The model alone, without anything attached, every parameter whole."""
         return quiet(self.build()[0] if self.whole is None else self.whole())
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The mean loss of a batch by a model that nothing is attached to."""
+        if isinstance(self.loss_fn, Loop):
+            return self.loss_fn.loss(model, batch)
+        return self.loss_fn(*Passes.answered(model, batch)).mean()
 
     @property
     def is_whole(self) -> bool:
@@ -99,15 +106,18 @@ class Bench:
         return examples if self.groups is None else Units.of(self.groups, examples=examples).count
 
     @contextmanager
-    def run(self, key: bytes, *, step: int = 0, size: int | None = None) -> Iterator[Live]:
+    def run(self, key: bytes, *, step: int = 0, size: int | None = None, shake: int | None = None) -> Iterator[Live]:
         """A run whose state is that of a new one, but for what is given.
 
         Args:
             key: from which it draws.
             step: where it goes on.
             size: how many examples a part of a batch has.
+            shake: from which seed its first weights are moved, if they are.
         """
         model, optimizer = self.build()
+        if shake is not None:
+            shaken(model, shake)
         private = make_private(quiet(model), optimizer, self.plan, key=key, **self.options)
         try:
             if step:
@@ -133,7 +143,10 @@ class Live:
 
     def __init__(self, bench: Bench, private: Private, size: int | None) -> None:
         self.bench, self.private = bench, private
-        self._passes = Passes(private, bench.loss_fn, size)
+        if isinstance(bench.loss_fn, Loop):
+            self._run: Callable[[Batch], Any] = partial(bench.loss_fn.run, private, size=size)
+        else:
+            self._run = Passes(private, bench.loss_fn, size).run
         self._released: dict[str, Tensor] = {}
         self._given: dict[str, Tensor] = {}
         self._watch()
@@ -167,7 +180,7 @@ class Live:
             private.settle()
         before, clip, rate = self.parameters(), private.clip, private.optimizer.param_groups[0].get("lr")
         self._released = {}
-        private.optimizer.step(partial(self._passes.run, batch))  # type: ignore[arg-type]
+        private.optimizer.step(partial(self._run, batch))  # type: ignore[arg-type]
         if settle:
             private.settle()
         after = self.parameters()
@@ -206,9 +219,25 @@ def whole(tensor: Tensor) -> Tensor:
 def quiet(model: nn.Module) -> nn.Module:
     """The model with torch's own dropout switched off: a gradient must be the same twice to be compared."""
     for module in model.modules():
-        if isinstance(module, _RANDOM):
-            module.training = False
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0  # some modules read the rate, and loops put a model into training mode themselves
+        elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+            module.dropout = 0.0
     return model
+
+
+def shaken(model: nn.Module, seed: int) -> None:
+    """Move trained matrices and tables by normal noise of std 1 / (2 sqrt(inputs)).
+
+    A factor of an adapter that begins at zero gives the other one no gradient, and whatever is wrong with its norm does not show.
+    Scales, biases and the like stay: some must be positive.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad and p.dim() > 1:
+                noise = torch.randn(p.shape, generator=generator, dtype=torch.float32) * 0.5 / max(1, p[0].numel()) ** 0.5
+                p.add_(noise.to(p.device, p.dtype))
 
 
 def single(model: nn.Module) -> nn.Module:

@@ -24,7 +24,7 @@ def debts_check(bench: Bench, key: bytes) -> Check | None:
         private = live.private
         before, touched = live.parameters(), dict[str, Tensor]()
         for seen in live.steps(_STEPS, settle=False):
-            for row in contributions(model, bench.loss_fn, seen.batch):
+            for row in contributions(model, bench.loss, seen.batch):
                 for name in private._release.lazy:
                     mine = row[name].flatten(1).abs().amax(1) > 0
                     touched[name] = touched[name] | mine if name in touched else mine

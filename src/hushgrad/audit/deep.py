@@ -24,7 +24,8 @@ from hushgrad.release.placement.world import World
 from hushgrad.sampling import Draws
 from hushgrad.sampling.batch import stamp
 from hushgrad.sampling.units import Grouping
-from hushgrad.train.fit import LossFunction, Passes
+from hushgrad.train.fit import LossFunction
+from hushgrad.train.loop import Loop
 from hushgrad.train.private import Private
 
 __all__ = ["audit_private", "audit_run"]
@@ -35,7 +36,7 @@ _FEW = 8  # examples that a search or a self-check is made on
 def audit_private(
     private: Private,
     dataset: Any,
-    loss_fn: LossFunction,
+    loss_fn: LossFunction | Loop,
     options: Mapping[str, Any],
     *,
     build: Build | None = None,
@@ -111,12 +112,12 @@ class _Audit(Parts):
 
     def layers(self) -> None:
         """Captured sums of the user's own layers against single passes."""
-        records = self._records()
-        if records is None or len(records[0]) != 2:
+        records, loss_fn = self._records(), self.bench.loss_fn
+        if records is None or len(records[0]) != 2 or isinstance(loss_fn, Loop):
             self.notes.append("layers were compared in the releases only: a self-check takes (input, target)")
             return
         batch = tuple(torch.stack(parts) for parts in zip(*records, strict=True))
-        errors = self_check(single(self.bench.plain()), lambda out, y: self.bench.loss_fn(out, y).mean(), batch)
+        errors = self_check(single(self.bench.plain()), lambda out, y: loss_fn(out, y).mean(), batch)
         self.checks.append(
             Check(name="layers", passed=True, seen=f"{len(errors)} parameters, error {max(errors.values()):.1e} at most")
         )
@@ -146,8 +147,8 @@ class _Audit(Parts):
         def total(record: Record | None) -> dict[str, Tensor]:
             chosen = records[1:] if record is None else [*records[1:], record]
             batch = stamp([torch.stack(parts) for parts in zip(*chosen, strict=True)], step=0, examples=len(chosen))
-            loss = bench.loss_fn(*Passes.answered(model, batch))
-            (loss if loss.dim() == 0 else loss.sum() if reduction == "sum" else loss.mean()).backward()  # type: ignore[no-untyped-call]
+            mean = bench.loss(model, batch)
+            (mean * len(chosen) if reduction == "sum" else mean).backward()  # type: ignore[no-untyped-call]
             return capture.collect(bench.plan.clip).raw_sums
 
         try:
@@ -165,6 +166,8 @@ class _Audit(Parts):
                 found += exact.compare(self.bench, key, first=first, count=count, size=size)
             if first == 0 and self.journal:
                 self.checks.append(exact.journal_check(found, self.journal))
+        if self.bench.whole is None:  # and at other weights
+            found += exact.compare(self.bench, key, first=0, count=1, shake=self.seed)
         self.contribution = max(self.contribution, *(min(one.contribution, 1.0) for one in found))
         self.checks += exact.exact_checks(found)
         debts = debts_check(self.bench, key)

@@ -49,21 +49,23 @@ class Compared:
     chain: bytes
 
 
-def compare(bench: Bench, key: bytes, *, first: int, count: int, size: int | None = None) -> Iterator[Compared]:
-    """Steps ``first``, ``first`` + 1, ... of a run under ``key``, each against its second computation; in parts of ``size``."""
+def compare(
+    bench: Bench, key: bytes, *, first: int, count: int, size: int | None = None, shake: int | None = None
+) -> Iterator[Compared]:
+    """Steps ``first``, ``first`` + 1, ... of a run under ``key``, each against its second computation; in parts of ``size``, from weights that were moved."""
     model = bench.plain()
-    with bench.run(key, step=first, size=size) as live:
+    with bench.run(key, step=first, size=size, shake=shake) as live:
         twin, still = Twin.of(bench, live.private.plan), _still(live)
         for seen in live.steps(count):
             put(model, seen.before)
-            rows = contributions(model, bench.loss_fn, seen.batch, twin.probes(seen.before))
+            rows = contributions(model, bench.loss, seen.batch, twin.probes(seen.before))
             yield _compared(live, seen, rows, twin, still)
         if first or live.private.sharding is not None or live.private.steps == live.private.steps_allowed:
             return
         with bench.resumed(live) as again:
             for seen in again.steps(1):
                 put(model, seen.before)
-                rows = contributions(model, bench.loss_fn, seen.batch, twin.probes(seen.before))
+                rows = contributions(model, bench.loss, seen.batch, twin.probes(seen.before))
                 yield _compared(again, seen, rows, twin, still)
 
 

@@ -25,14 +25,14 @@ class Batches:
         self, run: Callable[[], Private | None], plan: Plan, dataset: Any, groups: Grouping | None, **options: Any
     ) -> None:
         self.dataset = dataset  # Trainer tells its length in the log
-        self._run, self._plan, self._groups, self._options = run, plan, groups, options
+        self._run, self._plan, self.groups, self.options = run, plan, groups, options
 
     def __iter__(self) -> Iterator[Batch]:
         private = self._run()
         left = self._left(private)
         if private is None or not left:  # no run: a framework's look before the beginning; no step left: a finished run
             return iter(())
-        return islice(private.loader(self.dataset, groups=self._groups, **self._options), left)
+        return islice(private.loader(self.dataset, groups=self.groups, **self.options), left)
 
     def __len__(self) -> int:
         """Steps still to come. At least 1, since frameworks take 0 for a mistake: a finished run's loop is then empty."""

@@ -27,6 +27,7 @@ from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.checkpoint import Checkpoint
+from hushgrad.train.loop import Loop
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar
@@ -136,6 +137,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         """What the steps taken so far cost."""
         return self.private.spent()
 
+    def audit(self, **options: Any) -> Any:
+        """The deep audit of this run: :meth:`hushgrad.train.Private.audit`, with Trainer's own passes, data and collator."""
+        loader = {"collate_fn": self._collator()}
+        return self.private.audit(self.train_dataset, _Passes(self), groups=self._groups, loader_options=loader, **options)
+
     def save_checkpoint(self) -> None:
         """Save the run in the folder ``checkpoint``, if there is one."""
         if self._checkpoint is not None:
@@ -163,10 +169,12 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             self._epsilon = EpsilonSoFar(self.plan, steps=self._private.steps_allowed)
             if self._folder is not None:
                 self._checkpoint = Checkpoint(self._folder, self._private, extras={"scheduler": self._schedule})
-        collate = self._get_collator_with_removed_columns(self.data_collator, description="training")
         workers = self.args.dataloader_num_workers
         run = self._private
-        return Batches(lambda: run, self.plan, self.train_dataset, self._groups, collate_fn=collate, num_workers=workers)
+        return Batches(lambda: run, self.plan, self.train_dataset, self._groups, collate_fn=self._collator(), num_workers=workers)
+
+    def _collator(self) -> Any:
+        return self._get_collator_with_removed_columns(self.data_collator, description="training")
 
     def _attached(self) -> Private:
         optimizer = self.create_optimizer()
@@ -216,6 +224,30 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             logs = {name: value for name, value in logs.items() if name != "grad_norm"}
             logs["epsilon"] = self._epsilon.after(self._private.steps)
         super().log(logs, start_time)
+
+
+class _Passes(Loop):
+    """Trainer's passes for any run that stands in the place of its own."""
+
+    def __init__(self, trainer: PrivateTrainer) -> None:
+        self._trainer = trainer
+
+    def run(self, private: Private, batch: Batch, size: int | None) -> None:
+        """Trainer's own step, in its own parts."""
+        self._beside(private, private.model).training_step(private.model, batch)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """What ``compute_loss`` makes of these examples."""
+        trainer = self._beside(None, model)
+        with trainer.compute_loss_context_manager():
+            return trainer.compute_loss(model, trainer._prepare_inputs(dict(batch)))  # type: ignore[no-any-return]
+
+    def _beside(self, private: Private | None, model: nn.Module) -> PrivateTrainer:
+        trainer = copy.copy(self._trainer)
+        trainer._private, trainer.model = private, model
+        if private is not None:
+            trainer.optimizer = private.optimizer
+        return trainer
 
 
 class _Saves(TrainerCallback):  # type: ignore[misc]

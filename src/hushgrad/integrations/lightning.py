@@ -16,8 +16,11 @@ With Fabric, ``make_private`` comes before ``fabric.setup``, and the run's loade
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor, nn
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -30,8 +33,10 @@ from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.integrations._batches import Batches
 from hushgrad.release.keys import RunKey
+from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.checkpoint import Checkpoint
+from hushgrad.train.loop import Loop
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar
@@ -112,6 +117,13 @@ class PrivateFit(Callback):
         """What the steps taken so far cost."""
         return self.private.spent()
 
+    def audit(self, **options: Any) -> Any:
+        """The deep audit of this run: :meth:`hushgrad.train.Private.audit`, with the module's own ``training_step``, and its data."""
+        passes = _Passes(summed=self.private.losses.capture.loss_reduction == "sum")
+        return self.private.audit(
+            self.loader.dataset, passes, groups=self.loader.groups, loader_options=self.loader.options, **options
+        )
+
     # What Lightning calls -----------------------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -170,6 +182,27 @@ class PrivateFit(Callback):
         if self._private is not None:
             self._private.detach()
             self._handle.remove()
+
+
+class _Passes(Loop):
+    """The passes of a module's ``training_step``; ``summed``: it returns the sum over its examples."""
+
+    def __init__(self, *, summed: bool) -> None:
+        self._summed = summed
+
+    def run(self, private: Private, batch: Batch, size: int | None) -> None:
+        """As Lightning makes them; an empty batch is run as any other."""
+        for part in [batch] if size is None else private.split(batch, size):
+            self._made(private.model, part).backward()  # type: ignore[no-untyped-call]
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """What ``training_step`` returns, as a mean."""
+        made = self._made(model, batch)
+        return made / max(1, batch.examples) if self._summed else made
+
+    def _made(self, module: Any, batch: Any) -> Tensor:
+        made = module.training_step(batch, 0)
+        return made["loss"] if isinstance(made, Mapping) else made  # type: ignore[no-any-return]
 
 
 def _require_fitting(trainer: Any) -> None:

@@ -39,6 +39,7 @@ from hushgrad.train.books import Books, guarantee_of
 from hushgrad.train.contract import DataContract
 from hushgrad.train.guard import Guard
 from hushgrad.train.isolation import IsolationGate
+from hushgrad.train.loop import Loop
 from hushgrad.train.loss import Losses, PrivateLoss
 from hushgrad.train.own_bits import OwnBits
 from hushgrad.train.parts import Parts
@@ -163,6 +164,7 @@ class Private(Saving):
         self._parts = Parts(self._announce_part)
         self.losses = Losses(self._capture, together=self.sharding is not None, must=plan.certified and loss_reduction is None)
         self._handles: list[Any] = []
+        self._asked = {"unused": unused, "check_isolation": check_isolation, "lazy_tables": lazy_tables}
         self._attached = True
         self._guard.attach()
         try:
@@ -296,7 +298,7 @@ class Private(Saving):
         notes = (*self._bits.notes, *self.losses.notes, *self._journal.notes, *self._contract.notes)
         return guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant, notes=notes)
 
-    def audit(self, dataset: Any, loss_fn: Callable[[Any, Any], Tensor], **options: Any) -> Any:
+    def audit(self, dataset: Any, loss_fn: Callable[[Any, Any], Tensor] | Loop, **options: Any) -> Any:
         """Audit this run on copies of its model and optimizer, under keys of the audit: the run itself is not touched.
 
         Returns a :class:`hushgrad.audit.DeepReport`, for the owner's eyes.
@@ -308,7 +310,7 @@ class Private(Saving):
         """
         # The auditor stands above this room and is called by name: nothing here depends on it.
         return import_module("hushgrad.audit.deep").audit_private(
-            self, dataset, loss_fn, {"loss_reduction": self._capture.loss_reduction, "unused": self._capture.unused}, **options
+            self, dataset, loss_fn, {"loss_reduction": self._capture.loss_reduction, **self._asked}, **options
         )
 
     def declare(self, participation: Participation) -> None:
