@@ -70,7 +70,12 @@ def test_a_trainer_with_adapters(tmp_path: Path) -> None:
     config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=31, n_positions=16)  # dropout of 0.1
     lora = peft.LoraConfig(task_type="CAUSAL_LM", r=3, lora_dropout=0.1, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
     args = transformers.TrainingArguments(
-        output_dir=str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no", remove_unused_columns=False
+        output_dir=str(tmp_path),
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        remove_unused_columns=False,
     )
     model = peft.get_peft_model(transformers.GPT2LMHeadModel(config), lora)
     trainer = PrivateTrainer(model, args, a_plan(), train_dataset=texts(), data_collator=padded)

@@ -229,8 +229,7 @@ def quiet(model: nn.Module) -> nn.Module:
 def shaken(model: nn.Module, seed: int) -> None:
     """Move trained matrices and tables by normal noise of std 1 / (2 sqrt(inputs)).
 
-    A factor of an adapter that begins at zero gives the other one no gradient, and whatever is wrong with its norm does not show.
-    Scales, biases and the like stay: some must be positive.
+    Beside a factor of an adapter that is zero the other has no gradient, and no wrong norm shows. Vectors stay: some must be positive.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

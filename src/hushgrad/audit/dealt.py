@@ -13,7 +13,7 @@ from hushgrad.release.keys import RunKey
 from hushgrad.sampling import Draws
 from hushgrad.train import Plan
 
-__all__ = ["dealt", "fresh_batches_check", "rates_check", "spread"]
+__all__ = ["dealt", "fresh_batches_check", "rates_check", "spread", "taken"]
 
 
 def spread(count: int, steps: int) -> Iterator[int]:
@@ -34,6 +34,17 @@ def dealt(plan: Plan, records: int, steps: Sequence[int]) -> tuple[np.ndarray, l
     return present, twice
 
 
+def taken(plan: Plan, records: int, *, batches: int) -> tuple[np.ndarray, int]:
+    """How often each record is dealt in so many batches, those of many runs, and how many these are."""
+    counts, left = np.zeros(records, np.int64), batches
+    while left > 0:
+        deal, here = plan.sampler.dealer(records, Draws(RunKey.make().sampling)), min(left, plan.steps)
+        for step in spread(here, plan.steps):
+            counts[deal(step)] += 1
+        left -= here
+    return counts, batches
+
+
 def fresh_batches_check(how: Participation, first: np.ndarray, second: np.ndarray) -> Check:
     """Where who takes part is a secret, the batches of two runs have nothing to do with each other."""
     seen = f"{len(first)} batches of two runs with fresh keys"
@@ -47,14 +58,14 @@ def fresh_batches_check(how: Participation, first: np.ndarray, second: np.ndarra
     return Check(name="fresh batches", passed=passed, seen=seen)
 
 
-def rates_check(rate: float, present: np.ndarray) -> Check:
-    """Every record and every step by itself, and pairs of records and of steps up to eight apart: all are binomial."""
+def rates_check(rate: float, present: np.ndarray, counted: tuple[np.ndarray, int]) -> Check:
+    """Every record, in these steps and in batches of many runs; every step; pairs of both up to eight apart: all are binomial."""
     problems = []
     for what, axis in (("record", 0), ("step", 1)):
         counts = present.sum(axis=axis)
         trials = present.shape[axis]
         for extreme in (int(counts.argmin()), int(counts.argmax())):
-            if binomial_tail(int(counts[extreme]), trials, rate) < FALSE_ALARM / (8 * len(counts)):
+            if binomial_tail(int(counts[extreme]), trials, rate) < FALSE_ALARM / (16 * len(counts)):
                 problems.append(f"{what} {extreme}: {counts[extreme]} of {trials}")
         table = present.T if axis == 0 else present  # one row for each record, or each step
         for lag in range(1, min(8, len(table) - 1) + 1):
@@ -62,5 +73,9 @@ def rates_check(rate: float, present: np.ndarray) -> Check:
             both, trials = int((table[first] & table[first + lag]).sum()), first.size * table.shape[1]
             if binomial_tail(both, trials, rate**2) < FALSE_ALARM / 32:
                 problems.append(f"{what}s {lag} apart meet {both} times instead of {trials * rate**2:.1f}")
+    many, batches = counted
+    for extreme in (int(many.argmin()), int(many.argmax())):
+        if binomial_tail(int(many[extreme]), batches, rate) < FALSE_ALARM / (8 * len(many)):
+            problems.append(f"record {extreme}: {many[extreme]} of {batches} batches of many runs")
     seen = f"{present.shape[0]} steps and {present.shape[1]} records one by one and in pairs, at rate {rate:g}"
     return Check(name="rates", passed=not problems, seen=", ".join([seen, *problems[:3]]))

@@ -16,6 +16,7 @@ from hushgrad.audit.debts import debts_check
 from hushgrad.audit.drawn import draw_field
 from hushgrad.audit.parts import BATCHES, Parts
 from hushgrad.audit.report import DeepReport
+from hushgrad.audit.weights import weights_check
 from hushgrad.audit.worst import Record, Worst, worst_record
 from hushgrad.clipping import Capture, self_check
 from hushgrad.errors import ArgumentError
@@ -166,10 +167,12 @@ class _Audit(Parts):
                 found += exact.compare(self.bench, key, first=first, count=count, size=size)
             if first == 0 and self.journal:
                 self.checks.append(exact.journal_check(found, self.journal))
-        if self.bench.whole is None:  # and at other weights
-            found += exact.compare(self.bench, key, first=0, count=1, shake=self.seed)
+        if self.bench.whole is None:  # and at other weights, one by one
+            found += exact.compare(self.bench, key, first=0, count=1, size=1, shake=self.seed)
         self.contribution = max(self.contribution, *(min(one.contribution, 1.0) for one in found))
         self.checks += exact.exact_checks(found)
+        names = [name for name, p in self.bench.plain().named_parameters() if p.requires_grad]
+        self.checks.append(weights_check(self.bench.plan.clip, names, seed=self.seed))
         debts = debts_check(self.bench, key)
         self.checks += [] if debts is None else [debts]
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hushgrad.audit.again import drawn, reference_release
 from hushgrad.audit.bench import numbers, row_std, whole
-from hushgrad.audit.checks import Check
-from hushgrad.audit.field import Long, Runs, Wide
+from hushgrad.audit.checks import FALSE_ALARM, Check
+from hushgrad.audit.field import Long, Runs, Wide, outside
 from hushgrad.clipping import Adaptive
 from hushgrad.clipping.base import ClippedSum, Clipper
 from hushgrad.events import Relation
@@ -32,6 +32,7 @@ __all__ = ["Drawer", "Field", "draw_field"]
 
 _BUDGET = 50_000_000  # numbers to draw for one sample
 _LONG, _RUNS, _FEW = 400, 32, 4  # steps of the long sample, at most; runs, and steps of each
+_LONGEST = 4000  # rows whose length is looked at
 _COLUMNS, _MANY = 8192, 1_000_000  # columns that are kept of a row, numbers that are kept in all
 _DRAWS = 20_000_000  # numbers of all draws that are kept to compute correlated rows from
 _TOLERANCE = 1e-3  # of a row's standard deviation
@@ -45,6 +46,7 @@ class Field:
     long: Long
     runs: Runs
     rows: Check
+    steps: Check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,11 @@ def draw_field(plan: Plan, place: Whole, scattered: frozenset[str] = frozenset()
     of = np.concatenate([np.full(len(kept), i) for i, kept in enumerate(columns.values())])
     long = Long(steps=steps, names=tuple(columns), of=of, white=_white(rows, plan, steps))
     return Field(
-        wides=wides, long=long, runs=Runs(white=np.stack(runs)), rows=_rows_check(drawer, place, plan, long, columns, rows)
+        wides=wides,
+        long=long,
+        runs=Runs(white=np.stack(runs)),
+        rows=_rows_check(drawer, place, plan, long, columns, rows),
+        steps=_steps_check(Drawer(plan, place, scattered), place, plan, min(last + 1, max(8, _BUDGET // max(1, size)), _LONGEST)),
     )
 
 
@@ -196,6 +202,18 @@ def _wide(drawer: Drawer, plan: Plan, steps: tuple[int, int]) -> Wide:
     rows = {name: np.stack([row[name] for row in pair]) for name in pair[0]}
     white = {name: _whitened(plan, steps[: len(pair)], both) for name, both in rows.items()}
     return Wide(steps=steps[: len(pair)], rows=white)
+
+
+def _steps_check(drawer: Drawer, place: Whole, plan: Plan, count: int) -> Check:
+    """Every one of the first ``count`` rows has its length: the sum of its squares is chi-squared."""
+    sums, sizes = np.empty(count), 0
+    for step in range(count):
+        rows = drawer.row(step)
+        row = np.concatenate([rows[name] for name in place.params])
+        sums[step], sizes = float(row @ row) / plan.noise.row_std(step, steps=plan.steps) ** 2, row.size
+    far = np.flatnonzero(outside(sums, np.full(count, sizes), FALSE_ALARM))
+    seen = [f"each of the first {count} rows", *(f"step {t}: {np.sqrt(sums[t] / sizes):.3f}" for t in far[:3])]
+    return Check(name="noise steps", passed=not len(far), seen=", ".join(seen))
 
 
 # Row by row, from the key --------------------------------------------------------------------------------------------------

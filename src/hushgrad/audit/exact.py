@@ -28,6 +28,7 @@ from hushgrad.sampling.units import Units
 __all__ = ["Compared", "compare", "exact_checks", "journal_check"]
 
 _TOLERANCE = 1e-3  # of the magnitudes that were added up, as in ``self_check``
+_SINGLE = 10  # times the tolerance: what a single number may be off, however many others its tensor has
 _SLACK = 1e-4  # that the arithmetic of a clipped sum may add to a contribution
 
 
@@ -52,7 +53,10 @@ class Compared:
 def compare(
     bench: Bench, key: bytes, *, first: int, count: int, size: int | None = None, shake: int | None = None
 ) -> Iterator[Compared]:
-    """Steps ``first``, ``first`` + 1, ... of a run under ``key``, each against its second computation; in parts of ``size``, from weights that were moved."""
+    """Steps ``first``, ``first`` + 1, ... of a run under ``key``, each against its second computation.
+
+    In parts of ``size``, and from weights that were moved (``shake``), if these are given.
+    """
     model = bench.plain()
     with bench.run(key, step=first, size=size, shake=shake) as live:
         twin, still = Twin.of(bench, live.private.plan), _still(live)
@@ -105,7 +109,9 @@ def _release_error(live: Live, seen: Seen, short: list[Rows]) -> tuple[float, st
             errors[name] = float("inf")
             continue
         scale = float(torch.linalg.vector_norm(sizes[name])) + std * must.numel() ** 0.5
-        errors[name] = _number(distance(seen.released[name], must) / scale / _allowed(seen.before[name]))
+        allowed = _allowed(seen.before[name])
+        single = float((seen.released[name].cpu() - must).abs().max()) / (float(sizes[name].max()) + std) / _SINGLE
+        errors[name] = _number(max(distance(seen.released[name], must) / scale, single) / allowed)
     worst = max(errors, key=lambda name: errors[name])
     return errors[worst], worst
 

@@ -30,7 +30,7 @@ from scipy.stats import t as student
 
 from hushgrad.audit.checks import FALSE_ALARM, Check
 
-__all__ = ["Long", "Runs", "Wide", "field_checks"]
+__all__ = ["Long", "Runs", "Wide", "field_checks", "outside"]
 
 _BLOCK = 4096  # numbers of a tensor whose amplitude is looked at by itself
 _TAILS = (2.0, 3.0, 4.0, 5.0)
@@ -91,13 +91,13 @@ def _amplitude(wides: list[Wide], long: Long) -> tuple[str, list[str]]:
     sizes = np.bincount(long.of, minlength=len(long.names))
     cells = np.add.reduceat(squares, np.concatenate([[0], np.cumsum(sizes)[:-1]]), axis=1)  # (steps, tensors)
     steps = len(long.steps)
-    if _outside(np.array([squares.sum()]), np.array([squares.size]), level)[0]:
+    if outside(np.array([squares.sum()]), np.array([squares.size]), level)[0]:
         problems.append("which is not 1")
-    for t in np.flatnonzero(_outside(squares.sum(axis=1), np.full(steps, squares.shape[1]), level)):
+    for t in np.flatnonzero(outside(squares.sum(axis=1), np.full(steps, squares.shape[1]), level)):
         problems.append(f"step {long.steps[t]}: {np.sqrt(squares[t].mean()):.3f}")
-    for i in np.flatnonzero(_outside(cells.sum(axis=0), sizes * steps, level)):
+    for i in np.flatnonzero(outside(cells.sum(axis=0), sizes * steps, level)):
         problems.append(f"{long.names[i]}: {np.sqrt(cells[:, i].sum() / (sizes[i] * steps)):.3f}")
-    for t, i in np.argwhere(_outside(cells, np.broadcast_to(sizes, cells.shape), level)):
+    for t, i in np.argwhere(outside(cells, np.broadcast_to(sizes, cells.shape), level)):
         problems.append(f"{long.names[i]} in step {long.steps[t]}: {np.sqrt(cells[t, i] / sizes[i]):.3f}")
     for wide in wides:
         problems += _blocks(wide, level / len(wides))
@@ -115,11 +115,11 @@ def _blocks(wide: Wide, level: float) -> list[str]:
             sums.append(np.add.reduceat(row**2, starts))
             sizes.append(ends - starts)
     total, count = np.concatenate(sums), np.concatenate(sizes)
-    found = np.flatnonzero(_outside(total, count, level))
+    found = np.flatnonzero(outside(total, count, level))
     return [f"{where[k][0]}[{where[k][2]}:] in step {where[k][1]}: {np.sqrt(total[k] / count[k]):.3f}" for k in found]
 
 
-def _outside(sums: np.ndarray, freedom: np.ndarray, level: float) -> np.ndarray:
+def outside(sums: np.ndarray, freedom: np.ndarray, level: float) -> np.ndarray:
     """Which sums of squares are improbable, all together with probability ``level``."""
     share = level / (2 * max(1, sums.size))
     return np.asarray((sums < chi2.ppf(share, freedom)) | (sums > chi2.isf(share, freedom)))

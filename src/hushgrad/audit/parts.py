@@ -10,7 +10,7 @@ import numpy as np
 from hushgrad.accounting import epsilon_interval
 from hushgrad.audit import composed
 from hushgrad.audit.checks import FALSE_ALARM, Check, batches_check
-from hushgrad.audit.dealt import dealt, fresh_batches_check, rates_check, spread
+from hushgrad.audit.dealt import dealt, fresh_batches_check, rates_check, spread, taken
 from hushgrad.audit.drawn import Field
 from hushgrad.audit.field import Long, field_checks
 from hushgrad.audit.report import DeepReport, LowerBound
@@ -24,6 +24,7 @@ __all__ = ["BATCHES", "Parts"]
 
 BATCHES = 200  # that are compared with another run's
 _TABLE = 20_000_000  # participations to look at
+_DEALT = 4000  # batches of many runs in which every record is counted
 _OWNER = "the attacker sees every released gradient, knows the model and all records but one, which is the worst one"
 
 
@@ -55,7 +56,7 @@ class Parts:
     def field(self, drawn: Field) -> None:
         """What the noise as a field says."""
         self._long = drawn.long
-        self.checks += [drawn.rows, *field_checks(drawn.wides, drawn.long, drawn.runs, on_grid=self.plan.secure)]
+        self.checks += [drawn.rows, drawn.steps, *field_checks(drawn.wides, drawn.long, drawn.runs, on_grid=self.plan.secure)]
 
     def batches(self) -> None:
         """The sampler's batches of the data set's own size, over as much of the run as there is room for."""
@@ -72,7 +73,8 @@ class Parts:
         self._taken, self._present = (int(present.sum()), present.size), present if ordered else present[: count // 2]
         self.checks.append(batches_check(how, self._present))
         if isinstance(how, Poisson):
-            self.checks.append(rates_check(how.rate, present))
+            many = max(1, min(_DEALT, int(_TABLE / max(1.0, how.rate * records))))
+            self.checks.append(rates_check(how.rate, present, taken(plan, records, batches=many)))
 
     # The report --------------------------------------------------------------------------------------------------------
 

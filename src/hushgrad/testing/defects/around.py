@@ -42,6 +42,19 @@ def _() -> Iterator[None]:
         yield
 
 
+@defect("one record has twice the rate", law=_RATE)
+def _() -> Iterator[None]:
+    def deal(self: Poisson, n: int, draws: Draws) -> Any:
+        def one(step: int) -> np.ndarray:
+            again = poisson_subset(n, self.rate, draws.at(step + 10**6))
+            return np.union1d(poisson_subset(n, self.rate, draws.at(step)), again[again == 7])
+
+        return one
+
+    with patched(Poisson, "dealer", deal):
+        yield
+
+
 @defect("every record of a batch twice", law=_NORM)
 def _() -> Iterator[None]:
     def deal(self: Poisson, n: int, draws: Draws) -> Any:

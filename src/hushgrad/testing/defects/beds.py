@@ -111,11 +111,13 @@ def _dpftrl(noise: Any) -> Plan:
 class Adapted(nn.Module):
     """A frozen layer and two small ones beside it: low-rank adaptation."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, new: bool = False) -> None:
         super().__init__()
         self.base, self.down, self.up = nn.Linear(6, 24), nn.Linear(6, 2, bias=False), nn.Linear(2, 24, bias=False)
         self.head = nn.Linear(24, 3)
         self.base.requires_grad_(False)
+        if new:  # as adapters begin
+            nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Base + up(down), then the head."""
@@ -140,6 +142,7 @@ BEDS: dict[str, Bed] = {
     "broad": (_broad, _vectors, _dpsgd, {}),
     "secure": (_layers, _vectors, partial(_dpsgd, secure=True), {}),
     "adapter": (Adapted, _vectors, _dpsgd, {}),
+    "new adapter": (partial(Adapted, new=True), _vectors, _dpsgd, {}),
     "lazy": (partial(Table, 400), _words, _dpsgd, {"options": {"lazy_tables": True}}),
     "by layer": (_layers, _vectors, lambda: _dpsgd(clip=PerLayer(2.0), max_grad_norm=None), {}),
     "adaptive": (

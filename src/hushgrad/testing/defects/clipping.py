@@ -41,6 +41,24 @@ def _() -> Iterator[None]:
         yield
 
 
+@defect("norms that are infinite are not clipped", law=_NORM)
+def _() -> Iterator[None]:
+    with _weighed(lambda clip, squares, weights: torch.where(squares.isinf(), 1.0, weights)):
+        yield
+
+
+@defect("norms are cut at a thousand clip norms", law=_NORM)
+def _() -> Iterator[None]:
+    with _weighed(lambda clip, squares, weights: weights.clamp(min=1e-3)):
+        yield
+
+
+@defect("a batch of one is not clipped", law=_NORM)
+def _() -> Iterator[None]:
+    with _weighed(lambda clip, squares, weights: torch.ones_like(weights) if len(weights) == 1 else weights):
+        yield
+
+
 @defect("the batch is clipped, not the examples", law=_NORM)
 def _() -> Iterator[None]:
     def change(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
@@ -107,6 +125,18 @@ def _() -> Iterator[None]:
 @defect("norms of normalisation layers are left out", law=_OWN)
 def _() -> Iterator[None]:
     with _without(LayerNorm, "weight", "bias"):
+        yield
+
+
+@defect("norms of what has no gradient yet are left out", law=_OWN, bed="new adapter")
+def _() -> Iterator[None]:
+    measure = Linear.sq_norms
+
+    def wrong(self: Linear, record: Any) -> dict[str, Tensor]:
+        down = record.g.shape[-1] == 2  # in front of a factor that is zero
+        return {name: value * 0 if down else value for name, value in measure(self, record).items()}
+
+    with patched(Linear, "sq_norms", wrong):
         yield
 
 

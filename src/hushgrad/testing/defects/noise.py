@@ -121,6 +121,12 @@ def _() -> Iterator[None]:
         yield
 
 
+@defect("no noise in one step of hundreds", law=OWN, bed="rare")
+def _() -> Iterator[None]:
+    with scaled(lambda step, name, row: float(step != 311)):
+        yield
+
+
 @defect("no noise in every tenth step", law=OWN)
 def _() -> Iterator[None]:
     with scaled(lambda step, name, row: float(step % 10 != 9)):
