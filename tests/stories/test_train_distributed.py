@@ -24,13 +24,18 @@ def together(tmp_path_factory):
     return run(PROGRAM, tmp_path_factory.mktemp("together"), 2, {})
 
 
-@pytest.mark.parametrize("mode", ["dpsgd", "dpftrl"])
+@pytest.mark.parametrize("mode", ["dpsgd", "padded", "dpftrl"])
 def test_one_and_two_processes_give_the_same_weights(alone, together, mode):
     one, first, second = alone[mode], together[0][mode], together[1][mode]
     assert first["weights"] == second["weights"]
     assert (torch.tensor(one["weights"]) - torch.tensor(first["weights"])).abs().max() < 1e-6
     assert one["ledger"] == first["ledger"] == second["ledger"] and first["steps"] == one["steps"]
     assert first["examples"] + second["examples"] == one["examples"] and first["examples"] and second["examples"]
+
+
+def test_padded_batches_have_one_public_size_in_every_process(alone, together):
+    assert alone["padded"]["sizes"] == [15]
+    assert [found["padded"]["sizes"] for found in together] == [[8], [8]]  # of 15, over two
 
 
 def test_all_processes_refuse_a_step_that_one_refuses(together):

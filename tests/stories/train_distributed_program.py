@@ -22,6 +22,7 @@ def plans() -> dict[str, Plan]:
     common = {"noise_multiplier": 0.7, "delta": 1e-5, "batch_size": 6, "dataset_size": 60}
     return {
         "dpsgd": Plan.dpsgd(steps=12, denoise=Laplacian(1.0), **common),
+        "padded": Plan.dpsgd(steps=12, pad_to=15, **common),
         "dpftrl": Plan.dpftrl(epochs=2, noise=BLT(buffers=2), **common),
     }
 
@@ -33,15 +34,18 @@ def train(plan: Plan, rank: int, *, defect: bool) -> dict:
     private = make_private(model, optimizer, plan, key=bytes(range(32)) if rank == 0 else None)
     if defect:  # planted: each process draws a whole row, so that two make twice the noise
         private._release._scale *= dist.get_world_size()
-    examples = 0
-    for x, y in private.loader(data()):
-        examples += len(x)
+    examples, sizes = 0, set()
+    for batch in private.loader(data()):
+        x, y = batch
+        examples += batch.examples - batch.padding
+        sizes.add(len(x))
         optimizer.zero_grad()
         if len(x):
             nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
     weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
-    return {"weights": weights, "ledger": str(private.ledger.event()), "steps": private.steps, "examples": examples}
+    found = {"weights": weights, "ledger": str(private.ledger.event()), "steps": private.steps}
+    return {**found, "examples": examples, "sizes": sorted(sizes)}
 
 
 def refused(rank: int) -> dict | None:
