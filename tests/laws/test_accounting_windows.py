@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hushgrad import accounting
 from hushgrad.accounting.pld.bounds.compose import Composed, Window, compose
 from hushgrad.accounting.pld.bounds.from_above import connect_the_dots
 from hushgrad.accounting.pld.bounds.from_below import lower
 from hushgrad.accounting.pld.bounds.grid import Masses
 from hushgrad.accounting.pld.profiles.curve import Array, GaussianCurve
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove
+from hushgrad.events import Gaussian
 
 CURVE, STEP, TIMES = PoissonRemove(GaussianCurve(0.5), 0.3), 0.01, 12
 GRIDS = {"upper": connect_the_dots(CURVE, STEP, 1e-13, 2.0), "lower": lower(CURVE, STEP, 1e-13, 2.0)}
@@ -84,3 +86,11 @@ def test_forgetting_what_is_beyond_is_caught() -> None:
     honest = composed("upper", 2.0, -1.0, 3.0, (8.0, 2.0, 2.0))
     assert honest.delta(1.0, upper=True) >= exact(GRIDS["upper"], 1.0)
     assert replace(honest, beyond=0.0).delta(1.9, upper=True) < exact(GRIDS["upper"], 1.9)
+
+
+def test_a_curve_of_deltas_is_as_sharp_as_a_single_delta_where_tails_are_cut() -> None:
+    event = Gaussian(2.1259024203311085).sampled(rate=1.8661041851233657e-06) * 302
+    (found,) = accounting.delta_curve(event, [0.0823])
+    assert found <= 1.01 * accounting.delta(
+        event, epsilon=0.0823
+    )  # the mass that a window cut was taken for delta: 1e15 times it

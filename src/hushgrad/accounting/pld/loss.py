@@ -76,7 +76,7 @@ class PrivacyLoss:
         """Certified upper bounds on delta at rising ``epsilons``, to about three digits: for curves."""
         bounds, net = [0.0] * len(epsilons), self._net()
         for k in range(self._count(upper=True)):
-            found = delta_bounds(self._direction(k, POLICY.width, upper=True), epsilons)
+            found = delta_bounds(self._direction(k, POLICY.width, upper=True), epsilons, bounds)
             bounds = [max(pair) for pair in zip(bounds, found, strict=True)]
         return bounds if net is None else [min(bound, net.delta(e)) for bound, e in zip(bounds, epsilons, strict=True)]
 

@@ -68,20 +68,22 @@ def _delta_bound(parts: Parts, epsilon: float, width: float, known: float, *, up
     return min(bounds) if upper else min(1.0, max(bounds))
 
 
-def delta_bounds(parts: Parts, epsilons: Sequence[float], *, width: float = 1e-3) -> list[float]:
+def delta_bounds(parts: Parts, epsilons: Sequence[float], known: Sequence[float], *, width: float = 1e-3) -> list[float]:
     """Upper bounds on delta at rising ``epsilons``. One composition serves all that it reads as sharply as its own.
+
+    Answers below ``known``, one for each epsilon, need not be accurate.
 
     They are asked from the largest down: delta is steepest there, so its grid is finer than the smaller ones need.
     """
     if is_choice(parts):
-        return [delta_bound(parts, epsilon, upper=True, width=width) for epsilon in epsilons]
+        return [delta_bound(parts, e, upper=True, width=width, known=least) for e, least in zip(epsilons, known, strict=True)]
     found: list[float] = []
     composed: Composed | None = None
-    for epsilon in reversed(epsilons):
-        if composed is None or not _clear(composed, epsilon, width):
+    for epsilon, least in zip(reversed(epsilons), reversed(known), strict=True):
+        if composed is None or not _serves(composed, parts, epsilon, width):
             composed = _sharpest(parts, epsilon, width)
-        if composed is None or not _clear(composed, epsilon, width):
-            found.append(delta_bound(parts, epsilon, upper=True, width=width))
+        if composed is None or not _serves(composed, parts, epsilon, width):
+            found.append(delta_bound(parts, epsilon, upper=True, known=least))
         else:
             found.append(_in_range(parts, epsilon, composed.delta(epsilon, upper=True) + unseen_mass(parts)))
     return found[::-1]
@@ -99,6 +101,16 @@ def _sharpest(parts: Parts, epsilon: float, width: float) -> Composed | None:
     except NumericalLimit:
         pass  # what was found before is valid
     return last
+
+
+def _serves(composed: Composed, parts: Parts, epsilon: float, width: float) -> bool:
+    """Whether a composition reads delta sharply at ``epsilon``: it is clear, and what it cut off does not matter there."""
+    return _clear(composed, epsilon, width) and not _is_cut(composed, parts, composed.delta(epsilon, upper=True), width)
+
+
+def _is_cut(composed: Composed, parts: Parts, bound: float, width: float) -> bool:
+    """Whether the mass that was cut off the tails, which counts as infinite, makes up more than ``width`` of ``bound``."""
+    return composed.infinite - infinite_mass(parts) > width * bound
 
 
 def _clear(composed: Composed, epsilon: float, width: float) -> bool:
@@ -123,7 +135,7 @@ def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, 
         bound, before = composed.delta(epsilon, upper=upper), best
         best = min(best, bound) if upper else max(best, bound)
         clear = _clear(composed, epsilon, width)
-        cut = composed.infinite - infinite_mass(parts) > width * bound  # the guess was too large for these tails
+        cut = _is_cut(composed, parts, bound, width)  # the guess was too large for these tails
         stuck = attempt > 1 and abs(before - best) <= 1e-2 * best
         if (clear or stuck) and not cut:
             return
