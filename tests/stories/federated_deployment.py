@@ -27,8 +27,17 @@ from hushgrad.federated import DPFTRL, MinSeparation, ServerSGD, clip_update
 from hushgrad.train import Plan
 
 CLIENTS, ROUNDS = 3, 2
-client = ClientApp(mods=[clip_update])
 server = ServerApp()
+
+
+def spoil(message, context, call_next):
+    reply = call_next(message, context)
+    if context.node_config["partition-id"] == 0:  # a client that does not obey: what it sends has seen no mod of ours
+        reply.content["arrays"] = ArrayRecord({"w": Array("float64", (5,), "numpy.ndarray", b"PK garbage")})
+    return reply
+
+
+client = ClientApp(mods=[spoil, clip_update])
 
 
 def plan():
@@ -40,8 +49,7 @@ def plan():
 @client.train()
 def train(message, context):
     array = message.content["arrays"]["w"].numpy() + 1 + context.node_config["partition-id"]
-    record = Array(array) if context.node_config["partition-id"] else Array("float64", (5,), "numpy.ndarray", b"PK garbage")
-    return Message(RecordDict({"arrays": ArrayRecord({"w": record})}), reply_to=message)
+    return Message(RecordDict({"arrays": ArrayRecord({"w": Array(array)})}), reply_to=message)
 
 
 def trained(grid, directory=None):

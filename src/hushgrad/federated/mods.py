@@ -26,7 +26,8 @@ def clip_update(message: Message, context: Context, call_next: ClientAppCallable
     **Formal guarantee.** None that is relied upon: a server trusts no client, and clips again. It bounds what an eavesdropper or
     a leaky log sees of one device, and keeps a diverged model (NaN, infinity) at home: that update is zero.
 
-    Put it last in the list, so that it sees what other mods have made of the update. Arrays in the reply to a message without a
+    Put it first in the list: Flower's first mod is the outermost, and sees what others have made of the update.
+    Arrays in the reply to a message without a
     clip norm (evaluation, another strategy), and arrays that cannot be read as an update, are taken out; numbers and metrics pass.
 
     Args:

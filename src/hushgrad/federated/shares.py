@@ -191,7 +191,8 @@ def add_share(message: Message, context: Context, call_next: ClientAppCallable) 
     """Clip the update, write it in whole numbers and add this client's share of the noise: ``ClientApp(mods=[add_share])``.
 
     **Formal guarantee.** The arrays that leave the device are q + X: q whole numbers with |q| at most the clip norm in units of the
-    grid, X a discrete Gaussian from the operating system's entropy. See :class:`Shares` for the sum. Put it last in the list.
+    grid, X a discrete Gaussian from the operating system's entropy. See :class:`Shares` for the sum. Put it first in the
+    list: the first mod is the outermost, and what one before it adds is not covered.
     Where the server sends no grid (evaluation, another strategy), or the update cannot be read, no arrays leave. Metrics of a reply
     pass as they are.
 
