@@ -27,9 +27,7 @@ def test_conformance(layer, inputs):
 
 
 def test_every_layer_with_a_rule_is_an_example():
-    ours = {
-        layer for layer, rule in _RULES.items() if type(rule).__module__.startswith("hushgrad.")
-    }  # others' tests make rules, too
+    ours = {layer for layer in _RULES if not layer.__module__.startswith("tests.")}  # tests register layers of their own
     assert {type(layer) for layer, _ in EXAMPLES} | {nn.modules.linear.NonDynamicallyQuantizableLinear} == ours
 
 

@@ -36,7 +36,7 @@ class Handed:
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
         self.prepared = False  # some step was taken on other tensors
-        # Tensors by their memory, with the number of times that it was written to; alive, so that nobody else gets it.
+        # Tensors by their id, with the number of times that they were written to; alive, so that nobody else gets their memory.
         self._batch: dict[int, tuple[Tensor, int]] = {}  # of this step's
         self._outputs: dict[int, tuple[Tensor, int]] = {}  # of the last pass
         self._steps = 0  # batches so far
@@ -53,7 +53,9 @@ class Handed:
             self._batch, self._outputs = {}, {}
         # Its class is none that torch knows as a container.
         items: Any = [batch] if isinstance(batch, Tensor) else dict(batch) if isinstance(batch, dict) else list(batch)  # type: ignore[call-overload]
-        self._batch |= _by_memory(leaves_of(items))
+        for leaf in leaves_of(items):
+            if isinstance(leaf, Tensor) and not leaf.is_inference():
+                self._batch[id(leaf)] = leaf, leaf._version
 
     def forget(self) -> None:
         """The step is taken."""
@@ -85,7 +87,10 @@ class Handed:
             for leaf in made:
                 if isinstance(leaf, Tensor) and leaf.requires_grad:  # an evaluation of other data is no part of the step
                     leaf.register_hook(self._reached)
-        self._outputs = _by_memory(made)
+        self._outputs = {}
+        for leaf in made:
+            if isinstance(leaf, Tensor) and not leaf.is_inference():
+                self._outputs[id(leaf)] = leaf, leaf._version
 
     def _reached(self, _: Tensor) -> None:
         self.prepared = True
@@ -94,11 +99,18 @@ class Handed:
         for leaf in leaves:
             if not isinstance(leaf, Tensor) or not leaf.numel() or leaf.is_inference():
                 continue
-            memory = memory_of(leaf)
-            tensor, version = self._batch.get(memory) or self._outputs.get(memory) or (None, 0)
-            if not (self._is_copy(leaf) if tensor is None else leaf._version == version):
+            tensor, version = self._batch.get(id(leaf)) or self._outputs.get(id(leaf)) or (None, 0)
+            if not (self._is_known(leaf) if tensor is None else leaf._version == version):
                 return False
         return True
+
+    def _is_known(self, leaf: Tensor) -> bool:
+        """Whether it is a view of a known tensor, which nobody has written to; or a copy."""
+        memory = memory_of(leaf)
+        for tensor, version in (*self._batch.values(), *self._outputs.values()):
+            if tensor.numel() and memory_of(tensor) == memory:
+                return bool(leaf._version == version)
+        return self._is_copy(leaf)
 
     def _is_copy(self, leaf: Tensor) -> bool:
         """Whether it has the values of a known tensor; asked now and then."""
@@ -120,11 +132,3 @@ class _Hook:
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
         return _Hook, ()
-
-
-def _by_memory(leaves: Iterable[Any]) -> dict[int, tuple[Tensor, int]]:
-    found = {}
-    for leaf in leaves:
-        if isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_inference():
-            found[memory_of(leaf)] = leaf, leaf._version
-    return found
