@@ -78,7 +78,7 @@ class Saving(Stepping):
         self._lazy.resume(state.get("lazy_tables", False))
         self.losses.vouched = bool(state.get("loss_vouched", True))
         self.losses.rounded = bool(state.get("loss_rounded", False))
-        self.losses.handed.prepared = bool(state.get("batches_prepared", False))
+        self.losses.handed.prepared = bool(state.get("batches_prepared", True))
         secret = key if key is not None else state.get("key", self._key.secret)
         self._later.settle()
         self.adopt_key(RunKey(secret, reproducible=bool(state["reproducible"])))
