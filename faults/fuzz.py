@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import command
+import inputs
 import readers
 import safetensors.torch
 import servers
@@ -362,6 +363,7 @@ TARGETS = [
 ]
 
 TARGETS += [Target(*parts) for parts in readers.targets(_SCRATCH, mutated_bytes, mutated_json, mutated_lines)]
+TARGETS += [Target(*parts) for parts in inputs.targets(_SCRATCH, mutated_bytes, mutated_json, mutated_lines)]
 TARGETS += [Target(*parts) for parts in servers.targets(_SCRATCH, mutated_bytes, mutated_json)]
 
 

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
+import runpy
 import shutil
+import sqlite3
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import mpmath
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from safetensors import safe_open
 
+import hushgrad
 from hushgrad import _check
+from hushgrad.budget import Ledger as Budget
+from hushgrad.budget.policy import read_policy
 from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.events import Event
 from hushgrad.guarantee import Ledger
 from hushgrad.noise import secure
+from hushgrad.recipes.encoders import Encoder, TensorEncoder
+from hushgrad.recipes.images import ImageEncoder
 from hushgrad.release.atomic import replacing
 from hushgrad.release.placement.world import World
 from hushgrad.train import Checkpoint, Plan, make_private
@@ -142,3 +152,66 @@ def test_what_is_no_file_in_a_run_folder_is_refused_at_once(tmp_path, kind):
         except HushgradError:
             continue
         assert kind == "circle" and not found.resumed  # a file that is lost; nothing was released yet
+
+
+READING = {
+    *("open", "fdopen", "read_text", "read_bytes", "parsed", "loads", "load", "fromfile", "reader", "connect"),
+    *("safe_open", "load_model", "load_weights", "load_file", "read_header"),
+}
+
+
+def _reads(path: Path) -> bool:
+    calls = (node.func for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+    return any((f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "")) in READING for f in calls)
+
+
+def test_every_file_that_reads_has_a_reader_in_the_fuzz_register():
+    register = runpy.run_path(str(Path(__file__).parents[2] / "faults" / "register.py"))
+    house = Path(hushgrad.__file__).parent
+    reading = {path.relative_to(house).as_posix() for path in house.rglob("*.py") if _reads(path)}
+    assert reading == register["READS"].keys() | register["NOTHING"].keys()
+
+
+def _damaged_arrays(folder: Path) -> dict[str, bytes]:
+    np.save(folder / "whole.npy", np.ones((4, 3)))
+    np.savez(folder / "whole.npz", inputs=np.ones((4, 3)))
+    np.savez(folder / "words.npz", inputs=np.array(["a", "b"]))
+    np.savez(folder / "fewer.npz", inputs=np.ones((4, 3)), labels=np.zeros(3))
+    np.save(folder / "one.npy", np.float64(3.0))
+    whole, archive = (folder / "whole.npy").read_bytes(), (folder / "whole.npz").read_bytes()
+    with zipfile.ZipFile(folder / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("inputs.npy", whole.replace(b"(4, 3), }          ", b"(400000000000, 3), }") + bytes(1 << 20))
+    return {
+        "cut.npz": archive[:60],
+        "array.npz": whole,
+        "packed.npz": archive.replace(b"\x00\x00\x00\x00!\x00", b"\x63\x00\x00\x00!\x00"),
+        "open.npy": whole.replace(b"'descr': '", b"\0\0\0\0\0"),
+        "huge.npy": whole.replace(b"(4, 3), }          ", b"(400000000000, 3), }"),
+        **{name: (folder / name).read_bytes() for name in ("words.npz", "fewer.npz", "one.npy", "bomb.npz")},
+    }
+
+
+def _encoded(encoder: Encoder, path: Path) -> torch.Tensor:
+    return encoder(encoder.read(path).rows)
+
+
+def test_arrays_that_are_none_are_refused_and_nothing_is_allocated_on_their_word(tmp_path):
+    for name, content in _damaged_arrays(tmp_path).items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(ArgumentError):
+            _encoded(TensorEncoder(shape=(3,)), path)
+        if path.suffix == ".npy":
+            with pytest.raises(ArgumentError):
+                _encoded(ImageEncoder(channels=1, height=4, width=3), path)
+
+
+def test_policies_and_ledgers_that_are_damaged_in_their_types_are_refused(tmp_path):
+    (tmp_path / "policy.toml").write_text("units = -0.5")
+    with pytest.raises(ArgumentError, match="list of words"):
+        read_policy(tmp_path / "policy.toml")
+    with sqlite3.connect(tmp_path / "b.db") as connection:
+        connection.execute("CREATE TABLE hushgrad_ledger (number TEXT, text TEXT, hash TEXT)")
+        connection.execute("INSERT INTO hushgrad_ledger VALUES ('x', 'y', 'z')")
+    with pytest.raises(ArgumentError, match="no number"):
+        Budget(tmp_path / "b.db").entries()

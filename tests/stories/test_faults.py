@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -55,7 +56,9 @@ def test_every_fault_is_survived_every_reader_refuses_nonsense_and_planted_defec
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    for name, tried, count in (("chaos", 1, len(CHOSEN.split("|"))), ("fuzz", INPUTS, 27)):
+    register = runpy.run_path(str(FOLDER / "register.py"))["READS"]
+    assert set(register.values()) <= {row[0] for row in told["fuzz"]}
+    for name, tried, count in (("chaos", 1, len(CHOSEN.split("|"))), ("fuzz", INPUTS, 37)):
         assert len(told[name]) == count and all(row[1:3] == [tried, tried] for row in told[name]), (
             told[name],
             done.stdout[-3000:],

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_model
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
@@ -18,6 +17,7 @@ from hushgrad.audit.deep import audit_run
 from hushgrad.audit.report import DeepReport
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes.recipe import Recipe
+from hushgrad.recipes.saved import put_weights
 from hushgrad.release.journal import JOURNAL, Journal
 from hushgrad.release.keys import KEY, read_key
 from hushgrad.train.plan import Plan
@@ -49,7 +49,7 @@ def audit_folder(folder: str | Path, **options: Any) -> DeepReport:
         return audit_run(bench, key=key.secret, journal=Journal.digests(journal), **options)
     weights = path / "model.safetensors"
     if weights.exists():
-        load_model(first, str(weights))
+        put_weights(first, weights)
     return audit_run(bench, **options)
 
 

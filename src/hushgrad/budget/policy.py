@@ -64,7 +64,7 @@ class Policy(_Rules):
             _check.instance(bool, **{name: getattr(self, name)})
         for name in ("relations", "units", "accountants"):
             words = getattr(self, name)
-            if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+            if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
                 _check.fail(name, words, "to be a list of words")
             object.__setattr__(self, name, tuple(words))
         object.__setattr__(self, "relations", tuple(Relation.of(word).value for word in self.relations))

@@ -82,7 +82,7 @@ class SqliteStore(Store):
             with closing(sqlite3.connect(self._path, timeout=WAIT, isolation_level=None)) as connection:
                 connection.execute("PRAGMA synchronous=FULL")
                 yield connection
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the second: a damaged schema, which SQLite's own message quotes
             raise ArgumentError(f"Expected ledger={str(self._path)!r} to be a readable and writable ledger: {error}.") from None
 
     def __repr__(self) -> str:
@@ -101,5 +101,7 @@ class _Writer(Writer):
 
 
 def _rows(connection: sqlite3.Connection, after: int) -> list[Stored]:
-    found = connection.execute(f"SELECT number, text, hash FROM {TABLE} WHERE number > ? ORDER BY number", (after,))
-    return [Stored(int(number), str(text), str(hashed)) for number, text, hashed in found]
+    found = connection.execute(f"SELECT number, text, hash FROM {TABLE} WHERE number > ? ORDER BY number", (after,)).fetchall()
+    if not all(isinstance(number, int) for number, _, _ in found):
+        raise sqlite3.DatabaseError("a row has no number")
+    return [Stored(number, str(text), str(hashed)) for number, text, hashed in found]

@@ -1,26 +1,22 @@
 """The wire: what a client's bytes may look like. Nothing is evaluated, unpacked or allocated on a client's word.
 
 A client is anybody. ``numpy.load`` evaluates a header as a Python literal, opens zip archives and allocates what the header asks for; so
-it is not used here. An array is read only if its bytes are exactly what ``numpy.save`` writes for the shape that the server sent: a short
-header of one form, then as many bytes as the layout's own array has numbers. The result is a view of these bytes.
+it is not used here (see :mod:`hushgrad._npy`). An array is read only if its bytes are exactly what ``numpy.save`` writes for the shape
+that the server sent: a short header of one form, then as many bytes as the layout's own array has numbers. The
+result is a view of these bytes.
 """
 
 from __future__ import annotations
 
-import re
+import io
 from math import prod
 
 import numpy as np
 from flwr.app import Array
 
-__all__ = ["Unusable", "read_array"]
+from hushgrad._npy import NpyHeader, read_header
 
-_MAGIC = b"\x93NUMPY"
-_LONGEST_HEADER = 4096  # numpy pads to 64; a shape of 32 axes needs less than 700
-# The header, as numpy writes it; the descriptor of a real number of a fixed width; a shape.
-_HEADER = re.compile(
-    rb"\{'descr': '([<>|]?[fiu][0-9]{1,2})', 'fortran_order': (True|False), 'shape': \(((?:[0-9]{1,19}, ?)*(?:[0-9]{1,19})?)\), ?\} *\n?"
-)
+__all__ = ["Unusable", "read_array"]
 
 
 class Unusable(Exception):
@@ -40,29 +36,23 @@ def read_array(array: Array, shape: tuple[int, ...]) -> np.ndarray:
         Unusable: for everything else.
     """
     data = array.data
-    if array.stype != "numpy.ndarray" or not isinstance(data, bytes) or data[:6] != _MAGIC or len(data) < 10:
+    if array.stype != "numpy.ndarray" or not isinstance(data, bytes):
         raise Unusable("cannot be read: it is not stored as numpy stores an array")
-    width = {1: 2, 2: 4, 3: 4}.get(data[6])
-    if width is None or data[7] != 0:
-        raise Unusable("cannot be read: it has an unknown version of numpy's format")
-    begin = 8 + width
-    length = int.from_bytes(data[8:begin], "little")
-    if length > _LONGEST_HEADER or begin + length > len(data):
-        raise Unusable("cannot be read: its header does not end")
-    found = _HEADER.fullmatch(data, begin, begin + length)
-    if found is None:
-        raise Unusable("cannot be read: its header is none that numpy writes for real numbers")
-    return _body(memoryview(data)[begin + length :], found, shape)
+    stream = io.BytesIO(data)  # shares the bytes
+    try:
+        header = read_header(stream)
+    except ValueError as problem:
+        raise Unusable(f"cannot be read: {problem}") from None
+    return _body(memoryview(data)[stream.tell() :], header, shape)
 
 
-def _body(body: memoryview, header: re.Match[bytes], shape: tuple[int, ...]) -> np.ndarray:
-    descriptor, fortran, sizes = (part.decode("ascii") for part in header.groups())
-    if tuple(int(size) for size in sizes.replace(",", " ").split()) != shape:
+def _body(body: memoryview, header: NpyHeader, shape: tuple[int, ...]) -> np.ndarray:
+    if header.shape != shape:
         raise Unusable("has another shape than was sent")
     try:
-        dtype = np.dtype(descriptor)
+        dtype = np.dtype(header.descriptor)
     except TypeError:  # a width that this machine does not have
         raise Unusable("does not hold real numbers") from None
     if len(body) != prod(shape) * dtype.itemsize:
         raise Unusable("cannot be read: it has more or fewer bytes than its shape says")
-    return np.frombuffer(body, dtype=dtype).reshape(shape, order="F" if fortran == "True" else "C")
+    return np.frombuffer(body, dtype=dtype).reshape(shape, order="F" if header.fortran else "C")

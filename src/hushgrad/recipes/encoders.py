@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad._value import Value
-from hushgrad.recipes.files import lines
+from hushgrad.recipes.files import lines, read_npy, read_npz
 
 __all__ = ["ByteEncoder", "Encoder", "Records", "TableEncoder", "TensorEncoder", "TextEncoder", "text_ids"]
 
@@ -256,11 +256,11 @@ class TensorEncoder(Encoder):
 
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
         """A .npy file of records, or a .npz file with the arrays ``inputs`` and, if there are labels, ``labels``."""
-        try:
-            loaded = np.load(path, allow_pickle=False)
-            inputs, labels = (loaded["inputs"], loaded.get("labels")) if path.suffix == ".npz" else (loaded, None)
-        except (OSError, ValueError, KeyError, EOFError, AttributeError) as error:
-            _check.fail("file", str(path), f"to be a .npy file, or a .npz file with the array inputs ({error})")
+        inputs, labels = read_npz(path, "inputs", "labels") if path.suffix == ".npz" else (read_npy(path), None)
+        if inputs is None or inputs.dtype.kind == "U":
+            _check.fail("file", str(path), "to be a .npy file, or a .npz file with the array inputs of numbers")
+        if labels is not None and len(labels) != len(inputs):
+            _check.fail("labels", len(labels), f"to be as many as the records ({len(inputs)})")
         return Records(rows=list(inputs), labels=None if labels is None else [_name(label, names) for label in labels])
 
 

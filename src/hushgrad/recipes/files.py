@@ -6,6 +6,7 @@ import gzip
 import lzma
 import math
 import struct
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +16,10 @@ from typing import IO
 import numpy as np
 
 from hushgrad import _check
+from hushgrad._npy import read_header
 from hushgrad.errors import ArgumentError
 
-__all__ = ["find", "lines", "read_cifar10", "read_idx"]
+__all__ = ["find", "lines", "read_cifar10", "read_idx", "read_npy", "read_npz"]
 
 _LIMIT = 1 << 31  # bytes after decompression: a file that unpacks to more is refused, whatever its header says
 _CHUNK = 1 << 20
@@ -82,6 +84,43 @@ def read_cifar10(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if records[:, 0].max() > 9:
         _check.fail("file", str(path), "to hold labels 0..9 only")
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """The numbers in a .npy file, one record for each row."""
+    with opened(path) as stream:
+        return _array(stream, path, "fiub", path.stat().st_size)
+
+
+def read_npz(path: Path, *names: str) -> list[np.ndarray | None]:
+    """The arrays of these names in a .npz file, None for one that is not there; numbers, or words."""
+    broken = (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError)  # damaged, packed in another way, encrypted
+    try:
+        with opened(path) as stream, zipfile.ZipFile(stream) as archive:
+            there = archive.namelist()
+            return [_member(archive, f"{name}.npy", path) if f"{name}.npy" in there else None for name in names]
+    except broken as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(f"Expected {str(path)!r} to be a .npz file: {error}.") from None
+
+
+def _member(archive: zipfile.ZipFile, name: str, path: Path) -> np.ndarray:
+    with archive.open(name) as stream:
+        return _array(stream, path, "fiubU", _LIMIT)
+
+
+def _array(stream: IO[bytes], path: Path, kinds: str, limit: int) -> np.ndarray:
+    try:
+        header = read_header(stream, kinds=kinds)
+        dtype = np.dtype(header.descriptor)
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(f"Expected {str(path)!r} to hold an array of numbers: {error}.") from None
+    size = math.prod(header.shape) * dtype.itemsize
+    if not (header.shape and 0 < size <= limit):
+        _check.fail("file", str(path), f"to hold one or more records, at most {limit} bytes; its header says {header.shape}")
+    content = _exactly(stream, size, path)
+    return np.frombuffer(content, dtype).reshape(header.shape, order="F" if header.fortran else "C")
 
 
 def _bounded(stream: IO[bytes], limit: int, path: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ from torch import Tensor
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes.encoders import Encoder, Records, files_of_classes
-from hushgrad.recipes.files import read_cifar10, read_idx
+from hushgrad.recipes.files import read_cifar10, read_idx, read_npy
 
 __all__ = ["ImageEncoder"]
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+# What Pillow's readers of damaged files raise: errors of their own, and whatever their arithmetic on a header's numbers runs into.
+_DAMAGED = (OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, EOFError, struct.error)
 _PIXELS = 1 << 26  # of one picture: a small file may unpack to more than there is memory
 
 
@@ -70,7 +73,7 @@ class ImageEncoder(Encoder):
         if path.suffix.lower() in _PICTURES:
             return Records(rows=[path])
         if path.suffix == ".npy":
-            return Records(rows=list(_array(path)))
+            return Records(rows=list(read_npy(path)))
         if ".bin" in path.suffixes:
             images, numbers = read_cifar10(path)
             return Records(rows=list(images), labels=_named(numbers, names))
@@ -79,7 +82,7 @@ class ImageEncoder(Encoder):
 
 def _opened(path: Path) -> Any:
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError:
         raise ArgumentError("Pictures need Pillow. Install it with pip install 'hushgrad[images]'.") from None
     try:
@@ -90,16 +93,8 @@ def _opened(path: Path) -> Any:
                 _check.fail("picture", str(path), f"to have at most {_PIXELS} pixels")
             image.load()
             return image
-    except (OSError, UnidentifiedImageError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except (*_DAMAGED, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ArgumentError(f"Expected {str(path)!r} to be a picture: {error}.") from None
-
-
-def _array(path: Path) -> np.ndarray:
-    try:
-        images: np.ndarray = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ArgumentError(f"Expected {str(path)!r} to be an array of images: {error}.") from None
-    return images
 
 
 def _idx(path: Path, names: Sequence[str]) -> Records:

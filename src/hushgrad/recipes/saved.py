@@ -28,7 +28,7 @@ from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.models import MODELS
 
-__all__ = ["Description", "describe", "load_model", "read_description", "save_model"]
+__all__ = ["Description", "describe", "load_model", "put_weights", "read_description", "save_model"]
 
 _KEY, _FORM = "hushgrad", 1
 _LARGEST = 1 << 28  # numbers in one input: more than any encoder here makes
@@ -137,11 +137,20 @@ def load_model(path: str | Path, *, model: nn.Module | None = None, allow_code: 
     file = model_file(path)
     if model is None:
         model = _built(read_description(file), _shapes(file), allow_code)
+    put_weights(model, file)
+    return model.eval()
+
+
+def put_weights(model: nn.Module, file: Path) -> None:
+    """Load the weights in ``file`` into a network that is there.
+
+    Raises:
+        ArgumentError: where the file is damaged, or holds weights of another network.
+    """
     try:
         load_weights(model, str(file))
-    except (RuntimeError, SafetensorError) as error:
+    except (RuntimeError, SafetensorError, OSError) as error:
         raise ArgumentError(f"Expected {file.name} to hold the weights of this network: {str(error).splitlines()[0]}") from None
-    return model.eval()
 
 
 def model_file(path: str | Path) -> Path:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_model
-
 from hushgrad import _check
 from hushgrad.budget import Policy, read_policy
 from hushgrad.budget.folder import SETTLED
@@ -20,6 +18,7 @@ from hushgrad.errors import ArgumentError, CaptureError, HushgradError, NoTheore
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.recipes.data import Data
 from hushgrad.recipes.recipe import Recipe
+from hushgrad.recipes.saved import put_weights
 from hushgrad.recipes.session import train
 from hushgrad.recipes.spending import Spending, alone_in, require_allowed
 from hushgrad.recipes.summary import write_report
@@ -245,7 +244,7 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
         score = outcome["test_accuracy"] if settings.metric == "accuracy" else -outcome["test_loss"]
     else:
         model = recipe.make_model(data)
-        load_model(model, str(folder / "model.safetensors"))
+        put_weights(model, folder / "model.safetensors")
         score = private_score(model, records, settings, draws.scoring(trial))
     _write(known, {"score": score})
     return float(score)
