@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from hushgrad.accounting import (
     Filter,
@@ -206,6 +207,31 @@ def test_a_large_sampled_group_is_answered_too() -> None:
     assert for_group(Gaussian(2.0).sampled(rate=1.0), 3) == for_group(Gaussian(2.0), 3)
 
 
+@pytest.mark.parametrize(("size", "rate"), [(2, 0.3), (150, 1e-3), (400, 0.5), (10**6, 1e-5)])
+def test_how_many_of_a_group_take_part_is_never_understated(size: int, rate: float) -> None:
+    """Weights whose upper tails are at least those of the binomial distribution: more participants cost more."""
+    mixture = for_group(Gaussian(1.0).sampled(rate=rate), size)
+    counts, weights = np.array(mixture.sensitivities), np.array(mixture.probabilities)
+    assert weights.sum() == pytest.approx(1, abs=1e-12) and len(counts) <= 1100
+    least = np.concatenate([[0.0], counts[:-1] + 1])  # of a cell, which counts as its largest number
+    tails, truth = np.cumsum(weights[::-1])[::-1], binom.sf(least - 1, size, rate)
+    assert np.all(tails >= truth * (1 - 1e-13) - 1e-16) and np.all(tails[truth > 1e-30] <= truth[truth > 1e-30] * (1 + 1e-8))
+
+
+def test_every_group_is_answered() -> None:
+    """Where a group's event has numbers that no event can have, the general theorem answers, and not an error."""
+    assert epsilon_for_group(Gaussian(1e-100), 2, delta=1e-6) == math.inf
+    assert epsilon_for_group(Laplace(1e-100), 2, delta=1e-6) == pytest.approx(2e100)
+    assert epsilon_for_group(PureDP(1e308), 10, delta=1e-6) == math.inf
+    assert epsilon_for_group(DiscreteLaplace(1.0, 3), 2**62, delta=1e-6) == pytest.approx(3 * 2.0**62)
+    assert epsilon_for_group(RandomizedResponse(0.5) * 4, 2**62, delta=1e-6, relation="zero_out") == pytest.approx(
+        4 * 2.0**62 * math.log(3)
+    )
+    fixed = Sampled(FixedSize(dataset_size=100, size=10), Gaussian(5.0))
+    assert epsilon_for_group(fixed, 3, delta=1e-300, relation="replace_one") == math.inf  # d would leave the range of doubles
+    assert epsilon_for_group(Gaussian(1e7).sampled(rate=0.5), 10**15, delta=1e-6) == math.inf
+
+
 def test_groups_without_an_event_fall_back_to_the_general_theorem() -> None:
     event = Sampled(FixedSize(dataset_size=100, size=5), Gaussian(4.0))
     with pytest.raises(NoTheorem):
@@ -306,6 +332,10 @@ def test_odometer_is_above_fixed_composition_at_all_times() -> None:
         fixed = rho + 2 * math.sqrt(rho * math.log(1e5))
         assert max(last, fixed) <= meter.epsilon() <= 1.6 * fixed
         last = meter.epsilon()
+    before = meter.rho
+    for _ in range(40):
+        meter.spend(Gaussian(2e8))  # each less than the last digit of the sum
+    assert meter.rho > before
     meter.spend(NonPrivate())
     assert meter.epsilon() == math.inf
 

@@ -14,7 +14,7 @@ from scipy.stats import norm
 from hushgrad.accounting import Filter, calibrate, calibrate_steps, epsilon
 from hushgrad.accounting.pool import Pool
 from hushgrad.budget import Ledger
-from hushgrad.budget.pricing import fits, price
+from hushgrad.budget.pricing import exceeds, fits, price
 from hushgrad.budget.values import Dataset
 from hushgrad.errors import ArgumentError, BudgetExceeded
 from hushgrad.events import ZCDP, ApproxDP, Event, Gaussian, Laplace, NonPrivate, PureDP
@@ -32,6 +32,33 @@ def test_a_pool_admits_its_plan_and_whatever_is_dominated_by_it() -> None:
     assert pool.take(Gaussian(half)) and pool.take(Gaussian(10.0) * 4) and not pool.take(Gaussian(1e3))
     for other in (Gaussian(1.0).sampled(rate=0.01), Gaussian(1.1).sampled(rate=0.011), Laplace(100.0), PureDP(0.05)):
         assert not Pool(STEP * 100 + PureDP(0.1)).take(other)
+
+
+def test_a_plan_that_just_fits_is_admitted_in_any_order(tmp_path: Path) -> None:
+    """A part of a plan costs no more than the plan, and a part of a reservation no more than it, though they are rounded differently."""
+    steps = [Gaussian(1.9417761661974977).sampled(rate=0.01) * 3, Gaussian(2.8145601805451483).sampled(rate=0.01) * 10]
+    steps.append(Gaussian(16.012480391322246) * 3)
+    plan = steps[0] + steps[1] + steps[2]
+    delta = 5.971967406703167e-07
+    budget = epsilon(plan, delta=delta)
+    ledger = Ledger.create(tmp_path / "budget.db")
+    ledger.add("patients", epsilon=budget, delta=delta, plan=plan)
+    spent = Filter(epsilon=budget, delta=delta, plan=plan)
+    for step in steps[::-1]:
+        ledger.reserve("patients", step)
+        spent.spend(step)
+        assert spent.used <= 1
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("patients", Gaussian(1e6))
+
+
+@pytest.mark.parametrize("composition", ["adaptive", "pld"])
+def test_a_part_of_a_reservation_is_no_overrun(composition: str) -> None:
+    dataset = Dataset(name="d", epsilon=50.0, delta=1e-6, composition=composition)
+    most = Gaussian(1.10354).sampled(rate=0.0363206) * 1482
+    for few in (Laplace(1e5), Gaussian(1e6), Gaussian(500.0).sampled(rate=0.01)):
+        assert not exceeds(dataset, most + few * 13, few * 14 + most)
+        assert exceeds(dataset, most + few + Gaussian(0.5), most + few)
 
 
 def test_what_a_pool_has_given_never_costs_more_than_the_plan() -> None:

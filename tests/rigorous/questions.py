@@ -218,7 +218,8 @@ def truncated(rng: random.Random) -> Question:
     times = rng.choice([1, 1, 2])
     attained: tuple[Truth, ...] = ()
     if n <= 5 and times == 1:
-        others = [rng.choice([-1.0, 1.0, rng.uniform(-1, 1)]) for _ in range(n - 1)]
+        # the neighbour of a public number of records may have one more
+        others = [rng.choice([-1.0, 1.0, rng.uniform(-1, 1)]) for _ in range(n if relation == "add_remove" else n - 1)]
         pair = cut_samples.Mixtures.of(arb(how.rate), how.size, others, scale, relation)
         attained = tuple(lambda e, way=way: (_log(way.at_least(e)), 0.0) for way in (pair, pair.mirrored()))
     truths = tuple(_balls([pair] * times, 1e-6) for pair in ways)

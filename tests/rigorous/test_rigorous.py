@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import adversary
 import ball_arithmetic as balls
+import cut_samples
 import enumeration
 import pytest
 import questions
@@ -16,7 +17,7 @@ from flint import arb
 from hushgrad.accounting import epsilon_interval, gaussian_delta
 from hushgrad.accounting.pld import loss as losses
 from hushgrad.accounting.pld.search import solve
-from hushgrad.events import ApproxDP, BallsInBins, DiscreteLaplace, Event, Gaussian, Laplace, PureDP, Sampled
+from hushgrad.events import ApproxDP, BallsInBins, DiscreteLaplace, Event, Gaussian, Laplace, PureDP, Sampled, TruncatedPoisson
 
 # (questions, whether they take seconds each); all kinds together and for longer: make rigorous.
 COUNTS = {
@@ -91,6 +92,17 @@ def test_few_bins_replaced_from_both_sides() -> None:
         low, high = epsilon_interval(Sampled(BallsInBins(bins=bins), Gaussian(sigma)), delta=delta, relation="replace_one")
         one_bin = epsilon_interval(Gaussian(sigma).sampled(rate=1 / bins), delta=delta, relation="replace_one")[0]
         assert one_bin < 0.98 * high < low <= high
+
+
+def test_a_record_that_is_added_competes_too() -> None:
+    balls.precision(1e-3, 1e6)
+    for n, size, rate, sigma in [(1, 1, 0.5, 1.0), (2, 2, 0.9, 2.0), (4, 2, 0.5, 1.0)]:
+        upper = epsilon_interval(
+            Sampled(TruncatedPoisson(rate=rate, dataset_size=n, size=size), Gaussian(sigma)), delta=1e-3, relation="add_remove"
+        )[1]
+        for others in ([-1.0] * n, [-1.0] * (n - 1)):  # opposite records, one more or one fewer than the public number in all
+            pair = cut_samples.Mixtures.of(arb(rate), size, others, sigma, "add_remove")
+            assert all(way.at_least(upper) <= 1e-3 for way in (pair, pair.mirrored()))
 
 
 def test_a_smaller_upper_end_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from hushgrad.events import (
     CyclicPoisson,
     DiscreteLaplace,
     Event,
+    Everyone,
     Exponential,
     FixedSize,
     Gaussian,
@@ -115,6 +116,22 @@ def test_from_a_file_and_crosscheck(capsys: pytest.CaptureFixture[str], tmp_path
     assert main(["crosscheck", "--from", str(tree), "--delta", "1e-5"]) == 1
     shown = capsys.readouterr().out
     assert "below the truth" in shown and "division by zero" in shown and "not installed" in shown
+
+
+def test_crosscheck_where_nothing_is_needed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epsilon of 0 suffices: below it is no false claim, above it no division."""
+    said = {"below": -0.1, "same": 0.0, "above": 0.2}
+    monkeypatch.setattr(crosscheck, "_PEERS", {name: (lambda *question, x=x: x) for name, x in said.items()})
+    assert main(["crosscheck", "--noise-multiplier", "1", "--steps", "0", "--delta", "1e-5", "--json"]) == 0
+    verdicts = [row["verdict"] for row in json.loads(capsys.readouterr().out)["answers"][1:]]
+    assert verdicts == ["inside the interval", "inside the interval", "above: 0 suffices"]
+    assert (
+        main(["crosscheck", "--noise-multiplier", "1", "--delta", "1e-5", "--accountant", "rdp"]) == 2
+    )  # not offered, so refused
+    assert crosscheck._history(Sampled(Everyone(), Gaussian(1.0)) * 3 + Gaussian(2.0), "add_remove") == [
+        (1.0, 1.0, 3),
+        (2.0, 1.0, 1),
+    ]
 
 
 def _absent(*question: object) -> float:

@@ -84,7 +84,7 @@ class Filter:
     def used(self) -> float:
         """The fraction of the budget that the admitted steps used; of a pool, by the epsilon of the references that are used up."""
         if self._pool is not None:
-            return loss_of(self._pool.used, "pld", self.relation).epsilon(self.delta) / self.epsilon
+            return self._share_of(self._pool)
         return self._rule.used(self._spent) if self._spent else 0.0
 
     def admits(self, event: Event) -> bool:
@@ -98,8 +98,11 @@ class Filter:
         if self._pool is None:
             return self._rule.used(self._after(event))
         pool = deepcopy(self._pool)
-        fits = pool.take(event)
-        return loss_of(pool.used, "pld", self.relation).epsilon(self.delta) / self.epsilon if fits else math.inf
+        return self._share_of(pool) if pool.take(event) else math.inf
+
+    def _share_of(self, pool: Pool) -> float:
+        """At most 1: a part of the plan costs no more than the plan, though the two may be rounded differently."""
+        return min(1.0, loss_of(pool.used, "pld", self.relation).epsilon(self.delta) / self.epsilon)
 
     def spend(self, event: Event) -> None:
         """Admit ``event``, which happens next.

@@ -8,9 +8,13 @@ for the group a Gaussian with multiplier s/k.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from functools import singledispatch
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hushgrad import _check
 from hushgrad._printed import below, times
@@ -40,7 +44,11 @@ from hushgrad.events import (
 
 __all__ = ["epsilon_for_group", "for_group"]
 
-_SMALL = 100
+_LEAST_NOISE = 1e-100  # what events describe
+_LARGEST = 2**63 - 1
+_CELLS = 1024  # of a mixture: more, and one question takes seconds
+_COUNTS = 4_000_000  # that can be told apart in a second
+_U = 2.0**-53
 
 
 def for_group(event: Event, size: int) -> Event:
@@ -73,39 +81,58 @@ def _grouped(event: Value, k: int) -> Event:
     raise NoTheorem(f"No event of its own is known for a group's {type(event).__name__}. Use epsilon_for_group.")
 
 
+def _within(event: Event, k: int, number: float, low: float, high: float) -> None:
+    """Refuse a group whose event would have a ``number`` that no event can have."""
+    if not low <= number <= high:
+        raise NoTheorem(f"No event describes a group of {k} in {event}: {number:g} is out of range. Use epsilon_for_group.")
+
+
+def _noise(event: Event, scale: float, k: int) -> float:
+    found = below(Fraction(scale) / k)
+    _within(event, k, found, _LEAST_NOISE if scale else 0.0, math.inf)
+    return found
+
+
+def _cost(event: Event, cost: float, k: int) -> float:
+    _within(event, k, found := times(k, cost), 0.0, sys.float_info.max)
+    return found
+
+
 @_grouped.register
 def _(event: Gaussian, k: int) -> Event:
-    return replace(event, noise_multiplier=below(Fraction(event.noise_multiplier) / k))
+    return replace(event, noise_multiplier=_noise(event, event.noise_multiplier, k))
 
 
 @_grouped.register
 def _(event: Laplace, k: int) -> Event:
-    return replace(event, scale=below(Fraction(event.scale) / k))
+    return replace(event, scale=_noise(event, event.scale, k))
 
 
 @_grouped.register
 def _(event: DiscreteGaussian, k: int) -> Event:
+    _within(event, k, event.sensitivity * k, 1, _LARGEST)
     return replace(event, sensitivity=event.sensitivity * k)
 
 
 @_grouped.register
 def _(event: DiscreteLaplace, k: int) -> Event:
+    _within(event, k, event.sensitivity * k, 1, _LARGEST)
     return replace(event, sensitivity=event.sensitivity * k)
 
 
 @_grouped.register
 def _(event: PureDP, k: int) -> Event:
-    return replace(event, epsilon=times(k, event.epsilon))
+    return replace(event, epsilon=_cost(event, event.epsilon, k))
 
 
 @_grouped.register
 def _(event: Exponential, k: int) -> Event:
-    return replace(event, epsilon=times(k, event.epsilon))
+    return replace(event, epsilon=_cost(event, event.epsilon, k))
 
 
 @_grouped.register
 def _(event: ZCDP, k: int) -> Event:
-    return replace(event, rho=times(k * k, event.rho))
+    return replace(event, rho=_cost(event, event.rho, k * k))
 
 
 @_grouped.register
@@ -120,36 +147,49 @@ def _(event: Sampled, k: int) -> Event:
         raise NoTheorem(f"No event of its own is known for a group in {event}. Use epsilon_for_group.")
     if rate == 1.0:
         return _grouped(event.of, k)
-    weights = _participants(k, rate)
-    total = math.fsum(weights.values())
+    counts, weights = _participants(event, k, rate)
     return GaussianMixture(
         noise_multiplier=event.of.noise_multiplier,
-        sensitivities=tuple(map(float, weights)),
-        probabilities=tuple(w / total for w in weights.values()),
+        sensitivities=tuple(map(float, counts)),
+        probabilities=tuple(map(float, weights)),
     )
 
 
-def _participants(k: int, q: float) -> dict[int, float]:
-    """The binomial probabilities of how many of k records take part.
+def _participants(event: Event, k: int, q: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Numbers of records that take part, of k at a rate q, and probabilities whose upper tails are at least the binomial ones.
 
-    Counts that are rarer than 1e-30 in a large group are taken to be a larger one, which costs more: the mixture stays short.
+    Weights are products of ratios of neighbours from the mode on, and enlarged by more than their roundings, from the largest number
+    down until they are one together. Numbers that are rarer than 1e-39 (Bernstein's inequality) count as all k or as the least one that
+    is not; of very many, some count as the next larger one. More records cost more, so what is found is an upper bound.
     """
-    weights = {
-        i: math.exp(math.lgamma(k + 1) - math.lgamma(i + 1) - math.lgamma(k - i + 1) + i * math.log(q) + (k - i) * math.log1p(-q))
-        for i in range(k + 1)
-    }
-    if k <= _SMALL:
-        return weights
-    common = [i for i, w in weights.items() if w > 1e-30]
-    kept = {i: weights[i] for i in common}
-    kept[common[0]] += math.fsum(weights[i] for i in range(common[0]))
-    kept[k] = kept.get(k, 0.0) + math.fsum(weights[i] for i in range(common[-1] + 1, k))
-    return kept
+    middle, reach = k * q, 14.0 * math.sqrt(k * q * (1 - q)) + 100.0
+    low, high = max(0, math.floor(middle - reach)), min(k, math.ceil(middle + reach))
+    if high - low > _COUNTS:
+        raise NoTheorem(f"A group of {k} at rate {q:g} is too large for a mixture. Use epsilon_for_group.")
+    step = -(-(high - low + 1) // _CELLS)
+    counts = np.arange(low, high + 1, dtype=np.float64)
+    ratios = np.log((k - counts[:-1]) / counts[1:]) + (math.log(q) - math.log1p(-q))
+    logs = np.concatenate([[0.0], np.cumsum(ratios)])
+    weights = np.exp(logs - np.max(logs))
+    # logarithms and their sums are below 800 where a weight is a double, so one more number adds a few roundings of that size
+    more = 1 + 1e-12 + len(counts) * 4096 * _U
+    weights = np.maximum(weights / np.sum(weights) * more, sys.float_info.min)
+    last = np.arange(len(counts) - 1, -1, -step)[::-1]  # each cell counts as its largest number
+    weights, counts = np.add.reduceat(weights, np.concatenate([[0], last[:-1] + 1])), counts[last]
+    if high < k:
+        weights, counts = np.append(weights, 1e-38), np.append(counts, float(k))
+    above = np.concatenate([np.cumsum(weights[::-1])[::-1][1:], [0.0]])  # the mass of all larger numbers
+    kept = above < 1
+    weights = np.minimum(weights, 1 - above)[kept]
+    weights[0] = 1 - above[kept][0]
+    return counts[kept], weights
 
 
 @_grouped.register
 def _(event: Repeat, k: int) -> Event:
-    return Repeat(_grouped(event.of, k), event.times)
+    of = _grouped(event.of, k)
+    _within(event, k, (of.times if isinstance(of, Repeat) else 1) * event.times, 0, _LARGEST)
+    return Repeat(of, event.times)
 
 
 @_grouped.register
@@ -195,12 +235,17 @@ def epsilon_for_group(
 def _general(event: Event, k: int, delta: float, accountant: Accountant, relation: Relation | str) -> float:
     """The least k e over pairs (e, d) with d (e^{k e} - 1)/(e^e - 1) <= delta (Vadhan 2017, lemma 2.2)."""
     loss = loss_of(event, accountant, relation)
-    for step in range(120):  # d from delta/k downwards: epsilon only grows, so the first pair that holds is the best
-        d = delta / k * 10.0 ** (-step / 4.0)
+    pure = times(k, loss.epsilon(0.0))  # at delta 0 nothing grows
+    d = delta / k
+    while d >= sys.float_info.min:  # downwards: epsilon only grows, so the first pair that holds is the best
         e = loss.epsilon(d)
-        if math.isfinite(e) and math.log(d) + _log_growth(e, k) <= math.log(delta):
-            return times(k, e)
-    return math.inf
+        if math.isinf(e):
+            break
+        room = math.log(delta) - _log_growth(e, k) - 1e-12  # no larger ln d can hold, here or further down
+        if math.log(d) <= room:
+            return min(pure, times(k, e))
+        d = math.exp(min(math.log(d) - 0.5, room))
+    return pure
 
 
 def _log_growth(e: float, k: int) -> float:

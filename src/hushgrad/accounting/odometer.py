@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from hushgrad import _check
+from hushgrad._printed import above
 from hushgrad.accounting.api import loss_of
 from hushgrad.accounting.base import Unbounded
 from hushgrad.accounting.zcdp import ZCDPLoss
@@ -38,32 +40,29 @@ class Odometer:
         self.delta = _check.delta(delta=delta)
         self.relation = Relation.of(relation)
         self._first = _check.positive(first=first)
-        self._rho = 0.0
+        self._sum: Fraction | None = Fraction(0)  # exact, so that the smallest step counts beside any sum; None: infinite
 
     @property
     def rho(self) -> float:
-        """The sum of the rhos so far."""
-        return self._rho
+        """The sum of the rhos so far, rounded up."""
+        return math.inf if self._sum is None else above(self._sum)
 
     def spend(self, event: Event) -> None:
         """Record ``event``, which happens next. Without a rho (no privacy), the odometer shows infinity from then on."""
         loss = loss_of(event, "zcdp", self.relation)
-        if isinstance(loss, Unbounded):
-            self._rho = math.inf
-        elif isinstance(loss, ZCDPLoss):
-            if loss.log_kept < 0.0:
-                raise NoTheorem("The odometer takes rho-zCDP steps, not ApproxDP ones.")
-            self._rho += loss.rho
+        if isinstance(loss, ZCDPLoss) and loss.log_kept < 0.0:
+            raise NoTheorem("The odometer takes rho-zCDP steps, not ApproxDP ones.")
+        if isinstance(loss, Unbounded) or (isinstance(loss, ZCDPLoss) and math.isinf(loss.rho)):
+            self._sum = None
+        elif isinstance(loss, ZCDPLoss) and self._sum is not None:
+            self._sum += Fraction(loss.rho)
 
     def epsilon(self) -> float:
         """The bound on the privacy loss of everything so far."""
-        if self._rho == 0.0:
-            return 0.0
-        if math.isinf(self._rho):
-            return math.inf
-        return min(self._level(k) for k in range(80))
+        rho = self.rho
+        return rho if rho in (0.0, math.inf) else min(self._level(k, rho) for k in range(80)) * (1 + 1e-14)
 
-    def _level(self, k: int) -> float:
+    def _level(self, k: int, rho: float) -> float:
         log_inverse = math.log(math.pi**2 * (k + 1) ** 2 / (6.0 * self.delta))
         slope = math.sqrt(log_inverse / (self._first * 2.0**k))  # alpha - 1, fixed in advance for this level
-        return (1.0 + slope) * self._rho + log_inverse / slope
+        return (1.0 + slope) * rho + log_inverse / slope

@@ -122,10 +122,11 @@ def _filtered(dataset: Dataset, charges: tuple[Event, ...], kind: str, plan: Eve
 def exceeds(dataset: Dataset, happened: Event, reserved: Event, others: tuple[Event, ...] = ()) -> bool:
     """Whether what happened costs more than what was reserved for it, beside all ``others`` that are charged.
 
-    Fewer equal steps are less by definition; other events are compared by their epsilon at the budget's delta. Two events of
-    one epsilon may compose differently, so what happened must also leave everything together within the budget.
+    A part of the reserved steps is less by definition, whatever the last digits of two epsilons say; other events are compared by
+    their epsilon at the budget's delta. Two events of one epsilon may compose differently, so what happened must also leave
+    everything together within the budget.
     """
-    if happened in (reserved, Compose(())):
+    if _is_part(happened, reserved):
         return False
     of, times = _repeated(reserved)
     if _repeated(happened)[0] == of:
@@ -135,6 +136,16 @@ def exceeds(dataset: Dataset, happened: Event, reserved: Event, others: tuple[Ev
         return True
     together = price(dataset, (*others, happened))
     return together > max(dataset.epsilon, price(dataset, (*others, reserved)))
+
+
+def _is_part(happened: Event, reserved: Event) -> bool:
+    """Whether everything that happened was reserved, as often at least."""
+    from hushgrad.accounting.base import count_leaves
+
+    counts: tuple[dict[Event, int], dict[Event, int]] = ({}, {})
+    for event, found in zip((happened, reserved), counts, strict=True):
+        count_leaves(event, 1, found)
+    return all(n <= counts[1].get(leaf, 0) for leaf, n in counts[0].items())
 
 
 def _repeated(event: Event) -> tuple[Event, int]:

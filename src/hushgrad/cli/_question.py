@@ -15,15 +15,19 @@ if TYPE_CHECKING:
 __all__ = ["accountant_names", "add_description", "add_question", "event_from"]
 
 
-def add_question(parser: Parser) -> None:
-    """The options common to all privacy questions."""
+def add_question(parser: Parser, *, accountants: bool = True) -> None:
+    """The options common to all privacy questions; who is asked is one where the command leaves a choice."""
     parser.add_argument("--delta", type=float, required=True, metavar="D", help="the delta of the guarantee, e.g. 1e-5")
     parser.add_argument("--noise-multiplier", type=float, metavar="S", help="noise standard deviation / clip norm")
     parser.add_argument("--rate", type=float, metavar="Q", help="Poisson sampling rate (default 1: full batches)")
     parser.add_argument("--steps", type=int, metavar="T", help="number of steps (default 1)")
-    parser.add_argument(
-        "--accountant", default="pld", metavar="A,B", help="pld (default), rdp, zcdp, gdp, optimal, advanced, basic; or several"
-    )
+    if accountants:
+        parser.add_argument(
+            "--accountant",
+            default="pld",
+            metavar="A,B",
+            help="pld (default), rdp, zcdp, gdp, optimal, advanced, basic; or several",
+        )
     parser.add_argument(
         "--relation", default="add_remove", metavar="R", help="add_remove (default), replace_one or zero_out: who is a neighbour"
     )

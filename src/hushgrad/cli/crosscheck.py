@@ -25,7 +25,7 @@ def _parser() -> Parser:
         "What dp-accounting and Opacus, where they are installed, say about the same run, beside the certified interval.",
         example="hushgrad crosscheck --noise-multiplier 1.1 --rate 0.01 --steps 1000 --delta 1e-5",
     )
-    add_question(parser)
+    add_question(parser, accountants=False)
     add_description(parser)
     return parser
 
@@ -50,9 +50,11 @@ def run(words: list[str]) -> int:
 
 
 def _verdict(claimed: float, lower: float, upper: float) -> str:
-    if claimed < lower * (1 - _BELOW):
+    if max(claimed, 0.0) < lower * (1 - _BELOW):  # below 0 is what a formula says where 0 suffices
         return f"below the truth: at least {at_least(lower, 6)} is needed"
-    return "inside the interval" if claimed <= upper * (1 + _BELOW) else f"{100 * (claimed / upper - 1):.1f} % above"
+    if claimed <= upper * (1 + _BELOW):
+        return "inside the interval"
+    return f"{100 * (claimed / upper - 1):.1f} % above" if upper > 0 else "above: 0 suffices"
 
 
 def _row(answer: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -114,12 +116,14 @@ def _opacus(kind: str) -> Callable[[Event, float, str], float]:
 
 def _history(event: Event, relation: str) -> list[tuple[float, float, int]]:
     """The run as Opacus counts it: Gaussian noise on Poisson samples, add/remove."""
+    from hushgrad.accounting.base import count_leaves
     from hushgrad.errors import ArgumentError
-    from hushgrad.events import Compose, Gaussian, Poisson, Repeat, Sampled
+    from hushgrad.events import Gaussian, Poisson, Sampled
 
+    steps: dict[Event, int] = {}
+    count_leaves(event, 1, steps)
     history = []
-    for part in event.events if isinstance(event, Compose) else (event,):
-        step, times = (part.of, part.times) if isinstance(part, Repeat) else (part, 1)
+    for step, times in steps.items():
         rate, noise = (step.how.rate, step.of) if isinstance(step, Sampled) and isinstance(step.how, Poisson) else (1.0, step)
         if not isinstance(noise, Gaussian) or relation != "add_remove":
             raise ArgumentError("Opacus counts Gaussian noise on Poisson samples under add/remove only.")

@@ -43,7 +43,7 @@ class TruncatedPoisson(Participation):
     """As Poisson, but a batch of more than ``size`` records is cut, uniformly at random, to ``size`` of them.
 
     The batch then has a fixed physical size at most; records compete, which the accounting has to pay for.
-    ``dataset_size`` is public under this participation.
+    ``dataset_size`` is public under this participation; under add/remove a neighbour has one record more or less.
     """
 
     rate: float

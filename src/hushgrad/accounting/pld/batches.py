@@ -87,12 +87,13 @@ def truncated(of: Event, how: TruncatedPoisson, relation: Relation) -> Loss:
     if not isinstance(of, Gaussian) or of.noise_multiplier == 0:
         raise NoTheorem(f"Truncated Poisson samples of {of} have no analysis. Use Gaussian noise, or Poisson samples.")
     mu, q, cut = 1 / of.noise_multiplier, how.rate, Cuts.of(how.dataset_size, how.rate, how.size)
+    if relation is Relation.ADD_REMOVE:  # one record fewer than the public number, or one more: two pairs, and the worse counts
+        larger = Cuts.of(how.dataset_size + 1, how.rate, how.size)
+        if larger.full == 0:
+            return PLD().loss(of.sampled(rate=q), relation)
+        return once(*_competing(mu, q, cut), *_competing(mu, q, larger), below=_beside_silent(mu, q, cut, relation))
     if cut.full == 0:
         return PLD().loss(of.sampled(rate=q), relation)
-    below = _alone(mu, q * (1 - min(1.0, cut.full * (1 + cut.error))), relation)
-    if relation is Relation.ADD_REMOVE:
-        removed = TruncatedRemove(mu, q, cut.free, cut.last, cut.full, cut.survives, cut.stays, cut.error)
-        return once(*mirrored(removed), below=below)
     more = 1 + 2 * cut.error
     free, last = (_alone(mu, min(1.0, rate * more), relation) for rate in (q, cut.rate_of_last))
     swapped = Symmetrised(PoissonRemove(GaussianCurve(2 * mu), min(1.0, cut.rate_of_full * more))) if cut.stays else None
@@ -101,7 +102,19 @@ def truncated(of: Event, how: TruncatedPoisson, relation: Relation) -> Loss:
         Mixture((f, t) if swapped is None else (f, t, swapped), weights[: 2 if swapped is None else 3])
         for f, t in zip(free, last, strict=True)
     )
-    return once(*mixtures, below=below)
+    return once(*mixtures, below=_beside_silent(mu, q, cut, relation))
+
+
+def _competing(mu: float, q: float, cut: Cuts) -> tuple[Curve, Curve]:
+    """A record against its absence, where others may take its place."""
+    if cut.full == 0:
+        return mirrored(PoissonRemove(GaussianCurve(mu), q))
+    return mirrored(TruncatedRemove(mu, q, cut.free, cut.last, cut.full, cut.survives, cut.stays, cut.error))
+
+
+def _beside_silent(mu: float, q: float, cut: Cuts, relation: Relation) -> tuple[Curve, ...]:
+    """What is attained where all others contribute nothing, and no batch is cut."""
+    return _alone(mu, q * (1 - min(1.0, cut.full * (1 + cut.error))), relation)
 
 
 def _alone(mu: float, rate: float, relation: Relation) -> tuple[Curve, ...]:

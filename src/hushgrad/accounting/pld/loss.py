@@ -27,7 +27,7 @@ class Pair:
 
     ``above[k]`` bounds direction k from above and ``below[k]`` from below; where the analysis is tight they are the same. Curves of
     one direction compose with curves of the same direction only, and the worst direction is taken at the very end. A single
-    curve stands for a relation that is symmetric: it serves for both directions.
+    curve stands for a relation that is symmetric: it serves for both directions. Four are two pairs of data sets, two directions each.
     """
 
     above: tuple[Curve, ...]
@@ -108,7 +108,7 @@ class PrivacyLoss:
         """A lower bound on epsilon: the directions in falling order of their upper bounds, while these may still be the larger."""
         best = Answer(0.0)
         count = self._count(upper=False)
-        known = [uppers[min(k, len(uppers) - 1)].epsilon for k in range(count)] if uppers else []
+        known = [uppers[k % len(uppers)].epsilon for k in range(count)] if uppers else []
         for k in sorted(range(count), key=lambda k: -known[k]):
             if known[k] > best.epsilon:
                 parts = self._direction(k, width, upper=False)
@@ -170,7 +170,7 @@ class PrivacyLoss:
         From below, a step about which nothing is known counts as free.
         """
         sides = ((pair.above if upper else pair.below, n) for pair, n in self.parts)
-        parts = [(curves[min(k, len(curves) - 1)], n) for curves, n in sides if curves]
+        parts = [(curves[k % len(curves)], n) for curves, n in sides if curves]
         return _simplified(rounded(parts, width, upper=upper))
 
 

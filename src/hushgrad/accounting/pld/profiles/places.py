@@ -19,7 +19,7 @@ survives], Pi = P[N >= B]: the record against its absence is
 All at a distance of one contribution. Where cuts are so frequent that w is large beside pi, a part w' of w may stay in the third
 row, which is then Pi - w and w' at a distance of two contributions, against Pi (the survivor takes another record's place). Against
 a null or another record, which survives where it does, the second row is a Poisson sample at rate (pi q + w)/(pi + w), and the
-third is equal in both.
+third is equal in both. Under add/remove the neighbour of n public records may have n-1 or n+1: both are asked, and the worse counts.
 """
 
 from __future__ import annotations
