@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from hushgrad.accounting import epsilon_interval
+from hushgrad.accounting import epsilon_interval, for_group
 from hushgrad.accounting.policy import POLICY, Policy
-from hushgrad.events import BallsInBins, Compose, Event, Exponential, Gaussian, Laplace, Sampled
+from hushgrad.events import BallsInBins, Compose, Event, Exponential, Gaussian, Laplace, Sampled, TruncatedPoisson
 
 
 def _drawn(rng: random.Random) -> Policy:
@@ -25,6 +25,7 @@ def _drawn(rng: random.Random) -> Policy:
         "merged_ratio",
         "short",
         "tilts",
+        "slacks",
     }
     changed = {}
     for each in fields(Policy):
@@ -50,6 +51,8 @@ def _runs(rng: random.Random) -> list[tuple[Event, str]]:
         (Compose(steps), "zero_out"),
         (Sampled(BallsInBins(bins=20), Gaussian(sigma)), "add_remove"),
         (Exponential(sigma) * 5, "add_remove"),
+        (Sampled(TruncatedPoisson(rate=rate, dataset_size=1000, size=round(1000 * rate)), Gaussian(sigma)) * 50, "add_remove"),
+        (for_group(Gaussian(300 * sigma).sampled(rate=rate), 10_000), "add_remove"),
     ]
 
 

@@ -11,6 +11,7 @@ from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.basic import basic_epsilon
 from hushgrad.accounting.composition import Terms, share_of_delta
 from hushgrad.accounting.dominance import statement
+from hushgrad.accounting.policy import POLICY
 from hushgrad.events import (
     ApproxDP,
     DiscreteLaplace,
@@ -25,8 +26,6 @@ from hushgrad.events import (
 )
 
 __all__ = ["Advanced", "advanced_forms"]
-
-_SLACKS = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9)  # the part of delta that the theorem itself takes, if Gaussians want some too
 
 
 def advanced_forms(epsilons: list[tuple[float, int]], slack: float) -> tuple[float, float]:
@@ -54,7 +53,7 @@ class AdvancedLoss(Terms):
         if delta <= 0.0:
             return best
         flexible = any(s.flexible for s, _ in self.terms)
-        for slack_part in _SLACKS if flexible else (1.0,):
+        for slack_part in POLICY.slacks if flexible else (1.0,):
             best = min(best, self._with_slack(delta, slack_part))
         return best
 

@@ -23,9 +23,12 @@ from hushgrad.events import Event, Relation
 
 __all__ = ["Cost", "Rule", "order_for", "rule_of"]
 
-_ORDERS = [1.0 + math.exp(0.15 * k) for k in range(-20, 60)]
-_FINE_ORDERS = [1.0 + math.exp(0.03 * k) for k in range(-100, 800)]  # up to 1e10: tiny epsilons need them
 
+def _orders(first: float, last: float, step: float) -> list[float]:
+    return [1.0 + math.exp(step * k) for k in range(round(first / step), round(last / step))]
+
+
+_ORDERS, _FINE_ORDERS = _orders(*POLICY.order_logs), _orders(*POLICY.fine_order_logs)
 
 Cost = float | Fraction  # a sum of doubles is kept exactly
 
@@ -145,6 +148,8 @@ class _Rdp:
         self._order = _default_order(epsilon, delta) if order is None else _check.between(1, 1e9, order=order)
         a = self._order
         self._bound = _room(a, epsilon, delta)
+        if self._bound <= 0.0 and order is None:
+            raise NoTheorem(f"No Rényi order leaves room for epsilon={at_most(epsilon, 6)}. Use another kind of filter.")
         if self._bound <= 0.0:
             _check.fail("order", a, f"to leave room for epsilon={at_most(epsilon, 6)}", "Use a larger order.")
 

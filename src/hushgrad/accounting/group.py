@@ -22,6 +22,7 @@ from hushgrad._value import Value
 from hushgrad.accounting.api import accountant_of, epsilon, loss_of
 from hushgrad.accounting.base import Accountant
 from hushgrad.accounting.participation import poisson_rate
+from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
     ZCDP,
@@ -46,8 +47,6 @@ __all__ = ["epsilon_for_group", "for_group"]
 
 _LEAST_NOISE = 1e-100  # what events describe
 _LARGEST = 2**63 - 1
-_CELLS = 1024  # of a mixture: more, and one question takes seconds
-_COUNTS = 4_000_000  # that can be told apart in a second
 _U = 2.0**-53
 
 
@@ -164,9 +163,9 @@ def _participants(event: Event, k: int, q: float) -> tuple[NDArray[np.float64], 
     """
     middle, reach = k * q, 14.0 * math.sqrt(k * q * (1 - q)) + 100.0
     low, high = max(0, math.floor(middle - reach)), min(k, math.ceil(middle + reach))
-    if high - low > _COUNTS:
+    if high - low > POLICY.group_counts:
         raise NoTheorem(f"A group of {k} at rate {q:g} is too large for a mixture. Use epsilon_for_group.")
-    step = -(-(high - low + 1) // _CELLS)
+    step = -(-(high - low + 1) // POLICY.group_cells)
     counts = np.arange(low, high + 1, dtype=np.float64)
     ratios = np.log((k - counts[:-1]) / counts[1:]) + (math.log(q) - math.log1p(-q))
     logs = np.concatenate([[0.0], np.cumsum(ratios)])

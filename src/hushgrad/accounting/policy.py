@@ -66,6 +66,7 @@ class Policy:
     exchange_small: float = 1e-7  # sums this small beside 1 do not matter
     exchange_large: float = 200.0  # spreads from here on have terms of all sizes: small sums get places of their own
     exchange_left: float = 1e-5  # the share of delta that an addition may leave out at either end, from below
+    exchange_alone: int = 4  # epsilons asked together that are worth the finer nodes
     exchange_nodes: int = 320  # epsilons with a value of their own, if one epsilon is asked
     exchange_few_nodes: int = 80  # for a whole curve: every fourth
 
@@ -74,6 +75,17 @@ class Policy:
     choice_finest: int = 400  # steps of the grid per range: the width then is 1e-5
     choice_coarsest: int = 4  # a coarser one is wider than the Rényi bound
     choice_longest: float = 10.0  # a step of the grid: beside such losses the sum of the largest ones is as good
+
+    # Tables, samples that are cut, groups.
+    widest_table: float = 1e5  # sigma of a discrete Gaussian: 74 sigma atoms are 60 MB
+    most_atoms: int = 8_000_000  # of a discrete Laplace distribution: the same
+    frequent_cuts: tuple[float, float] = (
+        5.0,
+        35.0,
+    )  # survivors of cuts per record of a full batch: from here on some stay, then all
+    group_cells: int = 1024  # numbers of participants that are told apart: more, and one question takes seconds
+    group_counts: int = 4_000_000  # that are added up: a second
+    trials_block: int = 4096  # probabilities of numbers of trials that are made together
 
     # Calibration.
     first_step: float = 0.02  # of the expansion, in ln of the unknown: guesses are often that good
@@ -85,6 +97,24 @@ class Policy:
     largest_order: int = 4096  # integer sums are not taken further, for the same reason
     most_copies: float = 0.85  # of the copies of a plan that the best order admits: an order nearer to the budget's own may do
 
+    order_logs: tuple[float, float, float] = (
+        -3.0,
+        9.0,
+        0.15,
+    )  # ln(order - 1) of filters: first, last, step; 6 % between two sums
+    fine_order_logs: tuple[float, float, float] = (
+        -3.0,
+        24.0,
+        0.03,
+    )  # the same for a budget alone: tiny epsilons need orders of 1e10
+    slacks: tuple[float, ...] = (
+        0.02,
+        0.1,
+        0.25,
+        0.5,
+        0.75,
+        0.9,
+    )  # the part of delta that advanced composition takes, if Gaussians want some
     least_copies: float = 0.95  # of the Gaussian steps that the best order admits, if nothing is known about the steps
 
     # The estimate by a contour.

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from hushgrad.accounting.policy import POLICY
 from hushgrad.accounting.rdp import success_probability
 
 __all__ = ["number_at", "probabilities"]
-
-_BLOCK = 4096  # probabilities that are made together
 
 
 def number_at(place: float, *, mean: float, shape: float) -> int:
@@ -38,17 +37,17 @@ def number_at(place: float, *, mean: float, shape: float) -> int:
 
 def probabilities(mean: float, shape: float) -> Iterator[NDArray[np.float64]]:
     """P(K = 1), P(K = 2), ..., some at a time, until less than 2^-64 is left."""
-    gamma = success_probability(mean, shape)
+    gamma, block = success_probability(mean, shape), POLICY.trials_block
     if gamma == 1.0:
         yield np.ones(1)
         return
     k, log_first, below = 1, _log_of_one(gamma, shape), 0.0
     while below < 0.5 or log_first > math.log(gamma) - 45:  # the rest is at most P(K = k) / γ, once the probabilities fall
-        ratios = math.log1p(-gamma) + np.log((np.arange(k, k + _BLOCK) + shape) / np.arange(k + 1, k + 1 + _BLOCK))
+        ratios = math.log1p(-gamma) + np.log((np.arange(k, k + block) + shape) / np.arange(k + 1, k + 1 + block))
         logs = log_first + np.concatenate([[0.0], np.cumsum(ratios)])
         mass = np.exp(logs[:-1])
         yield mass
-        k, log_first, below = k + _BLOCK, float(logs[-1]), below + float(mass.sum())
+        k, log_first, below = k + block, float(logs[-1]), below + float(mass.sum())
 
 
 def _log_of_one(gamma: float, shape: float) -> float:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from hushgrad.budget.values import Dataset
-from hushgrad.errors import ArgumentError, NoTheorem
+from hushgrad.errors import NoTheorem
 from hushgrad.events import (
     ApproxDP,
     Compose,
@@ -107,7 +107,7 @@ def _adaptive(dataset: Dataset, charges: tuple[Event, ...]) -> float:
 def _by_renyi(dataset: Dataset, first: Event) -> bool:
     try:
         return _filtered(dataset, (first,), "rdp", first) <= dataset.epsilon
-    except (NoTheorem, ArgumentError):  # no finite divergence, or no order with room for it
+    except NoTheorem:  # no finite divergence, or no order with room for it
         return False
 
 

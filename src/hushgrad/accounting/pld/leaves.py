@@ -16,6 +16,7 @@ from hushgrad.accounting.pld.profiles.atoms import DEEPEST, DiscreteGaussianCurv
 from hushgrad.accounting.pld.profiles.continuous import BoundedRange, GaussianMixtureCurve, HalfRange, LaplaceCurve
 from hushgrad.accounting.pld.profiles.curve import GaussianCurve
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace, Shown, Symmetrised
+from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
     ApproxDP,
@@ -35,10 +36,8 @@ from hushgrad.events import (
     Sampled,
 )
 
-_WIDEST = 1e5  # of a discrete Gaussian: 74 sigma atoms are 60 MB
 _FARTHEST = 25.0  # of a mean of a mixture: losses are then hundreds in both directions, too large for ratios of densities
 _REVEALED = 1e3  # of a mean of a mixture: losses of mu^2/2 keep too few digits behind the point
-_MOST = 8_000_000  # atoms of a discrete Laplace distribution: the same
 
 
 @PLD.analyses(Gaussian)
@@ -55,7 +54,7 @@ def _(event: Laplace, relation: Relation) -> Loss:
 
 @PLD.analyses(DiscreteGaussian)
 def _(event: DiscreteGaussian, relation: Relation) -> Loss:
-    if event.sigma > _WIDEST:
+    if event.sigma > POLICY.widest_table:
         raise NoTheorem(
             f"No table holds a discrete Gaussian of sigma={event.sigma:g}. Ask the zcdp or rdp accountant: it is tight there."
         )
@@ -65,7 +64,7 @@ def _(event: DiscreteGaussian, relation: Relation) -> Loss:
 @PLD.analyses(DiscreteLaplace)
 def _(event: DiscreteLaplace, relation: Relation) -> Loss:
     distance = relation.contributions * event.sensitivity
-    if min(distance, DEEPEST * event.scale) > _MOST:
+    if min(distance, DEEPEST * event.scale) > POLICY.most_atoms:
         raise NoTheorem(
             f"No table holds a discrete Laplace distribution of scale={event.scale:g} at a distance of {distance:g}. "
             "Ask the rdp accountant, or describe the step by PureDP."

@@ -28,8 +28,6 @@ from hushgrad.accounting.policy import POLICY
 
 __all__ = ["AllocatedReplace", "middle_of", "places_of"]
 
-_ALONE = 4  # epsilons asked together that are worth the finer nodes
-
 
 @dataclass(frozen=True)
 class AllocatedReplace(Curve):
@@ -47,7 +45,7 @@ class AllocatedReplace(Curve):
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """See :class:`Curve`; chords in x between the nodes."""
-        nodes = self.nodes(POLICY.exchange_nodes if len(epsilon) <= _ALONE else POLICY.exchange_few_nodes)
+        nodes = self.nodes(POLICY.exchange_nodes if len(epsilon) <= POLICY.exchange_alone else POLICY.exchange_few_nodes)
         last = len(nodes) - 1
         at = np.clip(np.searchsorted(nodes, epsilon, side="right") - 1, 0, last - 1)
         values = np.zeros(len(nodes))

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from scipy.special import bdtr, bdtrc, betaln
 
+from hushgrad.accounting.policy import POLICY
+
 __all__ = ["Cuts"]
 
 _TAILS = 1e-9  # the relative error of binomial tails, generously
 _U = 2.0**-53
-_FREQUENT = (5.0, 35.0)  # survivors of cuts per sampled record of a batch that is just full: from there on some stay, then all
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Cuts:
     @property
     def stays(self) -> float:
         """How much of ``survives`` is better left at two contributions; any part is valid."""
-        first, all_of_it = _FREQUENT
+        first, all_of_it = POLICY.frequent_cuts
         ratio = self.survives / (self.last * self.rate) if self.last > 1e-250 else math.inf
         return self.survives * min(1.0, max(0.0, (ratio - first) / (all_of_it - first)))
 
