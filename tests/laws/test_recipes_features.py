@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import hushgrad
 from hushgrad.errors import ArgumentError
+from hushgrad.events import Gaussian
 from hushgrad.recipes import Recipe
 from hushgrad.recipes.before import Before
 from hushgrad.recipes.columns import Category, Columns, Number, columns_of
@@ -21,7 +23,9 @@ from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.learning import learn
 from hushgrad.recipes.metrics import area, confusion, evaluate, verdict
 from hushgrad.recipes.models import Linear
+from hushgrad.recipes.planned import from_table
 from hushgrad.recipes.text_features import LOOKS, TextFeatures
+from hushgrad.train import Plan
 
 COLUMNS = Columns(
     columns=(
@@ -133,6 +137,16 @@ def test_all_values_equal_and_nothing_at_all_give_a_working_encoder():
         prepared = encode.prepared([(v, v) for v in values])
         learned = learn(encode, prepared, np.arange(len(values)), records=1e3, secret=bytes(32))
         assert learned([("5", "6")]).norm() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_saved_plan_counts_what_an_encoder_learns_or_is_refused():
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=80, steps=3)
+    table = {"saved": plan.to_json(), "noise_multiplier": 1.0, "delta": 1e-5}
+    assert from_table(table).before is None
+    with pytest.raises(ArgumentError, match="counts what the encoder learns first"):
+        from_table(table, learned=5.0)
+    counted = dataclasses.replace(plan, before=Gaussian(5.0))
+    assert from_table({**table, "saved": counted.to_json()}, learned=5.0) == counted
 
 
 def test_the_noise_of_what_is_learned_has_the_size_that_is_charged():

@@ -25,6 +25,13 @@ def test_sampler_keeps_its_promise(sampler):
     check_sampler(sampler)
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+def test_the_number_of_records_that_batches_are_meant_for(sampler):
+    rng = np.random.default_rng(7)
+    sizes = [len(batch) for _ in range(200) for batch in sampler.batches(30, rng)]
+    assert sampler.meant_for(float(np.mean(sizes))) == pytest.approx(30, rel=0.05)
+
+
 def rejected(sampler, match):
     with pytest.raises(AssertionError, match=match):
         check_sampler(sampler)

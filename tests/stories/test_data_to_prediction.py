@@ -161,6 +161,24 @@ def test_torch_data_sets_become_data_with_declared_classes(tmp_path):
         from_datasets(pairs, pairs, classes=["even"])
 
 
+@pytest.mark.parametrize(
+    "encoder", [ImageEncoder(height=2, width=2, channels=1), TensorEncoder(shape=(2, 2))], ids=["images", "own"]
+)
+def test_arrays_bring_their_labels_and_cut_ones_are_refused(encoder, tmp_path):
+    file = tmp_path / "x.npz"
+    np.savez(file, inputs=np.zeros((3, 2, 2), np.uint8), labels=np.array([0, 1, 1]))
+    found = encoder.read(file, ("a", "b"))
+    assert len(found.rows) == 3 and found.labels == ["a", "b", "b"]
+    whole = file.read_bytes()
+    np.savez(tmp_path / "few.npz", inputs=np.zeros((3, 2, 2)), labels=np.array([0]))
+    np.save(tmp_path / "one.npy", np.float64(1.0))
+    for size in (0, 10, len(whole) // 2, len(whole) - 5):
+        (tmp_path / f"{size}.npz").write_bytes(whole[:size])
+    for bad in ("few.npz", "one.npy", "0.npz", "10.npz", f"{len(whole) // 2}.npz", f"{len(whole) - 5}.npz"):
+        with pytest.raises(ArgumentError, match=bad):
+            encoder.read(tmp_path / bad, ("a", "b"))
+
+
 def test_a_language_model_goes_on_with_a_text(tmp_path):
     (tmp_path / "text").write_text("to be or not to be " * 20)
     data = DATA["text"](path=str(tmp_path / "text"), length=8)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from hushgrad.cli import _waiting
 from hushgrad.cli.completion import SHELLS, options_of
 from hushgrad.cli.main import COMMANDS, main
 
@@ -66,7 +69,7 @@ def test_a_missing_package_is_answered_by_its_extra():
     answers = done.stderr.strip().splitlines()
     assert "NOTHING" not in done.stdout and len(answers) == len(NEEDS), done.stderr
     for (code, _, extra), answer in zip(NEEDS, answers, strict=True):
-        assert extra in answer, (code, answer)
+        assert f"pip install '{extra}'" in answer, (code, answer)
 
 
 def test_shells_complete_every_command_and_option(capsys):
@@ -101,3 +104,20 @@ def test_the_install_page_names_every_extra():
     )
     names = [line.partition(" = ")[0] for line in declared.splitlines() if " = [" in line and not line.startswith(" ")]
     assert [name for name in names if name not in ("docs", "dev") and f"`{name}`" not in page] == []
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_what_takes_longer_than_a_second_says_so_on_a_terminal_and_nowhere_else(monkeypatch):
+    monkeypatch.setattr(_waiting, "_PATIENCE", 0.01)
+    for stream in (_Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with pytest.raises(KeyboardInterrupt), _waiting.waiting("Ranking"):
+            until = time.monotonic() + 10
+            while stream.isatty() and "Ranking ... 0 s" not in stream.getvalue() and time.monotonic() < until:
+                time.sleep(0.01)
+            raise KeyboardInterrupt  # Ctrl-C leaves a clean line, too
+        assert stream.getvalue().endswith("\r\x1b[K") if stream.isatty() else stream.getvalue() == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,8 +13,12 @@ from hushgrad.cli.main import main
 from hushgrad.errors import ArgumentError, PolicyRefused
 from hushgrad.events import Gaussian
 from hushgrad.guarantee import questions
+from hushgrad.noise import Banded
 from hushgrad.recipes import Recipe, train
+from hushgrad.recipes.spending import require_allowed
 from hushgrad.report import compare_runs, privacy_card
+from hushgrad.sampling import CyclicPoisson
+from hushgrad.train import Plan
 
 TABLES = {
     "model": {"name": "logistic"},
@@ -128,6 +133,57 @@ def test_only_what_a_ledger_has_booked_and_people_have_approved_is_released(plac
     assert (tmp_path / "public.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
     assert "approved by Ada, Grace" in capsys.readouterr().out
     assert Ledger(ledger).verify().ok
+
+
+def test_a_release_obeys_the_policy_of_the_day(place, tmp_path, capsys):
+    words = ["release", str(place / "run"), "--ledger", str(place / "budget.db"), "--policy"]
+    for rules, match in (
+        ({"max_epsilon": 0.01}, "epsilon of at most"),
+        ({"units": ["user"]}, "'user'"),
+        ({"max_delta": 1e-9}, "delta"),
+    ):
+        assert main([*words, _policy(tmp_path, **rules)]) == 3  # its training may have known another policy, or none
+        assert match in capsys.readouterr().err
+
+
+def test_that_a_run_is_booked_is_looked_up_and_not_read_in_its_folder(place, tmp_path, capsys):
+    ledger, wants = Ledger(place / "budget.db"), Policy(ledger=True)
+    with pytest.raises(PolicyRefused, match="give the ledger"):
+        privacy_card(place / "run", policy=wants)
+    card = privacy_card(place / "run", policy=wants, ledger=ledger)
+    assert card.budget["looked_up"] and card.budget["head"] == ledger.head and "not looked up" not in card.to_markdown()
+    assert "not looked up in the ledger" in privacy_card(place / "run").to_markdown()
+    train(Recipe.from_tables(TABLES), tmp_path / "unpaid", progress=False)
+    booked = (place / "run" / "reservation.json").read_text()
+    for forged in (booked, booked.replace("run", "unpaid"), json.dumps({"reservation": "0" * 32, "state": "committed"})):
+        (tmp_path / "unpaid" / "reservation.json").write_text(forged)
+        with pytest.raises(ArgumentError, match="ledger to have booked this run"):
+            privacy_card(tmp_path / "unpaid", policy=wants, ledger=ledger)
+    words = ["report", str(tmp_path / "unpaid"), "--save", str(tmp_path / "c.json"), "--ledger", ledger.place]
+    assert main(words) == 2 and not (tmp_path / "c.json").exists()
+
+
+def test_a_card_is_verified_under_the_policy_that_it_was_made_under(place, tmp_path, capsys):
+    card, policy = str(tmp_path / "c.json"), _policy(tmp_path, max_epsilon=5.0, ledger=True)
+    words = ["report", str(place / "run"), "--save", card, "--policy", policy, "--ledger", str(place / "budget.db")]
+    assert main(words) == 0 and main(["report", "--verify", card, "--policy", policy]) == 0
+    for rules, match in (
+        ({"max_epsilon": 50.0, "ledger": True}, "made under this policy"),  # edited: looser
+        ({"max_epsilon": 0.1, "ledger": True}, "epsilon of at most"),
+    ):
+        capsys.readouterr()
+        assert main(["report", "--verify", card, "--policy", _policy(tmp_path, **rules)]) == 1
+        assert match in capsys.readouterr().out
+
+
+def test_a_delta_is_compared_with_all_records_however_batches_are_drawn(tmp_path):
+    plan = dataclasses.replace(
+        Plan.dpsgd(noise_multiplier=2.0, delta=1e-3, batch_size=64, dataset_size=1438, steps=8),
+        sampler=CyclicPoisson(period=4, rate=4 * 64 / 1438, steps=8),
+        noise=Banded(bands=4),
+    )
+    with pytest.raises(PolicyRefused, match=r"below 1 / 1438"):
+        require_allowed(Policy(), plan, paid=False)
 
 
 def test_names_that_look_alike_are_one_budget(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import random
 import shutil
@@ -143,3 +144,23 @@ def test_the_command_from_key_to_verdict(run, tmp_path, capsys, monkeypatch):
     assert main(["report", "--verify", "card.json", "me.key"]) == 1
     assert main(["report", "run", "--sign", "me.key"]) == 2 and "--save" in capsys.readouterr().err
     assert main(["report"]) == 2 and "Which run?" in capsys.readouterr().err
+
+
+def test_a_card_names_its_data_who_ran_it_and_what_it_rests_on(tmp_path):
+    tables = {**TABLES, "data": {**TABLES["data"], "identity": "digits, 1998"}, "run": {"threads": 1, "by": "R. O'Hara"}}
+    tables["plan"] = {**TABLES["plan"], "certified": True, "dataset_size": 1500}
+    train(Recipe.from_tables(tables), tmp_path / "run", progress=False)
+    card = privacy_card(tmp_path / "run")
+    known = card.provenance
+    assert (known["data"], known["identity"], known["records"], known["by"]) == ("digits", "digits, 1998", "1500", "R. O'Hara")
+    assert card.to_json()["kappa"] == 1e-4 and "kappa = 0.0001, counted" in card.to_markdown()
+    vouched = dataclasses.replace(card.guarantee, notes=("The loss is vouched for by the user",))
+    assert "| The loss is vouched for by the user. |" in dataclasses.replace(card, guarantee=vouched).to_markdown()
+
+
+def test_nobody_signs_for_a_model_that_was_exchanged(run, key, tmp_path):
+    copy_of = shutil.copytree(run, tmp_path / "run")
+    model = copy_of / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1] + b"x")
+    words = ["report", str(copy_of), "--sign", str(key), "--save", str(tmp_path / "c.json")]
+    assert main(words) == 2 and not (tmp_path / "c.json").exists()

@@ -44,7 +44,7 @@ refused 3 hushgrad release paid --ledger budget.db --out public.safetensors
 hushgrad ledger approve budget.db "$(sed -n 's/.*"reservation": "\\([0-9a-f]*\\)".*/\\1/p' paid/reservation.json)" --by Ada
 hushgrad release paid --ledger budget.db --out public.safetensors
 hushgrad report --new-signer officer.key
-hushgrad report paid --sign officer.key --by Ada --save card.json
+hushgrad report paid --sign officer.key --by Ada --save card.json --ledger budget.db
 hushgrad report --verify card.json public.safetensors --signer officer.key.pub
 """
 FORGER = """

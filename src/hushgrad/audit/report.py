@@ -122,7 +122,7 @@ class AuditReport(_Finding):
         try:
             from hushgrad.audit.picture import draw
         except ImportError:
-            raise ArgumentError("A picture needs matplotlib. Install hushgrad[report].") from None
+            raise ArgumentError("A picture needs matplotlib. Install it with pip install 'hushgrad[report]'.") from None
         draw(self, path)
 
 

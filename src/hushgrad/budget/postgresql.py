@@ -35,7 +35,9 @@ class PostgresqlStore(Store):
             import sqlalchemy
             from sqlalchemy.pool import NullPool
         except ImportError:
-            raise ArgumentError("Expected sqlalchemy for a ledger in PostgreSQL. Install hushgrad[ledger-postgresql].") from None
+            raise ArgumentError(
+                "Expected sqlalchemy for a ledger in PostgreSQL. Install it with pip install 'hushgrad[ledger-postgresql]'."
+            ) from None
         self._sql: Any = sqlalchemy
         try:
             options = {"lock_timeout": f"{int(WAIT * 1000)}"}
@@ -46,7 +48,9 @@ class PostgresqlStore(Store):
                 connect_args={"options": " ".join(f"-c {name}={value}" for name, value in options.items())},
             )
         except ImportError as error:  # of the driver that the URL names
-            raise ArgumentError(f"Expected a driver for PostgreSQL ({error}). Install hushgrad[ledger-postgresql].") from None
+            raise ArgumentError(
+                f"Expected a driver for PostgreSQL ({error}). Install it with pip install 'hushgrad[ledger-postgresql]'."
+            ) from None
         except sqlalchemy.exc.ArgumentError as error:
             # Not the URL itself: it may hold a password.
             raise ArgumentError(f"Expected ledger to be a URL such as postgresql+psycopg://user@host/name: {error}.") from None

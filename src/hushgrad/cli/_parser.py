@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["Parser", "UsageError", "ask", "print_json", "suggestion", "table"]
+__all__ = ["Parser", "UsageError", "ask", "print_json", "quoted", "suggestion", "table"]
 
 
 class UsageError(Exception):
@@ -60,6 +60,11 @@ def ask(sentences: Iterable[str]) -> None:
 def print_json(content: dict[str, Any]) -> None:
     """One JSON object; infinity, which JSON lacks, as the string "inf"."""
     print(json.dumps(_jsonable(content), indent=2))
+
+
+def quoted(word: str) -> str:
+    """A word as a TOML string, whatever is in it."""
+    return json.dumps(word, ensure_ascii=False)
 
 
 def _jsonable(x: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hushgrad._printed import at_least, at_most
 from hushgrad.cli._parser import Parser, UsageError, print_json, table
+from hushgrad.cli._waiting import waiting
 
 if TYPE_CHECKING:
     from hushgrad.audit import AuditReport
@@ -70,9 +71,10 @@ def _deep(options: argparse.Namespace) -> int:
         raise UsageError(
             f"Expected {options.path} to be a folder of hushgrad train, with its recipe.json: --deep runs its model again."
         )
-    from hushgrad.audit.folder import audit_folder
+    with waiting("Attacking the run"):
+        from hushgrad.audit.folder import audit_folder
 
-    report = audit_folder(options.path, seed=options.seed, confidence=options.confidence)
+        report = audit_folder(options.path, seed=options.seed, confidence=options.confidence)
     if options.json:
         print_json(report.to_json())
     else:
@@ -85,7 +87,9 @@ def _plan_text(path: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Cannot read the plan of a run from {file}: {error}.") from None
+        raise UsageError(
+            f"{file} holds no plan that can be read ({error}). Give the --out of hushgrad train, or a plan.json."
+        ) from None
 
 
 def _save_plot(report: AuditReport, options: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from hushgrad._printed import at_least, at_most
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table
 from hushgrad.cli._question import accountant_names, add_question
+from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
 
 __all__ = ["run"]
@@ -32,7 +33,8 @@ def run(words: list[str]) -> int:
     """Answer the question; see ``hushgrad calibrate --help``."""
     options = _parser().parse(words)
     names = accountant_names(options.accountant)
-    answers = [_ask(name, options) for name in names]
+    with waiting("Calibrating"):
+        answers = [_ask(name, options) for name in names]
     ask(questions(options.epsilon, options.delta, records=options.dataset_size))
     if options.json:
         print_json({k: v for k, v in vars(options).items() if k not in ("json", "accountant")} | {"answers": answers})

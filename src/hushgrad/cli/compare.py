@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hushgrad.cli._parser import Parser, print_json, table
+from hushgrad.cli._waiting import waiting
 
 __all__ = ["run"]
 
@@ -22,9 +23,10 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Compare; see ``hushgrad compare --help``."""
     options = _parser().parse(words)
-    from hushgrad.report import compare_runs
+    with waiting("Computing both epsilons again"):
+        from hushgrad.report import compare_runs
 
-    found = compare_runs(options.first, options.second)
+        found = compare_runs(options.first, options.second)
     if options.json:
         print_json(found.to_json())
         return 0

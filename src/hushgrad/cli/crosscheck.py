@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hushgrad._printed import at_least, at_most
 from hushgrad.cli._parser import Parser, print_json, table
 from hushgrad.cli._question import add_description, add_question, event_from
+from hushgrad.cli._waiting import waiting
 
 if TYPE_CHECKING:
     from hushgrad.events import Event
@@ -34,10 +35,13 @@ def run(words: list[str]) -> int:
     """Ask everybody; exit code 1 if a claim lies below the certified interval."""
     options = _parser().parse(words)
     event = event_from(options)
-    ours = _timed(lambda: _certified(event, options.delta, options.relation))
-    answers = [{"accountant": "hushgrad pld", **ours}]
-    for name, ask in _PEERS.items():
-        answers.append({"accountant": name, **_timed(lambda ask=ask: {"epsilon": ask(event, options.delta, options.relation)})})  # type: ignore[misc]
+    with waiting("Asking every accountant"):
+        ours = _timed(lambda: _certified(event, options.delta, options.relation))
+        answers = [{"accountant": "hushgrad pld", **ours}]
+        for name, ask in _PEERS.items():
+            answers.append(
+                {"accountant": name, **_timed(lambda ask=ask: {"epsilon": ask(event, options.delta, options.relation)})}
+            )  # type: ignore[misc]
     for answer in answers[1:]:
         if "epsilon" in answer and "lower" in ours:
             answer["verdict"] = _verdict(answer["epsilon"], ours["lower"], ours["epsilon"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad.cli._parser import Parser, print_json
+from hushgrad.cli._waiting import waiting
 from hushgrad.release.atomic import replacing
 
 __all__ = ["run"]
@@ -28,10 +29,11 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Examine this machine; see ``hushgrad doctor --help``."""
     options = _parser().parse(words)
-    from hushgrad.testing import doctor  # torch, and the pretend device before any backward pass
+    with waiting("Examining this machine, a minute or two"):
+        from hushgrad.testing import doctor  # torch, and the pretend device before any backward pass
 
-    found: dict[str, Any] = {"machine": doctor.machine(), "bits": doctor.bits(), "counts": doctor.counts()}
-    found["steps"] = doctor.ratios(options.seconds)
+        found: dict[str, Any] = {"machine": doctor.machine(), "bits": doctor.bits(), "counts": doctor.counts()}
+        found["steps"] = doctor.ratios(options.seconds)
     if options.out:
         with replacing(Path(options.out), mode=0o644) as new:
             new.write_text(json.dumps(found, indent=1) + "\n")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hushgrad._printed import at_least, at_most
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table
 from hushgrad.cli._question import accountant_names, add_description, add_question, event_from
+from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def run(words: list[str]) -> int:
     options = _parser().parse(words)
     event = event_from(options)
     names = accountant_names(options.accountant)
-    answers = [_ask(event, name, options) for name in names]
+    with waiting("Accounting"):
+        answers = [_ask(event, name, options) for name in names]
     if options.plot:
         _plot(event, names, options)
     if options.json:
@@ -94,7 +96,7 @@ def _plot(event: Event, names: list[str], options: argparse.Namespace) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError("--plot needs matplotlib. Install hushgrad[report].") from None
+        raise UsageError("--plot needs matplotlib. Install it with pip install 'hushgrad[report]'.") from None
     from hushgrad.accounting import delta_curve, epsilon
     from hushgrad.errors import NoTheorem
 

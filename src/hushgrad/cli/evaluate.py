@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hushgrad.cli._parser import Parser, print_json
+from hushgrad.cli._waiting import waiting
 
 __all__ = ["run"]
 
@@ -25,12 +26,13 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Evaluate; see ``hushgrad evaluate --help``."""
     options = _parser().parse(words)
-    from hushgrad.recipes import evaluate, load_predictor
-    from hushgrad.recipes.metrics import compared
+    with waiting("Evaluating"):
+        from hushgrad.recipes import evaluate, load_predictor
+        from hushgrad.recipes.metrics import compared
 
-    predictor = load_predictor(options.model, allow_code=options.allow_code)
-    records = predictor.labelled(options.file)
-    found = {"records": len(records), **evaluate(predictor.model, records)}
+        predictor = load_predictor(options.model, allow_code=options.allow_code)
+        records = predictor.labelled(options.file)
+        found = {"records": len(records), **evaluate(predictor.model, records)}
     if options.json:
         print_json(found)
         return 0

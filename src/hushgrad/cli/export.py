@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.cli._waiting import waiting
 
 __all__ = ["run"]
 
@@ -29,10 +30,11 @@ def run(words: list[str]) -> int:
     options = _parser().parse(words)
     if Path(options.file).suffix not in (".pt2", ".onnx"):
         raise UsageError(f"FILE {options.file} must end in .pt2 or .onnx.")
-    from hushgrad.recipes import load_predictor
-    from hushgrad.recipes.exporting import export
+    with waiting("Exporting"):
+        from hushgrad.recipes import load_predictor
+        from hushgrad.recipes.exporting import export
 
-    export(load_predictor(options.model, allow_code=options.allow_code), options.file)
+        export(load_predictor(options.model, allow_code=options.allow_code), options.file)
     if options.json:
         print_json({"file": options.file})
     else:

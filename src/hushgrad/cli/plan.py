@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hushgrad import _check
 from hushgrad._printed import at_most
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json
+from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
@@ -56,24 +57,25 @@ def run(words: list[str]) -> int:
         )
     _check_early(options)
     ask(questions(options.epsilon, options.delta, records=options.dataset_size))
-    from hushgrad.noise.workload import SGDWorkload
-    from hushgrad.planner import compare
+    with waiting("Ranking the mechanisms"):
+        from hushgrad.noise.workload import SGDWorkload
+        from hushgrad.planner import compare
 
-    found = compare(
-        epsilon=options.epsilon,
-        delta=options.delta,
-        dataset_size=options.dataset_size,
-        batch_size=options.batch_size,
-        epochs=options.epochs,
-        steps=options.steps,
-        parameters=options.parameters,
-        memory=options.memory,
-        sampling_allowed=not options.no_sampling,
-        max_grad_norm=options.max_grad_norm,
-        workload=SGDWorkload(momentum=options.momentum) if options.momentum else None,
-        relation=options.relation,
-        tune_bands=options.tune_bands,
-    )
+        found = compare(
+            epsilon=options.epsilon,
+            delta=options.delta,
+            dataset_size=options.dataset_size,
+            batch_size=options.batch_size,
+            epochs=options.epochs,
+            steps=options.steps,
+            parameters=options.parameters,
+            memory=options.memory,
+            sampling_allowed=not options.no_sampling,
+            max_grad_norm=options.max_grad_norm,
+            workload=SGDWorkload(momentum=options.momentum) if options.momentum else None,
+            relation=options.relation,
+            tune_bands=options.tune_bands,
+        )
     if options.save:
         _save(options.save, found[0].plan.to_json())
     if options.json:

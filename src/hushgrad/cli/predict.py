@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.cli._waiting import waiting
 
 if TYPE_CHECKING:
     from hushgrad.recipes.predict import Predictor
@@ -40,10 +41,11 @@ def run(words: list[str]) -> int:
     options = _parser().parse(words)
     if options.out and not Path(options.out).absolute().parent.is_dir():
         raise UsageError(f"Cannot write {options.out}: there is no such folder.")
-    from hushgrad.recipes import load_predictor
+    with waiting("Predicting"):
+        from hushgrad.recipes import load_predictor
 
-    predictor = load_predictor(options.model, allow_code=options.allow_code)
-    titles, lines = _answers(predictor, options)
+        predictor = load_predictor(options.model, allow_code=options.allow_code)
+        titles, lines = _answers(predictor, options)
     if options.json:
         print_json({"predictions": [dict(zip(titles, line, strict=True)) for line in lines]})
         return 0

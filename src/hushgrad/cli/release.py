@@ -11,7 +11,8 @@ from hushgrad.cli._parser import Parser, UsageError, print_json
 from hushgrad.errors import PolicyRefused
 
 if TYPE_CHECKING:
-    from hushgrad.budget import Ledger
+    from hushgrad.budget import Dataset, Ledger, Policy
+    from hushgrad.events import Event
 
 __all__ = ["run"]
 
@@ -39,7 +40,7 @@ def run(words: list[str]) -> int:
     file = _file(options.model)
     if options.out and (Path(options.out).exists() or not Path(options.out).absolute().parent.is_dir()):
         raise UsageError(f"--out {options.out} must be a new file in a folder that is there.")
-    found = released(Ledger(options.ledger), file, approvals=0 if policy is None else policy.approvals)
+    found = released(Ledger(options.ledger), file, policy=policy)
     if options.out:
         shutil.copyfile(file, options.out)
     if options.json:
@@ -61,13 +62,13 @@ def _file(model: str) -> Path:
     return file
 
 
-def released(ledger: Ledger, file: Path, *, approvals: int) -> dict[str, Any]:
+def released(ledger: Ledger, file: Path, *, policy: Policy | None) -> dict[str, Any]:
     """The facts about a model that may leave.
 
     Args:
         ledger: where its run must be booked.
         file: the model.
-        approvals: how many people must have approved the run.
+        policy: what is allowed, and how many people must have approved the run.
 
     Raises:
         PolicyRefused: with what is missing.
@@ -82,6 +83,9 @@ def released(ledger: Ledger, file: Path, *, approvals: int) -> dict[str, Any]:
     status = ledger.status(booked.dataset)
     if booked.overrun or status.exceeded:
         raise PolicyRefused(f"Not released: the budget is exceeded, or the run did more than it had reserved. {status}")
+    approvals = 0 if policy is None else policy.approvals
+    if policy is not None:
+        _require_allowed(policy, status.dataset, booked.charged)
     if len(booked.approved) < approvals:
         raise PolicyRefused(
             f"Not released: the policy wants {approvals} approvals, and run {booked.id} has {len(booked.approved)}. "
@@ -89,3 +93,11 @@ def released(ledger: Ledger, file: Path, *, approvals: int) -> dict[str, Any]:
         )
     facts = {"run": booked.run, "dataset": booked.dataset, "state": booked.state, "approved": list(booked.approved)}
     return {**facts, "reservation": booked.id, "model_sha256": digest, "budget": str(status)}
+
+
+def _require_allowed(policy: Policy, dataset: Dataset, charged: Event) -> None:
+    """What the run was charged, at the data set's delta, under the rules that hold today."""
+    from hushgrad.accounting import epsilon
+
+    spent = epsilon(charged, delta=dataset.delta, relation=dataset.relation)
+    policy.require(epsilon=spent, delta=dataset.delta, relation=dataset.relation, unit=dataset.unit)

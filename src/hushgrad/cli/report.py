@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from hushgrad import _check
 from hushgrad.cli._parser import Parser, UsageError, print_json
-from hushgrad.errors import ArgumentError
+from hushgrad.cli._waiting import waiting
+from hushgrad.errors import ArgumentError, PolicyRefused
 from hushgrad.release.keys import finish
 
 if TYPE_CHECKING:
@@ -39,8 +40,11 @@ def _parser() -> Parser:
     parser.add_argument("--signer", metavar="PUB", help="with --verify: the public key of whoever must have signed")
     parser.add_argument("--new-signer", metavar="KEY", help="make a key to sign with, and its public half KEY.pub")
     parser.add_argument(
-        "--policy", metavar="FILE", help="a policy that must allow the claim (default: the variable HUSHGRAD_POLICY)"
+        "--policy",
+        metavar="FILE",
+        help="a policy that must allow the claim (default: the variable HUSHGRAD_POLICY), or the card's own",
     )
+    parser.add_argument("--ledger", metavar="PLACE", help="look the run up in this budget ledger; a path or postgresql://...")
     parser.add_argument("--raw", action="store_true", help="add un-noised metrics: a card as sensitive as the data")
     return parser
 
@@ -58,9 +62,9 @@ def run(words: list[str]) -> int:
 
 def _require_sense(options: argparse.Namespace) -> None:
     jobs = [name for name, wanted in (("--new-signer", options.new_signer), ("--verify", options.verify)) if wanted]
-    written = [name for name in ("html", "markdown", "citations", "save", "sign") if vars(options)[name]]
+    written = [name for name in ("html", "markdown", "citations", "save", "sign", "ledger", "raw") if vars(options)[name]]
     if len(jobs) > 1 or (jobs and written) or (options.new_signer and options.run):
-        raise UsageError(f"{jobs[0]} stands alone: it writes no card. Try hushgrad report --help.")
+        raise UsageError(f"{jobs[0]} stands alone: it makes no card. Try hushgrad report --help.")
     if options.signer and not options.verify:
         raise UsageError("--signer goes with --verify CARD: it says who must have signed.")
     if (options.sign and not options.save) or (options.by and not options.sign):
@@ -81,11 +85,13 @@ def _new_signer(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    from hushgrad.budget import read_policy
     from hushgrad.report.signature import verify
 
+    policy = None if options.policy is None else read_policy(options.policy)  # a card of others need not know our variable
     try:
-        found = verify(options.verify, model=options.run, signer=options.signer)
-    except ArgumentError as error:
+        found = verify(options.verify, model=options.run, signer=options.signer, policy=policy)
+    except (ArgumentError, PolicyRefused) as error:
         if options.json:
             print_json({"verified": False, "problem": str(error)})
         else:
@@ -107,15 +113,17 @@ def _card(options: argparse.Namespace) -> int:
     for path in filter(None, (options.html, options.markdown, options.citations, options.save)):
         if not Path(path).absolute().parent.is_dir():
             raise UsageError(f"Cannot write {path}: there is no such folder.")
-    from hushgrad.budget import read_policy
-    from hushgrad.report import privacy_card
+    with waiting("Making the card"):
+        from hushgrad.budget import Ledger, read_policy
+        from hushgrad.report import privacy_card
 
-    card = privacy_card(options.run, raw=options.raw, policy=read_policy(options.policy))
-    makers = {"html": card.to_html, "markdown": card.to_markdown, "citations": lambda: card.citations}
-    makers["save"] = lambda: _saved(card, options.sign, options.by)
-    wanted = {kind: vars(options)[kind] for kind in makers if vars(options)[kind]}
-    for kind, path in wanted.items():
-        _write(path, makers[kind]())
+        ledger = None if options.ledger is None else Ledger(options.ledger)
+        card = privacy_card(options.run, raw=options.raw, policy=read_policy(options.policy), ledger=ledger)
+        makers = {"html": card.to_html, "markdown": card.to_markdown, "citations": lambda: card.citations}
+        makers["save"] = lambda: _saved(card, options.sign, options.by)
+        wanted = {kind: vars(options)[kind] for kind in makers if vars(options)[kind]}
+        for kind, path in wanted.items():
+            _write(path, makers[kind]())
     if options.json:
         print_json(card.to_json())
     elif wanted:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hushgrad.cli._parser import Parser, UsageError, ask, print_json
+from hushgrad.cli._parser import Parser, UsageError, ask, print_json, quoted
 from hushgrad.cli.advise import add_budget, advice_of
 from hushgrad.guarantee import questions
 
@@ -43,6 +43,9 @@ def _parser() -> Parser:
     parser.add_argument("--secure", action="store_true", help="noise on a public grid; the same as --set plan.secure=true")
     parser.add_argument("--ledger", metavar="PLACE", help="budget ledger that pays: a path or postgresql://... (with --dataset)")
     parser.add_argument("--dataset", metavar="NAME", help="the data set in the ledger")
+    parser.add_argument(
+        "--by", metavar="NAME", help="who runs it, for the card; the same as --set run.by=NAME (default: the login)"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument(
         "--auto", action="store_true", help="RECIPE is a codebook of public facts; the rest is chosen as by advise"
@@ -106,6 +109,7 @@ def _automatic(options: argparse.Namespace) -> Recipe:
         print(advice)
     tables = advice.recipe(options.data, test_path=options.test_data).tables()
     changes = [*options.set, *(["plan.secure=true"] if options.secure else [])]
+    changes += [] if options.by is None else [f"run.by={quoted(options.by)}"]
     recipe = Recipe.from_tables(changed(tables, changes))
     return recipe if options.ledger is None else recipe.paid_by(options.ledger, options.dataset)
 
@@ -115,8 +119,11 @@ def _recipe(options: argparse.Namespace) -> Recipe | None:
 
     if options.auto and not options.resume:
         return _automatic(options)
-    changes = [*options.set, *([] if options.data is None else [f"data.path={options.data!r}"])]
-    changes += ["plan.secure=true"] if options.secure else []
+    changes = [*options.set, *([] if options.data is None else [f"data.path={quoted(options.data)}"])]
+    changes += [
+        *(["plan.secure=true"] if options.secure else []),
+        *([] if options.by is None else [f"run.by={quoted(options.by)}"]),
+    ]
     if not (options.recipe or changes or options.ledger or options.plan):
         return None
     recipe = load_recipe(options.recipe, changes=changes, allow_code=options.allow_code, plan=options.plan)

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hushgrad._printed import at_most
-from hushgrad.cli._parser import Parser, UsageError, ask, print_json
+from hushgrad.cli._parser import Parser, UsageError, ask, print_json, quoted
 from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _shape(word: str | None) -> float | None:
 def _recipe(options: argparse.Namespace) -> Recipe:
     from hushgrad.recipes import load_recipe
 
-    changes = [*options.set, *([] if options.data is None else [f"data.path={options.data!r}"])]
+    changes = [*options.set, *([] if options.data is None else [f"data.path={quoted(options.data)}"])]
     recipe = load_recipe(options.recipe, changes=changes, allow_code=options.allow_code, plan=options.plan)
     return recipe if options.ledger is None else recipe.paid_by(options.ledger, options.dataset)
 

@@ -33,7 +33,9 @@ def save(path: Path, draw: Callable[[Any], None], *, size: tuple[float, float] =
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtra("Pictures need matplotlib. Install hushgrad[report], or pass --no-picture.") from error
+        raise MissingExtra(
+            "Pictures need matplotlib. Install it with pip install 'hushgrad[report]', or pass --no-picture."
+        ) from error
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     draw(figure)

@@ -24,7 +24,7 @@ from hushgrad import _check
 from hushgrad._value import Value
 from hushgrad.recipes.files import lines, read_npy, read_npz
 
-__all__ = ["ByteEncoder", "Encoder", "Records", "TableEncoder", "TensorEncoder", "TextEncoder", "text_ids"]
+__all__ = ["ByteEncoder", "Encoder", "Records", "TableEncoder", "TensorEncoder", "TextEncoder", "read_arrays", "text_ids"]
 
 WORD_BUCKETS = 4096
 
@@ -256,12 +256,17 @@ class TensorEncoder(Encoder):
 
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
         """A .npy file of records, or a .npz file with the arrays ``inputs`` and, if there are labels, ``labels``."""
-        inputs, labels = read_npz(path, "inputs", "labels") if path.suffix == ".npz" else (read_npy(path), None)
-        if inputs is None or inputs.dtype.kind == "U":
-            _check.fail("file", str(path), "to be a .npy file, or a .npz file with the array inputs of numbers")
-        if labels is not None and len(labels) != len(inputs):
-            _check.fail("labels", len(labels), f"to be as many as the records ({len(inputs)})")
-        return Records(rows=list(inputs), labels=None if labels is None else [_name(label, names) for label in labels])
+        return read_arrays(path, names)
+
+
+def read_arrays(path: Path, names: Sequence[str]) -> Records:
+    """A .npy file of records, or a .npz file with the arrays ``inputs`` and, if there are labels, ``labels``."""
+    inputs, labels = read_npz(path, "inputs", "labels") if path.suffix == ".npz" else (read_npy(path), None)
+    if inputs is None or inputs.dtype.kind == "U":
+        _check.fail("file", str(path), "to be a .npy file, or a .npz file with the array inputs of numbers")
+    if labels is not None and labels.shape != inputs.shape[:1]:
+        _check.fail("file", str(path), f"to hold one label for each of its {len(inputs)} records")
+    return Records(rows=list(inputs), labels=None if labels is None else [_name(label, names) for label in labels])
 
 
 def _name(label: Any, names: Sequence[str]) -> str:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.recipes.encoders import Encoder, Records, files_of_classes
-from hushgrad.recipes.files import read_cifar10, read_idx, read_npy
+from hushgrad.recipes.encoders import Encoder, Records, files_of_classes, read_arrays
+from hushgrad.recipes.files import read_cifar10, read_idx
 
 __all__ = ["ImageEncoder"]
 
@@ -64,7 +64,7 @@ class ImageEncoder(Encoder):
         return pixels if grey else pixels.transpose(2, 0, 1)
 
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
-        """A picture, a folder of pictures (in folders of their labels, or not), a .npy array, an idx file, a CIFAR-10 .bin file."""
+        """A picture, a folder of pictures (in folders of their labels, or not), a .npy or .npz array, an idx file, a CIFAR-10 file."""
         if path.is_dir():
             files, labels = files_of_classes(path, names, _PICTURES)
             if not files:
@@ -72,8 +72,8 @@ class ImageEncoder(Encoder):
             return Records(rows=list(files), labels=labels)
         if path.suffix.lower() in _PICTURES:
             return Records(rows=[path])
-        if path.suffix == ".npy":
-            return Records(rows=list(read_npy(path)))
+        if path.suffix in (".npy", ".npz"):
+            return read_arrays(path, names)
         if ".bin" in path.suffixes:
             images, numbers = read_cifar10(path)
             return Records(rows=list(images), labels=_named(numbers, names))

@@ -9,6 +9,7 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
+from hushgrad.events import Gaussian
 from hushgrad.train.plan import Plan
 
 __all__ = ["from_table", "read_plan", "table_of"]
@@ -45,14 +46,22 @@ def table_of(path: str | Path) -> dict[str, Any]:
     return {"saved": plan.to_json(), "noise_multiplier": plan.noise_multiplier, "delta": plan.delta, "unit": plan.unit}
 
 
-def from_table(table: Mapping[str, Any]) -> Plan:
-    """The plan of such a table: as it was saved, or with the noise (or the epsilon) that the table states beside it."""
+def from_table(table: Mapping[str, Any], *, learned: float | None = None) -> Plan:
+    """The plan of such a table: as it was saved, or with the noise (or the epsilon) that the table states beside it.
+
+    ``learned`` is the noise multiplier of what the encoder learns from the records first: the plan has to count it.
+    """
     for key in table:
         if key not in _KEYS:
             raise ArgumentError(
                 f"Expected no {key!r} beside a saved plan: it says everything. Make another plan with hushgrad plan."
             )
     plan = replace(Plan.from_json(table["saved"]), delta=table["delta"], unit=table.get("unit", "example"))
+    if learned is not None and plan.before != Gaussian(learned):
+        raise ArgumentError(
+            f"Expected a saved plan that counts what the encoder learns first, before={Gaussian(learned)}; it has before={plan.before}. "
+            "Leave --plan out: the recipe's [plan] counts it. Or declare the cut points, so that nothing is learned."
+        )
     if "epsilon" in table:
         return plan.calibrated(epsilon=table["epsilon"])
     return replace(plan, noise_multiplier=table["noise_multiplier"])

@@ -58,6 +58,7 @@ class Run:
     threads: int | None = None
     workers: int = 0
     raw_metrics: bool = False
+    by: str = ""
 
     def __post_init__(self) -> None:
         _check.integer(0, evaluate_every=self.evaluate_every)
@@ -72,6 +73,7 @@ class Run:
         if self.max_epsilon is not None:
             _check.positive(max_epsilon=self.max_epsilon)
         _check.instance(str, device=self.device)
+        _check.instance(str, by=self.by)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,7 @@ class Recipe:
         for table, key in (("model", "name"), ("data", "name"), ("plan", "delta")):
             if key not in tables.get(table, {}):
                 raise ArgumentError(f"Expected [{table}] to have a key {key!r}.")
+        _check.instance(str, identity=tables["data"].get("identity", ""))
         _check.one_of(_METHODS, method=plan["method"])
         _check.one_of(_OPTIMIZERS, optimizer=optimizer["name"])
         ledger = _ledger_table(tables["ledger"]) if tables.get("ledger") else {}
@@ -138,7 +141,10 @@ class Recipe:
         learns = {"learn": learn} if self.data["name"] == "encoded" else {}
         if "learn" in self.data:
             raise ArgumentError("Expected 'learn' not to be a key of [data]: what an encoder learns, it says itself.")
-        return _check.instance(Data, data=_call({**self.data, **learns}, DATA, "data", allow_code=self.allow_code))
+        table = {
+            key: value for key, value in self.data.items() if key != "identity"
+        }  # its name for readers, who read it on the card
+        return _check.instance(Data, data=_call({**table, **learns}, DATA, "data", allow_code=self.allow_code))
 
     def make_model(self, data: Data) -> nn.Module:
         """A fresh model; its initial weights follow from ``run.seed`` if there is one."""
@@ -153,7 +159,7 @@ class Recipe:
     def make_plan(self, data: Data) -> Plan:
         """The plan, calibrated. ``dataset_size`` is that of the training set unless the recipe states a public one."""
         if "saved" in self.plan:
-            return from_table(self.plan)
+            return from_table(self.plan, learned=data.learned)
         options = {key: value for key, value in self.plan.items() if key not in ("method", "noise", "denoise", "clip")}
         for key, (family, kind) in _FAMILIES.items():
             if key in self.plan:

@@ -210,6 +210,8 @@ def _finished(recipe: Recipe, private: Private, data: Data, out: Path, began: fl
 def _opened(recipe: Recipe | None, out: Path, resume: bool, allow_code: bool) -> Recipe:
     """The recipe of this session; its folder, which is owned, is found to be new or to be one that can go on."""
     known = _read(out / "recipe.json")
+    if isinstance(known, dict) and "run" in known:
+        known = Recipe.from_tables(known).tables()  # with what an earlier version did not write
     if resume:
         if (out / "guarantee.json").exists():
             _check.fail(

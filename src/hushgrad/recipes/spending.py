@@ -26,9 +26,8 @@ __all__ = ["Spending", "alone_in", "public_size", "require_allowed"]
 
 
 def public_size(plan: Plan) -> float | None:
-    """The number of records that a plan is made for: what its sampler states, or what its rate says."""
-    stated, rate = vars(plan.sampler).get("dataset_size"), vars(plan.participation).get("rate")
-    return float(stated) if stated else plan.batch_size / rate if rate else None
+    """The number of records that a plan is made for: what its sampler states, or what its batches say."""
+    return plan.sampler.meant_for(plan.batch_size)
 
 
 def require_allowed(policy: Policy | None, plan: Plan, *, paid: bool, guarantee: Guarantee | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
 import platform
@@ -30,6 +31,7 @@ def write_report(
     content = {
         "outcome": outcome,
         "plan_digest": plan.digest,
+        "by": recipe.run.by or _login(),
         "finished": datetime.now(timezone.utc).date().isoformat(),
         "model_sha256": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
         "recipe": recipe.tables(),
@@ -38,6 +40,14 @@ def write_report(
     }
     (out / "report.json").write_text(json.dumps(content, indent=2) + "\n")
     (out / "report.md").write_text(_markdown(recipe, plan, outcome, guarantee, versions, doubts), encoding="utf-8")
+
+
+def _login() -> str:
+    """Who is logged in; nobody where the machine cannot tell."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # an account without a name, or a system without accounts
+        return ""
 
 
 def caveats(recipe: Recipe, plan: Plan, *, tuned: bool = False) -> list[str]:

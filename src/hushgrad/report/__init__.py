@@ -4,6 +4,7 @@
 |---|---|
 | ``folder`` | what a run folder says, read with suspicion; never the checkpoint or its key |
 | ``card`` | ``privacy_card``: the facts of a run, and their JSON |
+| ``provenance`` | which data, who, when, which model file, which booking and policy |
 | ``words`` | the guarantee in plain words |
 | ``markdown``, ``page``, ``plots`` | the card as text, as one self-contained HTML page, its pictures |
 | ``signature`` | ``sign`` and ``verify``: who stands for a card, and for which model file |

@@ -9,13 +9,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hushgrad.budget import Policy, read_policy
+from hushgrad.budget import Ledger, Policy, read_policy
 from hushgrad.errors import NoTheorem
 from hushgrad.events import RepeatAndSelect
 from hushgrad.guarantee import Guarantee, questions
-from hushgrad.recipes.spending import public_size, require_allowed
+from hushgrad.recipes.spending import require_allowed
 from hushgrad.report.citations import citation
 from hushgrad.report.folder import Folder, read_folder
+from hushgrad.report.provenance import budget_of, provenance
 from hushgrad.report.words import in_plain_words, sampling_assumed, sampling_done
 from hushgrad.train.plan import Plan
 
@@ -28,7 +29,7 @@ _LONGEST = 400  # points of a curve: more cannot be seen
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """The facts of a run, ready for print. ``interval``, ``gap``, ``audit``, ``tuning`` and ``budget`` are None where unknown;
-    ``provenance`` has what is known of the data, the date and the model file.
+    ``provenance`` has what is known of the data, of who ran it and when, and of the model file.
 
     ``curve`` holds (epsilon, delta) pairs, ``trade_off`` (false alarms, misses) pairs; both are valid bounds at every point.
     ``series`` are the metrics over the steps; those that begin with ``raw_`` are not covered by the guarantee.
@@ -65,6 +66,7 @@ class Card:
             "guarantee": self.guarantee.to_json(),
             "plan": self.plan.to_json(),
             "plan_digest": self.plan.digest,
+            "kappa": self.plan.kappa if self.plan.certified else None,
             "plain": list(self.plain),
             "caveats": list(self.caveats),
         }
@@ -83,7 +85,9 @@ class Card:
         return to_html(self)
 
 
-def privacy_card(run_folder: str | Path, *, raw: bool = False, policy: Policy | None = None) -> Card:
+def privacy_card(
+    run_folder: str | Path, *, raw: bool = False, policy: Policy | None = None, ledger: Ledger | None = None
+) -> Card:
     """The card of a finished ``hushgrad train`` run.
 
     The files are checked against each other, and epsilon against the ledger. The checkpoint folder, where a key may lie, is
@@ -93,14 +97,16 @@ def privacy_card(run_folder: str | Path, *, raw: bool = False, policy: Policy | 
         run_folder: the ``--out`` of ``hushgrad train`` or ``tune``.
         raw: add metrics that show un-noised data; such a card is for those who may see the data.
         policy: what is allowed; by default the policy that HUSHGRAD_POLICY names, if any.
+        ledger: where the run is booked. It is looked up there; without it the card repeats what the folder says, and says so.
 
     Raises:
-        PolicyRefused: where the policy does not allow the claim.
+        PolicyRefused: where the policy does not allow the claim, or wants a ledger and none was given.
         ArgumentError: where the folder holds no finished run, or its files contradict each other.
     """
     folder = read_folder(run_folder)
     rules = read_policy() if policy is None else policy
-    require_allowed(rules, folder.plan, paid=folder.reservation is not None, guarantee=folder.guarantee)
+    budget = budget_of(folder, ledger, rules)
+    require_allowed(rules, folder.plan, paid=budget is not None, guarantee=folder.guarantee)
     guarantee, plan, steps = folder.guarantee, folder.plan, folder.ledger.steps
     gap, gap_note = _distance(plan)
     return Card(
@@ -123,8 +129,8 @@ def privacy_card(run_folder: str | Path, *, raw: bool = False, policy: Policy | 
         versions=_versions(folder),
         caveats=_caveats(folder, raw),
         citations=citation(plan, accountant=guarantee.accountant) + _cited_search(guarantee),
-        budget=_budget(folder.reservation),
-        provenance=_provenance(folder),
+        budget=budget,
+        provenance=provenance(folder, rules),
     )
 
 
@@ -211,31 +217,6 @@ def _cited_search(guarantee: Guarantee) -> str:
     if not isinstance(guarantee.event, RepeatAndSelect):
         return ""
     return "".join(f"\n{paper.bibtex()}\n" for paper in RepeatAndSelect.papers)
-
-
-def _budget(found: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The run's place in a budget ledger; not where the ledger is, which is nobody's business."""
-    keep = ("dataset", "reservation", "state", "spent_epsilon", "budget_epsilon", "budget_delta", "head")
-    return None if found is None else {key: found[key] for key in keep if key in found}
-
-
-def _provenance(folder: Folder) -> dict[str, str]:
-    """On which data, how many records, when, and which model file. The number of records is coarsened unless the recipe states it."""
-    data, plan = folder.recipe.get("data", {}), folder.recipe.get("plan", {})
-    stated = plan.get("dataset_size")
-    facts = {
-        "data": data.get("name"),
-        "records": stated if stated is not None else _about(folder.plan),
-        "finished": folder.report.get("finished"),
-        "model_sha256": folder.report.get("model_sha256"),
-    }
-    return {name: str(value) for name, value in facts.items() if value is not None}
-
-
-def _about(plan: Plan) -> str | None:
-    """How many units the plan is meant for, to two digits."""
-    size = public_size(plan)
-    return None if size is None else f"about {size:.2g}"
 
 
 def _results(folder: Folder) -> dict[str, float]:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad._printed import at_most
+from hushgrad.budget import Policy
 from hushgrad.errors import NoTheorem
 from hushgrad.report.card import Card, privacy_card
 
-__all__ = ["SideBySide", "compare_runs"]
+__all__ = ["ANYTHING", "SideBySide", "compare_runs"]
+
+ANYTHING = Policy(delta_below_one_over_n=False)  # to look at two runs is to claim nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,7 @@ def compare_runs(first: str | Path | Card, second: str | Path | Card) -> SideByS
     Raises:
         ArgumentError: where a folder holds no finished run, or its files contradict each other.
     """
-    a, b = (one if isinstance(one, Card) else privacy_card(one) for one in (first, second))
+    a, b = (one if isinstance(one, Card) else privacy_card(one, policy=ANYTHING) for one in (first, second))
     pairs = zip(_facts(a).items(), _facts(b).values(), strict=True)
     rows = [(what, mine, others) for (what, mine), others in pairs if mine or others]
     names = sorted({*a.results, *b.results} - {"seconds"})
@@ -59,7 +62,9 @@ def _facts(card: Card) -> dict[str, str]:
         "sums": "certified" if plan.certified else "measured",
         "search counted": "yes" if card.tuning is not None else "no",
         "data": card.provenance.get("data", ""),
+        "identity": card.provenance.get("identity", ""),
         "records": card.provenance.get("records", ""),
+        "run by": card.provenance.get("by", ""),
         "finished": card.provenance.get("finished", ""),
         "model": card.provenance.get("model_sha256", "")[:16],
         "plan": plan.digest[:12],

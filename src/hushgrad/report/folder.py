@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.train.plan import Plan
 
-__all__ = ["Folder", "read_folder", "read_object"]
+__all__ = ["Folder", "file_sha256", "read_folder", "read_object"]
 
 _LARGEST = 256 << 20  # bytes of one file: a report reads what a run wrote, not whatever lies there
 
@@ -62,6 +63,7 @@ def read_folder(path: str | Path) -> Folder:
         reservation=read_object(folder / "reservation.json") if (folder / "reservation.json").is_file() else None,
     )
     _require_consistent(found)
+    _require_model(folder / "model.safetensors", report)
     return found
 
 
@@ -82,6 +84,25 @@ def _require_consistent(found: Folder) -> None:
     digest = found.report.get("plan_digest", found.plan.digest)
     if digest != found.plan.digest:
         raise ArgumentError("Expected report.json to be about plan.json: the plan's hash differs. One of them was changed.")
+
+
+def _require_model(file: Path, report: dict[str, Any]) -> None:
+    """Whoever signs a card signs for the model in this folder; where there is none, the card's hash stands alone."""
+    if "model_sha256" in report and file.is_file() and file_sha256(file) != report["model_sha256"]:
+        raise ArgumentError("Expected model.safetensors to be the file that report.json names: its SHA-256 is another one.")
+
+
+def file_sha256(path: str | Path) -> str:
+    """The SHA-256 of a file, in hexadecimal.
+
+    Args:
+        path: of any size; it is read in pieces.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hushgrad.report.card import Card
+    from hushgrad.train.plan import Plan
 
 from hushgrad._printed import at_least, at_most
+from hushgrad.report.provenance import provenance_words
 
 __all__ = ["audit_words", "budget_words", "details", "interval_words", "to_markdown", "tuning_words"]
 
@@ -37,14 +39,14 @@ def details(card: Card) -> list[tuple[str, str]]:
         ("mechanism", f"{type(card.plan.noise).__name__}, noise multiplier {_number(card.plan.noise_multiplier)}"),
         ("distance from the optimum", card.gap_note),
         ("clipping", f"{type(card.plan.clip).__name__}, norm {card.plan.max_grad_norm:g}; divided by {card.plan.batch_size:g}"),
+        ("sums", _sums_words(card.plan)),
+        ("vouched for, and other notes", " ".join(f"{note.rstrip('.')}." for note in claim.notes) or "nothing"),
         ("accountant", claim.accountant),
         ("noise source", card.noise_source),
         ("tuning", tuning_words(card.tuning)),
         ("budget ledger", budget_words(card.budget)),
         ("audit", audit_words(card.audit)),
-        ("data", _data_words(card.provenance)),
-        ("finished", card.provenance.get("finished", "not recorded")),
-        ("model file (SHA-256)", card.provenance.get("model_sha256", "not recorded")),
+        *provenance_words(card.provenance),
         ("steps", f"{card.steps} of {card.plan.steps}"),
         *((name.replace("_", " "), f"{value:.4g}") for name, value in card.results.items()),
         ("versions", ", ".join(f"{name} {version}" for name, version in card.versions.items()) or "not recorded"),
@@ -53,9 +55,11 @@ def details(card: Card) -> list[tuple[str, str]]:
     return rows
 
 
-def _data_words(provenance: dict[str, str]) -> str:
-    records = provenance.get("records")
-    return provenance.get("data", "not recorded") + (f", {records} records" if records else "")
+def _sums_words(plan: Plan) -> str:
+    """How far a record can move a clipped sum in the arithmetic that ran."""
+    if plan.certified:
+        return f"certified: at most 1 + kappa clip norms in double precision, kappa = {plan.kappa:g}, counted in epsilon"
+    return "measured, not proved: at most one clip norm in real numbers; no kappa is certified"
 
 
 def interval_words(card: Card) -> str:
@@ -106,6 +110,7 @@ def budget_words(budget: dict[str, Any] | None) -> str:
     if budget is None:
         return "not booked in a ledger: other releases about the same data are not counted here"
     words = f"{budget.get('state', 'reserved')} as {budget.get('reservation', 'unknown')} on {budget.get('dataset', 'unknown')!r}"
+    words += "" if budget.get("looked_up") else " (as the run's folder says; not looked up in the ledger)"
     if not {"spent_epsilon", "budget_epsilon", "budget_delta", "head"} <= set(budget):
         return words
     spent = f"{_up(float(budget['spent_epsilon']))} of {at_most(budget['budget_epsilon'], 6)} at delta {at_most(budget['budget_delta'], 6)}"

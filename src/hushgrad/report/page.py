@@ -91,7 +91,9 @@ def to_html(card: Card) -> str:
         from jinja2 import Environment
         from markupsafe import Markup
     except ImportError:
-        raise ArgumentError("Expected jinja2 for the HTML page of a card. Install hushgrad[report].") from None
+        raise ArgumentError(
+            "Expected jinja2 for the HTML page of a card. Install it with pip install 'hushgrad[report]'."
+        ) from None
     environment = Environment(autoescape=True, trim_blocks=False)
     environment.filters |= {"at_least": at_least, "at_most": at_most}
     template = environment.from_string(_TEMPLATE)

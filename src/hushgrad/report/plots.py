@@ -60,7 +60,9 @@ def svg(draw: Draw) -> str:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise ArgumentError("Expected matplotlib for the plots of a card. Install hushgrad[report].") from None
+        raise ArgumentError(
+            "Expected matplotlib for the plots of a card. Install it with pip install 'hushgrad[report]'."
+        ) from None
     style: Any = {"svg.fonttype": "none", "svg.hashsalt": "hushgrad", "font.family": "sans-serif", "font.size": 9}
     with mpl.rc_context(style):
         figure = Figure(figsize=(4.4, 2.9), layout="constrained")

@@ -22,9 +22,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from hushgrad import _check
 from hushgrad._printed import at_most
+from hushgrad.budget import Policy
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, questions
-from hushgrad.report.folder import read_object
+from hushgrad.report.folder import file_sha256, read_object
 
 if TYPE_CHECKING:
     from hushgrad.report.card import Card
@@ -102,7 +103,9 @@ def sign(card: Card, key: str | Path, *, by: str = "") -> dict[str, Any]:
     return {**content, "signature": base64.b64encode(secret.sign(_canonical(content))).decode()}
 
 
-def verify(card: str | Path, *, model: str | Path | None = None, signer: str | Path | None = None) -> Verified:
+def verify(
+    card: str | Path, *, model: str | Path | None = None, signer: str | Path | None = None, policy: Policy | None = None
+) -> Verified:
     """Check a card file: its signature, its epsilon, its plan, and the model file that it is about.
 
     Epsilon is computed again from the event in the card, so that not even a signature can make a number smaller than it is.
@@ -111,9 +114,11 @@ def verify(card: str | Path, *, model: str | Path | None = None, signer: str | P
         card: the JSON file that ``hushgrad report --save`` wrote.
         model: the model file; its SHA-256 must be the card's.
         signer: the public file (``.pub``) of whoever must have signed.
+        policy: the one that the card must have been made under, and must obey.
 
     Raises:
         ArgumentError: with what is wrong, in one sentence.
+        PolicyRefused: where the policy does not allow the claim.
     """
     content = read_object(Path(card))
     if content.get("privacy_card") != 1:
@@ -124,6 +129,8 @@ def verify(card: str | Path, *, model: str | Path | None = None, signer: str | P
         by = "by nobody" if public is None else f"by another key ({_fingerprint(public)})"
         raise ArgumentError(f"Expected the card to be signed with the key of {signer}; it is signed {by}.")
     guarantee = _recomputed(content)
+    if policy is not None:
+        _require_policy(content, policy, guarantee)
     if model is not None:
         _require_model(content, Path(model))
     return Verified(
@@ -133,19 +140,6 @@ def verify(card: str | Path, *, model: str | Path | None = None, signer: str | P
         trusted=wanted is not None,
         model=model is not None,
     )
-
-
-def file_sha256(path: str | Path) -> str:
-    """The SHA-256 of a file, in hexadecimal.
-
-    Args:
-        path: of any size; it is read in pieces.
-    """
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 # What a card says ------------------------------------------------------------------------------------------------------
@@ -184,8 +178,32 @@ def _recomputed(content: dict[str, Any]) -> Guarantee:
     return guarantee
 
 
+def _require_policy(content: dict[str, Any], policy: Policy, guarantee: Guarantee) -> None:
+    """The card names the policy it was made under by its hash; that policy, and no other, has to allow what it claims."""
+    from hushgrad.recipes.spending import require_allowed
+    from hushgrad.report.provenance import policy_digest
+    from hushgrad.train.plan import Plan
+
+    require_allowed(policy, Plan.from_json(content["plan"]), paid=_looked_up(content), guarantee=guarantee)
+    made, given = _named(content, "policy_sha256"), policy_digest(policy)
+    if made != given:
+        under = f"{made[:16]}..." if made else "none"
+        raise ArgumentError(f"Expected the card to be made under this policy ({given[:16]}...); it was made under {under}.")
+
+
+def _looked_up(content: dict[str, Any]) -> bool:
+    """Whether whoever made the card found its run in a ledger."""
+    budget = content.get("budget")
+    return isinstance(budget, dict) and budget.get("looked_up") is True
+
+
+def _named(content: dict[str, Any], fact: str) -> str:
+    known = content.get("provenance")
+    return str(known.get(fact, "")) if isinstance(known, dict) else ""
+
+
 def _require_model(content: dict[str, Any], path: Path) -> None:
-    known = content.get("provenance", {}).get("model_sha256") if isinstance(content.get("provenance"), dict) else None
+    known = _named(content, "model_sha256")
     if not known:
         raise ArgumentError("Expected the card to name its model file: this one holds no hash of it.")
     if not path.is_file():

@@ -61,6 +61,10 @@ class BallsInBins(Sampler):
         """BallsInBins(bins, epochs, fresh)."""
         return events.BallsInBins(bins=self.bins, epochs=self.epochs, fresh=self.fresh)
 
+    def meant_for(self, batch_size: float) -> float:
+        """Of all bins together."""
+        return self.bins * batch_size
+
     def dealer(self, n: int, draws: Draws) -> Deal:
         """All balls are thrown once, or by the generator of each epoch's first step; step t takes bin t mod ``bins``."""
         if not self.fresh:

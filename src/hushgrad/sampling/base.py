@@ -40,6 +40,10 @@ class Sampler(Value, family="sampler"):
         """Records in a batch, at most, where that is public; None (the default): nobody knows."""
         return None
 
+    def meant_for(self, batch_size: float) -> float | None:
+        """The public number of records whose expected batch is ``batch_size``; None (the default) where no number follows."""
+        return None
+
     @abstractmethod
     def participation(self) -> Participation:
         """What this sampler promises about any one record; the mechanism's theorem is chosen by it."""

@@ -55,6 +55,10 @@ class CyclicPoisson(Sampler):
         """CyclicPoisson(period, rate)."""
         return events.CyclicPoisson(period=self.period, rate=self.rate)
 
+    def meant_for(self, batch_size: float) -> float:
+        """Of all groups together: a batch is drawn from one of them."""
+        return self.period * batch_size / self.rate
+
     def dealer(self, n: int, draws: Draws) -> Deal:
         """The groups are thrown once; step t draws from its group, from its own generator."""
         groups = parts(n, self.period, draws.once())

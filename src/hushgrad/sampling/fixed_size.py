@@ -59,6 +59,10 @@ class FixedSize(Sampler):
         """FixedSize(dataset_size, size)."""
         return events.FixedSize(dataset_size=self.dataset_size, size=self.size)
 
+    def meant_for(self, batch_size: float) -> float:
+        """As stated."""
+        return float(self.dataset_size)
+
     def dealer(self, n: int, draws: Draws) -> Deal:
         """Step t draws its own subset, from its own generator."""
         _check_size(n, self.dataset_size)

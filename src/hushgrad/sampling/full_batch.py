@@ -33,6 +33,10 @@ class FullBatch(Sampler):
         """Everyone()."""
         return events.Everyone()
 
+    def meant_for(self, batch_size: float) -> float:
+        """All of them are the batch."""
+        return batch_size
+
     def dealer(self, n: int, draws: Draws) -> Deal:
         """All records, in each step."""
         everyone = np.arange(n)

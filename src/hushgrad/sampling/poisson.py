@@ -62,6 +62,10 @@ class Poisson(Sampler):
         """Poisson(rate)."""
         return events.Poisson(self.rate)
 
+    def meant_for(self, batch_size: float) -> float:
+        """By the rate."""
+        return batch_size / self.rate
+
     def dealer(self, n: int, draws: Draws) -> Deal:
         """Step t draws its own subset, from its own generator."""
         return lambda step: poisson_subset(n, self.rate, draws.at(step))
@@ -110,6 +114,10 @@ class TruncatedPoisson(Sampler):
     def participation(self) -> events.TruncatedPoisson:
         """TruncatedPoisson(rate, dataset_size, size)."""
         return events.TruncatedPoisson(rate=self.rate, dataset_size=self.dataset_size, size=self.size)
+
+    def meant_for(self, batch_size: float) -> float:
+        """As stated."""
+        return float(self.dataset_size)
 
     def dealer(self, n: int, draws: Draws) -> Deal:
         """Step t draws min(Binomial(n, rate), size) records: a cut uniform subset is a smaller uniform subset."""

@@ -80,6 +80,10 @@ class RoundRobin(Sampler):
         """MinSep(gap = steps per epoch, times = epochs)."""
         return events.MinSep(gap=self.steps_per_epoch, times=self.epochs)
 
+    def meant_for(self, batch_size: float) -> float:
+        """As stated."""
+        return float(self.dataset_size)
+
     def dealer(self, n: int, draws: Draws) -> Deal:
         """Each record has one place; step t takes the records whose places lie in its window."""
         if n > self.dataset_size:

@@ -22,7 +22,7 @@ def require_extra() -> None:
         import jinja2  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise ArgumentError(f"Expected {error.name} for the web page. Install it with: pip install 'hushgrad[serve]'.") from None
+        raise ArgumentError(f"Expected {error.name} for the web page. Install it with pip install 'hushgrad[serve]'.") from None
 
 
 def create_app(settings: Settings) -> FastAPI:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hushgrad.errors import ArgumentError, HushgradError, NoTheorem, PolicyRefused
 
 if TYPE_CHECKING:
-    from hushgrad.budget import Status
+    from hushgrad.budget import Policy, Status
     from hushgrad.planner import Candidate, Question
     from hushgrad.report import Card
     from hushgrad.train.plan import Plan
@@ -112,23 +112,24 @@ def _epsilon(plan: Plan, noise_multiplier: float, steps: int | None = None) -> f
 # Cards -----------------------------------------------------------------------------------------------------------------
 
 
-def card(*, root: str, parts: list[str], raw: bool) -> dict[str, Any]:
+def card(*, root: str, parts: list[str], raw: bool, ledger: str | None = None) -> dict[str, Any]:
     """The privacy card of a run in all its forms, made from a private copy of the files that a card needs.
 
     The copy is read as suspiciously as everything else here, so that nothing outside the folder can come into a card.
     """
-    found = _card(root, parts, raw)
+    found = _card(root, parts, raw, ledger=ledger)
     return {"html": found.to_html(), "markdown": found.to_markdown(), "json": found.to_json()}
 
 
 def compare(*, root: str, first: list[str], second: list[str]) -> dict[str, Any]:
     """Two runs side by side."""
-    from hushgrad.report import compare_runs
+    from hushgrad.report.compare import ANYTHING, compare_runs
 
-    return compare_runs(*(_card(root, parts, False) for parts in (first, second))).to_json()
+    return compare_runs(*(_card(root, parts, False, policy=ANYTHING) for parts in (first, second))).to_json()
 
 
-def _card(root: str, parts: list[str], raw: bool) -> Card:
+def _card(root: str, parts: list[str], raw: bool, *, policy: Policy | None = None, ledger: str | None = None) -> Card:
+    from hushgrad.budget import Ledger, read_policy
     from hushgrad.report import privacy_card
     from hushgrad.serve.files import LIMITS, RunFolder
 
@@ -140,7 +141,9 @@ def _card(root: str, parts: list[str], raw: bool) -> Card:
             if run.stat(name) is not None:
                 (copy / name).write_text(run.text(name), encoding="utf-8")
         try:
-            return privacy_card(copy, raw=raw)
+            policy = read_policy() if policy is None else policy
+            books = Ledger(ledger) if ledger is not None and policy is not None and policy.ledger else None
+            return privacy_card(copy, raw=raw, policy=policy, ledger=books)
         except PolicyRefused:
             raise  # its sentence quotes the policy and the claim, nothing else
         except (HushgradError, ValueError, TypeError, KeyError):

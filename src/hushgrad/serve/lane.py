@@ -18,7 +18,7 @@ from typing import Any
 from hushgrad.errors import HushgradError
 from hushgrad.serve.worker import COMMAND
 
-__all__ = ["Busy", "Lane", "Refused", "TooLong"]
+__all__ = ["Busy", "Lane", "Refused", "RefusedByPolicy", "TooLong"]
 
 _QUEUE = 8  # questions that may wait
 _REMEMBERED = 128  # answers
@@ -30,6 +30,10 @@ _KEPT = 2 << 20  # bytes of an answer that is remembered
 
 class Refused(HushgradError):
     """The question was answered by a sentence that says why not."""
+
+
+class RefusedByPolicy(Refused):
+    """The policy does not allow it."""
 
 
 class TooLong(HushgradError):
@@ -174,6 +178,6 @@ def _opened(content: dict[str, Any]) -> dict[str, Any]:
     if "failed" in content:
         raise TooLong(content["failed"])
     if "refused" in content:
-        raise Refused(content["refused"])
+        raise (RefusedByPolicy if content.get("by_policy") else Refused)(content["refused"])
     answer: dict[str, Any] = content["answer"]
     return answer

@@ -11,12 +11,12 @@ from typing import Any
 from hushgrad.serve.files import LIMITS, RunFolder, Unreadable, folders
 from hushgrad.serve.series import Series, read_series
 
-__all__ = ["CONTRADICTED", "NOT_VERIFIED", "VERIFIED", "Run", "Shelf"]
+__all__ = ["CONTRADICTED", "NOT_ALLOWED", "NOT_VERIFIED", "VERIFIED", "Run", "Shelf"]
 
 _FRESH = 1.0  # seconds that a scan is good for
 _ALIVE = 120.0  # seconds without a new line after which a run is called silent
 _PER_PAGE = 200
-NOT_VERIFIED, VERIFIED, CONTRADICTED = "not verified", "verified", "contradicted"
+NOT_VERIFIED, VERIFIED, CONTRADICTED, NOT_ALLOWED = "not verified", "verified", "contradicted", "not allowed"
 _FEW = 24  # points of a curve in the list of runs
 
 
@@ -33,7 +33,7 @@ class Run:
     | unreadable | a file is damaged or missing; ``problem`` says which |
 
     ``check`` says whether the claim of a finished run was computed again from its ledger since its files last changed: "verified",
-    "contradicted", or "not verified" (the files say so, and nobody has looked; the card is what looks).
+    "contradicted", "not allowed" (by the policy), or "not verified" (the files say so, and nobody has looked; the card is what looks).
     """
 
     name: str

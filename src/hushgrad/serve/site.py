@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from hushgrad.serve.files import RunFolder
-from hushgrad.serve.lane import Lane, Refused
+from hushgrad.serve.lane import Lane, Refused, RefusedByPolicy
 from hushgrad.serve.problems import NotThere
-from hushgrad.serve.runs import CONTRADICTED, VERIFIED, Run, Shelf
+from hushgrad.serve.runs import CONTRADICTED, NOT_ALLOWED, VERIFIED, Run, Shelf
 from hushgrad.serve.settings import Settings
 
 __all__ = ["Site", "site", "while_wanted"]
@@ -57,11 +57,16 @@ class Site:
     async def card(self, name: str) -> dict[str, Any]:
         """The privacy card of a finished run, in all its forms."""
         run, folder = await self._finished(name)
-        arguments = {"root": str(folder.root), "parts": list(folder.parts), "raw": self.settings.raw}
+        arguments = {
+            "root": str(folder.root),
+            "parts": list(folder.parts),
+            "raw": self.settings.raw,
+            "ledger": self.settings.ledger,
+        }
         try:
             found = await self.reader.ask("card", version=run.version, **arguments)
-        except Refused:
-            self.shelf.note(run, CONTRADICTED)
+        except Refused as error:
+            self.shelf.note(run, NOT_ALLOWED if isinstance(error, RefusedByPolicy) else CONTRADICTED)
             raise
         self.shelf.note(run, VERIFIED)
         return found
