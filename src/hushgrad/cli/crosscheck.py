@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hushgrad._printed import at_least, at_most
@@ -39,9 +41,8 @@ def run(words: list[str]) -> int:
         ours = _timed(lambda: _certified(event, options.delta, options.relation))
         answers = [{"accountant": "hushgrad pld", **ours}]
         for name, ask in _PEERS.items():
-            answers.append(
-                {"accountant": name, **_timed(lambda ask=ask: {"epsilon": ask(event, options.delta, options.relation)})}
-            )  # type: ignore[misc]
+            question = partial(_asked, ask, event, options)
+            answers.append({"accountant": name, **_timed(question)})
     for answer in answers[1:]:
         if "epsilon" in answer and "lower" in ours:
             answer["verdict"] = _verdict(answer["epsilon"], ours["lower"], ours["epsilon"])
@@ -51,6 +52,10 @@ def run(words: list[str]) -> int:
         print(f"{event}, delta = {at_most(options.delta, 6)}, {options.relation}")
         print(table([("accountant", "epsilon", "seconds", ""), *map(_row, answers)]))
     return int(any(answer.get("verdict", "").startswith("below") for answer in answers))
+
+
+def _asked(peer: Callable[..., float], event: Event, options: argparse.Namespace) -> dict[str, Any]:
+    return {"epsilon": peer(event, options.delta, options.relation)}
 
 
 def _verdict(claimed: float, lower: float, upper: float) -> str:
