@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 
 from hushgrad import noise, testing
 from hushgrad.errors import ArgumentError, NoTheorem
-from hushgrad.events import BallsInBins, CyclicPoisson, Everyone, FixedSize, Gaussian, MinSep, Once, Poisson, TruncatedPoisson
+from hushgrad.events import (
+    BallsInBins,
+    CyclicPoisson,
+    Everyone,
+    FixedSize,
+    Gaussian,
+    MinSep,
+    Once,
+    Poisson,
+    Sampled,
+    TruncatedPoisson,
+)
 from hushgrad.noise import (
     BLT,
     AntiPGD,
@@ -318,6 +329,10 @@ def test_independent_noise_is_amplified_by_every_sampling():
     assert "TruncatedPoisson" in str(event(2.0, TruncatedPoisson(rate=0.1, dataset_size=100, size=20), 10))
     assert str(event(2.0, CyclicPoisson(period=4, rate=0.1), 10)) == "3 x Poisson(0.1) Gaussian(2)"
     assert str(event(2.0, BallsInBins(bins=5, epochs=2), 10)) == "BallsInBins(5, 2) Gaussian(2)"
+    for steps, passes in [(1, 1), (5, 1), (6, 2)]:  # what was stopped early pays for the passes that have begun
+        for fresh in (False, True):
+            begun = BallsInBins(bins=5, epochs=passes, fresh=fresh)
+            assert event(2.0, BallsInBins(bins=5, epochs=3, fresh=fresh), steps) == Sampled(begun, Gaussian(2.0))
     assert str(event(2.0, Everyone(), 10)) == "10 x Gaussian(2)"
     assert event(2.0, MinSep(gap=2, times=4), 10) == Gaussian(1.0)
     with pytest.raises(ArgumentError, match="bins x epochs"):

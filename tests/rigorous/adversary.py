@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import inversion
-from pages import written
+from pages import between, written
 from questions import KINDS, Question
 
 from hushgrad.accounting import epsilon_interval
@@ -87,6 +87,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--docs", type=Path, default=None)
+    parser.add_argument("--more", action="store_true", help="keep the tables that the page has")
     options = parser.parse_args()
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     rng, found, spent = random.Random(seed), {kind: Found() for kind in KINDS}, dict.fromkeys(KINDS, 0.0)
@@ -114,7 +115,9 @@ def main() -> int:
     print("\n".join(table))
     if options.docs is not None:
         command = f"`make rigorous SECONDS={options.seconds:.0f} SEED={seed}`:"
-        options.docs.write_text(written(options.docs.read_text(), "rigorous", [command, "", *table]))
+        page = options.docs.read_text()
+        before = [*between(page, "rigorous"), ""] if options.more else []
+        options.docs.write_text(written(page, "rigorous", [*before, command, "", *table]))
     return 1 if any(of.violations for of in found.values()) else 0
 
 

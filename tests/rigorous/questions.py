@@ -12,6 +12,7 @@ import bins
 import cut_samples
 import enumeration
 import inversion
+import simulation
 from flint import arb
 
 from hushgrad.events import (
@@ -248,6 +249,24 @@ def inverted(rng: random.Random) -> Question:
     return Question(event, delta, relation, tuple(side(name) for name in names))
 
 
+def simulated(rng: random.Random) -> Question:
+    """Passes over bins, the same or fresh ones, under every relation, and what is composed with them: by simulation."""
+    delta, relation, parts = 10 ** rng.uniform(-3.5, -1), rng.choice(["add_remove", "zero_out", "replace_one"]), []
+    count, epochs, fresh = rng.choice([2, 3, 5, 10, 40]), rng.choice([1, 2, 5]), rng.random() < 0.5
+    sigma = 10 ** rng.uniform(-0.3, 0.8)
+    event: Event = Sampled(BallsInBins(bins=count, epochs=epochs, fresh=fresh), Gaussian(sigma))
+    once = simulation.allocated((1 if fresh else math.sqrt(epochs)) / sigma, count, relation)
+    parts.append(simulation.repeated(once, epochs if fresh else 1))
+    if rng.random() < 0.6:
+        scale, rate, times = 10 ** rng.uniform(-0.3, 0.8), 10 ** rng.uniform(-2, 0), rng.choice([1, 5])
+        of, drawn = rng.choice([(Gaussian(scale), simulation.poisson), (Laplace(scale, scalar=True), simulation.laplace)])
+        event = event + of.sampled(rate=rate) * times
+        parts.append(simulation.repeated(drawn(1 / scale, rate, relation), times))
+    seed = rng.getrandbits(32)
+    truths = tuple(simulation.bounds(parts, seed + k, remove=k == 0) for k in (0, 1))
+    return Question(event, delta, relation, truths)
+
+
 KINDS: dict[str, Callable[[random.Random], Question]] = {
     "one step (ball arithmetic)": lambda rng: few_steps(rng, 1),
     "two steps (ball arithmetic)": lambda rng: few_steps(rng, 2),
@@ -259,4 +278,5 @@ KINDS: dict[str, Callable[[random.Random], Question]] = {
     "many bins (inversion)": many_bins,
     "truncated samples (ball arithmetic)": truncated,
     "many steps (contour inversion)": inverted,
+    "passes over bins, composed (simulation)": simulated,
 }

@@ -31,6 +31,7 @@ COUNTS = {
     "many bins": (2, False),
     "truncated": (6, False),
     "many steps": (3, True),
+    "passes": (3, True),
 }
 
 

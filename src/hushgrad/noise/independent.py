@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class Independent(LowerToeplitz):
     |---|---|
     | ``Poisson``, ``FixedSize``, ``TruncatedPoisson`` | steps x the sampled Gaussian |
     | ``CyclicPoisson(period, rate)`` | ceil(steps / period) x Gaussian sampled at ``rate`` (a record meets one step of a cycle) |
-    | ``BallsInBins`` | one event for the whole run |
+    | ``BallsInBins`` | one event for all passes that have begun |
     | ``Everyone`` | steps x Gaussian |
     | ``Once``, ``MinSep`` | one Gaussian of multiplier s / sqrt(times) |
 
@@ -88,8 +88,8 @@ class Independent(LowerToeplitz):
         if isinstance(participation, CyclicPoisson):
             return step.sampled(rate=participation.rate) * -(-steps // participation.period)
         if isinstance(participation, BallsInBins):
-            pattern_of(participation, steps)  # refuses more steps than there are batches
-            return Sampled(participation, step)
+            pattern = pattern_of(participation, steps)  # refuses more steps than there are batches
+            return Sampled(replace(participation, epochs=pattern.times), step)  # a pass that has begun counts whole
         if isinstance(participation, Everyone):
             return step * steps
         return None

@@ -127,7 +127,8 @@ def _sampler(
         _check.fail("batch_size", size, f"to be at most dataset_size={n}")
     if isinstance(sampling, Sampler):
         if epochs is not None or steps not in (None, sampling.steps):
-            _check.fail("steps", steps, f"to be left to the sampler, which deals {sampling.steps} steps")
+            name, value = ("steps", steps) if epochs is None else ("epochs", epochs)
+            _check.fail(name, value, f"to be left to the sampler, which deals {sampling.steps} steps")
         return sampling
     name = _check.one_of(names, sampling=sampling)
     if (epochs is None) == (steps is None):
