@@ -62,21 +62,26 @@ def mixed_files(folder: Path) -> Trial:
     names = ("key.json", "journal", "state.safetensors")
     deaths = 0
     for home, end in (("old", 5), ("run", 14), ("other", 14)):
-        (folder / home).mkdir()
-        if home == "run":
-            shutil.copytree(folder / "old" / "run", folder / "run" / "run")
+        if home == "run":  # moved, it is the run itself; what stays is the copy
+            (folder / "old").rename(folder / "run")
+            shutil.copytree(folder / "run", folder / "old")
+        else:
+            (folder / home).mkdir()
         options = {} if home != "other" else {"key": bytes(32)}
         death = partial(_die_after, end)
         deaths += (
             lives.outcome(*lives.fork(partial(lives.train, f"{folder}/{home}/run", "dpsgd", on_step=death, **options))) is None
         )
+    (away := folder / "away").mkdir()
+    for home in ("old", "run", "other"):  # beside its original no copy goes on
+        (folder / home).rename(away / home)
     refused, choices = 0, list(itertools.product(("run", "old", "other", None), repeat=3))
     for number, choice in enumerate(choices):
         home = folder / f"mix{number}" / "run"
         home.mkdir(parents=True)
         for name, source in zip(names, choice, strict=True):
             if source is not None:
-                shutil.copy2(folder / source / "run" / name, home / name)
+                shutil.copy2(away / source / "run" / name, home / name)
         (last,) = lives.life(str(home), "dpsgd", key=None)
         if not _fine(last, "ArgumentError"):
             return Trial(False, f"{choice}: {last}", deaths)

@@ -33,6 +33,14 @@ def _lookup(host: object, *args: object, **options: object) -> object:
     return _LOOKUP(host, *args, **options)  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def on_another_machine(monkeypatch):
+    """A copied folder does not find its original, as on another machine; beside its original no copy goes on."""
+    from hushgrad.release.earlier import Earlier
+
+    monkeypatch.setattr(Earlier, "_copied", lambda *_: "")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_network():
     """Only this machine can be reached; see tests/stories/test_secrets.py for the commands, which run in other processes."""

@@ -7,8 +7,9 @@ hashes of all blocks, a thousandth of the content, go into one.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 from hushgrad import native
 from hushgrad.native import _abi
 
-__all__ = ["UniversalHash"]
+__all__ = ["Seen", "UniversalHash"]
 
 _WORDS, _LANES = _abi.WITNESS_WORDS, _abi.WITNESS_LANES  # of a block
 _BLOCK = 4 * _WORDS  # bytes
@@ -38,24 +39,70 @@ class UniversalHash:
 
     def __init__(self, key: bytes) -> None:
         self._key = np.frombuffer(hashlib.shake_256(key).digest(_BLOCK), "<u4").copy()
+        self.place: int = self._key.ctypes.data  # where C finds it
 
     def of(self, parts: list[Tensor]) -> Iterator[Any]:
         """The hashes of all blocks of every one of ``parts``, which are contiguous, as arrays of whole numbers."""
         if _HASH is None or any(part.device.type != "cpu" for part in parts):
             key = torch.from_numpy(self._key.astype(np.int64)).to(parts[-1].device)
-            yield torch.cat([by_torch(part.to(key.device), key) for part in parts]).cpu().numpy()  # one copy for all
+            hashes = [by_torch(part.to(key.device), key) for part in parts]
+            yield from np.split(torch.cat(hashes).cpu().numpy(), np.cumsum([len(h) for h in hashes])[:-1])  # one copy for all
             return
         for part in parts:
             part = part if part.data_ptr() % 4 == 0 else part.clone()
             size = part.numel() * part.element_size()
             out = np.empty(-(-size // _BLOCK), np.uint64)
-            _HASH(part.data_ptr(), size, self._key.ctypes.data, out.ctypes.data)
+            _HASH(part.data_ptr(), size, self.place, out.ctypes.data)
             yield out
 
     def of_array(self, array: np.ndarray) -> Iterator[Any]:
         """The same of an array's bytes, whatever its type."""
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return self.of([torch.from_numpy(flat if flat.flags.writeable else flat.copy())])
+
+
+class Seen:
+    """Hashes of tensors that were made while they were written: whoever writes one has it in the cache.
+
+    They hold for these objects as they were left. Whoever changes one afterwards, by torch or otherwise, does not ask for its hash.
+
+    >>> x, hashed = torch.zeros(5000), UniversalHash(bytes(32))
+    >>> seen = Seen(hashed, [x])
+    >>> seen.look(x, 0, 5000)
+    >>> seen.of(x) == next(hashed.of([x])).tobytes(), seen.of(x.add_(1)), seen.of(x.clone())
+    (True, None, None)
+    """
+
+    def __init__(self, hashed: UniversalHash, tensors: Iterable[Tensor]) -> None:
+        self.hashed, self._kept, end = hashed, dict[int, tuple[Tensor, int, int, int]](), 0
+        for tensor in tensors:
+            begin, end = end, end + (tensor.nbytes + _BLOCK - 1) // _BLOCK * 8
+            self._kept[id(tensor)] = tensor, tensor._version, begin, end
+        self._hashes = bytearray(end)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(self._hashes)) if end else 0
+        self.places = {name: at + begin for name, (_, _, begin, _) in self._kept.items()}  # where C puts the hashes of an object
+
+    def look(self, tensor: Tensor, low: int, size: int) -> None:
+        """Hash the elements [low, low + size): its last ones, or whole blocks."""
+        first = self._kept[id(tensor)][2] + low * tensor.itemsize // _BLOCK * 8
+        for hashes in self.hashed.of([tensor.detach().reshape(-1)[low : low + size]]):
+            self._hashes[first : first + 8 * len(hashes)] = hashes.tobytes()
+
+    def all_of(self, tensors: Collection[Tensor]) -> bytearray | None:
+        """The hashes of these tensors, if they are all that were looked at, in that order, as they were left."""
+        if len(tensors) != len(self._kept):
+            return None
+        for tensor, (kept, version, _, _) in zip(tensors, self._kept.values(), strict=True):
+            if kept is not tensor or version != tensor._version:
+                return None
+        return self._hashes
+
+    def of(self, tensor: Tensor) -> bytearray | None:
+        """The hashes of a tensor; None of one that was not looked at, or that torch has changed since."""
+        kept = self._kept.get(id(tensor))
+        if kept is None or kept[0] is not tensor or kept[1] != tensor._version:
+            return None
+        return self._hashes[kept[2] : kept[3]]
 
 
 def by_torch(tensor: Tensor, key: Tensor) -> Tensor:

@@ -7,7 +7,10 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -20,8 +23,10 @@ from hushgrad import _universal
 from hushgrad.errors import ArgumentError, CaptureError, StorageError
 from hushgrad.events import Everyone, FixedSize, Gaussian, MinSep, Poisson
 from hushgrad.guarantee import Ledger
+from hushgrad.noise.source import Source
+from hushgrad.noise.streams import IndependentStream
+from hushgrad.release import earlier, frames, keys, owner
 from hushgrad.release import journal as journals
-from hushgrad.release import keys, owner
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey, erase, finish, read_key, secrets_in, write_key
 from hushgrad.release.owner import Owner
@@ -87,7 +92,9 @@ def test_every_flipped_bit_is_noticed_and_every_cut_behind_the_state(tmp_path):
     path = tmp_path / "journal"
     after = _life(path, 20)
     whole = path.read_bytes()
-    assert len(whole) < 24 + 300 + 20 * 8 + 20 * 8  # the bindings, one release and at most one mark for each step
+    assert (
+        len(whole) < 24 + 300 + len(str(path)) + 20 * 8 + 20 * 8
+    )  # the bindings, one release and at most one mark for each step
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
         with pytest.raises(ArgumentError):
@@ -102,8 +109,8 @@ def test_every_flipped_bit_is_noticed_and_every_cut_behind_the_state(tmp_path):
 
 
 def _releases(data):
-    reader = Journal(KEY)
-    return sum(kind == ord("r") for kind, _, _ in reader._frames(data))
+
+    return sum(frame.kind == ord("r") for frame in frames._frames(data))
 
 
 def test_a_machine_that_stopped_may_lose_what_was_behind_the_last_mark_and_the_guarantee_says_so(tmp_path, monkeypatch):
@@ -115,13 +122,67 @@ def test_a_machine_that_stopped_may_lose_what_was_behind_the_last_mark_and_the_g
     path.write_bytes(lost)
     with pytest.raises(ArgumentError, match="damaged"):  # on a machine that did not stop, that is damage
         Journal.open(path, KEY, Owner(tmp_path, newest=True))
-    monkeypatch.setattr(journals, "boot_identity", lambda: "another start")
+    for module in (journals, earlier):
+        monkeypatch.setattr(module, "boot_identity", lambda: "another start")
     journal = Journal.open(path, KEY, Owner(tmp_path, newest=True))
     journal.seek(*after[9])
     assert journal.ahead == _releases(lost) - 10 and "vouched" in journal.notes[0]
+    assert Journal.open(path, KEY, Owner(tmp_path, newest=True)).notes == journal.notes  # and is not forgotten by the next life
     path.write_bytes(whole[:200] + bytes(len(whole) - 200))  # more is gone than could be unflushed
     with pytest.raises(ArgumentError, match="damaged"):
         Journal.open(path, KEY, Owner(tmp_path, newest=True))
+
+
+def test_a_copy_is_refused_beside_the_original_and_said_to_be_one_without_it(tmp_path):
+    """Moved, linked and restored files: who has the file's number on the disk is the run; others are copies."""
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    first, moved, copied = (tmp_path / name / "journal" for name in "abc")
+    state = _life(first, 5)[-1]
+    shutil.copy2(first, copied)
+    with pytest.raises(ArgumentError, match="not a copy"):
+        _life(copied, 1, first=5, position=5, chain=state[1])
+    first.rename(moved)
+    moved.with_name("other name").symlink_to(moved)
+    state = _life(moved.with_name("other name"), 1, first=5, position=5, chain=state[1])[-1]  # goes on, and knows where it is
+    with pytest.raises(ArgumentError, match="not a copy"):
+        shutil.copy2(moved, copied)
+        _life(copied, 1, first=6, position=6, chain=state[1])
+    moved.unlink()
+    for _ in range(2):  # in this life and in the next
+        journal = Journal.open(copied, KEY, Owner(copied.parent, newest=True))
+        assert [note for note in journal.notes if "copied or put back after 6 releases" in note] == list(journal.notes)
+
+
+@pytest.mark.parametrize("name", ["link", "symlink", "removed lock"])
+def test_one_file_has_one_writer_by_whatever_name(tmp_path, name):
+    """A second folder of hard or symbolic links, or a lock that somebody removed: the file itself is locked."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    path, other = tmp_path / "a" / "journal", tmp_path / "b" / "journal"
+    journal = Journal.create(path, KEY, Owner(path.parent), {"plan": "x"})
+    if name == "removed lock":
+        (path.parent / ".lock").unlink()
+        other = path
+    else:
+        (os.link if name == "link" else os.symlink)(path, other)
+    program = (
+        "import sys; from pathlib import Path; from hushgrad.release.journal import Journal; from hushgrad.release.owner import Owner\n"
+        "from hushgrad.release.keys import RunKey; path = Path(sys.argv[1])\n"
+        "Journal.open(path, RunKey(bytes(range(32))), Owner(path.parent))"
+    )
+    for expected in ("written by one process", ""):
+        done = subprocess.run([sys.executable, "-c", program, str(other)], capture_output=True, text=True, timeout=60)
+        assert (expected in done.stderr) if expected else done.returncode == 0, done.stderr
+        journal.close()
+
+
+def test_a_journal_of_another_version_is_refused_in_one_sentence(tmp_path):
+    path = tmp_path / "journal"
+    _life(path, 3)
+    path.write_bytes(path.read_bytes().replace(b"hushgrad journal 2", b"hushgrad journal 1"))
+    with pytest.raises(ArgumentError, match=r"another one wrote it.*prior="):
+        _life(path, 0)
 
 
 def test_a_full_disk_stops_the_step_and_leaves_the_journal_whole(tmp_path, monkeypatch):
@@ -402,6 +463,52 @@ def test_every_bit_of_every_number_is_witnessed(hashing, dtype):
         flat[place] ^= bit
     assert witness.of(released, norms, b"more") == before != witness.of(released, norms, b"else")
     assert Witness(RunKey(bytes(32)).witness).of(released, norms, b"more") != before
+
+
+@pytest.mark.parametrize("plan", [{}, {"secure": True}, {"certified": True}])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_witness_is_the_same_however_the_release_was_hashed(monkeypatch, plan, threads):
+    """While the noise is added, on every thread, or afterwards; and never of something else than what is released."""
+    before, witnesses = torch.get_num_threads(), []
+    original = Witness.of
+
+    def of(self, released, norms, more=b"", seen=None):
+        witnesses.append(original(self, released, norms, more, seen))
+        assert witnesses[-1] == original(self, {n: t.clone() for n, t in released.items()}, norms, more)
+        known.append(seen is not None and seen.all_of(released.values()) is not None)
+        return witnesses[-1]
+
+    known: list[bool] = []
+    monkeypatch.setattr(Witness, "of", of)
+    try:
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(600, 500)  # more than one thread's share
+        about = dict(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=3)
+        private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), Plan.dpsgd(**about, **plan), seed=1)
+        loss = private.loss(torch.nn.functional.cross_entropy)
+        for x, y in private.loader(torch.utils.data.TensorDataset(torch.randn(16, 600), torch.randint(500, (16,)))):
+            private.optimizer.zero_grad()
+            loss(model(x), y).backward()
+            private.optimizer.step()
+        private.detach()
+    finally:
+        torch.set_num_threads(before)
+    assert known == [not plan] * 3 and len(set(witnesses)) == 3
+
+
+def test_a_sum_that_is_changed_after_its_noise_is_hashed_again():
+    """By torch, or because it is another object: what was seen before does not count."""
+    witness, norms, sums = Witness(KEY.witness), torch.ones(2), {"a": torch.randn(3000), "b": torch.randn(5)}
+    source = Source(seed=1)
+    stream = IndependentStream(source)
+    seen = source.seen(witness.hashed, lambda: stream.rows(0, list(sums.values()), out=list(sums.values())))
+    assert seen is not None and seen.all_of(sums.values()) and witness.of(sums, norms, b"", seen) == witness.of(sums, norms)
+    assert source.seen(witness.hashed, lambda: source.z(1, 0, sums["b"], out=sums["b"])) is None  # nobody said that this is all
+    sums["b"].mul_(2)
+    assert witness.of(sums, norms, b"", seen) == witness.of(sums, norms)
+    sums["a"] = sums["a"] + 1
+    assert witness.of(sums, norms, b"", seen) == witness.of(sums, norms)
 
 
 def test_swapped_moved_and_cut_numbers_are_witnessed_and_both_ways_agree(monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hushgrad import _universal, native
+from hushgrad._universal import Seen, UniversalHash
 from hushgrad.accounting.pld.bounds import convex
 from hushgrad.clipping import Automatic, Flat, _fused, mass, sums
 from hushgrad.clipping.rules import conv, linear
@@ -130,6 +131,29 @@ def draw_many(b: Bench) -> Any:
         starts = [int(k) for k in np.random.default_rng(len(outs)).integers(0, 1000, len(outs))]
         pieces = [_kernel.Piece(k, starts[k], torch.from_numpy(out), 0, out.size) for k, out in enumerate(outs)]
         kernel.draw_all(b.stream, b.at[0], pieces, 0.3, False)
+
+    return b.noise(work, *(b.normal(n) for n in shapes))
+
+
+def draw_seen(b: Bench) -> Any:
+    shapes = [
+        b.size(1, 2000),
+        2048,
+        b.size(60_000, 150_000),
+        3,
+    ]  # of blocks of hashes: less than one, one, more than are drawn together
+    hashed = UniversalHash(b.rng.bytes(32))
+
+    def work(kernel: _kernel.Kernel, *outs: np.ndarray) -> list[np.ndarray]:
+        tensors = [torch.from_numpy(out) for out in outs]
+        seen = Seen(hashed, tensors)
+        block = 8192 // b.real().itemsize
+        cuts = [(k, low) for k, out in enumerate(outs) for low in range(0, out.size, 20 * block)]  # as for several threads
+        pieces = [_kernel.Piece(k, 7 * k + low, tensors[k], low, min(20 * block, outs[k].size - low)) for k, low in cuts]
+        kernel.draw_seen(b.stream, b.at[0], pieces, 0.3, seen)
+        assert seen.all_of(tensors) == b"".join(bytes(seen.of(tensor) or b"") for tensor in tensors)
+        assert seen.all_of(tensors) == b"".join(h.tobytes() for h in hashed.of(tensors))
+        return [np.frombuffer(bytes(seen.all_of(tensors) or b""), np.uint64)]
 
     return b.noise(work, *(b.normal(n) for n in shapes))
 
@@ -306,6 +330,7 @@ CASES: dict[str, Callable[[Bench], Any]] = {
     "expand_key": draw,
     "draw": draw,
     "draw_many": draw_many,
+    "draw_seen": draw_seen,
     "drawn_buffers": drawn_buffers,
     "drawn_solutions": drawn_solutions,
     "drawn_combinations": drawn_combinations,

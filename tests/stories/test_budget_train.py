@@ -293,6 +293,7 @@ def test_the_command_does_without_torch(tmp_path: Path) -> None:
 # Copies and lost files ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("on_another_machine")
 def test_of_two_copies_of_a_folder_one_goes_on(tmp_path, ledger, monkeypatch):
     """The other is refused before it releases anything, settled for nothing, and the budget pays one run."""
     killed_after(5, recipe(ledger), tmp_path / "run", monkeypatch)
@@ -307,6 +308,7 @@ def test_of_two_copies_of_a_folder_one_goes_on(tmp_path, ledger, monkeypatch):
     assert one.state == "committed" and not one.overrun
 
 
+@pytest.mark.usefixtures("on_another_machine")
 def test_a_copy_that_starts_while_the_other_one_runs_makes_both_cost_infinity(tmp_path, ledger, monkeypatch):
     """Nobody can stop the first any more; its commit is recorded as what it is."""
     killed_after(5, recipe(ledger), tmp_path / "run", monkeypatch)

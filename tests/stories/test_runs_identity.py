@@ -106,6 +106,7 @@ FILES = ("state.safetensors", "journal", "key.json")
 
 
 @pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.usefixtures("on_another_machine")
 def test_lost_old_and_copied_files_in_every_combination(tmp_path, plan):
     """3 files, each as it is, lost, as it was earlier, or another run's: a refusal, or the same releases."""
     torch.manual_seed(0)
@@ -392,6 +393,7 @@ def test_augmentation_is_the_same_after_a_restart(tmp_path, workers):
 
 
 @pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.usefixtures("on_another_machine")
 def test_a_copied_folder_continued_twice_costs_infinity(tmp_path, plan):
     Process(tmp_path / "a", plan, start=0).to(5, save_at=(5,))
     shutil.copytree(tmp_path / "a", tmp_path / "b")

@@ -170,6 +170,7 @@ def test_a_server_that_died_between_saving_and_writing_down_goes_on(tmp_path, fe
     assert np.array_equal(start(second, 4), whole) and second.ledger == second.ledger
 
 
+@pytest.mark.usefixtures("on_another_machine")
 def test_a_copied_server_costs_infinity(tmp_path, federated):
     server, start = federated
     start(server(tmp_path / "a"), 1)

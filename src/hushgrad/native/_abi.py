@@ -15,7 +15,7 @@ Long = ctypes.c_long
 Float = ctypes.c_float
 Double = ctypes.c_double
 
-ABI = 1629640451
+ABI = 2727479137
 PAIRS = 128
 GROUP = 256
 GROUP_BLOCKS = 96
@@ -30,6 +30,7 @@ PANEL_ROWS = 144
 PANEL_COLUMNS = 16
 WITNESS_WORDS = 2048
 WITNESS_LANES = 16
+WITNESS_BLOCKS = 32
 
 
 class Address(ctypes.Structure):
@@ -141,6 +142,8 @@ SIGNATURES: dict[str, dict[str, tuple[Any, tuple[Any, ...]]]] = {  # library, fu
         "draw_f64": (None, (ctypes.POINTER(Address), Field, Double, Int, At, Size)),
         "draw_many_f32": (None, (At, Size, Float, Int)),
         "draw_many_f64": (None, (At, Size, Double, Int)),
+        "draw_seen_f32": (None, (At, Size, Float)),
+        "draw_seen_f64": (None, (At, Size, Double)),
         "drawn_buffers_f32": (None, (ctypes.POINTER(Address), Field, At, Size, At, At, Size, Float, Int, At, Size)),
         "drawn_buffers_f64": (None, (ctypes.POINTER(Address), Field, At, Size, At, At, Size, Double, Int, At, Size)),
         "drawn_solutions_f32": (None, (ctypes.POINTER(Address), Field, ctypes.POINTER(Solutions), At, Float, Int, At, Size)),
@@ -185,6 +188,8 @@ REFERENCES: dict[str, tuple[str, bool]] = {  # what a kernel is compared with, a
     "draw_f64": ("hushgrad.noise._kernel.NumpyKernel.draw", True),
     "draw_many_f32": ("hushgrad.noise._kernel.NumpyKernel.draw_all", True),
     "draw_many_f64": ("hushgrad.noise._kernel.NumpyKernel.draw_all", True),
+    "draw_seen_f32": ("hushgrad.noise._kernel.NumpyKernel.draw_seen", True),
+    "draw_seen_f64": ("hushgrad.noise._kernel.NumpyKernel.draw_seen", True),
     "drawn_buffers_f32": ("hushgrad.noise._kernel.NumpyKernel.draw_buffers", True),
     "drawn_buffers_f64": ("hushgrad.noise._kernel.NumpyKernel.draw_buffers", True),
     "drawn_solutions_f32": ("hushgrad.noise._kernel.NumpyKernel.draw_solutions", True),

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HUSHGRAD_ABI 1629640451
+#define HUSHGRAD_ABI 2727479137
 
 /* Constants ------------------------------------------------------------------------------------------------------------- */
 
@@ -30,6 +30,7 @@
 #define PANEL_COLUMNS 16   /* at most, of a panel */
 #define WITNESS_WORDS 2048 /* of a block that is hashed */
 #define WITNESS_LANES 16   /* neighbours that are multiplied by the next 16 */
+#define WITNESS_BLOCKS 32  /* that are drawn and then hashed: the second-level cache holds them */
 
 /* Structs --------------------------------------------------------------------------------------------------------------- */
 
@@ -127,6 +128,12 @@ void hushgrad_draw_f64(const address *at, uint64_t start, double scale, int add,
  * start, n, where out is). Reference, bit for bit: hushgrad.noise._kernel.NumpyKernel.draw_all. */
 void hushgrad_draw_many_f32(const uint64_t *table, size_t count, float scale, int add);
 void hushgrad_draw_many_f64(const uint64_t *table, size_t count, double scale, int add);
+
+/* As draw_many with add, and what came out is hashed while it is in the cache: rows of five numbers, first an address and where witness's
+ * key is, then for each tensor (index, start, n, where out is, where its hashes go).
+ * Reference, bit for bit: hushgrad.noise._kernel.NumpyKernel.draw_seen. */
+void hushgrad_draw_seen_f32(const uint64_t *table, size_t count, float scale);
+void hushgrad_draw_seen_f64(const uint64_t *table, size_t count, double scale);
 
 /* As buffers, from draws of their own, which never leave the first-level cache or even the registers.
  * Reference, bit for bit: hushgrad.noise._kernel.NumpyKernel.draw_buffers. */

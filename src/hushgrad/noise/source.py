@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check
+from hushgrad._universal import Seen, UniversalHash
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel, _memory
 from hushgrad.noise._chacha import ChaChaStream
@@ -76,6 +77,8 @@ class Source:
         self.reproducible, self.secure, self.cipher = seed is not None, secure, require_cipher(cipher, secure=secure)
         master = _master(key, seed)
         self._stream = ChaChaStream(master, b"hushgrad chacha") if cipher == "chacha20" else KeyStream(master, b"hushgrad noise")
+        self._hashed: UniversalHash | None = None  # whoever looks at what numbers are added to
+        self._seen: Seen | None = None
         self._grid: SecureNoise | None = None
         if secure:
             from hushgrad.noise.secure import SecureNoise  # brings mpmath, which plain noise does not need
@@ -148,7 +151,7 @@ class Source:
             return None
         return kernel_for(likes[0].device) if len({like.device for like in likes}) == 1 else None
 
-    def draw(self, step: int, pieces: Sequence[Piece], scale: float, *, fresh: bool) -> None:
+    def draw(self, step: int, pieces: Sequence[Piece], scale: float, *, fresh: bool, finished: bool = False) -> None:
         """Compute the numbers of every piece, on all threads: written if ``fresh``, else added.
 
         Args:
@@ -156,7 +159,10 @@ class Source:
             pieces: which places of which tensors.
             scale: what the numbers are multiplied by.
             fresh: write; else add.
+            finished: these numbers are the row; nothing else will be added to the tensors, so that they may be hashed as they are.
         """
+        if self._hashed is not None and self._grid is None and finished and not fresh:
+            self._seen = Seen(self._hashed, [piece.target for piece in pieces])
         if worth_one_thread(pieces):
             self.write(step, scale, fresh, pieces)
         else:
@@ -172,12 +178,27 @@ class Source:
             pieces: which places of which tensors.
         """
         if self._grid is None:
-            _kernel.KERNEL.draw_all(self._stream, step, pieces, scale, fresh)
+            if self._seen is None:
+                _kernel.KERNEL.draw_all(self._stream, step, pieces, scale, fresh)
+            else:
+                _kernel.KERNEL.draw_seen(self._stream, step, pieces, scale, self._seen)
             return
         for piece in pieces:
             out = piece.array()
             for low in range(0, out.size, CHUNK):
                 self._grid.write(step, piece.which, piece.start + low, out[low : low + CHUNK], scale, fresh)
+
+    def seen(self, hashed: UniversalHash, work: Callable[[], None]) -> Seen | None:
+        """Do ``work``; the hashes of what it added numbers to, as :meth:`draw` left it, where it was said to be finished; else None.
+
+        A tensor that came by its noise otherwise, through a copy of itself or correlated with earlier rows, is not among them.
+        """
+        self._hashed, self._seen = hashed, None
+        try:
+            work()
+            return self._seen
+        finally:
+            self._hashed = self._seen = None
 
     def fill(self, step: int, index: int, start: int, out: np.ndarray) -> None:
         """Write the Gaussians at ``start``, ``start + 1``, ... to the float32 or float64 array ``out``, on one thread.

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hushgrad._universal import Seen
 from hushgrad.clipping import Capture, ClippedSum
 from hushgrad.clipping.adaptive import Adaptive, AdaptiveThere
 from hushgrad.clipping.base import Clipper
@@ -76,6 +78,7 @@ class Release:
         self._key, self.source = key, Source(key=key.secret, secure=self._plan.secure, cipher=self._plan.drawn_by)
         self.stream = self.placement.streamed(self._plan.noise.stream(self.source, steps=self._plan.steps))
         self._witness = Witness(key.witness)
+        self._seen: Seen | None = None  # what was hashed when its noise was added
         self._ahead = False
 
     def use_clip(self, clip: Clipper) -> None:
@@ -169,12 +172,14 @@ class Release:
 
         Lazy tables are left out: the noise is added where they are read.
         """
-        buffers = sums
+        buffers = rest = sums
         if begun or self.lazy:
-            self._add_row(step, {name: total for name, total in sums.items() if name not in begun and name not in self.lazy})
+            rest = {name: total for name, total in sums.items() if name not in begun and name not in self.lazy}
             buffers = {name: begun.get(name, total) for name, total in sums.items() if name not in self.lazy}
+        if self.agree is None or not self.placement.finishes:
+            self._add_row(step, rest)
         else:
-            self._add_row(step, sums)
+            self._seen = self.source.seen(self._witness.hashed, partial(self._add_row, step, rest))
         self.placement.add_up(buffers)
         return buffers
 
@@ -253,7 +258,8 @@ class Release:
         """A digest of all that the step releases: its sums with their noise, and where the clip norm moves to."""
         here = moved.fetched if isinstance(moved, AdaptiveThere) else moved
         more = b"" if here is None else struct.pack("<d", here.max_grad_norm)
-        return self._witness.of(covered, norms, self.noted() + more)
+        seen, self._seen = self._seen, None
+        return self._witness.of(covered, norms, self.noted() + more, seen)
 
     def _moved_there(self, step: int, norms: Tensor) -> AdaptiveThere:
         """The same on a device, in which the clip norm stays."""

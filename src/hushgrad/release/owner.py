@@ -19,6 +19,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -26,7 +27,7 @@ from weakref import WeakValueDictionary
 from hushgrad import _check
 from hushgrad.errors import ArgumentError, StorageError
 
-__all__ = ["LOCK", "Owner", "boot_identity"]
+__all__ = ["LOCK", "Owner", "boot_identity", "locked"]
 
 LOCK = ".lock"
 _BEAT, _STALE = 10.0, 60.0  # seconds
@@ -69,6 +70,8 @@ class Owner:
         self._place = str(self._path)  # asked for at every step
         self._token, self._process = secrets.token_hex(8), os.getpid()
         self._file: int | None = None
+        self._number = 0, 0  # of that file's disk, and on it
+        self._lent: list[Callable[[], None]] = []
         self._ends = threading.Event()
         self._lease = False
         before = _here.get(str(self._path))
@@ -90,7 +93,13 @@ class Owner:
         """Whether this is still the owner: the lock is the one on the disk (somebody may have deleted it), or the lease there is ours."""
         if self._file is None:
             return False
-        return self._read().get("token") == self._token if self._lease else _same_file(self._file, self._place)
+        if self._lease:
+            return self._read().get("token") == self._token
+        try:
+            there = os.stat(self._place)
+        except FileNotFoundError:
+            return False
+        return there.st_ino == self._number[1] and there.st_dev == self._number[0]
 
     def require(self) -> None:
         """Before anything is released.
@@ -110,8 +119,14 @@ class Owner:
             self._path.unlink(missing_ok=True)
         self._let_go()
 
+    def lend(self, close: Callable[[], None]) -> None:
+        """Call ``close`` when the folder is let go: of a file that the owner alone writes, so that the next one can."""
+        self._lent.append(close)
+
     def _let_go(self) -> None:
         self._ends.set()
+        for close in self._lent:
+            close()
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -136,29 +151,21 @@ class Owner:
             if not taken:
                 os.close(file)
                 raise _owned(self._path.parent, self._read(), "")
-            if _same_file(file, self._place):  # else its last owner removed it between the two lines
+            about = os.fstat(file)
+            self._number = about.st_dev, about.st_ino
+            self._file = file
+            if self.held:  # else its last owner removed it between the two lines
                 break
             os.close(file)
-        self._file = file
+            self._file = None
         os.ftruncate(file, 0)
         os.write(file, self._words())
 
     def _locked(self, file: int) -> bool | None:
         """Whether the system's lock is ours; None where there is no such lock."""
-        try:
-            import fcntl
-        except ImportError:  # not a POSIX system
-            return None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno in _UNSUPPORTED:
-                return None
-            raise
+        taken = locked(file)
         # A lease that was taken where the lock does not work (another host's view of the same disk) counts as well.
-        return not self._is_foreign_lease()
+        return taken and not self._is_foreign_lease()
 
     def _is_foreign_lease(self) -> bool:
         return bool(self._read().get("lease")) and self._age() < _STALE
@@ -215,13 +222,24 @@ def _require_plain(folder: Path) -> None:
         )
 
 
-def _same_file(file: int, path: str) -> bool:
+def locked(file: int) -> bool | None:
+    """Take the system's lock of an open file: whether it is ours now; None where there is no such lock.
+
+    It is the file's, by whatever name it was opened, and goes when it is closed or its process ends.
+    """
     try:
-        there = os.stat(path)
-    except FileNotFoundError:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
-    here = os.fstat(file)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return None
+        raise
+    return True
 
 
 def _owned(folder: Path, words: dict[str, Any], more: str, *, lease: bool = False) -> ArgumentError:
@@ -233,6 +251,8 @@ def _owned(folder: Path, words: dict[str, Any], more: str, *, lease: bool = Fals
 def _forget_in_child() -> None:
     """A forked child (a data-loading worker) must not keep its parent's locks alive."""
     for owner in list(_here.values()):
+        for close in owner._lent:
+            close()
         if owner._file is not None:
             os.close(owner._file)
             owner._file = None

@@ -7,13 +7,14 @@ A cryptographic digest of all released numbers would take as long as the step. S
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hushgrad._universal import UniversalHash
+from hushgrad._universal import Seen, UniversalHash
 from hushgrad._universal import by_torch as _by_torch  # noqa: F401 (the kernel's reference, by the name that native/abi.h has)
 
 __all__ = ["Witness", "digest_of"]
@@ -30,17 +31,34 @@ class Witness:
     """
 
     def __init__(self, key: bytes) -> None:
-        self._hash = UniversalHash(key)
+        self.hashed = UniversalHash(key)
 
-    @torch.no_grad()
-    def of(self, released: Mapping[str, Tensor], norms: Tensor, more: bytes = b"") -> bytes:
-        """A digest of every bit of ``released`` (what this process holds of it), of ``norms`` and of ``more``."""
-        parts = [part for tensor in (norms, *released.values()) for part in _parts(tensor)]
-        digest = hashlib.blake2b(more, digest_size=32)
-        digest.update(np.array([part.numel() for part in parts]).tobytes())
-        for hashes in self._hash.of(parts):
-            digest.update(hashes)
-        return digest.digest()
+    def of(self, released: Mapping[str, Tensor], norms: Tensor, more: bytes = b"", seen: Seen | None = None) -> bytes:
+        """A digest of every bit of ``released`` (what this process holds of it), of ``norms`` and of ``more``.
+
+        Args:
+            released: the tensors, by name.
+            norms: the contributions' norms, which are not released but tell one batch from another.
+            more: whatever else was released.
+            seen: hashes that were made when the noise was added; of whatever is not among them they are made now.
+        """
+        sizes = array("q", [norms.numel()])
+        hashes = None if seen is None or not norms.is_cpu else seen.all_of(released.values())
+        if hashes is not None:
+            sizes.extend(map(Tensor.numel, released.values()))
+            return _digest(sizes, norms, hashes, more)
+        parts = [part for tensor in released.values() for part in _parts(tensor)]
+        if not norms.is_cpu:
+            parts.append(norms.detach().contiguous())
+        known = [None if seen is None else seen.of(part) for part in parts]
+        rest = self.hashed.of([part for part, hashes in zip(parts, known, strict=True) if hashes is None])
+        sizes.extend(map(Tensor.numel, parts))
+        return _digest(sizes, norms, b"".join(next(rest).tobytes() if hashes is None else hashes for hashes in known), more)
+
+
+def _digest(sizes: array[int], norms: Tensor, hashes: bytes | bytearray, more: bytes) -> bytes:
+    numbers = norms.detach().numpy().tobytes() if norms.is_cpu else b""  # of a device they are among the hashes
+    return hashlib.blake2b(b"".join((sizes.tobytes(), numbers, hashes, more)), digest_size=32).digest()
 
 
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -213,6 +213,23 @@ static size_t some_words(const address *at, uint64_t start, size_t n, size_t mos
             here.index = table[0];                                                                                        \
             hushgrad_draw_##suffix(&here, table[1], scale, add, (real *)(uintptr_t)table[3], table[2]);                   \
         }                                                                                                                 \
+    }                                                                                                                     \
+                                                                                                                          \
+    void hushgrad_draw_seen_##suffix(const uint64_t *table, size_t count, real scale) {                                   \
+        const size_t block = 4 * WITNESS_WORDS / sizeof(real), most = WITNESS_BLOCKS * block;                             \
+        address here = {(const uint8_t *)(uintptr_t)table[0], table[1], table[2], 0};                                     \
+        const uint32_t *key = (const uint32_t *)(uintptr_t)table[4];                                                      \
+        while (count--) {                                                                                                 \
+            table += 5;                                                                                                   \
+            here.index = table[0];                                                                                        \
+            real *out = (real *)(uintptr_t)table[3];                                                                      \
+            uint64_t *hashes = (uint64_t *)(uintptr_t)table[4];                                                           \
+            for (size_t begin = 0, n = table[2], m; begin < n; begin += m, hashes += WITNESS_BLOCKS) {                    \
+                m = n - begin < most ? n - begin : most;                                                                  \
+                hushgrad_draw_##suffix(&here, table[1] + begin, scale, 1, out + begin, m);                                \
+                hushgrad_witness((const unsigned char *)(out + begin), m * sizeof(real), key, hashes);                    \
+            }                                                                                                             \
+        }                                                                                                                 \
     }
 
 DRAW(f32, float)

@@ -7,6 +7,17 @@
 #include "widths.h"
 
 #include <string.h>
+#if WIDTHS
+#include <immintrin.h>
+#endif
+
+/* Products of the lower halves of 64 bits, BYTES at a time. */
+#define MULTIPLIED(a, b) JOINED(multiplied_, BYTES)(a, b)
+#define JOINED(name, bytes) JOINED_(name, bytes)
+#define JOINED_(name, bytes) name##bytes
+#define multiplied_16(a, b) _mm_mul_epu32((__m128i)(a), (__m128i)(b))
+#define multiplied_32(a, b) _mm256_mul_epu32((__m256i)(a), (__m256i)(b))
+#define multiplied_64(a, b) _mm512_mul_epu32((__m512i)(a), (__m512i)(b))
 
 #define BLOCK (4 * WITNESS_WORDS)
 #define SOON 4096 /* bytes that memory is fetched ahead; the processor itself looks no farther than a page */

@@ -36,4 +36,6 @@ class IndependentStream(OrderedStream):
         return Turn(step)
 
     def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
-        self._source.draw(step, pieces, scale, fresh=fresh)  # nothing to update, so all of a model's tensors take one call
+        self._source.draw(
+            step, pieces, scale, fresh=fresh, finished=True
+        )  # nothing to update, so all of a model's tensors take one call

@@ -12,6 +12,8 @@ __all__ = ["Replicated"]
 class Replicated(Whole):
     """Whole parameters in each of W processes. Each adds its part of the noise to its own sum; then the sums are added up."""
 
+    finishes = False
+
     @property
     def draws_all(self) -> bool:
         """One part of W, of every parameter."""

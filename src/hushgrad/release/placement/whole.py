@@ -26,6 +26,7 @@ class Whole(Held):
 
     waited_for = True  # False: a device whose results nobody asks for in a step
     in_parts = False  # whether a process holds a part of each parameter only
+    finishes = True  # whether a sum with its noise is what is released: add_up has nothing to do
 
     def __init__(self, params: dict[str, Tensor], world: World) -> None:
         self.params, self.world = params, world

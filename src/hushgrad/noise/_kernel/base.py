@@ -1,0 +1,129 @@
+"""The operations of a kernel, and those that follow from others."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from hushgrad._universal import Seen
+from hushgrad.noise import _transform
+from hushgrad.noise._kernel.values import DOUBLE, LIMIT, BufferedRow, Piece, Rounding, SolvedRows, Words
+from hushgrad.noise._threads import CHUNK
+
+__all__ = ["BLOCKS_OF_GROUP", "Kernel"]
+
+BLOCKS_OF_GROUP = _transform.GROUP_BYTES // 16  # cipher blocks for one group of numbers
+_BLOCK_CHUNK = CHUNK // 4  # of rows that are computed together: the second-level cache holds a dozen
+
+
+class Kernel(ABC):
+    """Operations on contiguous float32 or float64 arrays; of a two-dimensional array each row is contiguous."""
+
+    name: ClassVar[str]
+
+    def draw(self, stream: Words, step: int, index: int, start: int, scale: float, out: np.ndarray, fresh: bool) -> None:
+        """``out = scale * z`` if fresh, else ``out += scale * z``, for the numbers at ``start``, ``start + 1``, ..."""
+        for low in range(0, out.size, CHUNK):
+            part = out[low : low + CHUNK]
+            first, last = (start + low) // _transform.GROUP, -(-(start + low + part.size) // _transform.GROUP)
+            z = np.empty((last - first) * _transform.GROUP, out.dtype)
+            self.gaussians(stream.words(step, index, first * BLOCKS_OF_GROUP, (last - first) * _transform.GROUP_BYTES), z)
+            self.emit(z[start + low - first * _transform.GROUP :][: part.size], scale, part, fresh)
+
+    def draw_all(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
+        """``draw`` for every piece."""
+        for piece in pieces:
+            self.draw(stream, step, piece.which, piece.start, scale, piece.array(), fresh)
+
+    def draw_seen(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, seen: Seen) -> None:
+        """``draw_all``, added, and every piece is looked at afterwards; but for a tensor's last one they are whole blocks of hashes."""
+        self.draw_all(stream, step, pieces, scale, False)
+        for piece in pieces:
+            seen.look(piece.target, piece.low, piece.size)
+
+    def draw_buffers(self, stream: Words, at: tuple[int, int, int], row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
+        """``buffers`` on the numbers at (step, index, start), start + 1, ..."""
+        step, index, start = at
+        for low in range(0, out.size, CHUNK):
+            part = out[low : low + CHUNK]
+            z = np.empty_like(part)
+            self.draw(stream, step, index, start + low, 1.0, z, fresh=True)
+            self.buffers(z, row._replace(state=row.state[:, low : low + CHUNK]), part, fresh)
+
+    def draw_solutions(self, stream: Words, at: tuple[int, int, int], rows: SolvedRows, out: np.ndarray, fresh: bool) -> None:
+        """Solve rows whose z_k are the numbers at (step + k, index, start), start + 1, ...; emits the first."""
+        step, index, start = at
+        for low in range(0, out.size, _BLOCK_CHUNK):
+            emitted = out[low : low + _BLOCK_CHUNK]
+            part = rows.part(low, low + emitted.size)
+            x = np.empty((len(part.kept), emitted.size), out.dtype)
+            for k, z in enumerate(x):
+                self.draw(stream, step + k, index, start + low, 1.0, z, fresh=True)
+            self.combine(part.weights, part.history, x)
+            self.solve(part.inner, part.diagonal, x)
+            for kept, solved in zip(part.kept, x, strict=True):
+                kept[:] = solved
+            self.emit(x[0], part.scale, emitted, fresh)
+
+    def draw_combinations(self, stream: Words, at: tuple[int, int, int], weights: np.ndarray, out: np.ndarray) -> None:
+        """``out[k] += sum_j weights[k, j] z_j``, in the order of j, with z_j the numbers at (step + j, index, start), ..."""
+        step, index, start = at
+        for low in range(0, out.shape[1], _BLOCK_CHUNK):
+            part = out[:, low : low + _BLOCK_CHUNK]
+            z = np.empty_like(part[0])
+            for j, column in enumerate(weights.T):
+                if column.any():
+                    self.draw(stream, step + j, index, start + low, 1.0, z, fresh=True)
+                    self.combine(column[:, None], [z], part)
+
+    def draw_rounded(self, stream: Words, at: tuple[int, int, int], ratio: float, h: float, out: np.ndarray) -> list[int]:
+        """``out = h rint(out / h + ratio z)`` for float64 sums, correctly rounded; the places in doubt, which are left as they were.
+
+        A correct rounding is the same however it was found, so kernels may differ in what they leave in doubt only.
+        """
+        step, index, start = at
+        doubts: list[int] = []
+        for low in range(0, out.size, CHUNK):
+            part = out[low : low + CHUNK]
+            first, last = (start + low) // _transform.GROUP, -(-(start + low + part.size) // _transform.GROUP)
+            z = np.empty((last - first) * _transform.GROUP)
+            self.gaussians(stream.words(step, index, first * BLOCKS_OF_GROUP, (last - first) * _transform.GROUP_BYTES), z)
+            pairs = np.abs(z.reshape(-1, 2, _transform.PAIRS))
+            spread = np.broadcast_to(pairs.sum(1, keepdims=True), pairs.shape).reshape(-1)
+            here = slice(start + low - first * _transform.GROUP, start + low - first * _transform.GROUP + part.size)
+            result, certain = _rounded(part, ratio * z[here], spread[here], h, DOUBLE.on_grid(ratio))
+            doubts += (np.nonzero(~certain)[0] + low).tolist()
+            np.copyto(part, result, where=certain)
+        return doubts
+
+    @abstractmethod
+    def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
+        """Whole groups of Gaussians from their random words."""
+
+    @abstractmethod
+    def emit(self, x: np.ndarray, scale: float, out: np.ndarray, fresh: bool) -> None:
+        """``out = scale * x`` if fresh, else ``out += scale * x``: a product and a sum, never fused."""
+
+    @abstractmethod
+    def combine(self, weights: np.ndarray, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
+        """``out[k] += sum_h weights[k, h] * parts[h]``, added in the order of h; a zero weight adds nothing."""
+
+    @abstractmethod
+    def solve(self, inner: np.ndarray, diagonal: np.ndarray, x: np.ndarray) -> None:
+        """Forward substitution in place: ``x[k] = (x[k] + sum_{j<k} inner[k, j] * x[j]) / diagonal[k]``."""
+
+    @abstractmethod
+    def buffers(self, z: np.ndarray, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
+        """One step of a buffered Toeplitz recursion: ``x = z - sum weight_j s_j``, then ``s_j = decay_j s_j + x``; emits x."""
+
+
+def _rounded(sums: np.ndarray, noise: np.ndarray, spread: np.ndarray, h: float, off: Rounding) -> tuple[np.ndarray, np.ndarray]:
+    """(h rint(sums / h + noise), where that is certain)."""
+    s = np.clip(sums / h, -LIMIT, LIMIT)
+    v = s + noise
+    n = np.rint(v)
+    error = off.relative * spread + off.absolute
+    return n * h, (0.5 - np.abs(v - n) - error > 0) & (spread <= off.far)

@@ -1,0 +1,91 @@
+"""What the earlier lives of a run left in its journal, and whether it is all there, and theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.release.frames import FRAME, Frames, damaged
+from hushgrad.release.owner import boot_identity
+
+__all__ = ["Earlier"]
+
+
+@dataclass(kw_only=True)
+class Earlier:
+    """(kind, digest) of every release, the last mark, what the run is bound to, and what was vouched for."""
+
+    recorded: list[tuple[int, bytes]] = field(default_factory=list)
+    mark: int = 0
+    bound: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    _boot: str = ""
+    _place: list[Any] | None = None
+
+    @classmethod
+    def of(cls, frames: Frames) -> Earlier:
+        """What is in these frames; what nobody can show any more is added to them as a note.
+
+        Raises:
+            ArgumentError: where the file is damaged, or a copy of one that is still there.
+        """
+        earlier = cls()
+        for frame in frames.there:
+            earlier._add(frame.kind, frame.content)
+        lasting = bool(earlier._boot) and earlier._boot == boot_identity()
+        earlier._require_whole(frames.rest, lasting)
+        lost = earlier._lost(lasting), earlier._copied(*frames.place)
+        if frames.rest:
+            frames.cut()
+        for note in filter(None, lost):
+            frames.tell(note=note)
+            earlier.notes += (note,)
+        return earlier
+
+    def _add(self, kind: int, content: bytes) -> None:
+        if kind in b"ra":
+            self.recorded.append((kind, content))
+        elif kind in b"m":
+            self.mark = int.from_bytes(content, "little")
+        else:
+            told = _check.parsed(content)
+            self._boot, self._place = told.get("open", self._boot), told.get("place", self._place)
+            self.bound.update(told.get("bind", {}))
+            self.notes += (told["note"],) if "note" in told else ()
+
+    @property
+    def _steps(self) -> int:
+        return sum(kind == ord("r") for kind, _ in self.recorded)
+
+    def _require_whole(self, rest: bytes, lasting: bool) -> None:
+        """Behind the last frame is nothing, or what a machine that stopped may have left behind the last flush; all else is damage."""
+        opening = rest[:1] == b"j" and int.from_bytes(rest[1:6], "little") > len(rest) - FRAME
+        if rest and not opening and (lasting or len(rest) > FRAME * (self.mark - self._steps + 1)):
+            raise damaged()
+
+    def _lost(self, lasting: bool) -> str:
+        if lasting or self.mark <= self._steps:
+            return ""
+        return (
+            f"The machine stopped in steps {self._steps} to {self.mark - 1}: that their repetition released the same values is vouched "
+            "for by the same files and program, not shown"
+        )
+
+    def _copied(self, path: str, number: int) -> str:
+        """Refuse a copy of a journal that is still where it was; of a copy alone, say that it is one."""
+        before, last = self._place or (path, number)
+        if last == number:
+            return ""
+        there = Path(before)
+        if there.exists() and there.stat().st_ino == last:
+            raise ArgumentError(
+                f"Expected the run itself, not a copy of it: {before!r} is still there, and two that go on would release one noise twice. "
+                "Go on with that one, or remove it first."
+            )
+        return (
+            f"The run's folder was copied or put back after {self._steps} releases: that nobody went on from the original is vouched for, "
+            "not shown"
+        )

@@ -1,0 +1,166 @@
+"""A file of frames that is only ever appended to: what a journal is written in.
+
+After a line of magic come frames of 8 bytes: a kind, 5 bytes, and 2 bytes of a checksum that runs over the whole file. Behind a frame
+of kind ``j`` follows as much JSON as its 5 bytes say. One process writes it: the file itself is locked, by whatever name it was
+opened (a hard link, a mount), besides its folder. It knows where it lies, too, so that a copy is known as one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hushgrad.errors import ArgumentError, StorageError
+from hushgrad.release.owner import locked
+
+__all__ = ["FRAME", "SHORT", "WAYS_ON", "Frame", "Frames", "damaged", "frames_in"]
+
+WAYS_ON = "Put this run's files back as they were, or start a new run with a new key and this run's ledger as prior=."
+FRAME, SHORT = 8, 5  # bytes of a frame, and of what it says
+_KINDS = b"ramj"
+_NAME = b"hushgrad journal "
+_MAGIC = _NAME + b"2     \n"  # frames stay aligned: no kill cuts one at the end of a page
+
+
+class Frame(NamedTuple):
+    """One frame, with what follows it; ``end`` is where the next one begins, and ``checksum`` that of all so far."""
+
+    kind: int
+    content: bytes
+    end: int
+    checksum: int
+
+
+def frames_in(path: Path) -> Iterator[Frame]:
+    """Every whole frame of a file."""
+    return _frames(path.read_bytes())
+
+
+class Frames:
+    """The file while it is written."""
+
+    def __init__(self, path: Path, *, new: bool) -> None:
+        self.path, self._checksum = path.resolve(), zlib.crc32(_MAGIC)
+        if new:
+            path.unlink(missing_ok=True)
+        self._file: int | None = _opened(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT | os.O_EXCL if new else 0))
+        if locked(self._file) is False:
+            self.close()
+            raise ArgumentError(
+                f"Expected {str(path)!r} to be written by one process: another one has it open, by this or another name of the same file. "
+                "Wait for it or stop it."
+            )
+        self.there: list[Frame] = []
+        self.rest = b""  # what is behind the last whole frame
+        if new:
+            self._write(_MAGIC)
+        else:
+            self._read()
+
+    def _read(self) -> None:
+        data = self.path.read_bytes()
+        self.there = list(_frames(data))
+        if len(data) < len(_MAGIC):
+            raise damaged()
+        good = self.there[-1].end if self.there else len(_MAGIC)
+        self._checksum = self.there[-1].checksum if self.there else self._checksum
+        self.rest = data[good:]
+
+    def cut(self) -> None:
+        """Take off what is behind the last whole frame."""
+        os.ftruncate(self._held(), self.path.stat().st_size - len(self.rest))
+
+    @property
+    def place(self) -> list[Any]:
+        """Where the file lies: its path, and its number on the disk, which a copy has not."""
+        return [str(self.path), os.fstat(self._held()).st_ino]
+
+    def close(self) -> None:
+        """No more frames."""
+        if self._file is not None:
+            os.close(self._file)
+        self._file = None
+
+    def tell(self, **content: Any) -> None:
+        """Append a frame of JSON."""
+        text = json.dumps(content, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % FRAME)
+        self.append(ord("j"), len(text).to_bytes(SHORT, "little"), text)
+
+    def append(self, kind: int, content: bytes, text: bytes = b"") -> None:
+        """Append a frame, and what follows it."""
+        head = bytes((kind,)) + content
+        checksum = zlib.crc32(head + text, self._checksum)
+        self._write(head + (checksum & 0xFFFF).to_bytes(2, "little") + text)
+        self._checksum = checksum
+
+    def _write(self, data: bytes) -> None:
+        """All of it or nothing: half a frame would hide those behind it."""
+        file = self._held()
+        try:
+            written = os.write(file, data)
+        except OSError as error:
+            raise _unwritable(error) from None
+        if written != len(data):
+            os.ftruncate(file, os.fstat(file).st_size - written)
+            raise _unwritable("the disk is full")
+
+    def _held(self) -> int:
+        if self._file is None:
+            raise ArgumentError(
+                "Expected an open journal: another run has taken it over. Nothing was released; go on with that one."
+            )
+        return self._file
+
+    def flush(self) -> None:
+        """Have the disk hold all that was written."""
+        file = self._held()
+        try:
+            os.fsync(file)
+        except OSError as error:
+            raise _unwritable(error) from None
+
+
+def _frames(data: bytes) -> Iterator[Frame]:
+    if _MAGIC.startswith(data[: len(_MAGIC)]) and len(data) < len(_MAGIC):
+        return  # it died before it had written anything
+    if not data.startswith(_MAGIC):
+        if data.startswith(_NAME):
+            raise ArgumentError(
+                "Expected a journal of this version of hushgrad; another one wrote it and digests releases in another way. Finish the run "
+                "with that version, or start a new run with a new key and this run's ledger as prior=."
+            )
+        raise damaged()
+    at, sum_so_far = len(_MAGIC), zlib.crc32(_MAGIC)
+    while at + FRAME <= len(data):
+        head, (check,), end = data[at : at + 6], struct.unpack("<H", data[at + 6 : at + 8]), at + FRAME
+        text = b""
+        if head[0] == ord("j"):
+            end += int.from_bytes(head[1:], "little")
+            text = data[at + FRAME : end]
+        sum_so_far = zlib.crc32(head + text, sum_so_far)
+        if head[0] not in _KINDS or end > len(data) or sum_so_far & 0xFFFF != check:
+            return
+        yield Frame(head[0], text if head[0] == ord("j") else head[1:], end, sum_so_far)
+        at = end
+
+
+def _opened(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        raise _unwritable(error) from None
+
+
+def _unwritable(why: object) -> StorageError:
+    return StorageError(f"Expected to be able to write the journal: {why}. Nothing was released; make room, then continue.")
+
+
+def damaged() -> ArgumentError:
+    """What is said of a file that was not written like this."""
+    return ArgumentError(f"Expected the journal to be as it was written; it was damaged. {WAYS_ON}")
