@@ -153,7 +153,8 @@ class PrivateStrategy(Strategy):
     def spent(self, accountant: str = "pld") -> Guarantee:
         """The guarantee for the rounds so far, earlier phases included."""
         guarantee = guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant)
-        return replace(guarantee, notes=(*guarantee.notes, _RAW_EVALUATION)) if self._raw_evaluation else guarantee
+        notes = (*guarantee.notes, *self._journal.notes, *((_RAW_EVALUATION,) if self._raw_evaluation else ()))
+        return replace(guarantee, notes=notes)
 
     @property
     def ledger(self) -> Ledger:

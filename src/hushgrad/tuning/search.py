@@ -22,6 +22,7 @@ from hushgrad.recipes.saved import put_weights
 from hushgrad.recipes.session import train
 from hushgrad.recipes.spending import Spending, alone_in, require_allowed
 from hushgrad.recipes.summary import write_report
+from hushgrad.release.atomic import replacing
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
 from hushgrad.release.keys import KEY, RunKey, destroy, finish, read_key, write_key
 from hushgrad.release.owner import LOCK, Owner
@@ -193,7 +194,7 @@ def tune(
         best = _best(search, Draws(key.secret), data, folder, progress, journal)
         journal.close()
         run = {"run": key.run_name(), "content": journal.chain.hex()}
-        tuned = _released(search, best, folder, out, run)
+        tuned = _released(search, best, folder, out, run, journal.notes)
         spending.commit(search.cost.event)
         return tuned
 
@@ -358,8 +359,8 @@ def _key(folder: Path, search: Priced, owner: Owner) -> tuple[RunKey, Journal]:
     return key, made
 
 
-def _claim(search: Priced) -> Guarantee:
-    """What is promised for the whole search."""
+def _claim(search: Priced, vouched: tuple[str, ...] = ()) -> Guarantee:
+    """What is promised for the whole search; ``vouched`` is what its journal could not show."""
     seeded = search.recipe.run.seed is not None
     return Guarantee(
         epsilon=search.cost.epsilon,
@@ -368,13 +369,15 @@ def _claim(search: Priced) -> Guarantee:
         accountant=ACCOUNTANT,
         relation=search.plan.relation,
         unit=search.plan.unit,
-        notes=("Reproducible: not private against whoever knows the seed",) if seeded else (),
+        notes=(*(("Reproducible: not private against whoever knows the seed",) if seeded else ()), *vouched),
     )
 
 
-def _released(search: Priced, best: _Result | None, folder: Path, out: Path, run: dict[str, str]) -> Tuned:
+def _released(
+    search: Priced, best: _Result | None, folder: Path, out: Path, run: dict[str, str], notes: tuple[str, ...]
+) -> Tuned:
     """Copy the winner out with the guarantee of the whole search; then erase everything else."""
-    guarantee = _claim(search)
+    guarantee = _claim(search, notes)
     tuned = Tuned(
         guarantee=guarantee, naive_epsilon=search.plan.guarantee().epsilon, candidate=None, score=None, test={}, out=out
     )
@@ -446,4 +449,6 @@ def _found(path: Path, read: Callable[[Any], Any], *, each_line: bool = False) -
 
 
 def _write(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    """At once or not at all: half a file would be a search that cannot go on, or one that seems to be complete."""
+    with replacing(path, mode=0o644) as new:
+        new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
