@@ -110,7 +110,7 @@ def test_nothing_is_printed_about_single_trials_unasked(monkeypatch, tmp_path, c
     printed = []
     for trials in (1, 4):
         monkeypatch.setattr(keys.secrets, "token_bytes", lambda size, trials=trials: key_with(trials, Stopping(mean=3.0)))
-        monkeypatch.setattr(room, "_released", lambda search, best, folder, out, run: best is not None)
+        monkeypatch.setattr(room, "_released", lambda search, best, folder, out, run, notes: best is not None)
         assert tune(recipe(), tmp_path / str(trials)) is True
         assert len(list((tmp_path / str(trials) / "search").glob("0*"))) == trials
         printed.append(capsys.readouterr())
