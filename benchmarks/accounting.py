@@ -1,6 +1,6 @@
 """The certified accountant beside dp-accounting's PLD and Opacus' PRV, in one process, interleaved.
 
-    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/accounting.py [--quick] [--json PATH]
+    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/accounting.py [--quick] [--json PATH] [--docs docs/accounting.md]
 
 Each case: tightness and CPU time of (a) our default upper bound, (b) our interval at width 1e-4, (c) our upper bound at the width that
 dp-accounting reached (the fair speed comparison: equal or better tightness), (d) dp-accounting's PLD at its default
@@ -252,11 +252,34 @@ def memory() -> list[tuple[str, str, bool]]:
     return [("memory over all cases <= 200 MiB, in a process of its own", f"{grown:.0f} MiB", grown <= 200)]
 
 
+HEAD = ("case", "epsilon", "default upper bound", "width of the interval", "matched", "dp-accounting", "Opacus PRV", "speed")
+
+
+def page(rows: list[dict[str, Any]], results: list[Any]) -> list[str]:
+    """The two tables of docs/accounting.md."""
+
+    def cell(row: dict[str, Any], key: str) -> str:
+        if key not in row["cpu"]:
+            return "-"
+        low, high = row["interval"]
+        what = f"{(high - low) / row['truth']:.1e}" if key == "interval" else f"{row[key] / row['truth'] - 1:+.1e}"
+        return f"{what}, {1e3 * row['cpu'][key]:.{0 if key in ('dp', 'prv') else 1}f} ms"
+
+    lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+    for row in rows:
+        cells = [cell(row, key) for key in ("upper", "interval", "matched", "dp", "prv")]
+        speed = f"{row['cpu']['dp'] / row['cpu']['matched']:.1f}" if "dp" in row["cpu"] else "-"
+        lines.append(f"| `{row['name']}` | {row['truth']:.6g} | {' | '.join([*cells, speed])} |")
+    lines += ["", "| asked | measured |", "|---|---|"]
+    return lines + [f"| {what} | {figure}{'' if passed else ' (missed)'} |" for what, figure, passed in results]
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one repeat, fewer steps in the long runs")
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
+    parser.add_argument("--docs", type=Path, help="write the tables into this page, between its marks")
     options = parser.parse_args()
     print(
         f"{'case':<22} {'epsilon':>12} {'upper':>15} {'width':>15} {'matched':>15} {'dp-accounting':>15} {'opacus PRV':>15} {'speed':>8}"
@@ -272,6 +295,10 @@ def main() -> None:
         print(f"{'PASS' if passed else 'MISS'}  {what}: {figure}")
     if options.json:
         options.json.write_text(json.dumps({"rows": rows, "heterogeneous": het, "soak": soak, "verdicts": results}, indent=1))
+    if options.docs:
+        text, (begin, end) = options.docs.read_text(), ("<!-- accounting: begin -->\n", "<!-- accounting: end -->")
+        lines = "\n".join(page(rows, results))
+        options.docs.write_text(text[: text.index(begin) + len(begin)] + lines + "\n" + text[text.index(end) :])
 
 
 if __name__ == "__main__":

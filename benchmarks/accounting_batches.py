@@ -1,9 +1,9 @@
 """Batches, noise and choices beyond Poisson samples of Gaussian noise: certified intervals beside whatever peer knows the run.
 
-    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/accounting_batches.py [--json PATH]
+    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/accounting_batches.py [--json PATH] [--docs docs/accounting.md]
 
 Peers are optional: dp-accounting (its PLD, else its RDP), PLD_accounting (Feldman and Shenfeld's random allocation, also in newer
-dp-accounting), jax-privacy (its own description of a run). A peer that is missing or has no analysis shows "-".
+dp-accounting), jax-privacy (its own description of a run). A peer that is missing or has no analysis shows "-" and why.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hushgrad._printed import at_least, at_most
 from hushgrad.accounting import epsilon_interval
 from hushgrad.errors import HushgradError
 from hushgrad.events import (
@@ -53,6 +54,7 @@ CASES = [
     Case(Sampled(BallsInBins(bins=1000, epochs=10), Gaussian(1.0)), "add_remove", 12.53, 0.95),
     Case(Sampled(BallsInBins(bins=100, epochs=10, fresh=True), Gaussian(1.0)), "add_remove", 1.966, 0.95, ("allocation",)),
     Case(Sampled(BallsInBins(bins=100), Gaussian(1.0)), "replace_one", 1.02, 0.95),
+    Case(Sampled(BallsInBins(bins=10, epochs=3, fresh=True), Gaussian(2.0)), "replace_one", 2.52),
     Case(truncated(120), "add_remove", 2.67, 0.0, ("dp", "jax")),
     Case(truncated(130), "add_remove", 2.19, 0.0, ("dp", "jax")),
     Case(truncated(140), "add_remove", 2.15, 0.0, ("dp", "jax")),
@@ -117,15 +119,16 @@ def asked(name: str, case: Case) -> str:
     try:
         return f"{title} {ask(case.event, case.relation):.4g}, {time.process_time() - start:.1f} s"
     except (ImportError, HushgradError, ValueError, NotImplementedError) as error:
-        return f"{title} - ({type(error).__name__})"
+        return f"{title} - ({'not installed' if isinstance(error, ImportError) else 'no analysis'})"
 
 
 def main() -> None:
     """Run and print a table; PASS where a bound is as tight as it should be and took at most five seconds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
+    parser.add_argument("--docs", type=Path, help="write the table into this page, between its marks")
     options = parser.parse_args()
-    rows = []
+    rows, lines = [], ["| run | relation | certified interval | seconds | peers |", "|---|---|---|---|---|"]
     for case in CASES:
         start = time.process_time()
         lower, upper = epsilon_interval(case.event, delta=DELTA, relation=case.relation)
@@ -133,10 +136,14 @@ def main() -> None:
         passed = upper <= case.most and lower >= case.share * upper and seconds <= 5
         peers = "; ".join(asked(name, case) for name in case.peers)
         rows.append({"event": str(case.event), "relation": case.relation, "lower": lower, "upper": upper, "seconds": seconds})
-        what = f"| {case.event} | {case.relation} | {lower:.5g} to {upper:.5g} | {seconds:.2f} | {peers} |"
-        print(f"{'PASS' if passed else 'MISS'} {what}", flush=True)
+        ends = f"{at_least(lower, 5)} to {at_most(upper, 5)}"
+        lines.append(f"| `{case.event}` | {case.relation} | {ends} | {seconds:.2f} | {peers or '-'} |")
+        print(f"{'PASS' if passed else 'MISS'} {lines[-1]}", flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
+    if options.docs:
+        page, (begin, end) = options.docs.read_text(), ("<!-- batches: begin -->\n", "<!-- batches: end -->")
+        options.docs.write_text(page[: page.index(begin) + len(begin)] + "\n".join(lines) + "\n" + page[page.index(end) :])
 
 
 if __name__ == "__main__":
