@@ -134,7 +134,7 @@ def test_pipelines_clones_and_grid_search():
         ("bounds=None", lambda X, y: DPMedian(1.0).fit(X)),
         ("data_norm=None", lambda X, y: DPMean(1.0).fit(X)),
         ("param_grid=", lambda X, y: DPGridSearch(DPLogisticRegression(data_norm=1.0), {"epsilon": [1.0]}).fit(X, y)),
-        ("tol=", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, max_iter=1).fit(X, y)),
+        ("tol=", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, method="objective", max_iter=1).fit(X, y)),
         ("tol=nan", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, tol=math.nan).fit(X, y)),
         ("max_iter=0", lambda X, y: DPLinearSVC(1.0, data_norm=1.0, max_iter=0).fit(X, y)),
         ("gd_steps=0", lambda X, y: DPLogisticRegression(1.0, data_norm=1.0, method="gd", gd_steps=0).fit(X, y)),

@@ -1,9 +1,8 @@
 r"""What ``method="auto"`` decides: objective perturbation or gradient descent, and where a support vector machine draws its line.
 
-**Which method.** Objective perturbation needs a regulariser of about R²/epsilon, which is too much where there is much data and little
-epsilon; gradient descent needs none, and is noisier otherwise, the more so the more parameters there are. For at most 32 parameters and
-epsilon below 0.5 a share of epsilon buys a noisy count of the records, and gradient descent is chosen where count x epsilon > 100 √d
-(measured, see docs/estimators.md).
+**Which method.** Gradient descent, or objective perturbation where records are plenty for epsilon; :mod:`hushgrad.estimators.rules` says
+how many, and how that was measured. A small share of epsilon buys a noisy count of the records; under replace-one and zero-out their
+number is public. An ``l2`` of the user's own, and delta = 0, mean objective perturbation.
 
 **Where the line is drawn.** A hinge loss that is regularised strongly, as objective perturbation needs it, ranks well and puts its
 threshold anywhere: it counts the classes. A share of epsilon chooses a better one among a few public multiples of the largest possible
@@ -25,28 +24,31 @@ from dataclasses import replace
 import numpy as np
 
 from hushgrad.estimators.exponential import selected
+from hushgrad.estimators.losses import LinearLoss
 from hushgrad.estimators.methods import Budget, Release
 from hushgrad.estimators.randomness import Randomness
+from hushgrad.estimators.rules import COUNT_SHARE, PLENTY
 from hushgrad.events import Compose, Event, PureDP, Relation
 
-__all__ = ["COUNT_SHARE", "LINE_SHARE", "drawn_line", "prefers_descent", "together"]
+__all__ = ["drawn_line", "prefers_descent", "together"]
 
-COUNT_SHARE = 0.02
-LINE_SHARE = 0.05
-_LARGE = 0.5  # from here on the regulariser of objective perturbation is small enough
-_MUCH_DATA, _FEW_PARAMETERS = 100.0, 32
 _LINES = 2.0 ** (-np.arange(17) / 2)  # from the largest possible score down to 1/256 of it
 
 
-def prefers_descent(budget: Budget, size: int, records: int, random: Randomness) -> tuple[bool, Budget, Event | None]:
+def prefers_descent(budget: Budget, loss: LinearLoss, records: int, random: Randomness) -> tuple[bool, Budget, Event | None]:
     """(whether to descend, what is left of the budget, what was spent on finding out)."""
-    if budget.delta == 0 or budget.epsilon >= _LARGE or size > _FEW_PARAMETERS:
+    if budget.delta == 0:
         return False, budget, None
+    if budget.relation is not Relation.ADD_REMOVE:  # the number of records is the same in both data sets
+        return _few(budget, loss, records), budget, None
     spent = COUNT_SHARE * budget.epsilon
-    a, b = random.exponential(2)
+    a, b = random.beside().exponential(2)  # a stream of its own, so that descent draws what it would draw without it
     count = records + (a - b) / spent  # a difference of exponentials is Laplace
-    left = Budget(budget.epsilon - spent, budget.delta, budget.relation)
-    return bool(count * budget.epsilon > _MUCH_DATA * math.sqrt(size)), left, PureDP(spent)
+    return _few(budget, loss, count), Budget(budget.epsilon - spent, budget.delta, budget.relation), PureDP(spent)
+
+
+def _few(budget: Budget, loss: LinearLoss, count: float) -> bool:
+    return count * budget.epsilon < PLENTY[type(loss)] * budget.relation.contributions
 
 
 def drawn_line(

@@ -13,12 +13,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.estimators.automatic import LINE_SHARE, drawn_line, prefers_descent, together
+from hushgrad.estimators.automatic import drawn_line, prefers_descent, together
 from hushgrad.estimators.bounded import bounded_rows, finite, regulariser, representable, with_intercept
 from hushgrad.estimators.losses import HuberHinge, LinearLoss, Logistic, Softmax
 from hushgrad.estimators.methods import Budget, Problem, Release, gradient_descent, objective_perturbation, output_perturbation
 from hushgrad.estimators.randomness import Randomness, randomness
-from hushgrad.events import Compose, PureDP, Relation
+from hushgrad.estimators.rules import LINE_SHARE
+from hushgrad.events import Compose, Event, PureDP, Relation
 from hushgrad.guarantee import Guarantee
 
 __all__ = ["DPLinearSVC", "DPLogisticRegression"]
@@ -91,18 +92,24 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):
         method = _check.one_of(_METHODS, method=self.method)
         if method != "auto":
             return self._by(method, problem, budget, random)
-        descends, left, spent = prefers_descent(budget, problem.size, len(problem.X), random)
+        descends, left, spent = self._choice(problem, budget, random)
         release = self._by("gd" if descends else "objective", problem, left, random)
         return release if spent is None else together(release, spent, budget)
 
+    def _choice(self, problem: Problem, budget: Budget, random: Randomness) -> tuple[bool, Budget, Event | None]:
+        """Whether to descend, what is left, what was spent; who gives a regulariser asks for the minimum of that very objective."""
+        if regulariser(self.l2) is not None:
+            return False, budget, None
+        return prefers_descent(budget, problem.loss, len(problem.X), random)
+
     def _by(self, method: str, problem: Problem, budget: Budget, random: Randomness) -> Release:
-        l2 = regulariser(self.l2)
+        # All of them, whichever method is chosen: a mistake is told whatever the count of the records is.
+        l2, steps = regulariser(self.l2), _check.positive_int(gd_steps=self.gd_steps)
+        rate = None if self.learning_rate is None else _check.positive(learning_rate=self.learning_rate)
+        tol, max_iter = _check.positive(tol=self.tol) * self.data_norm, _check.positive_int(max_iter=self.max_iter)
         if method == "gd":
-            steps, rate = _check.positive_int(gd_steps=self.gd_steps), self.learning_rate
-            rate = None if rate is None else _check.positive(learning_rate=rate)
             return gradient_descent(problem, budget, random, l2=l2, steps=steps, learning_rate=rate)
         how = output_perturbation if method == "output" else objective_perturbation
-        tol, max_iter = _check.positive(tol=self.tol) * self.data_norm, _check.positive_int(max_iter=self.max_iter)
         return how(problem, budget, random, l2=l2, tol=tol, max_iter=max_iter)
 
     def _guarantee(self, budget: Budget, releases: list[Release]) -> Guarantee:
@@ -125,7 +132,7 @@ class DPLogisticRegression(_LinearClassifier):
 
     Minimises Σ log-loss + l2/2 ‖θ‖² privately. ``method="objective"`` perturbs the objective and is calibrated by the vertex theorem of
     :mod:`hushgrad.estimators.objective`; "output" adds noise to the minimum; "gd" is full-batch noisy gradient descent with tail
-    averaging; "auto" is "objective", or "gd" where there is much data for little epsilon, see :mod:`hushgrad.estimators.automatic`.
+    averaging; "auto" is "gd", or "objective" where records are plenty for epsilon, see :mod:`hushgrad.estimators.rules`.
 
     **Formal guarantee.** ``fit`` is (epsilon, delta)-DP under ``relation`` with respect to one row, provided that ``data_norm`` (and
     ``classes``, where given) was chosen without looking at the data. With a ``random_state`` it is reproducible, hence not private
@@ -153,7 +160,7 @@ class DPLogisticRegression(_LinearClassifier):
         tol: The certified gradient norm of the minimiser, in units of ``data_norm``; its effect is paid for.
         max_iter: The most iterations of the minimiser.
         gd_steps: Steps of method "gd".
-        learning_rate: Step size of method "gd"; None for one that suits the row norm.
+        learning_rate: Step size of method "gd"; None for one that suits the row norm and the noise.
         random_state: None draws from the operating system; an int makes the fit reproducible.
 
     References:
@@ -269,7 +276,7 @@ class DPLinearSVC(_LinearClassifier):
         """With ``method="auto"`` objective perturbation's threshold is chosen anew: a strong regulariser makes it count the classes."""
         if self.method != "auto" or not self.fit_intercept or len(self.classes_) != 2:
             return super()._release(problem, budget, random)
-        descends, left, counted = prefers_descent(budget, problem.size, len(problem.X), random)
+        descends, left, counted = self._choice(problem, budget, random)
         if descends:
             release = self._by("gd", problem, left, random)
             return release if counted is None else together(release, counted, budget)

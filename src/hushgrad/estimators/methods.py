@@ -16,6 +16,7 @@ from hushgrad.accounting.gaussian import gaussian_mu
 from hushgrad.estimators.losses import LinearLoss
 from hushgrad.estimators.objective import objective_noise, profile, pure_noise
 from hushgrad.estimators.randomness import Randomness
+from hushgrad.estimators.rules import descent_rate
 from hushgrad.estimators.solver import Objective, minimum
 from hushgrad.events import ApproxDP, Event, Gaussian, PureDP, Relation
 from hushgrad.guarantee import Guarantee
@@ -159,7 +160,8 @@ def gradient_descent(
     """Full-batch DP-GD with momentum and an average over the second half of the iterates.
 
     **Formal guarantee.** Each step releases the summed gradient with Gaussian noise, sensitivity L; one more release is a noisy
-    count of the records, so that the step size needs no secret. Gaussians compose exactly: μ² = Σ μ_t².
+    count of the records, so that the step size needs no secret. Gaussians compose exactly: μ² = Σ μ_t². Where noise would outweigh
+    the records, steps are shorter (:func:`hushgrad.estimators.rules.descent_rate`).
     """
     if budget.delta == 0:
         _check.fail("delta", 0.0, 'to be positive for method="gd"', 'Gaussian noise needs a delta; use method="objective".')
@@ -168,7 +170,8 @@ def gradient_descent(
     noise_multiplier = budget.relation.contributions * math.sqrt(steps / ((1 - _COUNT_SHARE) * mu**2))
     count_multiplier = budget.relation.contributions / math.sqrt(_COUNT_SHARE * mu**2)
     count = max(1.0, len(problem.X) + count_multiplier * float(random.normal(1)[0]))
-    rate = learning_rate if learning_rate is not None else 1.0 / problem.row_norm**2
+    signal = count * mu / (budget.relation.contributions * math.sqrt(problem.size))
+    rate = learning_rate if learning_rate is not None else descent_rate(signal) / problem.row_norm**2
     theta = np.zeros(problem.size)
     velocity, tail = np.zeros_like(theta), np.zeros_like(theta)
     objective = Objective(problem.loss, problem.X, problem.y, l2 or 0.0, np.zeros(problem.size))

@@ -26,6 +26,10 @@ class Randomness(ABC):
     def bits(self, count: int) -> np.ndarray:
         """``count`` uniform 64-bit integers."""
 
+    def beside(self) -> Randomness:
+        """A stream for something else: asking for it does not move this one, where this one can be repeated at all."""
+        return self
+
     def uniform(self, size: int) -> np.ndarray:
         """Uniform numbers strictly inside (0, 1), each from 53 bits."""
         return ((self.bits(size) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
@@ -61,6 +65,9 @@ class _Seeded(Randomness):
 
     def bits(self, count: int) -> np.ndarray:
         return self._generator.integers(0, 2**64, size=count, dtype=np.uint64)
+
+    def beside(self) -> Randomness:
+        return _Seeded(self._generator.spawn(1)[0])
 
 
 def randomness(random_state: int | np.random.Generator | np.random.RandomState | None) -> Randomness:
