@@ -29,8 +29,9 @@ from hushgrad.clipping.sums import Pieces, Sum
 __all__ = ["Linear"]
 
 # Keeping one float of G costs about as much as this many multiply-adds of a Gram matrix where all of G stays in the cache; beyond that
-# (8 MB in single precision), where it is written to new pages and read twice, so many. Measured for 15 shapes of (B, T, d, p).
-_READ_COST, _FAR_COST, _FAR = 12, 100, 1 << 21
+# (8 MB in single precision), where it is written to new pages and read twice, so many. Measured for 26 shapes of (B, T, d, p) on a core
+# that nothing else ran on: on a busy one faults of pages count far more.
+_READ_COST, _FAR_COST, _FAR = 12, 60, 1 << 21
 # Kept per-example gradients of one layer may take this many floats at the most (256 MB in single precision).
 _KEEP_AT_MOST = 1 << 26
 # Floats that are worth a quarter more of a layer's time to be spared (32 MB in single precision).
