@@ -29,6 +29,7 @@ __all__ = ["Exit", "Owners", "cotangents", "tagged"]
 Grads = tuple[Tensor | None, ...]
 
 _WORDS = {torch.float32: (torch.int32, 23), torch.float64: (torch.int64, 52)}  # as whole numbers; where the exponent's bits begin
+_FEWEST = 1e-30  # the least normal number of a type with eight bits of exponent or more is below
 
 
 class Exit(NamedTuple):
@@ -114,7 +115,8 @@ class _Digits:
         half = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         dtypes = [g.dtype for g in grads if g is not None] + [torch.bfloat16] * half
         self.eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)  # of the least precise
-        self.grads = tuple(None if g is None else _wide(g) for g in grads)
+        self.least = [0.0 if g is None else _least(g.dtype) for g in grads]
+        self.grads = tuple(None if g is None else _without(_wide(g), least) for g, least in zip(grads, self.least, strict=True))
         self.sizes = [0.0 if g is None or not g.numel() else float(g.nan_to_num(0, 0, 0).abs().max()) for g in self.grads]
         self.proved = [size > 0 for size in self.sizes]
         self.mixed = [None if g is None else torch.zeros(g.shape, dtype=torch.bool, device=g.device) for g in self.grads]
@@ -133,7 +135,7 @@ class _Digits:
             word, low = _WORDS[g.dtype]
             more = g.view(word) - first.view(word)
             digit = more >> low
-            nothing = ((first == 0) & (g == 0)) | ~first.isfinite()  # NaN says nothing of its owner
+            nothing = ((first == 0) & (g.abs() <= base * self.least[k])) | ~first.isfinite()  # NaN says nothing of its owner
             mixed |= ~nothing & ((more & ((1 << low) - 1) != 0) | (digit < 0) | (digit >= base))
             number += (step * digit).to(number.dtype)
 
@@ -149,6 +151,17 @@ class _Digits:
                     each = torch.where((low == high) | (low == NOBODY) | (low == LOST), high, MIXED)
             made.append(Owners(each, proved))
         return made
+
+
+def _least(dtype: torch.dtype) -> float:
+    """Numbers below may have lost bits on the way: a power of two does not scale them bit for bit. 0 where few exponents leave no others."""
+    number = torch.finfo(dtype)
+    return number.tiny / number.eps if number.tiny < _FEWEST else 0.0
+
+
+def _without(g: Tensor, least: float) -> Tensor:
+    """``g``, with 0 for what is so small that its bits say nothing: masked attention leaves such numbers, with 5 bits of 24."""
+    return g.masked_fill(g.abs() < least, 0.0) if least else g
 
 
 def _wide(g: Tensor) -> Tensor:
