@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import PackedSequence
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.layout import MIXED, NOBODY, ROWS, Kind, Layout
 from hushgrad.clipping.proof.graph import Border, Graph, Source, find, is_mixed
-from hushgrad.clipping.proof.order import moves_of, straight
 from hushgrad.clipping.proof.prove import sources_of
+from hushgrad.clipping.proof.routes import routed
 from hushgrad.clipping.proof.shares import Packing, Reading, Sink, watch
 from hushgrad.clipping.proof.structure import Number, Place, Structure, is_packed, numbered
 from hushgrad.clipping.proof.survey import Run, agrees, exits_of, one_owner_each, rows_of
@@ -71,12 +71,21 @@ class Reader(NamedTuple):
         owners: dict[Any, Any] = {}
         if any(node.name() == "CheckpointFunctionBackward" for node in graph.order):  # reentrant: it refuses to be asked
             self._require_still(structure, calls, B)
-        elif by_tags or structure.moves is None or not straight(moves_of(graph), structure.moves, B, self.lot):
-            owners, borders = self._tagged(exits, calls, edges, borders, graph, B)
-        elif any(x is not None and not x.regular for b in borders for x in b.layouts):
-            owners, borders = self._tagged(exits, {}, edges, borders, graph, B)
+        else:
+            owners = {} if by_tags else self._routed(structure, graph, borders, B)
+            if owners is None or by_tags:
+                owners, borders = self._tagged(exits, calls, edges, borders, graph, B)
         bad = partial(_bad, structure, run, B)
         watch(borders, self._sinks(calls, shared, graph, names), Reading(B, owners, self.deaf, packing, bad))
+
+    def _routed(self, structure: Structure, graph: Graph, borders: list[Border], B: int) -> dict[Any, Any] | None:
+        """The owners of routed rows at the frontier, by the graph's own indices; None if these do not tell."""
+        if structure.moves is None:
+            return None
+        try:
+            return routed(graph, structure.moves, borders, B, self.lot)
+        except LookupError:
+            return None
 
     def _require_still(self, structure: Structure, calls: dict[Number, Call], B: int) -> None:
         """A pass that cannot be tagged is read as it was proved, if nothing in it moves rows."""

@@ -1,13 +1,13 @@
 """Nodes that move rows by an index: with other data they may move them elsewhere.
 
 An index is computed (sorted lengths, chosen experts, distinct ids) or constant; a graph does not tell which. So a pass in which rows are
-moved is read as it was proved only if each of these nodes still keeps every row with its example; else whose row it is is told by tags.
+moved is read as it was proved only if each of these nodes still keeps every row with its example, or says whose it is
+(:mod:`hushgrad.clipping.proof.routes`); else that is told by tags.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from random import Random
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.graph import Graph
 from hushgrad.clipping.proof.tags import Exit, Owners, tagged
 
-__all__ = ["Move", "is_fixed", "moves_of", "owners_at", "straight"]
+__all__ = ["Move", "is_fixed", "moves_of", "owners_at", "sent"]
 
 _NAMES = frozenset(
     "Index IndexSelect IndexPut IndexPutImpl IndexAdd IndexCopy IndexFill IndexReduce Gather Scatter ScatterAdd ScatterReduce Sort Topk "
@@ -47,7 +47,7 @@ def _is_fixed(node: Node) -> bool:
 
 
 class Move(NamedTuple):
-    """Where the examples are in what comes out of such a node, and in what goes into it; None: there are none."""
+    """Where the examples are in what comes out of such a node, and in what goes into it; None: there are none; ROWS: by its index."""
 
     name: str
     outputs: tuple[Layout | None, ...]
@@ -71,39 +71,18 @@ def owners_at(nodes: Sequence[Node], exits: Sequence[Exit], examples: int) -> li
     return [(at_nodes.get(n, []), sent[k]) for k, n in enumerate(nodes)]
 
 
-def straight(nodes: Sequence[Node], moves: Sequence[Move], examples: int, lot: Random) -> bool:
-    """Whether each node still sends to every example what came from it alone.
+def sent(node: Node, move: Move, numbers: Tensor, rows: Mapping[int, Tensor]) -> tuple[Tensor | None, ...] | None:
+    """What the node sends down if each example's cotangent is its number; None if that cannot be told.
 
     A node is linear: with whole numbers in the place of examples, an element that n elements of example i are added to gets n times its
-    number, exactly. Wrong owners have the same number in one of 2^20 cases.
+    number, exactly.
+
+    Args:
+        node: one that moves rows.
+        move: where the examples are around it.
+        numbers: of the examples.
+        rows: the owners of the rows of those of its outputs that follow no rule.
     """
-    if [node.name() for node in nodes] != [move.name for move in moves]:
-        return False
-    return all(_is_straight(node, move, examples, lot) for node, move in zip(nodes, moves, strict=True))
-
-
-def _is_straight(node: Node, move: Move, examples: int, lot: Random) -> bool:
-    if not any(move.inputs):
-        return True
-    counts = _sent(node, move, torch.ones(examples), examples)
-    for _ in range(2):
-        numbers = torch.tensor([float(lot.randrange(1, 1024)) for _ in range(examples)])
-        made = _sent(node, move, numbers, examples)
-        if counts is None or made is None:
-            return False
-        for z, n, layout in zip(made, counts, move.inputs, strict=True):
-            if layout is None or z is None or n is None:
-                continue
-            if not layout.fits(z.shape, examples):
-                return False
-            expected = numbers.to(z)[layout.at(z.shape, examples).owners(z.shape, examples, z.device)]
-            if not torch.equal(z, n * expected):
-                return False
-    return True
-
-
-def _sent(node: Node, move: Move, numbers: Tensor, examples: int) -> tuple[Tensor | None, ...] | None:
-    """What the node sends down if each example's cotangent is its number; None if that cannot be told."""
     given: list[Tensor | None] = []
     for k, metadata in enumerate(input_metadata(node)):
         layout = move.outputs[k] if k < len(move.outputs) else None
@@ -111,10 +90,16 @@ def _sent(node: Node, move: Move, numbers: Tensor, examples: int) -> tuple[Tenso
             given.append(None)
             continue
         shape = torch.Size(metadata.shape)
-        if metadata.dtype not in (torch.float32, torch.float64) or not layout.fits(shape, examples):
-            return None
         t = numbers.to(metadata.device, metadata.dtype)
-        given.append(t[layout.at(shape, examples).owners(shape, examples, t.device)].expand(shape))
+        if metadata.dtype not in (torch.float32, torch.float64) or not layout.fits(shape, len(numbers)):
+            return None
+        if layout.regular:
+            owners = layout.at(shape, len(numbers)).owners(shape, len(numbers), t.device)
+        elif len(rows[k]) != shape[0]:
+            return None
+        else:
+            owners = rows[k].reshape(-1, *[1] * (len(shape) - 1))
+        given.append(torch.where(owners < 0, 0, t[owners.clamp(min=0)]).expand(shape))
     with torch.no_grad():
         made: Any = called(node, tuple(given))
     return tuple(made)

@@ -123,18 +123,18 @@ def _moves(first: Survey, second: Survey) -> tuple[Move, ...] | None:
             [_carried(a, b, first.examples, second.examples) for a, b in zip(own, other, strict=False)]
             for own, other in zip(mine, its, strict=True)
         )
-        if ROWS in outputs or ROWS in inputs or (any(inputs) and not any(outputs)):
+        if SHARED in outputs or SHARED in inputs or (any(inputs) and not any(outputs)):
             return None
         made.append(Move(node.name(), tuple(outputs), tuple(inputs)))
     return tuple(made)
 
 
 def _carried(own: Owners, other: Owners, examples: int, few: int) -> Layout | None:
-    """The layout of the examples, None if there are none or what is there is everybody's; ROWS if there is no rule."""
+    """The layout of the examples, None if there are none or what is there is everybody's; SHARED if even rows have no rule."""
     if own.each is None or other.each is None or not (own.proved and other.proved) or not (own.clean or other.clean):
         return None
     layout = _layout(own, [other], examples, few)
-    return None if layout is DEAD else layout if layout.regular else ROWS
+    return None if layout is DEAD else layout
 
 
 # Places of calls ----------------------------------------------------------------------------------------------------------

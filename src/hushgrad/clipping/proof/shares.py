@@ -192,14 +192,18 @@ def _by_experts(border: Border, gs: Grads, masks: list[Tensor | None], examples:
     g, mask = gs[0], masks[0]
     if border.slot != 1 or x is None or ends is None or g is None or mask is None or x.dim() != 2 or g.dim() != 2:
         return None
-    each = mask.expand(g.shape)
+    each = mask if mask.shape == (len(g), 1) else mask.expand(g.shape)
     if not one_owner_each(each):
         return None
     owner, expert = each.amax(1), torch.searchsorted(ends.long(), torch.arange(len(g), device=g.device), right=True)
     index = torch.where((owner >= 0) & (expert < len(ends)), owner * len(ends) + expert, NOBODY)
     where = padded(index, examples * len(ends))
     left, right = (gathered(t, where) for t in (x, g))
-    return torch.bmm(left.transpose(1, 2), right).unflatten(0, (examples, len(ends)))
+    if border.node.next_functions[1][0].name() == "TransposeBackward0":  # then what comes to the parameter lies as it does in memory
+        made = torch.bmm(right.transpose(1, 2), left).transpose(1, 2)
+    else:
+        made = torch.bmm(left.transpose(1, 2), right)
+    return made.unflatten(0, (examples, len(ends)))
 
 
 def _unsummed(border: Border, name: str, g: Tensor) -> Tensor | None:

@@ -154,7 +154,7 @@ class _Digits:
 
 
 def _least(dtype: torch.dtype) -> float:
-    """Numbers below may have lost bits on the way: a power of two does not scale them bit for bit. 0 where few exponents leave no others."""
+    """Numbers below may have lost bits on the way: a power of two does not scale them bit for bit. 0 where there are few exponents."""
     number = torch.finfo(dtype)
     return number.tiny / number.eps if number.tiny < _FEWEST else 0.0
 
