@@ -68,15 +68,15 @@ class Reader(NamedTuple):
         if not names <= structure.bare:
             raise LookupError(min(names - structure.bare))
         borders = structure.frontier.again(graph, edges)
-        owners: dict[Any, Any] = {}
+        owners: dict[Any, Any] | None = {}
         if any(node.name() == "CheckpointFunctionBackward" for node in graph.order):  # reentrant: it refuses to be asked
             self._require_still(structure, calls, B)
         else:
-            owners = {} if by_tags else self._routed(structure, graph, borders, B)
-            if owners is None or by_tags:
+            owners = None if by_tags else self._routed(structure, graph, borders, B)
+            if owners is None:
                 owners, borders = self._tagged(exits, calls, edges, borders, graph, B)
         bad = partial(_bad, structure, run, B)
-        watch(borders, self._sinks(calls, shared, graph, names), Reading(B, owners, self.deaf, packing, bad))
+        watch(borders, self._sinks(calls, shared, graph, names), Reading(B, owners or {}, self.deaf, packing, bad))
 
     def _routed(self, structure: Structure, graph: Graph, borders: list[Border], B: int) -> dict[Any, Any] | None:
         """The owners of routed rows at the frontier, by the graph's own indices; None if these do not tell."""
