@@ -30,7 +30,7 @@ class Case(NamedTuple):
     size: int
     target: float  # CPU time over plain PyTorch, one thread, noise on
     wall_target: float | None = None  # the same by wall time with two threads
-    rounds: int = 30  # at least this many interleaved rounds
+    rounds: int = 30  # at least this many interleaved rounds; where proofs are repeated, far more than they are
     slow_peers: tuple[str, ...] = ()  # peers that take minutes here and are left out of --quick
     lazy_target: float | None = None  # the same as target, with lazy tables
 
@@ -191,9 +191,9 @@ CASES = [
     Case("wrn16-4", _wide_resnet, _images((3, 32, 32)), 64, 1.35, 1.4, rounds=5),
     Case("gpt", GPT, _text, 16, 1.3, rounds=10),
     Case("text 50k", _TextClassifier, _reviews, 64, 2.0, slow_peers=HEAVY, lazy_target=1.2),
-    Case("moe", _moe, _words, 16, 1.5, rounds=5, slow_peers=EVERY),
-    Case("opt", _opt, _words, 16, 1.5, rounds=5, slow_peers=EVERY),
-    Case("t5", _t5, _words, 16, 1.5, rounds=5, slow_peers=EVERY),
-    Case("swin", _swin, _images((3, 32, 32)), 16, 1.5, rounds=5, slow_peers=EVERY),
+    Case("moe", _moe, _words, 16, 1.5, rounds=20, slow_peers=EVERY),
+    Case("opt", _opt, _words, 16, 1.5, rounds=20, slow_peers=EVERY),
+    Case("t5", _t5, _words, 16, 1.5, rounds=20, slow_peers=EVERY),
+    Case("swin", _swin, _images((3, 32, 32)), 16, 1.5, rounds=20, slow_peers=EVERY),
     Case("mamba", _mamba, _words, 16, 4.0, rounds=5, slow_peers=EVERY),
 ]

@@ -46,11 +46,8 @@ class Root:
         self._trials = Trials(capture, self._attributes, self._lot, self.known, seal=seal)
         self._reader = Reader(capture, self.deaf, self._lot)
         self._stack: list[Pass | None] = []
-        self._usual: tuple[Structure | None, int, Any] = (
-            None,
-            0,
-            None,
-        )  # a plain structure, examples, and the shapes of its calls
+        # A plain structure, examples, and the shapes of its calls.
+        self._usual: tuple[Structure | None, int, Any] = (None, 0, None)
         self._tries = 0  # proofs that were repeated for what had no gradient
         self.failed: str | None = None
         self.announces = False  # somebody says how many examples each training pass has
@@ -108,9 +105,8 @@ class Root:
         if any(s.fragile for s in here.candidates):
             here.packing = Packing()
             push_packing(here.packing.pack, here.packing.unpack)
-        if (
-            not self.model.training
-        ):  # attention takes a fast path if no parameter requires gradients: none does between a site's hooks
+        # Attention takes a fast path if no parameter requires gradients: none does between a site's hooks.
+        if not self.model.training:
             here.fast = torch.backends.mha.get_fastpath_enabled()
             torch.backends.mha.set_fastpath_enabled(False)
         here.nodes = nodes_made()
@@ -150,13 +146,9 @@ class Root:
     def _as_usual(self, here: Pass, made: int) -> bool:
         """The usual pass: the same calls, of the same sizes, and as many operations as in the last one, all as their rules expect them."""
         structure, examples, shapes = self._usual
-        if (
-            structure is None
-            or structure is not here.structure
-            or examples != here.examples
-            or structure.nodes is None
-            or made not in structure.nodes
-        ):
+        if structure is None or structure is not here.structure or examples != here.examples:
+            return False
+        if structure.nodes is None or made not in structure.nodes:
             return False
         if [call.site for call in here.calls] != structure.order or [call.shapes for call in here.calls] != shapes:
             return False
@@ -233,19 +225,22 @@ class Root:
         if expected == 0 or not self._capture.whole:
             B = (examples_of(inputs) or [0])[0] if expected is None else expected
             return Pass(inputs, B, [], key, fresh=False)
+        faint: Structure | None = None
         counts = [expected] if expected is not None else [s.examples(tensors) for s in self.known.proved(key)]
         for B in dict.fromkeys(n for n in counts if n is not None):
             if B == 1 and self.known.proved(key):
                 return Pass(inputs, 1, [], key, fresh=False)
             found = self.known.candidates(key, tensors, B)
-            if found and not self._again(found[0], inputs, B):
+            if found and found[0].partly and self._tries < TRIES:  # these data may show more
+                self._tries, faint = self._tries + 1, found[0]
+            if found and faint is None and not self._again(found[0], inputs, B):
                 return Pass(inputs, B, found, key, fresh=False)
         B = expected if expected is not None else self._counted(inputs)
         if B == 0:
             return Pass(inputs, 0, [], key, fresh=False)
         doubtful = aside or (expected is not None and not may_hold(tensors, B))
         try:
-            structure = self._proved(inputs, B, for_good=not doubtful)
+            structure = self._proved(inputs, B, for_good=not doubtful, faint=faint)
         except (CaptureError, NotIsolated) as error:
             if not doubtful:
                 raise
@@ -253,10 +248,12 @@ class Root:
             return None
         return Pass(inputs, B, [structure] if B > 1 else [], self._key(tensors), fresh=True)
 
-    def _proved(self, inputs: Any, B: int, *, for_good: bool = True) -> Structure:
-        """Prove and remember. Raises NotIsolated, for good, or CaptureError."""
+    def _proved(self, inputs: Any, B: int, *, for_good: bool = True, faint: Structure | None = None) -> Structure:
+        """Prove and remember; ``faint``: proved, and enough if these data show no more. Raises NotIsolated, for good, or CaptureError."""
         with self._kept(for_good=for_good):
-            structure = self._trials.proved(inputs, B) if B > 1 else self._trials.proved_of_one(inputs)
+            structure = self._trials.proved(inputs, B, faint) if B > 1 else self._trials.proved_of_one(inputs)
+        if structure is faint:
+            return structure
         self._attributes.proved()
         self.known.add(self._key(leaves(inputs)), structure)  # what counts passes was found out by the proof
         return structure
@@ -275,10 +272,7 @@ class Root:
             self._stack = stack
 
     def _again(self, structure: Structure, inputs: Any, B: int) -> bool:
-        """Whether the proof is to be repeated: at random, or because these data may show more. A part of it is repeated at once."""
-        if structure.partly and self._tries < TRIES:
-            self._tries += 1
-            return True
+        """Whether the proof is to be repeated, at random. A part of it is repeated at once."""
         lot = self._lot.randrange(4 * AGAIN)
         if 0 < lot < 4:
             with self._kept(for_good=True):

@@ -199,7 +199,8 @@ def _by_experts(border: Border, gs: Grads, masks: list[Tensor | None], examples:
     index = torch.where((owner >= 0) & (expert < len(ends)), owner * len(ends) + expert, NOBODY)
     where = padded(index, examples * len(ends))
     left, right = (gathered(t, where) for t in (x, g))
-    if border.node.next_functions[1][0].name() == "TransposeBackward0":  # then what comes to the parameter lies as it does in memory
+    # What comes to the parameter then lies as it does in memory.
+    if border.node.next_functions[1][0].name() == "TransposeBackward0":
         made = torch.bmm(right.transpose(1, 2), left).transpose(1, 2)
     else:
         made = torch.bmm(left.transpose(1, 2), right)
