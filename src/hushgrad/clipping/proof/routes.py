@@ -124,7 +124,9 @@ def _kept(here: _Pass, node: Node, arrived: dict[int, Tensor]) -> dict[int, Tens
     """Row r is made of row r: its owner is the same, on every slot that does not lead into what is shared."""
     if not arrived:
         return {}
-    name, shapes = node.name().split("Backward")[0], [m.shape for m in input_metadata(node)]
+    (name, _, number), shapes = node.name().partition("Backward"), [m.shape for m in input_metadata(node)]
+    if not number.isdigit():  # a user's function, which may do anything under such a name
+        raise LookupError(node.name())
     owners = next(iter(arrived.values()))
     if len(arrived) < len(shapes) or not all(torch.equal(owners, other) for other in arrived.values()):
         raise LookupError(node.name())
