@@ -22,6 +22,7 @@ from hushgrad.federated import DPFedAvg, LocalGrid, MinSeparation, Shares, add_s
 from hushgrad.train import Plan
 
 CLIENTS, SIZE = 12, 400
+NODE = SimpleNamespace(node_config={})
 NO_NORMS = (0.0, -1.0, math.nan, math.inf, "1")
 
 
@@ -123,7 +124,7 @@ def test_what_cannot_be_read_does_not_leave_the_device(names, mod):
         raw = ArrayRecord({name: Array(np.full(5, 77.0)) for name in names})
         return SimpleNamespace(content=RecordDict({"arrays": raw, "again": raw}), has_error=lambda: False)
 
-    reply = mod(SimpleNamespace(content=content), None, client)
+    reply = mod(SimpleNamespace(content=content), NODE, client)
     assert not reply.content.array_records
 
 
@@ -139,8 +140,33 @@ def test_no_word_of_the_server_switches_a_mod_off(mod, config, model):
         content = RecordDict({"arrays": raw, "metrics": MetricRecord({"accuracy": 0.5})})
         return SimpleNamespace(content=content, has_error=lambda: False)
 
-    reply = mod(SimpleNamespace(content=RecordDict({**arrays, "config": ConfigRecord(config)})), None, client)
+    reply = mod(SimpleNamespace(content=RecordDict({**arrays, "config": ConfigRecord(config)})), NODE, client)
     assert not reply.content.array_records and reply.content["metrics"]["accuracy"] == 0.5
+
+
+def _asked(mod, norm: float, grid: float, **limits: float | str) -> bool:
+    """Whether arrays leave a client with these limits of its own when a server asks for this."""
+    config = ConfigRecord({shares.CLIP_NORM: norm, shares.GRID: grid})
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(3))}), "config": config})
+
+    def client(message, context):
+        return SimpleNamespace(content=RecordDict({"arrays": ArrayRecord({"w": Array(np.ones(3))})}), has_error=lambda: False)
+
+    node = SimpleNamespace(node_config={f"hushgrad-{name.replace('_', '-')}": value for name, value in limits.items()})
+    return bool(mod(SimpleNamespace(content=content), node, client).content.array_records)
+
+
+def test_a_client_says_itself_how_much_a_server_may_ask_for():
+    """A large clip norm, or a fine grid, is the word of a server that wants the update as it is."""
+    for mod in (add_share, clip_update):
+        assert _asked(mod, 1.0, 1e-3) and _asked(mod, 1.0, 1e-3, clip_norm=1.0)
+        assert not _asked(mod, 1.0 + 1e-9, 1e-3, clip_norm=1.0)
+        for wrong in (0.0, -1.0, math.nan, "much"):
+            with pytest.raises(ArgumentError):
+                _asked(mod, 1.0, 1e-3, clip_norm=wrong)
+    assert _asked(add_share, 1.0, 1 / 256, share=1.0) and not _asked(add_share, 1.0, 0.99 / 256, share=1.0)
+    for grid in (1e-13, 1e-30, 1e-300):  # no plan asks for so little noise, and the numbers would not be whole
+        assert not _asked(add_share, 1.0, grid) and not _asked(add_share, 1.0, grid, share=1e-200)
 
 
 # The server ----------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 """A client mod: clip the update before it leaves the device. Defence in depth; the server clips again in any case.
 
-No word of the server's can switch a mod off: what a mod cannot bound stays at home.
+No word of the server's can switch a mod off: what a mod cannot bound stays at home. How much it may ask for is the client's to say, in the
+node's own configuration (``flower-supernode --node-config "hushgrad-clip-norm=1.0 hushgrad-share=0.1"``): there :data:`CLIP_NORM` is the
+largest clip norm, and :data:`SHARE` the least standard deviation of a share, in clip norms. A message that asks for more is answered
+without arrays. A client without these limits believes the server's numbers.
 """
 
 from __future__ import annotations
@@ -12,12 +15,15 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
+from hushgrad import _check
 from hushgrad.federated.layout import Layout, Unusable
 
-__all__ = ["CLIP_NORM", "Answer", "answered", "clip_update", "told", "without_arrays"]
+__all__ = ["CLIP_NORM", "SHARE", "Answer", "answered", "clip_update", "own_limit", "told", "without_arrays"]
 
 CLIP_NORM = "hushgrad-clip-norm"
-"""The key in the round's ConfigRecord under which the server sends the clip norm."""
+"""The key in the round's ConfigRecord under which the server sends the clip norm; in a node's configuration, the largest one."""
+SHARE = "hushgrad-share"
+"""The key in a node's configuration of the least standard deviation of a share of noise, in clip norms."""
 
 
 def clip_update(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -27,8 +33,8 @@ def clip_update(message: Message, context: Context, call_next: ClientAppCallable
     a leaky log sees of one device, and keeps a diverged model (NaN, infinity) at home: that update is zero.
 
     Put it first in the list: Flower's first mod is the outermost, and sees what others have made of the update.
-    Arrays in the reply to a message without a
-    clip norm (evaluation, another strategy), and arrays that cannot be read as an update, are taken out; numbers and metrics pass.
+    Arrays in the reply to a message without a clip norm (evaluation, another strategy) or with one above the node's own limit, and
+    arrays that cannot be read as an update, are taken out; numbers and metrics pass.
 
     Args:
         message: from the server; it holds the clip norm.
@@ -36,7 +42,7 @@ def clip_update(message: Message, context: Context, call_next: ClientAppCallable
         call_next: the rest of the client.
     """
     norms = told(message, CLIP_NORM)
-    if norms is None:
+    if norms is None or norms[0] > own_limit(context, CLIP_NORM, math.inf):
         return without_arrays(call_next(message, context))
     answer = answered(message, context, call_next)
     if answer.update is None:
@@ -57,6 +63,20 @@ def told(message: Message, *names: str) -> tuple[float, ...] | None:
     values = [config[name] for name in names]
     numbers = tuple(float(value) for value in values if isinstance(value, int | float))
     return numbers if len(numbers) == len(names) and all(0 < number < math.inf for number in numbers) else None
+
+
+def own_limit(context: Context, name: str, default: float) -> float:
+    """What the client's own node says about ``name``, else ``default``.
+
+    Raises:
+        ArgumentError: where it says something that is no positive number; then nothing leaves.
+    """
+    found = context.node_config.get(name)
+    return (
+        default
+        if found is None
+        else _check.positive("Set a number in the node's configuration.", **{name.replace("-", "_"): found})
+    )
 
 
 def without_arrays(reply: Message) -> Message:

@@ -41,7 +41,7 @@ from hushgrad.clipping.base import Clipper
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Gaussian, Participation, Relation
 from hushgrad.federated.layout import Layout
-from hushgrad.federated.mods import CLIP_NORM, answered, told, without_arrays
+from hushgrad.federated.mods import CLIP_NORM, SHARE, answered, own_limit, told, without_arrays
 from hushgrad.federated.whole_noise import discrete_gaussian
 from hushgrad.noise.independent import Independent
 from hushgrad.noise.participation import pattern_of
@@ -53,6 +53,9 @@ __all__ = ["ShareSum", "Shares", "add_share"]
 GRID = "hushgrad-grid-step"
 """The key in the round's ConfigRecord under which the server sends the unit of the whole numbers."""
 _STD = 256  # of a share, in units of the grid
+_FINEST = (
+    _STD * 2.0**-40
+)  # clip norms: a plan's share is s / sqrt(m), never as fine as this; beyond 2^52 numbers are not whole any more
 _SLACK = 1e-9
 _ROUNDING = 1 + 4e-9  # a float64 sum of 10⁷ squares is off by less
 
@@ -193,8 +196,8 @@ def add_share(message: Message, context: Context, call_next: ClientAppCallable) 
     **Formal guarantee.** The arrays that leave the device are q + X: q whole numbers with |q| at most the clip norm in units of the
     grid, X a discrete Gaussian from the operating system's entropy. See :class:`Shares` for the sum. Put it first in the
     list: the first mod is the outermost, and what one before it adds is not covered.
-    Where the server sends no grid (evaluation, another strategy), or the update cannot be read, no arrays leave. Metrics of a reply
-    pass as they are.
+    Where the server sends no grid (evaluation, another strategy), a finer one than whole numbers resolve or than the node's own
+    limits allow (:mod:`hushgrad.federated.mods`), or the update cannot be read, no arrays leave. Metrics of a reply pass as they are.
 
     Args:
         message: from the server; it holds the clip norm and the unit of the grid.
@@ -202,7 +205,7 @@ def add_share(message: Message, context: Context, call_next: ClientAppCallable) 
         call_next: the rest of the client.
     """
     numbers = told(message, CLIP_NORM, GRID)
-    if numbers is None:
+    if numbers is None or not _allowed(context, *numbers):
         return without_arrays(call_next(message, context))
     clip_norm, grid = numbers
     reply, layout, _, update = answered(message, context, call_next)
@@ -213,6 +216,12 @@ def add_share(message: Message, context: Context, call_next: ClientAppCallable) 
     parts = zip(layout.slices().items(), layout.shapes, strict=True)
     reply.content[name] = ArrayRecord({each: Array(noised[where].reshape(shape)) for (each, where), shape in parts})
     return reply
+
+
+def _allowed(context: Context, clip_norm: float, grid: float) -> bool:
+    """Whether what the server asks for is exact in whole numbers, and within this client's own limits."""
+    share = _STD * (grid / clip_norm)  # of the noise, in clip norms
+    return clip_norm <= own_limit(context, CLIP_NORM, math.inf) and share >= max(_FINEST, own_limit(context, SHARE, _FINEST))
 
 
 def whole(update: np.ndarray, bound: float) -> np.ndarray:
