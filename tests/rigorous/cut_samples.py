@@ -14,7 +14,7 @@ import numpy as np
 from ball_arithmetic import between
 from flint import arb, fmpz
 
-__all__ = ["Mixtures", "kept"]
+__all__ = ["Mixtures", "kept", "opposite_to_all"]
 
 _FAR = 45.0  # standard deviations
 _PLACES = 6000
@@ -77,6 +77,13 @@ class Mixtures:
             mass, other = (sum((w * between(a, b, mean) for mean, w in side), arb(0)) for side in (self.p, self.q))
             total += mass - x * other
         return total
+
+
+def opposite_to_all(rate: arb, scale: float) -> tuple[Mixtures, Mixtures]:
+    """A sample of a fixed size: the record opposite to all others against its null, both directions. It takes another's place."""
+    places = [arb(k) / arb(scale) for k in range(3)]
+    pair = Mixtures(((places[0], 1 - rate), (places[2], rate)), ((places[0], 1 - rate), (places[1], rate)))
+    return pair, pair.mirrored()
 
 
 def _log_density(side: tuple[tuple[arb, arb], ...], z: np.ndarray) -> np.ndarray:

@@ -161,6 +161,12 @@ def fixed_size(rng: random.Random) -> Question:
     delta, scale, n = _delta(rng), min(_scale(rng), 1e6), rng.choice([2, 10, 1000, 10**6])
     balls.precision(delta, 1e8)
     how = FixedSize(dataset_size=n, size=rng.randint(1, max(1, n // 2)))
+    if rng.random() < 0.4:
+        scale = 10 ** rng.uniform(-1.39, 1.5)
+        found = tuple(
+            lambda e, way=way: (_log(way.at_least(e)), 0.0) for way in cut_samples.opposite_to_all(arb(how.rate), scale)
+        )
+        return Question(Sampled(how, Gaussian(scale)), delta, "zero_out", found, exact=False)
     pairs = _directions(balls.Gaussian(2 / arb(scale)), how.rate)
     times = rng.choice([1, 2])
     truths = tuple(_balls(pair * times, 1e-6) for pair in pairs)

@@ -17,7 +17,18 @@ from flint import arb
 from hushgrad.accounting import epsilon_interval, gaussian_delta
 from hushgrad.accounting.pld import loss as losses
 from hushgrad.accounting.pld.search import solve
-from hushgrad.events import ApproxDP, BallsInBins, DiscreteLaplace, Event, Gaussian, Laplace, PureDP, Sampled, TruncatedPoisson
+from hushgrad.events import (
+    ApproxDP,
+    BallsInBins,
+    DiscreteLaplace,
+    Event,
+    FixedSize,
+    Gaussian,
+    Laplace,
+    PureDP,
+    Sampled,
+    TruncatedPoisson,
+)
 
 # (questions, whether they take seconds each); all kinds together and for longer: make rigorous.
 COUNTS = {
@@ -104,6 +115,16 @@ def test_a_record_that_is_added_competes_too() -> None:
         for others in ([-1.0] * n, [-1.0] * (n - 1)):  # opposite records, one more or one fewer than the public number in all
             pair = cut_samples.Mixtures.of(arb(rate), size, others, sigma, "add_remove")
             assert all(way.at_least(upper) <= 1e-3 for way in (pair, pair.mirrored()))
+
+
+@pytest.mark.parametrize(("sigma", "delta"), [(0.0401, 1e-6), (0.05, 1e-100), (0.1, 1e-200), (1.0, 1e-6)])
+def test_a_null_record_beside_little_noise(sigma: float, delta: float) -> None:
+    """Losses of hundreds: e^eps squared is no double."""
+    balls.precision(delta, 1e6)
+    low, high = epsilon_interval(Sampled(FixedSize(dataset_size=10, size=1), Gaussian(sigma)), delta=delta, relation="zero_out")
+    one = arb(1) / 10
+    attained = [max(way.at_least(e) for way in cut_samples.opposite_to_all(one, sigma)) for e in (0.99 * high, high)]
+    assert attained[1] <= delta <= attained[0] and high < low * (1 + 1e-6)
 
 
 def test_a_smaller_upper_end_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:

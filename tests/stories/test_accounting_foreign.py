@@ -101,7 +101,9 @@ def test_from_a_file_and_crosscheck(capsys: pytest.CaptureFixture[str], tmp_path
     found = json.loads(capsys.readouterr().out)["answers"][0]["epsilon"]
     assert found == hushgrad.epsilon([(2.0, 0.1, 10), (1.5, 0.1, 5)], delta=1e-5)
     assert main(["epsilon", "--from", str(history), "--event", "{}", "--delta", "1e-5"]) == 2
-    assert main(["epsilon", "--from", str(tmp_path / "none"), "--delta", "1e-5"]) == 2
+    (tmp_path / "weights").write_bytes(b"\xff\xfe\x00")
+    for no_text in ("none", "weights"):
+        assert main(["epsilon", "--from", str(tmp_path / no_text), "--delta", "1e-5"]) == 2
     capsys.readouterr()
     peers = crosscheck._PEERS
     assert main(["crosscheck", "--from", str(tree), "--delta", "1e-5", "--json"]) == 0

@@ -83,6 +83,8 @@ def _text(word: str) -> str:
         return Path(word[1:]).read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"Cannot read the event from {word[1:]}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"Cannot read the event from {word[1:]}: it is not text.") from None
 
 
 def accountant_names(words: str) -> list[str]:

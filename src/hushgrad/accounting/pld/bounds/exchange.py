@@ -52,9 +52,10 @@ class AllocatedReplace(Curve):
         for k in np.unique(np.concatenate([at, at + 1])):
             values[k] = self.value(float(nodes[k]))
         gap = nodes[at + 1] - nodes[at]
-        share = np.expm1(np.minimum(epsilon - nodes[at], gap)) / np.expm1(gap)
+        beyond = np.minimum(epsilon - nodes[at], gap)
+        share = np.expm1(beyond) / np.expm1(gap)
         call = values[at] + share * (values[at + 1] - values[at])
-        slope = np.exp(epsilon - nodes[at]) * (values[at] - values[at + 1]) / np.expm1(gap)
+        slope = np.exp(beyond) * (values[at] - values[at + 1]) / np.expm1(gap)
         return call, np.where(epsilon >= nodes[last], 0.0, np.maximum(slope, 0.0))
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:

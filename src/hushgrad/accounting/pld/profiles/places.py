@@ -28,7 +28,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import erfcx, ndtr
+from scipy.special import erfcx, log_ndtr, ndtr
 
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove
@@ -55,13 +55,16 @@ class ZeroedBeside(Curve):
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """By Mills' ratio R: with g phi(z-2r) = A + B at the threshold, A (R(z-2r) - R(z-r)) + B (R(z-2r) - R(z))."""
         g, r = self.rate, self.distance
-        x = np.exp(np.minimum(epsilon, 600.0))
-        v = self._roots(x, -np.expm1(np.minimum(epsilon, 600.0)))[1]
-        z = np.log(v) / r + r / 2
-        near, none = x * g * _density(z - r), (1 - g) * np.expm1(np.minimum(epsilon, 600.0)) * _density(z)
+        fall = -np.expm1(
+            -epsilon
+        )  # with v = e^eps u the equation is g e^{-r^2} u^2 - g u - (1-g) fall e^{-eps} = 0: nothing overflows
+        log_u = np.log(g + np.sqrt(g * g + 4 * g * (1 - g) * fall * np.exp(-epsilon - r * r))) - math.log(2 * g) + r * r
+        z = (epsilon + log_u) / r + r / 2
+        near, none = g * _density(z - r, epsilon), (1 - g) * fall * _density(z, epsilon)
         best = _mills(z - 2 * r)
         call = near * (best - _mills(z - r)) + none * (best - _mills(z))
-        return np.maximum(call, 0.0), x * ((1 - g) * ndtr(-z) + g * ndtr(r - z))
+        above = (1 - g) * np.exp(epsilon + log_ndtr(-z)) + g * np.exp(epsilon + log_ndtr(r - z))
+        return np.maximum(call, 0.0), above
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
         """See :class:`Curve`; nothing where there are no two roots."""
@@ -91,8 +94,9 @@ class ZeroedBeside(Curve):
             return 2 * (1 - g) * fall / (x * g + root), high
 
 
-def _density(z: Array) -> Array:
-    return np.asarray(np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi))
+def _density(z: Array, shift: Array) -> Array:
+    """e^shift times the normal density."""
+    return np.asarray(np.exp(shift - 0.5 * z * z) / math.sqrt(2 * math.pi))
 
 
 def _mills(z: Array) -> Array:
