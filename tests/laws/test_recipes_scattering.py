@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hushgrad.errors import ArgumentError
+from hushgrad.recipes.leaves import REGULAR, balanced, leaves
 from hushgrad.recipes.scattering import MAPS, gabor, morlet, normalised_maps, scattering
 
 
@@ -64,6 +65,23 @@ def test_images_do_not_influence_each_other_and_rows_have_length_at_most_one():
     assert ((rows.norm(dim=1) > 0.3) & (rows.norm(dim=1) <= 1 + 1e-6)).all()
     assert normalised_maps(scattering(torch.zeros(1, 1, 8, 8))).norm() == 0
     assert scattering(torch.zeros(0, 1, 8, 8)).shape == (0, 81, 2, 2)
+
+
+def test_balanced_maps_of_leaves_vary_alike_in_every_direction_that_varies():
+    pictures = leaves(300, channels=1, size=32)
+    assert torch.equal(pictures[:3], leaves(3, channels=1, size=32))
+    before, after = normalised_maps(scattering(pictures)), balanced(scattering(pictures))
+    values = [
+        torch.linalg.eigvalsh(torch.cov(rows.view(300, MAPS, -1).permute(0, 2, 1).flatten(0, 1).T.double()))
+        for rows in (before, after)
+    ]
+    total = values[0].sum()
+    assert torch.allclose(values[1].flip(0), (values[0] / (values[0] / total + REGULAR)).flip(0), rtol=1e-3, atol=1e-6 * total)
+
+
+def test_balancing_a_picture_needs_no_other_picture():
+    images = torch.rand(60, 3, 12, 12)
+    assert torch.allclose(balanced(scattering(images))[[5, 37]], balanced(scattering(images[[5, 37]])), atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 10, 10), (1, 1, 8, 12), (1, 8, 8), (1, 1, 4, 4)])

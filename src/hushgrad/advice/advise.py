@@ -104,7 +104,7 @@ def _width(codebook: Codebook) -> int:
 _FEATURES = {
     "table": "one-hot blocks of the declared bins and categories, centred, rows of length 1",
     "text": "what a text looks like and hashed words, rows of length 1",
-    "images": "scattering maps (fixed wavelets), centred by a private mean, rows of length 1",
+    "images": "scattering maps (fixed wavelets), balanced by pictures of nobody, centred by a private mean, rows of length 1",
 }
 
 

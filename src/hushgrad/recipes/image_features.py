@@ -1,4 +1,4 @@
-"""Images as rows of length 1: scattering maps, normalised image by image, minus a private mean."""
+"""Images as rows of length 1: scattering maps, normalised image by image, balanced by public pictures, minus a private mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hushgrad import _check
 from hushgrad.recipes.encoders import Records
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.learning import LearningEncoder
-from hushgrad.recipes.scattering import normalised_maps, scattering
+from hushgrad.recipes.leaves import balanced
+from hushgrad.recipes.scattering import scattering
 
 __all__ = ["ImageFeatures"]
 
@@ -49,12 +50,12 @@ class ImageFeatures(LearningEncoder):
         return self.noise_multiplier if self.mean is None else None
 
     def prepared(self, rows: Sequence[Any]) -> Tensor:
-        """Scattering maps of length 1, in half precision."""
+        """Balanced scattering maps of length 1, in half precision."""
         parts = [self._maps(rows[first : first + _CHUNK]) for first in range(0, len(rows), _CHUNK)]
         return torch.cat(parts) if parts else self._maps(rows)
 
     def _maps(self, rows: Sequence[Any]) -> Tensor:
-        return _unit(normalised_maps(scattering(self.images(rows)))).half()
+        return _unit(balanced(scattering(self.images(rows)))).half()
 
     def statistic(self, prepared: Tensor, chosen: np.ndarray) -> Tensor:
         """The sum of the rows, each scaled to length 1."""
