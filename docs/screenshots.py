@@ -68,7 +68,7 @@ def _ledger(place: Path) -> None:
     step = Gaussian(1.1).sampled(rate=0.01)
     for name, steps in (("mortality, logistic", 400), ("readmission, BLT", 900)):
         ledger.commit(ledger.reserve("patients-2026", step * steps, run=name), step * steps)
-    ledger.reserve("patients-2026", step * 1500, run="length of stay, CNN")
+    ledger.reserve("patients-2026", step * 800, run="length of stay, CNN")
     ledger.add("web-clicks", epsilon=8.0, delta=1e-7, unit="user")
     with ledger.run("web-clicks", Gaussian(1.5).sampled(rate=0.002) * 20_000, run="ranking, week 46"):
         pass

@@ -85,15 +85,24 @@ def _answer(function: str, name: str, known: list[str], remedies: Mapping[str, s
 
 
 def parsed(text: str | bytes) -> Any:
-    """What JSON text says. Text that is none, or nested deeper than Python reads, is refused like any other argument."""
+    """What JSON text says. Text that is none, nested deeper than Python reads, or names a thing twice in one object (of which one reader
+    takes the first and another the last) is refused like any other argument.
+    """
     try:
         if _depth(text) > _DEEPEST:  # said before Python's own limit is met: there, nothing else works either
             raise ArgumentError(f"Expected JSON text, got something else: it is nested more than {_DEEPEST} levels deep.")
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError(f"Expected JSON text, got something else: {error}.") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object names a thing twice")
+    return found
 
 
 def _depth(text: str | bytes) -> int:

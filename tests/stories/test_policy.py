@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -144,6 +147,16 @@ def test_a_release_obeys_the_policy_of_the_day(place, tmp_path, capsys):
     ):
         assert main([*words, _policy(tmp_path, **rules)]) == 3  # its training may have known another policy, or none
         assert match in capsys.readouterr().err
+
+
+def test_nothing_is_released_by_a_ledger_that_was_edited(place, tmp_path, capsys):
+    forged = tmp_path / "forged.db"
+    shutil.copy(place / "budget.db", forged)
+    with contextlib.closing(sqlite3.connect(forged)) as file, file:
+        file.execute("DROP TRIGGER hushgrad_ledger_same")
+        file.execute("UPDATE hushgrad_ledger SET text = replace(text, '\"epsilon\":5.0', '\"epsilon\":50.0')")
+    assert main(["release", str(place / "run"), "--ledger", str(forged)]) == 3
+    assert "the ledger does not verify. Row 2 was changed" in capsys.readouterr().err
 
 
 def test_that_a_run_is_booked_is_looked_up_and_not_read_in_its_folder(place, tmp_path, capsys):

@@ -161,6 +161,7 @@ def test_audit_and_tuning_beside_the_claim(copy: Path) -> None:
 def test_a_seeded_run_says_so(copy: Path) -> None:
     recipe = json.loads((copy / "recipe.json").read_text())
     edit(copy / "recipe.json", run={**recipe["run"], "seed": 7})
+    edit(copy / "report.json", recipe=json.loads((copy / "recipe.json").read_text()))
     assert "not private against whoever knows" in privacy_card(copy).to_markdown()
 
 

@@ -164,3 +164,34 @@ def test_nobody_signs_for_a_model_that_was_exchanged(run, key, tmp_path):
     model.write_bytes(model.read_bytes()[:-1] + b"x")
     words = ["report", str(copy_of), "--sign", str(key), "--save", str(tmp_path / "c.json")]
     assert main(words) == 2 and not (tmp_path / "c.json").exists()
+
+
+def test_a_card_that_says_a_thing_twice_is_refused(signed, tmp_path):
+    text = json.dumps(signed)
+    (tmp_path / "twice.json").write_text('{"claim": "(0.1, 1e-9)-DP", ' + text[1:])  # whoever reads the first one is deceived
+    with pytest.raises(ArgumentError, match="twice"):
+        verify(tmp_path / "twice.json")
+
+
+@pytest.mark.parametrize(
+    "file, change",
+    [
+        ("guarantee.json", lambda content: {**content, "notes": ["Nobody vouches for anything"]}),
+        ("recipe.json", lambda content: {**content, "data": {"name": "digits", "identity": "public data"}}),
+        ("recipe.json", lambda content: {**content, "plan": {**content["plan"], "dataset_size": 10**9}}),
+        ("report.json", lambda content: {**content, "model_sha256": "0" * 64}),
+    ],
+    ids=["notes", "identity", "records", "model"],
+)
+def test_nobody_signs_for_a_folder_in_which_one_file_was_changed(run, tmp_path, file, change):
+    folder = shutil.copytree(run, tmp_path / "run")
+    privacy_card(folder)
+    (folder / file).write_text(json.dumps(change(json.loads((folder / file).read_text()))))
+    with pytest.raises(ArgumentError, match=r"changed|another one"):
+        privacy_card(folder)
+
+
+def test_the_folder_of_a_run_names_its_model(run, key, signed, tmp_path):
+    assert verify(written(signed, tmp_path), model=run).model
+    with pytest.raises(ArgumentError, match="or the run's folder"):
+        verify(written(signed, tmp_path), model=tmp_path)

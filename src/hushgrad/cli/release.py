@@ -34,13 +34,16 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Release; see ``hushgrad release --help``."""
     options = _parser().parse(words)
-    from hushgrad.budget import Ledger, read_policy
+    from hushgrad.budget import BrokenChain, Ledger, read_policy
 
     policy = read_policy(options.policy)
     file = _file(options.model)
     if options.out and (Path(options.out).exists() or not Path(options.out).absolute().parent.is_dir()):
         raise UsageError(f"--out {options.out} must be a new file in a folder that is there.")
-    found = released(Ledger(options.ledger), file, policy=policy)
+    try:
+        found = released(Ledger(options.ledger), file, policy=policy)
+    except BrokenChain as error:
+        raise PolicyRefused(f"Not released: the ledger does not verify. {error}") from None
     if options.out:
         shutil.copyfile(file, options.out)
     if options.json:

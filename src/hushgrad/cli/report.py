@@ -29,7 +29,7 @@ def _parser() -> Parser:
         "  hushgrad report --verify c.json model.safetensors --signer officer.key.pub",
         example="hushgrad report runs/mnist --html card.html --markdown card.md",
     )
-    parser.add_argument("run", nargs="?", metavar="RUN", help="the folder of a hushgrad train run; with --verify: the model file")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="the folder of a hushgrad train run; with --verify: the model")
     parser.add_argument("--html", metavar="PATH", help="write one self-contained page (needs hushgrad[report])")
     parser.add_argument("--markdown", metavar="PATH", help="write a section for a model card")
     parser.add_argument("--citations", metavar="PATH", help="write the BibTeX entries")

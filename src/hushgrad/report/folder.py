@@ -81,6 +81,19 @@ def _require_consistent(found: Folder) -> None:
         raise ArgumentError(
             f"Expected epsilon={at_most(claim.epsilon, 6)} in guarantee.json to be at least {at_most(spent, 6)}, the ledger's cost."
         )
+    _require_report(found)
+
+
+def _require_report(found: Folder) -> None:
+    """The report was written last, with all that the other files say: notes, seed and data are its word against theirs."""
+    outcome = found.report.get("outcome")
+    said = outcome.get("guarantee") if isinstance(outcome, dict) else None
+    if said is not None and Guarantee.from_json(said) != found.guarantee:
+        raise ArgumentError(
+            "Expected guarantee.json to be the guarantee in report.json, notes included. One of them was changed."
+        )
+    if found.report.get("recipe", found.recipe) != found.recipe:
+        raise ArgumentError("Expected recipe.json to be the recipe in report.json. One of them was changed.")
     digest = found.report.get("plan_digest", found.plan.digest)
     if digest != found.plan.digest:
         raise ArgumentError("Expected report.json to be about plan.json: the plan's hash differs. One of them was changed.")
@@ -115,7 +128,7 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         content = _check.parsed(text)
     except ValueError as error:
-        raise ArgumentError(f"Expected {path.name} to be JSON: {error}.") from None
+        raise ArgumentError(f"Expected {path.name} to be JSON. {error}") from None
     if not isinstance(content, dict):
         raise ArgumentError(f"Expected {path.name} to hold one JSON object.")
     return content

@@ -112,7 +112,7 @@ def verify(
 
     Args:
         card: the JSON file that ``hushgrad report --save`` wrote.
-        model: the model file; its SHA-256 must be the card's.
+        model: the model file, or the folder of its run; its SHA-256 must be the card's.
         signer: the public file (``.pub``) of whoever must have signed.
         policy: the one that the card must have been made under, and must obey.
 
@@ -206,8 +206,9 @@ def _require_model(content: dict[str, Any], path: Path) -> None:
     known = _named(content, "model_sha256")
     if not known:
         raise ArgumentError("Expected the card to name its model file: this one holds no hash of it.")
+    path = path / "model.safetensors" if path.is_dir() else path
     if not path.is_file():
-        _check.fail("model", str(path), "to be a file")
+        _check.fail("model", str(path), "to be a file", "Give the model file, or the run's folder.")
     if file_sha256(path) != known:
         raise ArgumentError(f"Expected {path.name} to be the model that the card is about: its SHA-256 is another one.")
 
