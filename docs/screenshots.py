@@ -110,6 +110,7 @@ def _pictures(address: str, out: Path) -> None:
                 if kind and scheme == "dark":
                     continue
                 page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+                page.set_default_timeout(300_000)  # the machine may be busy
                 for name, path in (
                     ("planner", "?epsilon=2&parameters=1e6"),
                     ("runs", "runs"),
@@ -118,7 +119,7 @@ def _pictures(address: str, out: Path) -> None:
                     ("ledger", "ledger"),
                 ):
                     _wait_for_steps(page, address, name)
-                    page.goto(address + path, timeout=90_000)
+                    page.goto(address + path, timeout=300_000)
                     page.wait_for_load_state("networkidle") if name == "planner" else page.wait_for_timeout(300)
                     file = out / f"serve-{name}{kind}{'-dark' if scheme == 'dark' else ''}.png"
                     page.screenshot(path=file, full_page=name in ("planner", "ledger", "run") and not kind)

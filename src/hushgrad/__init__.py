@@ -59,6 +59,15 @@ _HOMES = {
     "plan_for": "hushgrad.planner",
     "replace_batchnorm": "hushgrad.clipping",
 }
+_OPACUS = {
+    "PrivacyEngine": "plan = Plan.dpsgd(...), then private = make_private(model, optimizer, plan)",
+    "make_private_with_epsilon": "Plan.dpsgd(epsilon=..., delta=...), then make_private(model, optimizer, plan)",
+    "GradSampleModule": "hushgrad.clipping.Capture; make_private attaches it",
+    "ModuleValidator": "replace_batchnorm(model); other layers need no replacement",
+    "BatchMemoryManager": "fit(..., max_physical_batch=n), or batch.split(n) in a loop of yours",
+    "DPDataLoader": "private.loader(dataset)",
+    "DPOptimizer": "torch's own optimizer, after make_private(model, optimizer, plan)",
+}
 _ROOMS = (
     "accounting",
     "audit",
@@ -112,7 +121,19 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"hushgrad.{name}")
     if name in _HOMES:
         return vars(importlib.import_module(_HOMES[name]))[name]
-    raise AttributeError(f"module 'hushgrad' has no attribute {name!r}")
+    raise AttributeError(f"module 'hushgrad' has no attribute {name!r}{_instead(name)}")
+
+
+def _instead(name: str) -> str:
+    """What somebody who comes from Opacus, or mistyped, was looking for."""
+    if name in _OPACUS:
+        return f". Opacus' {name} is here: {_OPACUS[name]}"
+    if name.startswith("_"):
+        return ""
+    import difflib
+
+    close = difflib.get_close_matches(name, __all__, n=1)
+    return f". Did you mean {close[0]!r}?" if close else ""
 
 
 def __dir__() -> list[str]:

@@ -26,6 +26,12 @@ def test_the_front_door_is_small_and_complete():
     assert set(hushgrad.__all__) <= set(dir(hushgrad))
     with pytest.raises(AttributeError, match="no attribute 'make_privat'"):
         hushgrad.make_privat  # noqa: B018
+    for name, match in (
+        ("make_privat", "Did you mean 'make_private'"),
+        ("PrivacyEngine", "Opacus' PrivacyEngine is here: plan = Plan"),
+    ):
+        with pytest.raises(AttributeError, match=re.escape(match)):
+            getattr(hushgrad, name)
 
 
 @pytest.mark.parametrize("room", ROOMS)
