@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 pytest.importorskip("fastapi", reason="the web page needs hushgrad[serve]")
@@ -257,23 +258,44 @@ def test_answers_are_quick_when_the_planner_is_busy(visit, server):
     assert not page.evaluate("window.answered")  # the second page came first
 
 
+SIGNED = """
+hushgrad predict runs/mine new.npy --out predictions.csv
+hushgrad report --new-signer officer.key
+hushgrad report runs/mine --sign officer.key --by Ada --save card.json
+hushgrad report --verify card.json runs/mine --signer officer.key.pub
+"""
+
+
 @pytest.mark.slow
-def test_the_best_plan_of_the_page_trains_and_two_runs_are_compared(visit, runs, tmp_path):
-    """The planner's own words, given to a shell; then both runs side by side in the page."""
+def test_from_the_planner_in_an_empty_folder_to_a_signed_card_and_back_to_the_page(visit, runs, tmp_path):
+    """The planner's own words, given to a shell; predictions and a signature; then the cards and both runs side by side in the page."""
     page = visit("/?epsilon=3&delta=1e-4&dataset_size=1438&batch_size=64&epochs=1")
     page.get_by_text("Use the best plan").click()
-    commands = page.locator("#command pre").inner_text().splitlines()
-    assert len(commands) == 2
-    (tmp_path / "recipe.toml").write_text('model = {name = "logistic"}\ndata = {name = "digits"}\n')
-    script = 'hushgrad() { "$PYTHON" -m hushgrad.cli.main "$@"; }\nset -e\n' + "\n".join(commands)
+    commands = page.locator("#command pre").inner_text()
+    assert len(commands.splitlines()) == 2
+    (tmp_path / "recipe.toml").write_text('model = {name = "logistic"}\ndata = {name = "digits", identity = "digits, 1998"}\n')
+    numpy.save(tmp_path / "new.npy", numpy.zeros((3, 8, 8), numpy.uint8))
+    script = 'hushgrad() { "$PYTHON" -m hushgrad.cli.main "$@"; }\nset -e\n' + commands + SIGNED
     done = subprocess.run(
         ["sh", "-c", script], cwd=tmp_path, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    for name in ("planned one", "planned two"):
+    assert done.returncode == 0 and "as Ada signed it" in done.stdout, done.stderr
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 4
+    for name in ("planned one", "planned two", "forged"):
         shutil.copytree(tmp_path / "runs" / "mine", runs / name)
+    claim = json.loads((runs / "forged" / "guarantee.json").read_text())
+    (runs / "forged" / "guarantee.json").write_text(json.dumps({**claim, "epsilon": 0.125}))
+    page = visit("/cards")
+    assert page.locator("li", has_text="forged").get_by_text("epsilon, not verified").count() == 1
+    assert visit("/cards/planned one").get_by_text("digits, 1998").count() == 1
+    assert "contradict each other" in visit("/cards/forged").inner_text("main")
+    page.goto("/cards")
+    assert page.locator("li", has_text="forged").get_by_text("epsilon, contradicted").count() == 1
+    assert page.locator("li", has_text="planned one").get_by_text("epsilon, verified").count() == 1
     page = visit("/compare?a=planned+one&b=planned+two")
     assert "the same." in page.inner_text("main") and page.locator("tbody tr").count() > 8
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "a comparison fits on a phone"
     page = visit("/compare")
     page.get_by_role("button", name="Compare").press("Enter")  # by the keyboard alone
     assert page.locator("select").count() == 2

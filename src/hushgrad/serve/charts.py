@@ -9,7 +9,7 @@ from html import escape
 
 from hushgrad._printed import at_least, at_most
 
-__all__ = ["Chart", "bar", "lower", "number", "smoothed", "upper"]
+__all__ = ["Chart", "above", "bar", "lower", "number", "smoothed", "upper"]
 
 _WIDTH, _HEIGHT = 360.0, 220.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 22.0, 10.0, 42.0
@@ -176,6 +176,18 @@ def smoothed(points: Sequence[tuple[float, float]], *, most: int = 48) -> list[t
     size = -(-len(points) // most)
     groups = [points[k : k + size] for k in range(0, len(points), size)]
     return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
+
+
+def above(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The upper left corners of a staircase, and its end: the line through them is smooth, and nowhere below the stairs.
+
+    A run states for each step the epsilon of a later one, which is computed once for many steps.
+
+    >>> above([(1, 0.5), (2, 0.5), (3, 0.8), (4, 0.8), (5, 0.9)])
+    [(1, 0.5), (3, 0.8), (5, 0.9)]
+    """
+    corners = [now for before, now in zip([None, *points], points, strict=False) if before is None or now[1] != before[1]]
+    return [*corners, *(points[-1:] if corners[-1:] != list(points[-1:]) else ())]
 
 
 def bar(share: float, *, reserved: float = 0.0, words: str) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["JOBS"]
 
 _FACTORS = tuple(3 ** (k / 5) for k in range(-5, 6))  # of the noise multiplier
-_BATCHES = (0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0)  # of the batch size
+_BATCHES = tuple(4 ** (k / 5) for k in range(-5, 6))  # of the batch size
 _PARTS = 16  # of the run
 _SETS, _RUNS = 50, 100  # data sets, and runs of one, that a page shows
 

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from hushgrad.errors import HushgradError
 from hushgrad.guarantee import questions
 from hushgrad.serve import fields
-from hushgrad.serve.charts import Chart, number, smoothed, upper
+from hushgrad.serve.charts import Chart, above, number, smoothed, upper
 from hushgrad.serve.problems import NotThere, status_of
 from hushgrad.serve.runs import Run
 from hushgrad.serve.series import SHOWN
@@ -187,7 +187,7 @@ def _curves_of(run: Run) -> list[Chart]:
             words=f"{SHOWN[name]} over the steps, from {number(points[0][1])} to {number(points[-1][1])}.",
             x="step",
             y=SHOWN[name],
-            points=points if name in ("epsilon", "learning_rate") else smoothed(points),
+            points=above(points) if name == "epsilon" else points if name == "learning_rate" else smoothed(points),
             limit=run.budget if name == "epsilon" else None,
             until=run.series.steps,
         )
