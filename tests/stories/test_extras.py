@@ -106,6 +106,49 @@ def test_the_install_page_names_every_extra():
     assert [name for name in names if name not in ("docs", "dev") and f"`{name}`" not in page] == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["export", "run", "no/such/m.pt2"],
+        ["doctor", "--out", "no/such/d.json"],
+        ["doctor", "--seconds", "-1"],
+        ["predict", "run", "x.csv", "--out", "no/such/p.csv"],
+        ["plan", "--epsilon", "3", "--delta", "1e-5", "--dataset-size", "100", "--epochs", "1", "--save", "no/such/p.json"],
+        ["release", "run", "--ledger", "b.db", "--out", "no/such/m.safetensors"],
+    ],
+    ids=lambda words: f"{words[0]} {words[-2]}",
+)
+def test_what_cannot_be_written_is_said_before_the_work(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    began = time.process_time()
+    assert main(words) == 2 and time.process_time() - began < 1.0  # no machine is examined, no mechanism ranked
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words, match",
+    [
+        (["train", "r.toml", "--out", "o", "--set", "optimizer.lr=fast"], "Expected lr='fast' to be a number"),
+        (["train", "semi.toml", "--out", "o"], "Is it separated otherwise"),
+        (["train", "r.toml", "--out", "o", "--plan", "r.toml"], "Expected r.toml to be a plan. hushgrad plan --save"),
+        (["audit", "r.toml"], "r.toml holds no plan. Give the --out of hushgrad train"),
+        (["train", "semi.csv", "--out", "o"], "A recipe is a small file that names the data"),
+    ],
+    ids=["word", "delimiter", "plan", "audit", "csv"],
+)
+def test_a_mistake_is_one_sentence_with_a_remedy(words, match, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = "plan = {noise_multiplier = 1.0, delta = 1e-4, batch_size = 2, steps = 2}\n"
+    Path("r.toml").write_text('model = {name = "logistic"}\ndata = {name = "digits"}\n' + plan)
+    Path("semi.toml").write_text(
+        'model = {name = "logistic"}\ndata = {name = "csv", path = "semi.csv", label = "y", classes = ["a", "b"]}\n' + plan
+    )
+    Path("semi.csv").write_text("x;y\n1;a\n2;b\n")
+    assert main(words) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1 and match in told[0]
+
+
 class _Terminal(io.StringIO):
     def isatty(self):
         return True

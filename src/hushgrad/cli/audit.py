@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hushgrad._printed import at_least, at_most
 from hushgrad.cli._parser import Parser, UsageError, print_json, table
 from hushgrad.cli._waiting import waiting
+from hushgrad.errors import ArgumentError
 
 if TYPE_CHECKING:
     from hushgrad.audit import AuditReport
@@ -47,8 +48,12 @@ def run(words: list[str]) -> int:
     from hushgrad.audit import Auditor  # torch: imported after the words have been understood
     from hushgrad.train import Plan
 
+    try:
+        plan = Plan.from_json(text)
+    except ArgumentError as error:
+        raise UsageError(f"{options.path} holds no plan. Give the --out of hushgrad train, or a plan.json. {error}") from None
     report = Auditor(
-        Plan.from_json(text),
+        plan,
         canaries=options.canaries,
         steps=options.steps,
         confidence=options.confidence,

@@ -30,6 +30,8 @@ def run(words: list[str]) -> int:
     options = _parser().parse(words)
     if Path(options.file).suffix not in (".pt2", ".onnx"):
         raise UsageError(f"FILE {options.file} must end in .pt2 or .onnx.")
+    if not Path(options.file).absolute().parent.is_dir():
+        raise UsageError(f"Cannot write {options.file}: there is no such folder.")
     with waiting("Exporting"):
         from hushgrad.recipes import load_predictor
         from hushgrad.recipes.exporting import export

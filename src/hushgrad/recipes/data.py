@@ -118,7 +118,8 @@ def _column(column: str | int, titles: list[str], what: str) -> str:
     if isinstance(column, int) and -len(titles) <= column < len(titles):
         return titles[column]
     if column not in titles:
-        _check.fail(what, column, f"to be one of the columns {', '.join(titles)}")
+        remedy = "Is it separated otherwise? Say [data] delimiter." if len(titles) == 1 else ""
+        _check.fail(what, column, f"to be one of the columns {', '.join(titles)}", remedy)
     return str(column)
 
 

@@ -34,8 +34,8 @@ def read_plan(path: str | Path) -> Plan:
         _check.fail("--plan", str(path), f"to have at most {_LARGEST} bytes")
     try:
         return Plan.from_json(file.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise ArgumentError(f"Expected {file.name} to be the JSON of a plan. hushgrad plan --save PATH writes one.") from None
+    except (UnicodeDecodeError, ArgumentError) as error:
+        raise ArgumentError(f"Expected {file.name} to be a plan. hushgrad plan --save PATH writes one. {error}") from None
 
 
 def table_of(path: str | Path) -> dict[str, Any]:

@@ -181,7 +181,7 @@ class Recipe:
         """The optimizer over all trainable parameters."""
         options = {key: value for key, value in self.optimizer.items() if key not in ("name", "schedule")}
         for key, value in options.items():
-            if isinstance(value, float):
+            if isinstance(value, (float, str)):
                 _check.number("", **{key: value})  # torch would train with nan, and spend the budget on it
         kind = _OPTIMIZERS[self.optimizer["name"]]
         _known(options, list(inspect.signature(kind).parameters)[1:], "[optimizer]")
@@ -278,7 +278,9 @@ def _tables(path: str | Path, allow_code: bool) -> dict[str, Any]:
         found: dict[str, Any] = _check.instance(dict, recipe=runpy.run_path(str(path)).get("recipe"))
         return found
     if path.suffix != ".toml":
-        _check.fail("recipe", str(path), "to end in .toml or .py")
+        _check.fail(
+            "recipe", str(path), "to end in .toml or .py", "A recipe is a small file that names the data: [data] path = ..."
+        )
     return read_toml(path)
 
 
