@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 import hushgrad.release.atomic as atomic
-import hushgrad.release.journal as journals
+import hushgrad.release.frames as frames
 import hushgrad.train.checkpoint as checkpoints
 from hushgrad.denoise import Kalman
 from hushgrad.noise import BLT, Source
@@ -168,8 +168,8 @@ def _die_at(call: int) -> None:
 
         return counted
 
-    write_tree, write = checkpoints.write_tree, journals.Journal._write
-    journals.Journal._write = dying(write)  # type: ignore[method-assign]
+    write_tree, write = checkpoints.write_tree, frames.Frames._write
+    frames.Frames._write = dying(write)  # type: ignore[method-assign]
     checkpoints.write_tree, atomic._flush, os.replace = dying(write_tree), dying(atomic._flush), dying(os.replace)  # type: ignore[assignment]
 
 
