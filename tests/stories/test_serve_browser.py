@@ -297,5 +297,8 @@ def test_from_the_planner_in_an_empty_folder_to_a_signed_card_and_back_to_the_pa
     page.set_viewport_size({"width": 360, "height": 740})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "a comparison fits on a phone"
     page = visit("/compare")
+    for label, name in (("First run", "planned one"), ("Second run", "planned two")):  # the first of all is the forged one
+        page.get_by_label(label).select_option(name)
     page.get_by_role("button", name="Compare").press("Enter")  # by the keyboard alone
+    page.get_by_role("heading", name="planned one and planned two").wait_for()
     assert page.locator("select").count() == 2
