@@ -18,6 +18,8 @@ logistic regression is free, that of the others costs a part of epsilon.
 * Objective perturbation of logistic regression was worse below 6,000 (SMS at 4,459: -0.8 ± 0.4; 6 parameters at 3,674: -0.3 ± 0.2). Above,
   9 of 21 are better, one is worse by 0.12 ± 0.12; Adult at 6,512: +0.5. Hinge: worse up to 20,000 (breast cancer at 13,650:
   -2.5 ± 1.1), none of 4 above 30,000. Softmax (digits, MNIST in 14 x 14): worse at 4,800, better from 14,400 on.
+* Both rules as they stand, where they perturb the objective, on data that were not used for them (two pairs of Fashion-MNIST, four more
+  families; and Adult in two other codings; six seeds; 8,000 to 100,000): 40 of 48 better, 7 alike, one worse by 0.15 ± 0.14.
 """
 
 from __future__ import annotations
