@@ -1,11 +1,11 @@
 """What private fine-tuning of a causal language model costs: time and peak memory against the plain run, LoRA and full.
 
-    python benchmarks/language.py [--mode lora full] [--rounds 7] [--sweep] [--json out.json]
+    python benchmarks/language.py [--mode lora full] [--rounds 7] [--peers] [--sweep] [--json out.json]
 
 A Llama from a config (random weights; hidden 256, 4 layers, 2,048 tokens, length 64), AdamW, a logical batch of 32 in parts of 8. Time is
-CPU time (one thread) of whole steps, plain and private in turn in one process, median of the quotients. Memory is the peak of a process of
-its own above what it held after its imports: as it is, and (alive) with a C library that gives freed blocks back at once. ``--sweep``:
-logical batches of 64 to 4,096 in parts of 8, private, for examples and for users of 4 examples each.
+CPU time (one thread) of whole steps, all implementations in turn in one process, median of the quotients; ``--peers`` adds Opacus ghost.
+Memory is the peak of a process of its own above what it held after its imports: as it is, and (alive) with a C library that gives freed
+blocks back at once. ``--sweep``: logical batches of 64 to 4,096 in parts of 8, private, for examples and for users of 4 examples each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,127 +26,223 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 from models import memory
+from step import Step, interleaved
 from torch import Tensor, nn
 
+from hushgrad import noise
 from hushgrad.integrations.huggingface import token_loss
 from hushgrad.sampling.batch import stamp
 from hushgrad.train import Plan, make_private
 
-warnings.filterwarnings("ignore")
-PART, LENGTH, VOCABULARY = 8, 64, 2048
 TARGETS = {"lora": (1.2, 1.1), "full": (1.3, 1.3)}  # time, peak memory above the imports
-Step = Callable[[], None]
 
 
-def model_of(mode: str, *, hidden: int = 256, layers: int = 4) -> nn.Module:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": hidden, "intermediate_size": 8 * hidden // 3 // 8 * 8, "num_hidden_layers": layers}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, vocab_size=VOCABULARY, max_position_embeddings=LENGTH)
-    model: nn.Module = transformers.LlamaForCausalLM(config)
-    if mode == "lora":
-        import peft
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A model, what of it is trained, and how large a step is."""
 
-        adapter = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.0, target_modules="all-linear")
-        model = peft.get_peft_model(model, adapter)
-    return model.train()
+    mode: str = "full"  # "lora" or "full"
+    family: str = "llama"  # or "gpt2"
+    hidden: int = 256
+    layers: int = 4
+    vocabulary: int = 2048
+    length: int = 64
+    part: int = 8
+    size: int = 32
+    bands: int = 1  # of the noise; 1: independent
+
+    def model(self) -> nn.Module:
+        """With random weights, the same ones every time."""
+        torch.manual_seed(0)
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(self.config())
+        if self.mode == "lora":
+            import peft
+
+            adapter = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.0, target_modules="all-linear")
+            model = peft.get_peft_model(model, adapter)
+        return model.train()
+
+    def config(self) -> transformers.PretrainedConfig:
+        """As transformers has it."""
+        if self.family == "gpt2":
+            sizes = {"n_embd": self.hidden, "n_layer": self.layers, "n_head": 4, "vocab_size": self.vocabulary}
+            off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+            return transformers.GPT2Config(**sizes, **off, n_positions=self.length)
+        sizes = {"hidden_size": self.hidden, "intermediate_size": 8 * self.hidden // 3 // 8 * 8, "num_hidden_layers": self.layers}
+        tokens = {"vocab_size": self.vocabulary, "max_position_embeddings": self.length}
+        return transformers.LlamaConfig(**sizes, **tokens, num_attention_heads=4)
+
+    def texts(self) -> dict[str, Tensor]:
+        """A batch."""
+        ids = torch.randint(self.vocabulary, (self.size, self.length), generator=torch.Generator().manual_seed(1))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def texts(count: int) -> dict[str, Tensor]:
-    ids = torch.randint(VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(1))
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 
 
 def loss_of(model: nn.Module, batch: Any) -> Tensor:
-    return token_loss(
-        model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits, batch["input_ids"], shift=True
-    )
+    ids = batch["input_ids"]
+    return token_loss(model(input_ids=ids, attention_mask=batch["attention_mask"]).logits, ids, shift=True)
 
 
-def plain(model: nn.Module, size: int) -> Step:
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    batch = texts(size)
+def plain(setting: Setting) -> Step:
+    model = setting.model()
+    optimizer, batch = optimizer_of(model), setting.texts()
 
     def step() -> None:
         optimizer.zero_grad()
-        for first in range(0, size, PART):
-            part = {name: rows[first : first + PART] for name, rows in batch.items()}
-            (loss_of(model, part) * (len(part["input_ids"]) / size)).backward()
+        for first in range(0, setting.size, setting.part):
+            part = {name: rows[first : first + setting.part] for name, rows in batch.items()}
+            (loss_of(model, part) * (len(part["input_ids"]) / setting.size)).backward()
         optimizer.step()
 
     return step
 
 
-def private(model: nn.Module, size: int, *, users: bool = False) -> Step:
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    unit = {"unit": "user"} if users else {}
-    plan = Plan.dpsgd(
-        noise_multiplier=1.0, delta=1e-6, max_grad_norm=1.0, batch_size=size, dataset_size=10**6, steps=10**6, **unit
-    )
+def private(setting: Setting, *, users: bool = False) -> Step:
+    model = setting.model()
+    optimizer, batch = optimizer_of(model), setting.texts()
+    common: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-6, "max_grad_norm": 1.0, "batch_size": setting.size}
+    common |= {"dataset_size": 10**6, "steps": 10**6 if setting.bands == 1 else 1000, **({"unit": "user"} if users else {})}
+    if setting.bands == 1:
+        plan = Plan.dpsgd(**common)
+    else:
+        plan = Plan.dpftrl(**common, sampling="cyclic_poisson", noise=noise.Banded.square_root(bands=setting.bands))
     run = make_private(model, optimizer, plan, seed=0)
-    batch, owners = texts(size), torch.arange(size) // 4 if users else None
+    owners = torch.arange(setting.size) // 4 if users else None
 
     def step() -> None:
-        issued = stamp(batch, step=run.steps, examples=size, units=owners, issue=run._on_issue)
+        issued = stamp(batch, step=run.steps, examples=setting.size, units=owners, issue=run._on_issue)
         run._on_issue(issued)  # what the loader does, without the data
-        for part in run.split(issued, PART):
+        for part in run.split(issued, setting.part):
             loss_of(model, part).backward()
         optimizer.step()
 
     return step
 
 
-def time_of(mode: str, rounds: int) -> tuple[float, float, float]:
-    """Median CPU seconds of a step, plain and private, and the median of their quotients."""
+class _Logits(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model(input_ids=ids).logits  # type: ignore[no-any-return]
+
+
+def ghost(setting: Setting) -> Step:
+    """Opacus: norms from activations, a second backward pass for the weighted sum; parts as virtual steps."""
+    from opacus import PrivacyEngine
+
+    bare = _Logits(setting.model())
+    ids = setting.texts()["input_ids"]
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ids, ids), batch_size=setting.size)
+    options: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "poisson_sampling": False}
+    model, optimizer, criterion, _ = PrivacyEngine().make_private(
+        module=bare,
+        optimizer=optimizer_of(bare),
+        data_loader=data,
+        criterion=nn.CrossEntropyLoss(),
+        grad_sample_mode="ghost",
+        **options,
+    )
+
+    def step() -> None:
+        for first in range(0, setting.size, setting.part):
+            part = ids[first : first + setting.part]
+            optimizer.zero_grad()
+            scores = model(part)[:, :-1]
+            criterion(scores.flatten(0, 1), part[:, 1:].flatten(), shape=scores.shape).backward()
+            optimizer.signal_skip_step(do_skip=first + setting.part < setting.size)
+            optimizer.step()
+
+    return step
+
+
+KINDS = {"plain": plain, "private": private, "users": lambda setting: private(setting, users=True), "opacus ghost": ghost}
+
+
+# Measuring ----------------------------------------------------------------------------------------------------------------
+
+
+def times_of(setting: Setting, kinds: list[str], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Median CPU seconds of a step, and the median of their quotients to the first kind."""
     torch.set_num_threads(1)
-    steps = {"plain": plain(model_of(mode), 32), "private": private(model_of(mode), 32)}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        step()
-    for _ in range(rounds):
-        for name, step in steps.items():
-            began = time.process_time()
-            step()
-            times[name].append(time.process_time() - began)
-    quotients = [b / a for a, b in zip(times["plain"], times["private"], strict=True)]
-    return median(times["plain"]), median(times["private"]), median(quotients)
+    steps: dict[str, Step] = {}
+    for kind in kinds:
+        try:
+            steps[kind] = KINDS[kind](setting)
+            steps[kind]()
+        except Exception as error:  # noqa: BLE001 (a peer that cannot run the case is a result)
+            steps.pop(kind, None)
+            print(f"  {kind}: {type(error).__name__}: {' '.join(str(error).split())[:90]}", file=sys.stderr)
+    times = interleaved(steps, rounds, time.process_time, 0.0)
+    first = times[kinds[0]]
+    ratios = {kind: median(t / p for t, p in zip(each, first, strict=True)) for kind, each in times.items()}
+    return {kind: median(each) for kind, each in times.items()}, ratios
 
 
-def peak_of(kind: str, mode: str, size: int, *, alive: bool, small: bool = False) -> float:
-    """Megabytes, in a process of its own."""
-    command = [sys.executable, __file__, "--peak", kind, "--mode", mode, "--size", str(size), *(["--small"] if small else [])]
+def peak_of(kind: str, setting: Setting, *, alive: bool) -> tuple[float, float]:
+    """Megabytes in the first two steps and in the next two, in a process of its own."""
+    command = [sys.executable, __file__, "--peak", kind, "--setting", json.dumps(asdict(setting))]
     environment = {**os.environ, **({"MALLOC_MMAP_THRESHOLD_": "100000"} if alive else {})}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
-    return float(done.stdout.strip().splitlines()[-1])
+    first, later = json.loads(done.stdout.strip().splitlines()[-1])
+    return first, later
 
 
-def _peak(kind: str, mode: str, size: int, *, small: bool) -> float:
+def peaks(make: Callable[[], Step]) -> tuple[float, float]:
+    """What this process holds at most, in MiB above what it holds now: in the first two steps, which also prove a model, and later."""
     torch.set_num_threads(1)
-    if mode == "lora":
-        import peft  # noqa: F401
     before = memory("VmRSS")
-    model = model_of(mode, hidden=64, layers=2) if small else model_of(mode)
-    step = plain(model, size) if kind == "plain" else private(model, size, users=kind == "users")
-    step()
-    step()
-    return memory("VmHWM") - before
+    found = []
+    step: Step | None = None
+    for _ in range(2):
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+        step = step or make()
+        step()
+        step()
+        found.append(memory("VmHWM") - before)
+    return found[0], found[1]
 
 
 def sweep() -> dict[str, list[float]]:
     sizes = (64, 256, 1024, 4096)
     found = {}
     for mode in ("lora", "full"):
+        small = Setting(mode=mode, hidden=64, layers=2)
         for kind in ("private", "users"):
-            peaks = [peak_of(kind, mode, size, alive=True, small=True) for size in sizes]
-            data = [size * LENGTH * 16 / 2**20 for size in sizes]  # the batch itself: ids and mask
-            own = [peak - held for peak, held in zip(peaks, data, strict=True)]
+            held = [peak_of(kind, replace(small, size=size), alive=True)[1] for size in sizes]
+            data = [size * small.length * 16 / 2**20 for size in sizes]  # the batch itself: ids and mask
+            own = [peak - batch for peak, batch in zip(held, data, strict=True)]
             found[f"{mode}, {kind}"] = own
             shown = ", ".join(f"{p:.1f}" for p in own)
-            print(
-                f"{mode}, {kind}: logical batch {sizes}: {shown} MB  {'PASS' if max(own) <= 1.05 * min(own) else 'MISS'}",
-                flush=True,
-            )
+            verdict = "PASS" if max(own) <= 1.05 * min(own) else "MISS"
+            print(f"{mode}, {kind}: logical batch {sizes}: {shown} MB  {verdict}", flush=True)
+    return found
+
+
+def report(mode: str, args: argparse.Namespace) -> dict[str, Any]:
+    slow, large = TARGETS[mode]
+    kinds = ["plain", "private", *(["opacus ghost"] if args.peers else [])]
+    seconds, ratios = times_of(Setting(mode=mode), kinds, args.rounds)
+    shown = ", ".join(f"{kind} x {ratio:.2f}" for kind, ratio in ratios.items() if kind != "plain")
+    verdict = "PASS" if ratios["private"] <= slow else "MISS"
+    print(f"{mode}: CPU s per step, plain {seconds['plain']:.3f}, {shown}; target {slow}  {verdict}", flush=True)
+    found: dict[str, Any] = {"seconds": seconds, "ratios": ratios}
+    for alive in () if args.no_memory else (False, True):
+        held = {kind: peak_of(kind, Setting(mode=mode), alive=alive) for kind in ratios}
+        title = "alive" if alive else "with the heap as it is"
+        found[title] = held
+        for part, when in enumerate(("first steps, with the proof", "later steps")):
+            ratio = held["private"][part] / held["plain"][part]
+            shown = ", ".join(f"{kind} {peak[part]:.0f}" for kind, peak in held.items())
+            verdict = "PASS" if ratio <= large else "MISS"
+            print(f"   MB {title}, {when}: {shown}; x {ratio:.2f}, target {large}  {verdict}", flush=True)
     return found
 
 
@@ -154,32 +250,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", nargs="+", default=["lora", "full"], choices=["lora", "full"])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--peers", action="store_true", help="also Opacus ghost")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--sweep", action="store_true", help="logical batches of 64 to 4,096 instead")
     parser.add_argument("--json", metavar="PATH", help="write the figures as JSON")
-    parser.add_argument("--peak", choices=["plain", "private", "users"], help=argparse.SUPPRESS)
-    parser.add_argument("--size", type=int, default=32, help=argparse.SUPPRESS)
-    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--peak", choices=list(KINDS), help=argparse.SUPPRESS)
+    parser.add_argument("--setting", type=json.loads, default={}, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peak:
-        print(_peak(args.peak, args.mode[0], args.size, small=args.small))
+        if args.setting["mode"] == "lora":
+            import peft  # noqa: F401 (before memory is looked at)
+        print(json.dumps(peaks(lambda: KINDS[args.peak](Setting(**args.setting)))))
         return
-    figures: dict[str, Any] = {"sweep": sweep()} if args.sweep else {}
-    for mode in [] if args.sweep else args.mode:
-        slow, large = TARGETS[mode]
-        a, b, ratio = time_of(mode, args.rounds)
-        print(
-            f"{mode}: CPU s per step, plain {a:.3f}, private {b:.3f}, x {ratio:.2f}; target {slow}  {'PASS' if ratio <= slow else 'MISS'}"
-        )
-        figures[mode] = {"plain s": a, "private s": b, "time": ratio}
-        for alive in () if args.no_memory else (False, True):
-            one, other = (peak_of(kind, mode, 32, alive=alive) for kind in ("plain", "private"))
-            title = "alive" if alive else "with the heap as it is"
-            good = other <= large * one
-            print(
-                f"   MB {title}: plain {one:.0f}, private {other:.0f}, x {other / one:.2f}; target {large}  {'PASS' if good else 'MISS'}"
-            )
-            figures[mode][title] = [one, other]
+    figures: dict[str, Any] = {"sweep": sweep()} if args.sweep else {mode: report(mode, args) for mode in args.mode}
     if args.json:
         Path(args.json).write_text(json.dumps(figures, indent=1))
 

@@ -56,7 +56,7 @@ _HOMES = {
     "fit": "hushgrad.train",
     "load_model": "hushgrad.recipes",
     "make_private": "hushgrad.train",
-    "plan_for": "hushgrad.planner",
+    "plan_for": "hushgrad.planner.ranking",
     "replace_batchnorm": "hushgrad.clipping",
 }
 _OPACUS = {

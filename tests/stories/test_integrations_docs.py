@@ -47,6 +47,15 @@ def test_the_lora_example(monkeypatch):
     assert set(found) == {"accuracy", "spam found"}
 
 
+def test_the_language_model_example(tmp_path):
+    """One row for a line of text and one for a speaker, on made-up speakers; the open run, too."""
+    rows = ["full, example, DP-SGD, 8", "full, speaker, DP-SGD, 8", "full, public, none, inf"]
+    found = runpy.run_path(str(EXAMPLES / "language_model.py"))["main"](["--json", str(tmp_path / "rows"), "--rows", *rows])
+    assert [one["row"] for one in found] == ["public", *rows]
+    assert "(8, " in found[1]["spent"] and "per user" in found[2]["spent"] and found[3]["spent"] == "no guarantee"
+    assert len((tmp_path / "rows").read_text().splitlines()) == 4
+
+
 def test_the_reference_names_what_is_public():
     page = (ROOT / "docs" / "reference" / "integrations.md").read_text()
     for module in ("hushgrad.integrations", *(f"hushgrad.integrations.{n}" for n in ("huggingface", "trl", "lightning"))):

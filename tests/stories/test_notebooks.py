@@ -28,8 +28,8 @@ def test_a_notebook_is_its_page_and_runs(page, capsys):
     assert capsys.readouterr().out
 
 
-def test_there_are_notebooks_for_images_texts_tables_ftrl_and_audits():
-    assert {page.stem for page in PAGES} == {"image", "text", "tabular", "ftrl", "audit"}
+def test_there_are_notebooks_for_images_texts_language_tables_ftrl_and_audits():
+    assert {page.stem for page in PAGES} == {"image", "text", "language", "tabular", "ftrl", "audit"}
 
 
 def test_the_migration_guide_runs_and_opacus_words_are_answered_by_name(capsys):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
 from hushgrad._printed import at_most
+from hushgrad.cli import plan_model
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json
 from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
@@ -26,7 +27,8 @@ def _parser() -> Parser:
     parser = Parser(
         "plan",
         "Compare mechanisms under a privacy budget, best first: DP-SGD with amplification, banded noise with cyclic sampling,\n"
-        "BLT, trees and others over a fixed order. Uses public numbers only and costs no privacy.",
+        "BLT, trees and others over a fixed order. Uses public numbers only and costs no privacy.\n"
+        "Memory and time of a language model: hushgrad plan --model NAME --help.",
         example="hushgrad plan --epsilon 2 --delta 1e-6 --dataset-size 60000 --batch-size 600 --epochs 20 --parameters 1e6",
     )
     parser.add_argument("--epsilon", type=float, required=True, help="the budget")
@@ -50,6 +52,8 @@ def _parser() -> Parser:
 
 def run(words: list[str]) -> int:
     """Answer; see ``hushgrad plan --help``."""
+    if plan_model.asks(words):
+        return plan_model.run(words)
     options = _parser().parse(words)
     if options.memory is not None and options.parameters is None:
         _check.fail(

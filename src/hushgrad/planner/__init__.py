@@ -13,27 +13,65 @@
 | ``sweeps`` | the answer as a function of epsilon, batch size or steps; one more epoch |
 | ``users`` | ``compare_users``: sampling of users against sampling of examples, under a budget for each user |
 | ``rehearsal`` | ``dry_run``: one real step on a copy, then time and memory of the run |
+| ``shapes`` | language models by name or config: how many parameters, and where |
+| ``resources`` | ``choices``: peak memory and time of a step of such a model, by placement, mechanism and micro-batch |
 """
 
-from hushgrad.planner.question import Question
-from hushgrad.planner.ranking import Candidate, Comparison, Dropped, compare, plan_for
-from hushgrad.planner.rehearsal import DryRun, dry_run
-from hushgrad.planner.sweeps import EpochCost, Point, one_more_epoch, sweep
-from hushgrad.planner.users import UserCandidate, compare_users
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hushgrad.planner.question import Question
+    from hushgrad.planner.ranking import Candidate, Comparison, Dropped, compare, plan_for
+    from hushgrad.planner.rehearsal import DryRun, dry_run
+    from hushgrad.planner.resources import Choice, Work, choices
+    from hushgrad.planner.shapes import Shape, shape_of
+    from hushgrad.planner.sweeps import EpochCost, Point, one_more_epoch, sweep
+    from hushgrad.planner.users import UserCandidate, compare_users
 
 __all__ = [
     "Candidate",
+    "Choice",
     "Comparison",
     "Dropped",
     "DryRun",
     "EpochCost",
     "Point",
     "Question",
+    "Shape",
     "UserCandidate",
+    "Work",
+    "choices",
     "compare",
     "compare_users",
     "dry_run",
     "one_more_epoch",
     "plan_for",
+    "shape_of",
     "sweep",
 ]
+
+# torch is imported only by who makes plans: what a model costs is arithmetic.
+_LAZY = {
+    "question": ("Question",),
+    "ranking": ("Candidate", "Comparison", "Dropped", "compare", "plan_for"),
+    "rehearsal": ("DryRun", "dry_run"),
+    "resources": ("Choice", "Work", "choices"),
+    "shapes": ("Shape", "shape_of"),
+    "sweeps": ("EpochCost", "Point", "one_more_epoch", "sweep"),
+    "users": ("UserCandidate", "compare_users"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = next((home for home, names in _LAZY.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return vars(importlib.import_module(f"hushgrad.planner.{home}"))[name]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

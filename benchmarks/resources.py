@@ -1,0 +1,145 @@
+"""What `hushgrad plan --model` predicts, beside measurements: time and peak memory of a private step of language models.
+
+    python benchmarks/resources.py --measure out.json      CPU time of a step (one thread) and peak memory of every setting below
+    python benchmarks/resources.py --fit out.json          fit to some of the settings, and show the others
+
+The settings that are fitted and the settings that are shown share no model. Memory is what a process of its own holds at most above what
+it held after its imports; most of it is held in the first steps, which prove the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import peft  # noqa: F401 (before memory is looked at)
+import torch
+from language import Setting, private
+from models import memory
+from scipy.optimize import nnls
+
+from hushgrad.planner.resources import Work
+from hushgrad.planner.shapes import shape_of
+
+FITTED = [
+    Setting(hidden=128, layers=2, vocabulary=512),
+    Setting(hidden=256, layers=4),
+    Setting(hidden=128, layers=6, length=32, part=16),
+    Setting(hidden=384, layers=2, vocabulary=4096, length=128, part=4, size=8),
+    Setting(hidden=256, layers=2, bands=4, part=4, size=8),
+    Setting(family="gpt2", hidden=128, layers=2, vocabulary=512, size=16),
+]
+SHOWN = [
+    Setting(hidden=320, layers=3, vocabulary=8192, part=4, size=8),
+    Setting(hidden=192, layers=4, vocabulary=1024, length=128, part=4, size=16),
+    Setting(family="gpt2", hidden=256, layers=3, vocabulary=5000, part=8, size=16),
+]
+MODES = ("lora", "full")
+
+
+def work_of(setting: Setting) -> Work:
+    """The step as the planner sees it."""
+    noise = {"state": setting.bands - 1, "traffic": setting.bands if setting.bands > 1 else 0}
+    sizes = {"length": setting.length, "batch_size": setting.size, "micro_batch": setting.part}
+    return Work(shape=shape_of(setting.config().to_dict()), tuned=setting.mode, **sizes, **noise)
+
+
+# Measuring ----------------------------------------------------------------------------------------------------------------
+
+
+def costs_of(setting: Setting) -> dict[str, float]:
+    """CPU seconds of a step after the first two, which also prove the model; bytes at the most above what was there before."""
+    torch.set_num_threads(1)
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    before, times = memory("VmRSS"), []
+    step = private(setting)
+    for _ in range(5):
+        began = time.process_time()
+        step()
+        times.append(time.process_time() - began)
+    return {"seconds": median(times[2:]), "peak": (memory("VmHWM") - before) * 2**20}
+
+
+def in_a_child(setting: Setting) -> dict[str, float]:
+    """The costs in a copy of this process, so that no heap is shared between settings."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, json.dumps(costs_of(setting)).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    found: dict[str, float] = json.loads(text)
+    return found
+
+
+def measure(path: Path) -> None:
+    rows = json.loads(path.read_text()) if path.exists() else []
+    for setting in (replace(one, mode=mode) for one in FITTED + SHOWN for mode in MODES):
+        if asdict(setting) in [row["setting"] for row in rows]:  # of an earlier call
+            continue
+        found = in_a_child(setting)
+        print(setting, found, flush=True)
+        rows.append({"setting": asdict(setting), **found})
+        path.write_text(json.dumps(rows, indent=1))
+
+
+# Fitting ------------------------------------------------------------------------------------------------------------------
+
+
+def fitted(pairs: list[tuple[tuple[float, ...], float, float]]) -> np.ndarray:
+    """Coefficients that are not negative, by least squares of what is off relative to the measured value."""
+    rows = np.array([np.array(features) / value for features, _, value in pairs])
+    target = np.array([(value - known) / value for _, known, value in pairs])
+    scale = rows.max(axis=0)
+    scale[scale == 0] = 1
+    return nnls(rows / scale, target)[0] / scale
+
+
+def pair_of(setting: Setting, kind: str, value: float) -> tuple[tuple[float, ...], float, float]:
+    work = work_of(setting)
+    return (work.spent(), 0.0, value) if kind == "seconds" else (work.held(), work.kept, value)
+
+
+def fit(path: Path) -> dict[str, Any]:
+    rows = json.loads(path.read_text())
+    found: dict[str, Any] = {}
+    for kind, mode in ((kind, mode) for kind in ("seconds", "peak") for mode in MODES):
+        settings = {Setting(**row["setting"]): row[kind] for row in rows if row["setting"]["mode"] == mode}
+        pairs = {one: pair_of(one, kind, value) for one, value in settings.items()}
+        coefficients = fitted([pair for one, pair in pairs.items() if replace(one, mode="full") in FITTED])
+        found[f"{kind}, {mode}"] = [float(f"{c:.3g}") for c in coefficients]
+        for one, (features, known, value) in pairs.items():
+            predicted = known + float(np.dot(coefficients, features))
+            title = "fitted" if replace(one, mode="full") in FITTED else "shown "
+            size = (
+                f"{one.family} h {one.hidden} L {one.layers} V {one.vocabulary} T {one.length} part {one.part} bands {one.bands}"
+            )
+            print(
+                f"{title} {kind:<7} {mode} {size}: measured {value:.4g}, predicted {predicted:.4g}, {predicted / value - 1:+.0%}"
+            )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", type=Path, help="add measurements to this file")
+    parser.add_argument("--fit", type=Path, help="fit to the measurements of this file")
+    args = parser.parse_args()
+    if args.measure:
+        measure(args.measure)
+    if args.fit:
+        print(json.dumps(fit(args.fit)))
+
+
+if __name__ == "__main__":
+    main()

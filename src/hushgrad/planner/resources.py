@@ -1,0 +1,206 @@
+r"""Peak memory and time of a private step of a language model, before there is one: a linear model, fitted to measurements.
+
+A process holds 4-byte numbers: P parameters, for each of the P' trained ones a clipped sum, two moments of Adam and s numbers of noise
+state, and for a micro-batch of m tokens what the backward pass needs. It multiplies, handles activations, and updates. With W processes:
+
+| | whole, replicated | sharded (``fully_shard``) |
+|---|---|---|
+| numbers held | P + 3 P' + s P'/W | (P + 3 P' + s P') / W, and two gathered layers |
+| activations of a micro-batch, T tokens in a text | a m L (8 h + 4 f + p heads T) + b m V | the same |
+| multiply-adds x 2 of n tokens | 6 n M (all weights), 4 n M + 6 n A (adapters), with M = L (weights of a layer) + V h | the same |
+| activations handled | n (L (8 h + 4 f + 2 heads T) + 4 V) | the same |
+| calls | L times the number of micro-batches | the same |
+| numbers updated | P' | P' / W |
+| noise state read and written | t P' / W | t P' / W |
+| bytes received | 2 (W-1)/W 4 P' | 2 (W-1)/W 4 P of weights, and (W-1)/W 4 P' of sums |
+
+The coefficients are those of one thread of the CPU that the project is measured on, with float32 weights and Adam
+(``benchmarks/resources.py``; docs/scale.md shows them beside models that were not fitted, all of less than 8 million parameters). Most of
+the peak is the proof in the first step. Another machine has other times; what it holds is nearly the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hushgrad import _check
+from hushgrad.planner.shapes import Shape
+
+__all__ = ["MECHANISMS", "Choice", "Work", "choices"]
+
+_BYTES = 4
+_BUCKET = 1 << 20  # numbers that fully_shard reduces at once, at least
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+# Numbers of noise state for each trained parameter, and how many of them a step reads and writes.
+MECHANISMS = {"DP-SGD": (0, 0), "banded(4)": (3, 4), "banded(16)": (15, 16), "BLT(4)": (4, 8)}
+PLACEMENTS = ("whole", "replicated", "sharded")
+TUNED = ("lora", "full")
+
+# Fitted; see benchmarks/resources.py. Seconds of an operation, of one beside a bias, an activation, a call, an updated number, a state.
+_SECONDS: dict[str, tuple[float, ...]] = {
+    "lora": (1.4e-11, 0.0, 0.0, 8.59e-3, 0.0, 0.0),
+    "full": (1.41e-11, 1.98e-11, 3.81e-10, 7.02e-3, 2.32e-9, 0.0),
+}
+# Numbers held for an activation of a micro-batch and for a score; bytes whatever the model is. Most of it is the proof in the first step.
+_HELD: dict[str, tuple[float, ...]] = {"lora": (9.07, 101.0, 1.39e8), "full": (6.56, 61.8, 1.09e8)}
+_PAIRS = {"lora": 16, "full": 2}  # numbers that count as an activation, for two tokens of a text and a head
+# Bytes in a second between two processes of one machine (gloo), packing and adding included.
+_NETWORK = {"whole": math.inf, "replicated": 6.9e8, "sharded": 3.9e8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One step of a private run, as one of ``processes`` equal processes sees it.
+
+    Args:
+        shape: of the model.
+        tuned: "lora" (adapters beside every matrix of the layers) or "full".
+        rank: of the adapters.
+        length: tokens of an example.
+        batch_size: examples of a step, of all processes together.
+        micro_batch: examples that a process runs at once.
+        processes: how many.
+        placement: "whole" (one process), "replicated" (DDP) or "sharded" (FSDP2).
+        state: numbers of noise state for each trained parameter.
+        traffic: how many of them a step reads and writes.
+    """
+
+    shape: Shape
+    tuned: str = "full"
+    rank: int = 4
+    length: int = 512
+    batch_size: int = 256
+    micro_batch: int = 8
+    processes: int = 1
+    placement: str = "whole"
+    state: int = 0
+    traffic: int = 0
+
+    @property
+    def trained(self) -> int:
+        """Parameters with a gradient."""
+        return self.shape.parameters if self.tuned == "full" else self.shape.adapters(self.rank)
+
+    @property
+    def total(self) -> int:
+        """Parameters, adapters included."""
+        return self.shape.parameters + (self.trained if self.tuned == "lora" else 0)
+
+    @property
+    def _own(self) -> float:
+        """Which part of the parameters a process holds and updates."""
+        return 1 / self.processes if self.placement == "sharded" else 1.0
+
+    def activations(self, tokens: float) -> float:
+        """Numbers that the layers make of so many tokens."""
+        return tokens * self.shape.layers * (8 * self.shape.hidden + 4 * self.shape.inner)
+
+    def pairs(self, tokens: float) -> float:
+        """Numbers that attention makes of them: one for each head and each two tokens of a text."""
+        return tokens * self.shape.layers * self.shape.heads * self.length
+
+    # Memory ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def kept(self) -> float:
+        """Bytes between two steps: weights, sums, moments, noise state; and what is gathered of the others in a step."""
+        share = self.state * self.trained / self.processes
+        numbers = self._own * (self.total + 3 * self.trained) + share
+        if self.placement == "sharded" and self.processes > 1:
+            layer = max(self.shape.multiplied, self.shape.vocabulary * self.shape.hidden)
+            numbers += 2 * layer + 2 * max(_BUCKET, layer)
+        return _BYTES * numbers
+
+    def held(self) -> tuple[float, ...]:
+        """What the fit multiplies: bytes of a micro-batch's activations and scores, and one."""
+        tokens = min(self.micro_batch, math.ceil(self.batch_size / self.processes)) * self.length
+        made = self.activations(tokens) + _PAIRS[self.tuned] * self.pairs(tokens)
+        return _BYTES * made, _BYTES * tokens * self.shape.vocabulary, 1.0
+
+    def peak(self) -> float:
+        """Bytes that a process holds at most, above what it imports."""
+        return self.kept + sum(c * x for c, x in zip(_HELD[self.tuned], self.held(), strict=True))
+
+    # Time -----------------------------------------------------------------------------------------------------------------
+
+    def spent(self) -> tuple[float, ...]:
+        """What the fit multiplies: operations, those with biases (GPT-2), activations, calls, numbers updated, numbers of noise state."""
+        shape, examples = self.shape, math.ceil(self.batch_size / self.processes)
+        tokens = examples * self.length
+        multiplied = shape.layers * shape.multiplied + shape.vocabulary * shape.hidden
+        operations = 6 * tokens * multiplied if self.tuned == "full" else tokens * (4 * multiplied + 6 * self.trained)
+        calls = shape.layers * math.ceil(examples / self.micro_batch)
+        share = self.trained / self.processes
+        handled = self.activations(tokens) + 2 * self.pairs(tokens) + 4 * tokens * shape.vocabulary
+        biased = 0.0 if shape.gated else 6 * tokens * shape.layers * shape.multiplied
+        return operations, biased, handled, calls, self._own * self.trained, self.traffic * share
+
+    def received(self) -> float:
+        """Bytes of a step from the other processes."""
+        part = (self.processes - 1) / self.processes
+        numbers = 2 * self.trained if self.placement != "sharded" else 2 * self.total + self.trained
+        return _BYTES * part * numbers
+
+    def seconds(self) -> float:
+        """Of a step: everything in turn."""
+        computed = sum(c * x for c, x in zip(_SECONDS[self.tuned], self.spent(), strict=True))
+        return computed + self.received() / _NETWORK[self.placement]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A way to run a step: peak bytes and seconds that are predicted for a process, and whether the device has room for it."""
+
+    mechanism: str
+    work: Work
+    peak: float
+    seconds: float
+    fits: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        work = {
+            name: getattr(self.work, name) for name in ("tuned", "placement", "processes", "micro_batch", "batch_size", "length")
+        }
+        return {"mechanism": self.mechanism, **work, "peak_bytes": self.peak, "seconds": self.seconds, "fits": self.fits}
+
+
+def choices(work: Work, *, device_memory: float = math.inf) -> list[Choice]:
+    """Every placement, mechanism and micro-batch for a step of ``work``: what fits first, then the fastest, then the smallest.
+
+    Of micro-batches the best two of each placement and mechanism are kept.
+
+    >>> from hushgrad.planner.shapes import shape_of
+    >>> found = choices(Work(shape=shape_of("gpt2"), processes=2, tuned="lora"), device_memory=1e12)
+    >>> found[0].fits, {one.work.placement for one in found} == {"replicated", "sharded"}
+    (True, True)
+    """
+    found: list[Choice] = []
+    for mechanism, (state, traffic) in MECHANISMS.items():
+        for placement in _placements(work.processes):
+            made = [
+                _choice(mechanism, work, device_memory, placement=placement, state=state, traffic=traffic, micro_batch=size)
+                for size in MICRO_BATCHES
+                if size <= max(1, math.ceil(work.batch_size / work.processes))
+            ]
+            found += sorted(made, key=_order)[:2]
+    return sorted(found, key=_order)
+
+
+def _placements(processes: int) -> Iterator[str]:
+    yield from ("whole",) if _check.positive_int(processes=processes) == 1 else ("replicated", "sharded")
+
+
+def _choice(mechanism: str, work: Work, room: float, **changed: Any) -> Choice:
+    from dataclasses import replace
+
+    own = replace(work, **changed)
+    peak = own.peak()
+    return Choice(mechanism=mechanism, work=own, peak=peak, seconds=own.seconds(), fits=peak <= room)
+
+
+def _order(one: Choice) -> tuple[bool, float, float]:
+    return not one.fits, one.seconds if one.fits else one.peak, one.peak
