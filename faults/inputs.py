@@ -19,6 +19,7 @@ from hushgrad.budget import Ledger
 from hushgrad.budget.policy import read_policy
 from hushgrad.errors import HushgradError
 from hushgrad.events import Event
+from hushgrad.planner.shapes import NAMES, shape_of
 from hushgrad.recipes import DATA, MODELS
 from hushgrad.recipes.encoders import ByteEncoder, Encoder, TableEncoder, TensorEncoder
 from hushgrad.recipes.images import ImageEncoder
@@ -122,6 +123,11 @@ def read_foreign(data: bytes) -> None:
         assert Event.from_json(json.loads(data)) is not None
 
 
+def read_config(data: bytes) -> None:
+    """The shape of a model, from its configuration."""
+    assert shape_of(str(_file("config.json", data))).parameters >= 0
+
+
 def _models() -> tuple[bytes, ...]:
     """A model file, and the description in one."""
     global _WEIGHTS
@@ -182,6 +188,7 @@ def targets(scratch: Path, by_bytes: Mutate, by_json: Mutate, by_lines: Mutate) 
         ("files of budget ledgers", read_ledger_file, (_ledger(),), by_bytes),
         ("locks", read_lock, (words,), by_json),
         ("saved plans", read_plan_file, (json.dumps(_PLAN.to_json()).encode(),), by_json),
+        ("configurations of models", read_config, (json.dumps(NAMES["smollm2-135m"]).encode(),), by_json),
         ("histories of other libraries", read_foreign, (b"[[1.0, 0.01, 100], [2.0, 0.1, 3]]",), by_json),
     ]
 

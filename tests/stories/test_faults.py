@@ -58,7 +58,7 @@ def test_every_fault_is_survived_every_reader_refuses_nonsense_and_planted_defec
     told = json.loads(done.stdout.splitlines()[-1])
     register = runpy.run_path(str(FOLDER / "register.py"))["READS"]
     assert set(register.values()) <= {row[0] for row in told["fuzz"]}
-    for name, tried, count in (("chaos", 1, len(CHOSEN.split("|"))), ("fuzz", INPUTS, 37)):
+    for name, tried, count in (("chaos", 1, len(CHOSEN.split("|"))), ("fuzz", INPUTS, 38)):
         assert len(told[name]) == count and all(row[1:3] == [tried, tried] for row in told[name]), (
             told[name],
             done.stdout[-3000:],

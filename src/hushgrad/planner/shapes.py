@@ -67,12 +67,12 @@ class Shape:
 
 def _llama(config: Mapping[str, Any], *, biased: bool) -> Shape:
     hidden, heads = _whole(config, "hidden_size"), _whole(config, "num_attention_heads")
-    width = config.get("head_dim") or hidden // heads
+    width = _whole(config, "head_dim") if config.get("head_dim") else hidden // heads
     if width * heads != hidden:
         _check.fail(
             "head_dim", width, f"to be hidden_size / num_attention_heads = {hidden / heads:g}", "Other shapes are not modelled."
         )
-    keys = width * int(config.get("num_key_value_heads") or heads)
+    keys = width * (_whole(config, "num_key_value_heads") if config.get("num_key_value_heads") else heads)
     return Shape(
         hidden=hidden,
         layers=_whole(config, "num_hidden_layers"),
@@ -159,7 +159,7 @@ def shape_of(model: str | Mapping[str, Any]) -> Shape:
     if config is None:
         config = _read(str(model))
     kind = config.get("model_type")
-    if kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in _FAMILIES:
         _check.fail("model_type", kind, f"to be one of {', '.join(_FAMILIES)}", "Other families are not modelled.")
     return _FAMILIES[kind](config)
 
