@@ -48,7 +48,7 @@ hushgrad report paid --sign officer.key --by Ada --save card.json --ledger budge
 hushgrad report --verify card.json public.safetensors --signer officer.key.pub
 """
 FORGER = """
-sed 's/"epsilon": [0-9.]*/"epsilon": 0.1/' card.json > forged.json
+sed 's/"epsilon": [0-9][0-9.]*/"epsilon": 0.1/' card.json > forged.json
 refused 1 hushgrad report --verify forged.json public.safetensors --signer officer.key.pub
 refused 1 hushgrad report --verify card.json run/model.safetensors --signer officer.key.pub
 head -c 200 card.json > cut.json
