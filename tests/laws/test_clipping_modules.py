@@ -25,7 +25,7 @@ def test_a_random_module_is_exact_or_refused(number):
 
 def test_a_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trials, "broken", lambda *_: None)  # nothing is sealed
-    monkeypatch.setattr(live, "straight", lambda *_: True)  # and rows that are moved are believed to stay
+    monkeypatch.setattr(live, "routed", lambda *_: {})  # and rows that are moved are believed to stay
     assert any(examine(Random(number)).word == "wrong" for number in (4, 26))
 
 

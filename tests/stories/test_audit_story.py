@@ -91,7 +91,7 @@ def test_the_command_shows_progress_on_stderr(tmp_path, capsys) -> None:
 
 def test_the_command_refuses_nonsense_in_one_sentence(tmp_path, capsys) -> None:
     assert main(["audit", str(tmp_path)]) == 2
-    assert "Cannot read the plan" in capsys.readouterr().err
+    assert "holds no plan that can be read" in capsys.readouterr().err
     (tmp_path / "plan.json").write_text("{}")
     assert main(["audit", str(tmp_path)]) == 2
     (tmp_path / "plan.json").write_text(json.dumps(SMALL.to_json()))

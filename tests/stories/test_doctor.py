@@ -18,7 +18,7 @@ def small(monkeypatch):
 
 
 def test_one_table_and_one_file(small, tmp_path, capsys):
-    assert main(["doctor", "--seconds", "0", "--out", str(tmp_path / "doctor.json")]) == 0
+    assert main(["doctor", "--seconds", "0.01", "--out", str(tmp_path / "doctor.json")]) == 0
     found, shown = json.loads((tmp_path / "doctor.json").read_text()), capsys.readouterr().out
     assert set(found) == {"machine", "bits", "counts", "steps"} and found["counts"]["MLP"]["syncs"] == 0
     assert set(found["bits"].values()) <= {"equal", "equal (interpreted)", "not built: numpy draws"}
