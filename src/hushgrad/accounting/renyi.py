@@ -31,12 +31,12 @@ def response(truth: float, lie: float, others: int = 0, *, largest: float) -> Cu
     def curve(alpha: float) -> float:
         if math.isinf(alpha):
             return largest
-        terms = log_add(alpha * truth + (1.0 - alpha) * lie, alpha * lie + (1.0 - alpha) * truth)
+        terms = log_add(lie + alpha * largest, truth - alpha * largest)  # alpha truth + (1 - alpha) lie would cancel
         if others:
             terms = log_add(terms, math.log(others) + lie)
         return max(0.0, terms / (alpha - 1.0))
 
-    return _safe_near_one(curve, largest)
+    return _safe_near_one(curve, largest, size=abs(lie))
 
 
 def pure(epsilon: float) -> Curve:
@@ -87,18 +87,24 @@ def discrete_laplace(scale: float, distance: int) -> Curve:
             terms = log_add(terms, left + ratio + inside)
         return max(0.0, (log_norm + terms) / (alpha - 1.0))
 
-    return _safe_near_one(curve, distance / scale)
+    return _safe_near_one(curve, distance / scale, size=abs(log_norm) + abs(log_tail))
 
 
-def _safe_near_one(curve: Curve, largest: float) -> Curve:
-    """Near order 1 a closed form divides rounding noise by alpha - 1: divergences grow with the order, so ask a larger one."""
+def _safe_near_one(curve: Curve, largest: float, size: float = 0.0) -> Curve:
+    """Near order 1 a closed form divides rounding noise by alpha - 1: divergences grow with the order, so ask a larger one.
+
+    Args:
+        curve: the closed form.
+        largest: the largest loss, epsilon.
+        size: of the other logarithms in it.
+    """
 
     def safe(alpha: float) -> float:
-        # The log-sum carries an error of about 1e-16 (1 + alpha epsilon); it must be small against the answer.
+        # The log-sum carries an error of about 1e-16 (1 + size + alpha epsilon); it must be small against the answer.
         value = curve(max(alpha, 1.0 + 1e-4))
         if math.isinf(alpha):
             return value
-        noise = 1e-15 * (1.0 + alpha * largest) / max(alpha - 1.0, 1e-4)
+        noise = 1e-15 * (1.0 + size + alpha * largest) / max(alpha - 1.0, 1e-4)
         return min(up(value) + noise, largest)
 
     return safe

@@ -63,8 +63,14 @@ class Composed:
     infinite: float  # mass at an infinite loss
     under: float = 1.0  # untilted mass below the window
 
+    @property
+    def _blur(self) -> float:
+        """How far a place of the window may be from the loss it stands for: they are sums of numbers as large as its ends."""
+        return 16 * _U * (abs(self.low) + (len(self.c) + 1) * self.step)
+
     def delta(self, epsilon: float, *, upper: bool) -> float:
         """A bound on delta at ``epsilon``."""
+        epsilon += -self._blur if upper else self._blur
         weights, first = self._weights(epsilon, upper=upper)
         if len(weights) == 0:
             return min(1.0, self.infinite + self.beyond) if upper else self.infinite
@@ -97,7 +103,7 @@ class Composed:
         # between the points i-1 and i delta is at_i + (1 - e^{eps - l_i}) scaled_i: no difference of large numbers
         drop = (left + float(subtracted[i - 1]) - float(at[i])) / float(scaled[i])
         solved = losses[i] + math.log1p(-drop) if drop < 1 else -math.inf
-        return float(min(max(solved, losses[i - 1]), losses[i]))
+        return float(min(max(solved, losses[i - 1]), losses[i])) + (self._blur if upper else -self._blur)
 
     def rounding(self, epsilon: float, delta: float) -> float:
         """About the share of ``delta`` at ``epsilon`` that the bound on rounding makes up."""
