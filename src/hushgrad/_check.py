@@ -40,8 +40,8 @@ def fail(name: str, value: object, constraint: str, remedy: str = "") -> NoRetur
         shown = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists in lists
         shown = f"<{type(value).__name__}>"
-    if len(shown) > 80:
-        shown = shown[:38] + "..." + shown[-39:]  # both ends: the name of a file is the last part of its path
+    if len(shown) > 100:
+        shown = shown[:60] + "..." + shown[-37:]  # both ends: the name of a file is the last part of its path
     raise ArgumentError(f"Expected {name}={shown} {constraint}.{' ' + remedy if remedy else ''}")
 
 
