@@ -132,8 +132,8 @@ class Trials:
         try:
             with self._proving(Quiet()):
                 still = still_there(structure, surveyed(self.run(other, n), structure.exits, n))
-        except (RuntimeError, ValueError, IndexError, AssertionError):  # such data it does not take
-            return structure
+        except (RuntimeError, ValueError, IndexError, AssertionError):  # such data it does not take, so nothing was shown
+            still = False
         return structure if still else structure._replace(moves=None, plain=False)
 
     def _swayed(self, structure: Structure, inputs: Any, B: int) -> Broken | None:
