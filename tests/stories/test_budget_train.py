@@ -153,6 +153,38 @@ def test_in_doubt_the_whole_reservation_stays_charged(ledger, tmp_path, monkeypa
     assert ledger.settle(booked, out).charged == booked.reserved
 
 
+@pytest.mark.parametrize("lost", ["everything", "journal", "journal and state", "journal's content", "another run's"])
+def test_a_folder_without_its_run_s_journal_proves_nothing(ledger, tmp_path, monkeypatch, lost) -> None:
+    """25 steps were taken; a folder that has lost what says so must not be settled for the few of a run that never saved."""
+    out = tmp_path / "run"
+    killed_after(25, recipe(ledger, plan={"noise_multiplier": 4.0}), out, monkeypatch)
+    (booked,) = ledger.reservations()
+    journal, state = out / "checkpoint" / "journal", out / "checkpoint" / "state.safetensors"
+    if lost == "everything":  # as after `hushgrad key destroy`, or after a settlement that died before its row
+        main(["key", "destroy", str(out)])
+    elif lost == "another run's":
+        killed_after(2, recipe(ledger, plan={"noise_multiplier": 4.0}), tmp_path / "other", monkeypatch)
+        shutil.rmtree(out / "checkpoint")
+        shutil.copytree(tmp_path / "other" / "checkpoint", out / "checkpoint")
+    else:
+        journal.write_bytes(b"") if "content" in lost else journal.unlink()
+        if lost != "journal":
+            state.unlink()
+    assert ledger.settle(booked, out).charged == booked.reserved
+
+
+@pytest.mark.timeout(60)
+def test_a_settlement_that_dies_before_its_row_is_made_again_for_no_less(ledger, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    killed_after(25, recipe(ledger, run={"checkpoint_every": 4}), out, monkeypatch)
+    (booked,) = ledger.reservations()
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Ledger, "_write", lambda *_: (_ for _ in ()).throw(Killed))
+        ledger.settle(booked, out)
+    assert not (out / "checkpoint" / "key.json").exists()  # retired
+    assert ledger.settle(booked, out).charged.times >= 25
+
+
 def test_correlated_noise_is_charged_in_full(ledger, tmp_path, monkeypatch) -> None:
     changes = {"method": "dpftrl", "noise_multiplier": 8.0, "steps": 24, "relation": "add_remove", "noise": "Tree"}
     killed_after(3, recipe(ledger, plan=changes), tmp_path / "run", monkeypatch)

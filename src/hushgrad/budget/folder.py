@@ -5,7 +5,8 @@ checkpoint after every ``checkpoint_every``-th step (and when it is interrupted)
 last complete checkpoint holds s steps has taken, since it was last started, at most the steps up to and including the next
 multiple of ``checkpoint_every``: had it got further, a later checkpoint would be there. Steps up to that multiple may have
 been seen (metrics are written after each one), so they are all charged; a run that is continued and killed again repeats
-them with the same noise, which releases the same values. Without a checkpoint s is 0.
+them with the same noise, which releases the same values. Without a checkpoint s is 0. Whether one was never saved or is lost is told by
+the journal, which is there before a reservation begins: without the run's own journal the folder proves nothing.
 
 The bound needs the reserved event to be a number of equal steps. Where it is not (correlated noise, whose steps do not
 compose), where the cadence of the checkpoints is unknown, or where a file cannot be read, the whole reservation stays charged:
@@ -56,12 +57,12 @@ class Finding:
     why: str
 
 
-def finding(folder: Path, reserved: Event) -> Finding:
-    """What a run in ``folder`` may have released, given that it is not running any more."""
+def finding(folder: Path, reserved: Event, *, identity: str = "") -> Finding:
+    """What a run in ``folder`` may have released, given that it is not running any more; ``identity`` is its name, where it is known."""
     if (folder / "guarantee.json").is_file():
         return _finished(folder, reserved)
     try:
-        return _unfinished(folder, reserved)
+        return _unfinished(folder, reserved, identity)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, HushgradError) as error:
         return Finding(reserved, f"the folder tells too little ({type(error).__name__}): the whole reservation is charged")
 
@@ -74,7 +75,10 @@ def _finished(folder: Path, reserved: Event) -> Finding:
     return Finding(event, "finished: charged for the steps in its ledger")
 
 
-def _unfinished(folder: Path, reserved: Event) -> Finding:
+def _unfinished(folder: Path, reserved: Event, identity: str) -> Finding:
+    named = identity_of(folder)
+    if not named or named != (identity or named):
+        return Finding(reserved, "its journal is lost, or another run's: the whole reservation is charged")
     books = _saved_books(folder / "checkpoint" / "state.safetensors")
     if books.get("declared") is not None or not isinstance(reserved, Repeat):
         return Finding(reserved, "its steps do not compose: the whole reservation is charged")
@@ -85,15 +89,10 @@ def _unfinished(folder: Path, reserved: Event) -> Finding:
     if planned != reserved.times:
         return Finding(reserved, "its plan is not the one that was reserved: the whole reservation is charged")
     saved = _check.integer(0, issued=books.get("issued", 0))
-    released = _released(folder / "checkpoint" / JOURNAL)
+    released = Journal.steps_released(folder / "checkpoint" / JOURNAL)  # a state that is lost, or old, says too little
     taken = min(max((saved // every + 1) * every, released), planned)
     why = f"{saved} steps in its checkpoint, {released} in its journal; at most {taken} were taken before the next would have been saved"
     return Finding(reserved.of * taken, why)
-
-
-def _released(journal: Path) -> int:
-    """Steps that the journal shows: a state that is lost, or old, says too little."""
-    return Journal.steps_released(journal) if journal.exists() else 0
 
 
 def _saved_books(path: Path) -> dict[str, Any]:

@@ -295,7 +295,7 @@ class Ledger:
                 return self.cancel(identifier)
 
             def decide(known: Reservation) -> tuple[Event, str]:
-                found = folders.finding(folder, known.reserved)
+                found = folders.finding(folder, known.reserved, identity=known.identity)
                 if known.owner and not folders.owners_of(folder):
                     lost = "reservation.json is lost, so this may be an old copy: the whole reservation is charged"
                     found = folders.Finding(known.reserved, lost)
