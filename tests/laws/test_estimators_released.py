@@ -9,7 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from hushgrad import estimators
 from hushgrad.errors import ArgumentError
@@ -163,3 +163,45 @@ def test_a_search_that_nobody_could_win_says_why():
         DPGridSearch(DPLogisticRegression(data_norm=1.0), {"l2": [1.0]}, random_state=0).fit(np.full((9, 2), np.nan), y[:9])
     with pytest.raises(ArgumentError, match="bound the L2 norm of every row; it does not"):
         DPGridSearch(DPLogisticRegression(data_norm=0.5), {"l2": [1.0]}, random_state=0).fit(X, y)
+
+
+def hostile(rng, how):
+    """Rows, finite all of them, that only a validation or an underflow could speak of."""
+    X, y = rows(60)
+    if how == "huge":
+        X[:6] = rng.choice([1e308, -1e308, 1e200, 1e155], size=(6, 3))
+    elif how == "tiny":
+        X *= 10.0 ** -rng.uniform(0, 320, size=(60, 1))
+    elif how == "alike":
+        X[:] = X[0]
+    return X, y
+
+
+@pytest.mark.parametrize("state", ["warn", "raise"])
+@pytest.mark.parametrize("kind", RELEASED, ids=lambda kind: kind.__name__)
+def test_no_warning_and_no_error_tells_of_a_record_that_is_clipped(kind, state, capfd):
+    """A huge record is scaled to the bound, a tiny one counts as nothing: neither is spoken of, whatever numpy was told to do."""
+    rng = np.random.default_rng(7)
+    for how in ("huge", "tiny", "alike"):
+        for y in (slice(None), 1e308):  # labels, and targets out of bounds, which are clipped as well
+            model = made(kind)
+            inner = model.estimator if kind is DPGridSearch else model
+            known = {"out_of_bounds": "clip", "classes": [0, 1]}
+            inner.set_params(**{name: value for name, value in known.items() if name in inner.get_params()})
+            X, labels = hostile(rng, how)
+            targets = labels if isinstance(y, slice) or not isinstance(model, RegressorMixin) else np.where(labels, y, -y)
+            with warnings.catch_warnings(), np.errstate(all=state):
+                warnings.simplefilter("error")
+                warnings.filterwarnings("default", message="Every trial of this search was lost")  # a release of its own
+                model.fit(X, targets)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_minimum_out_of_reach_does_not_tell_how_far():
+    said = set()
+    for seed in range(5):
+        X, y = rows(100 + seed)
+        with pytest.raises(ArgumentError) as refused:
+            DPLogisticRegression(epsilon=1.0, data_norm=1.0, method="objective", max_iter=1).fit(X, y)
+        said.add(str(refused.value))
+    assert len(said) == 1

@@ -7,13 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+from sklearn.utils.validation import validate_data
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 
-__all__ = ["RowTooLong", "bounded_rows", "bounded_values", "finite", "regulariser", "representable", "with_intercept"]
+__all__ = [
+    "RowTooLong",
+    "bounded_rows",
+    "bounded_values",
+    "finite",
+    "regulariser",
+    "representable",
+    "validated",
+    "with_intercept",
+]
 
 # Rows that a user normalised to the bound, in single precision too, may exceed it by rounding. They are scaled to the bound itself, so it
 # holds whatever this is; it only says which rows are a mistake to be told.
@@ -27,11 +38,23 @@ _TOO_FAR = (
 )
 
 
+def validated(estimator: Any, *data: Any, **options: Any) -> Any:
+    """scikit-learn's validation, in double precision and without a word about numbers that are finite and large.
+
+    Its sums overflow where one record is huge, and a warning would tell of a record that is then scaled to the bound.
+    """
+    with np.errstate(all="ignore"):
+        return validate_data(estimator, *data, dtype=np.float64, **options)
+
+
 @contextmanager
 def representable() -> Iterator[None]:
-    """Arithmetic that leaves the range of double precision is refused: infinity is no noise, and NaN no coefficient."""
+    """Arithmetic that leaves the range of double precision is refused: infinity is no noise, and NaN no coefficient.
+
+    What rounds to zero is no matter, whatever numpy was told before: which numbers are that small is a matter of the data.
+    """
     try:
-        with np.errstate(over="raise", divide="raise", invalid="raise"):
+        with np.errstate(all="raise", under="ignore"):
             yield
     except (ArithmeticError, np.linalg.LinAlgError):
         raise ArgumentError(_TOO_FAR) from None
@@ -66,7 +89,8 @@ def bounded_rows(X: np.ndarray, data_norm: float | None, *, out_of_bounds: str) 
         )
     bound = _check.between(*_SIZES, closed="both", remedy="Scale the data.", data_norm=_check.positive(data_norm=data_norm))
     _check.one_of(("raise", "clip"), out_of_bounds=out_of_bounds)
-    norms = np.sqrt(np.einsum("ij,ij->i", X, X))
+    with np.errstate(all="ignore"):  # a square that leaves double precision is longer than any bound, or as short as zero
+        norms = np.sqrt(np.einsum("ij,ij->i", X, X))
     if out_of_bounds == "raise" and bool((norms > bound * (1 + _ROUNDING)).any()):
         raise RowTooLong(  # how many rows, and by how much, is a matter of the data
             f"Expected data_norm={bound:g} to bound the L2 norm of every row; it does not. "
@@ -74,7 +98,8 @@ def bounded_rows(X: np.ndarray, data_norm: float | None, *, out_of_bounds: str) 
         )
     if norms.max(initial=0.0) <= bound:
         return X
-    return X * np.minimum(1.0, bound / np.maximum(norms, bound))[:, None]
+    with np.errstate(all="ignore"):
+        return X * np.minimum(1.0, bound / np.maximum(norms, bound))[:, None]
 
 
 def bounded_values(y: np.ndarray, bounds: tuple[float, float] | None, name: str = "bounds") -> np.ndarray:

@@ -9,12 +9,12 @@ import numpy as np
 from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.estimators.automatic import drawn_line, prefers_descent, together
-from hushgrad.estimators.bounded import bounded_rows, finite, regulariser, representable, with_intercept
+from hushgrad.estimators.bounded import bounded_rows, finite, regulariser, representable, validated, with_intercept
 from hushgrad.estimators.losses import HuberHinge, LinearLoss, Logistic, Softmax
 from hushgrad.estimators.methods import Budget, Problem, Release, gradient_descent, objective_perturbation, output_perturbation
 from hushgrad.estimators.randomness import Randomness, randomness
@@ -38,7 +38,7 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):
 
         The class labels are taken from ``y`` unless ``classes`` are given; a guarantee assumes that they are public.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = validated(self, X, y)
         check_classification_targets(y)
         self.classes_ = np.unique(y if self.classes is None else list(self.classes))
         numbers = self._class_numbers(y)
@@ -60,7 +60,7 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):
     def decision_function(self, X):
         """Signed distances for two classes, one score per class for more."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
+        X = validated(self, X, reset=False)
         scores = X @ self.coef_.T + self.intercept_
         return scores[:, 0] if scores.shape[1] == 1 else scores
 

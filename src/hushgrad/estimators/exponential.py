@@ -33,7 +33,7 @@ from scipy.special import logsumexp
 
 from hushgrad import _check
 from hushgrad.errors import NoTheorem
-from hushgrad.estimators.bounded import bounded_values
+from hushgrad.estimators.bounded import bounded_values, representable
 from hushgrad.estimators.methods import Budget
 from hushgrad.estimators.randomness import Randomness, randomness
 from hushgrad.events import Relation
@@ -115,7 +115,8 @@ def quantile(
     if not 2.0**-30 <= share <= 1:
         _check.fail("resolution", resolution, f"to lie between 2⁻³⁰ and 1 times {high - low:g}, the distance of the bounds")
     scale = Budget(epsilon, 0.0, Relation.of(relation)).epsilon / (2 * sensitivity)
-    return _piecewise(x, q, scale, (low, high), share * (high - low), randomness(random_state))
+    with representable():
+        return _piecewise(x, q, scale, (low, high), share * (high - low), randomness(random_state))
 
 
 def _piecewise(x: np.ndarray, q: float, scale: float, bounds: tuple[float, float], width: float, random: Randomness) -> float:

@@ -7,11 +7,19 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from hushgrad import _check
 from hushgrad.accounting.gaussian import gaussian_mu
-from hushgrad.estimators.bounded import bounded_rows, bounded_values, finite, regulariser, representable, with_intercept
+from hushgrad.estimators.bounded import (
+    bounded_rows,
+    bounded_values,
+    finite,
+    regulariser,
+    representable,
+    validated,
+    with_intercept,
+)
 from hushgrad.estimators.losses import HuberResidual
 from hushgrad.estimators.methods import Budget, Problem, objective_perturbation
 from hushgrad.estimators.randomness import Randomness, randomness
@@ -24,7 +32,7 @@ __all__ = ["DPLinearRegression", "DPRidge"]
 class _LinearRegressor(RegressorMixin, BaseEstimator):
     def fit(self, X, y):
         """Fit on rows ``X`` with targets ``y``, which are clipped to ``target_bounds``; the guarantee is in ``guarantee_``."""
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = validated(self, X, y, y_numeric=True)
         budget = Budget(self.epsilon, self.delta, Relation.of(self.relation))
         random = randomness(self.random_state)
         rows = bounded_rows(X, self.data_norm, out_of_bounds=self.out_of_bounds)
@@ -43,7 +51,7 @@ class _LinearRegressor(RegressorMixin, BaseEstimator):
     def predict(self, X):
         """The predicted targets, within ``target_bounds``."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
+        X = validated(self, X, reset=False)
         return np.clip(X @ self.coef_ + self.intercept_, *self.target_bounds)
 
     def _solve(

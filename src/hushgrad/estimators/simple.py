@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import validate_data
 
 from hushgrad.accounting.gaussian import gaussian_mu
-from hushgrad.estimators.bounded import bounded_rows, finite, representable
+from hushgrad.estimators.bounded import bounded_rows, finite, representable, validated
 from hushgrad.estimators.exponential import quantile
 from hushgrad.estimators.methods import _COUNT_SHARE, Budget
 from hushgrad.estimators.randomness import randomness
@@ -48,7 +47,7 @@ class DPMean(BaseEstimator):
 
     def fit(self, X, y=None):
         """Estimate the mean of the rows of ``X``; the result is in ``mean_``, the guarantee in ``guarantee_``."""
-        X = validate_data(self, X, dtype=np.float64)
+        X = validated(self, X)
         budget = Budget(self.epsilon, self.delta, Relation.of(self.relation))
         random = randomness(self.random_state)
         total = bounded_rows(X, self.data_norm, out_of_bounds=self.out_of_bounds).sum(axis=0)
@@ -91,7 +90,7 @@ class DPMedian(BaseEstimator):
 
     def fit(self, X, y=None):
         """Estimate the median of each column of ``X``; the result is in ``median_``, the guarantee in ``guarantee_``."""
-        X = validate_data(self, X, dtype=np.float64)
+        X = validated(self, X)
         budget = Budget(self.epsilon, 0.0, Relation.of(self.relation))
         random = randomness(self.random_state)
         seeds = [None if not random.notes else int(bits) for bits in random.bits(X.shape[1])]
