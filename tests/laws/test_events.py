@@ -73,6 +73,7 @@ all_events = st.recursive(
         st.builds(Sampled, participations, inner),
         st.builds(Repeat, inner, st.integers(0, 10**6)),
         st.builds(Compose, st.lists(inner, max_size=4)),
+        st.builds(events.OneOf, st.lists(inner, min_size=1, max_size=4)),
         st.builds(RepeatAndSelect, of=inner, mean=positive, shape=st.one_of(st.just(math.inf), st.floats(-0.5, 10))),
     ),
     max_leaves=6,
@@ -90,7 +91,7 @@ def test_json_round_trip_of_every_event(event):
 def test_the_strategy_above_draws_every_event_and_participation():
     tested = {
         *("Gaussian Laplace DiscreteGaussian DiscreteLaplace RandomizedResponse Exponential PureDP ApproxDP ZCDP".split()),
-        *("GaussianMixture NonPrivate Unanalysed Sampled Repeat Compose RepeatAndSelect".split()),
+        *("GaussianMixture NonPrivate Unanalysed Sampled Repeat Compose OneOf RepeatAndSelect".split()),
     }
     assert set(Event._classes) == tested
     assert set(Participation._classes) == set(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hushgrad.accounting import epsilon
 from hushgrad.accounting.trials import probabilities
 from hushgrad.errors import ArgumentError
-from hushgrad.events import Gaussian, PureDP, RandomizedResponse, RepeatAndSelect
+from hushgrad.events import Compose, Event, Gaussian, NonPrivate, OneOf, PureDP, RandomizedResponse, RepeatAndSelect
 from hushgrad.tuning import Draws, Stopping, calibrated_noise, number_of_trials, tuning_cost
 from hushgrad.tuning.draws import _poisson
 
@@ -105,6 +105,69 @@ def test_any_pure_trial(weights, eps, mean, shape) -> None:
     stopping = Stopping(mean=mean, shape=shape)
     best_p, best_q = (released(x, trial_numbers(stopping)) for x in (p, q))
     assert exact_epsilon(best_p, best_q) <= epsilon(stopping.event(PureDP(trial)), delta=0.0, accountant="rdp") + 1e-7
+
+
+# Candidates that cost different amounts ------------------------------------------------------------------------------------
+
+
+def drawn_candidates(draw: np.random.Generator, order: str) -> tuple[np.ndarray, np.ndarray, list[float]]:
+    """Output distributions (candidate and its output, by score) under two neighbours where candidates have their own epsilon."""
+    sizes, strengths = draw.integers(2, 5, draw.integers(2, 5)), draw.uniform(0.05, 2.0, 4)
+    parts = []
+    for size, strength in zip(sizes, strengths, strict=False):
+        p = draw.dirichlet(np.ones(size)) + 0.02
+        q = p * np.exp(strength * draw.uniform(-0.5, 0.5, size))
+        parts.append((p / p.sum(), q / q.sum()))
+    p, q = (np.concatenate([part[side] for part in parts]) / len(parts) for side in (0, 1))
+    places = draw.permutation(p.size) if order == "mixed" else np.argsort(p / q)
+    return p[places], q[places], [exact_epsilon(*part) for part in parts]
+
+
+@pytest.mark.parametrize("order", ["mixed", "worst"])
+def test_a_search_over_candidates_of_different_cost(order: str) -> None:
+    """Enumerated: never above the price of "one of"; the price of the cheapest candidate is refuted again and again."""
+    draw, refuted = np.random.default_rng(27), 0
+    for _ in range(60):
+        p, q, alone = drawn_candidates(draw, order)
+        stopping = Stopping(mean=float(draw.uniform(1.0, 20.0)), shape=float(draw.choice(SHAPES)))
+        best = [released(x, trial_numbers(stopping)) for x in (p, q)]
+        for delta in (0.0, 1e-3):
+            claims = [
+                epsilon(stopping.event(trial), delta=delta, accountant="rdp")
+                for trial in (OneOf(map(PureDP, alone)), PureDP(min(alone)))
+            ]
+            assert exact_delta(*best, claims[0] + 1e-9) <= delta + 1e-12
+            refuted += exact_delta(*best, claims[1]) > delta + 1e-12
+    assert refuted > 20
+
+
+def trials_of(draw: np.random.Generator) -> list[Event]:
+    steps, rates, noises = draw.integers(1, 400, 3), draw.uniform(0.01, 1.0, 3), draw.uniform(0.8, 20.0, 3)
+    return [Gaussian(float(s)).sampled(rate=float(q)) * int(t) for s, q, t in zip(noises, rates, steps, strict=True)]
+
+
+def test_one_of_several_costs_what_the_dearest_costs_at_each_order() -> None:
+    from hushgrad.accounting import RDP
+
+    draw = np.random.default_rng(5)
+    for _ in range(10):
+        trials = trials_of(draw)
+        one, parts = RDP().loss(OneOf(trials)), [RDP().loss(trial) for trial in trials]
+        for order in (1.5, 3.0, 17.0, 200.0):
+            assert one.renyi(order) == max(part.renyi(order) for part in parts)
+        for delta in (1e-8, 1e-3):
+            assert one.epsilon(delta) >= max(part.epsilon(delta) for part in parts)
+            twice = RDP().loss(OneOf(trials) * 2).epsilon(delta)
+            assert twice >= max(RDP().loss(Compose((a, b))).epsilon(delta) for a in trials for b in trials) - 1e-12
+        stopping = Stopping(mean=5.0)
+        cost = tuning_cost(OneOf(trials), delta=1e-5, stopping=stopping)
+        assert cost.epsilon >= max(tuning_cost(trial, delta=1e-5, stopping=stopping).epsilon for trial in trials)
+        assert cost.naive == max(tuning_cost(trial, delta=1e-5, stopping=stopping).naive for trial in trials)
+    assert math.isinf(epsilon(OneOf((Gaussian(1.0), NonPrivate())), delta=1e-3, accountant="rdp"))
+    assert epsilon(OneOf((Compose(()), Gaussian(1.0) * 0)), delta=1e-3, accountant="rdp") == 0.0
+    assert OneOf.of([Gaussian(2.0), Gaussian(2.0)]) == Gaussian(2.0)
+    with pytest.raises(ArgumentError, match="at least one event"):
+        OneOf(())
 
 
 @pytest.mark.parametrize("mean", [0.5, 3.0, 15.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from hushgrad.budget import Ledger as BudgetLedger
 from hushgrad.budget.pricing import price
 from hushgrad.cli.main import main
 from hushgrad.errors import ArgumentError
-from hushgrad.events import Compose, Gaussian, RepeatAndSelect
+from hushgrad.events import Compose, Gaussian, OneOf, RepeatAndSelect
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.recipes import Recipe, load_recipe
 from hushgrad.release import keys
@@ -26,7 +27,8 @@ from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
 from hushgrad.report import privacy_card
 from hushgrad.train import private as running
-from hushgrad.tuning import Draws, Stopping, priced, settings_of, tune
+from hushgrad.train.plan import Plan
+from hushgrad.tuning import Draws, Stopping, priced, settings_of, tune, tuning_cost
 from hushgrad.tuning import score as scoring
 from hushgrad.tuning import search as room
 from hushgrad.tuning.space import edges
@@ -213,6 +215,42 @@ def test_a_private_score_is_noisy_covered_and_never_written_raw(fixed_key: bytes
     assert "covered by the guarantee" in json.loads((out / "tuning.json").read_text())["score"]
 
 
+LENGTHS = {"over": {"plan.batch_size": [32, 256], "plan.steps": [4, 16]}}
+
+
+def test_batch_size_and_steps_are_tuned_each_with_its_own_noise(tmp_path: Path) -> None:
+    ledger = BudgetLedger.create(tmp_path / "b.db")
+    ledger.add("digits", epsilon=3.1, delta=1e-4)
+    searched = recipe(tune={**LENGTHS, "score": "private"}, run={"seed": 3})
+    search = priced(searched)
+    stopping = search.settings.stopping
+    assert 2.9 < search.cost.epsilon <= 3.0 and len({plan.noise_multiplier for plan in search.plans}) == 4
+    trial = search.cost.event.of.events[0]
+    assert isinstance(trial, OneOf) and trial.events == tuple(plan.event() for plan in search.plans)
+    for plan in search.plans:  # none is much noisier than if it were searched alone
+        alone = tuning_cost(plan.event() + Gaussian(10.0), delta=1e-4, stopping=stopping).epsilon
+        assert 2.4 < alone <= search.cost.epsilon
+    tuned = tune(searched.paid_by(ledger.place, "digits"), tmp_path / "out")
+    assert tuned.guarantee.epsilon == search.cost.epsilon and tuned.guarantee.event == search.cost.event
+    (booked,) = ledger.reservations()
+    assert booked.charged == search.cost.event
+    winner = Plan.from_json(json.loads((tmp_path / "out" / "plan.json").read_text()))
+    chosen = search.settings.candidates.index(tuned.candidate)
+    assert winner.event() == search.plans[chosen].event() and winner.batch_size == tuned.candidate["plan.batch_size"]
+    assert tuned.naive_epsilon == winner.guarantee().epsilon < search.cost.epsilon
+    assert len(tuned.edges) == 2  # of two values each is an end
+    assert "true epsilon" in privacy_card(tmp_path / "out").to_markdown()
+
+
+def test_the_noise_of_a_recipe_is_taken_as_it_is_for_every_length(capsys, tmp_path: Path) -> None:
+    search = priced(Recipe.from_tables({**TABLES, "plan": QUICK, "tune": {"mean": 3.0, **LENGTHS}}))
+    assert {plan.noise_multiplier for plan in search.plans} == {4.0} and search.noise_without_tuning == ()
+    tables = {**TABLES, "tune": {"mean": 3.0, **LENGTHS}}
+    (tmp_path / "r.py").write_text(f"recipe = {tables!r}")
+    assert main(["tune", str(tmp_path / "r.py"), "--dry"]) == 0
+    assert re.search(r"Noise multiplier [\d.]+ to [\d.]+ in each trial \([\d.]+ to [\d.]+ would do", capsys.readouterr().out)
+
+
 def test_private_scores_hold_each_record_out_by_its_own_coin() -> None:
     settings = settings_of(recipe(tune={"score": "private", "holdout": 0.25}))
     data = recipe().make_data()
@@ -275,7 +313,8 @@ def test_a_poisson_number_of_trials_may_be_none(tmp_path: Path, monkeypatch) -> 
 
 def test_what_makes_no_sense_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     for changes, message in (
-        ({"over": {"plan.batch_size": [64, 128]}}, "all candidates to cost the same"),
+        ({"over": {"plan.method": ["dpsgd", "dpftrl"]}}, "all candidates to promise the same"),
+        ({"over": {"plan.batch_size": [64, "many"]}}, "finite number"),
         ({"over": {"plan.epsilon": [1.0, 2.0]}}, "does not change what is promised"),
         ({"over": {"run.seed": [1, 2]}}, "to name a value"),
         ({"over": {}}, "something to tune"),

@@ -22,6 +22,7 @@ from hushgrad.events import (
     Compose,
     Event,
     NonPrivate,
+    OneOf,
     Relation,
     Repeat,
     RepeatAndSelect,
@@ -146,10 +147,11 @@ def trivial_loss(event: Event) -> Loss | None:
     """The loss of a leaf that needs no theorem: nothing inside, or something without privacy (sampled or not)."""
     if isinstance(event, (NonPrivate, Unanalysed)):
         return Unbounded()
-    if not isinstance(event, (Sampled, RepeatAndSelect)):
+    if not isinstance(event, (Sampled, RepeatAndSelect, OneOf)):
         return None
     inner: dict[Event, int] = {}
-    count_leaves(event.of, 1, inner)
+    for part in event.events if isinstance(event, OneOf) else (event.of,):
+        count_leaves(part, 1, inner)
     losses = [trivial_loss(part) for part in inner]
     if any(isinstance(loss, Unbounded) for loss in losses):
         return Unbounded()

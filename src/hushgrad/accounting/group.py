@@ -35,6 +35,7 @@ from hushgrad.events import (
     GaussianMixture,
     Laplace,
     NonPrivate,
+    OneOf,
     PureDP,
     RandomizedResponse,
     Relation,
@@ -194,6 +195,11 @@ def _(event: Repeat, k: int) -> Event:
 @_grouped.register
 def _(event: Compose, k: int) -> Event:
     return Compose(_grouped(part, k) for part in event.events)
+
+
+@_grouped.register
+def _(event: OneOf, k: int) -> Event:
+    return OneOf(_grouped(part, k) for part in event.events)
 
 
 @_grouped.register(NonPrivate)

@@ -33,6 +33,7 @@ from hushgrad.events import (
     GaussianMixture,
     MinSep,
     Once,
+    OneOf,
     Participation,
     Poisson,
     Relation,
@@ -127,7 +128,7 @@ def require_known_size(event: Sampled) -> None:
                 f"{of.how} is drawn from {of.how.dataset_size} records, but {event.how} gives it "
                 f"{'a random number of them' if given is None else given}. Describe the two samples by one."
             )
-        if isinstance(of, Compose):
+        if isinstance(of, (Compose, OneOf)):
             pending.extend(of.events)
         elif isinstance(of, (Repeat, RepeatAndSelect)) or (isinstance(of, Sampled) and not isinstance(of.how, FixedSize)):
             pending.append(of.of)

@@ -24,6 +24,7 @@ from hushgrad.events import (
     Gaussian,
     GaussianMixture,
     Laplace,
+    OneOf,
     PureDP,
     RandomizedResponse,
     Relation,
@@ -209,6 +210,17 @@ def _sampled_approximate(of: Event, how: Sampling) -> Loss:
     if how.way is Way.SHOWN:
         return _of(renyi_sampled.shown(renyi.pure(of.epsilon), how.rate), log_kept)
     return _of(renyi.pure(amplified(of.epsilon, how.rate)), log_kept)
+
+
+@RDP.analyses(OneOf)
+def _one_of(event: OneOf, relation: Relation) -> Loss:
+    # The divergence of a mixture is at most the largest of its parts', at every order (van Erven and Harremoës 2014, theorem 13),
+    # and whoever chooses after looking at earlier outputs finds no more than that either.
+    losses = [RDP().loss(part, relation) for part in event.events]
+    known = [loss for loss in losses if isinstance(loss, RDPLoss)]
+    if any(isinstance(loss, Unbounded) for loss in losses) or not known:
+        return next((loss for loss in losses if isinstance(loss, Unbounded)), Nothing())
+    return _of(lambda alpha: max(loss.renyi(alpha) for loss in known), min(loss.log_kept for loss in known))
 
 
 @RDP.analyses(RepeatAndSelect)

@@ -17,6 +17,7 @@ from hushgrad.events import (
     GaussianMixture,
     Laplace,
     NonPrivate,
+    OneOf,
     Repeat,
     RepeatAndSelect,
     Sampled,
@@ -209,6 +210,8 @@ def scaled(event: Event, factor: float) -> Event:
         return replace(event, scale=event.scale * factor)
     if isinstance(event, Compose):
         return Compose(scaled(part, factor) for part in event.events)
+    if isinstance(event, OneOf):
+        return OneOf(scaled(part, factor) for part in event.events)
     if isinstance(event, (Sampled, Repeat, RepeatAndSelect)):
         return replace(event, of=scaled(event.of, factor))
     return event

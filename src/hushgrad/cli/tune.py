@@ -168,10 +168,15 @@ def _say_price(options: argparse.Namespace, search: Priced) -> int:
     print(
         f"Naive epsilon {at_most(facts['naive_epsilon'])}, true epsilon {at_most(facts['epsilon'])} at delta {at_most(facts['delta'], 6)}."
     )
-    print(f"Noise multiplier {facts['noise_multiplier']:.4g} in each trial", end="")
+    print(f"Noise multiplier {_span(facts['noise_multiplier'])} in each trial", end="")
     without = facts["noise_multiplier_without_tuning"]
-    print(f" ({without:.4g} would do for one run that is not chosen)." if without is not None else ".")
+    print(f" ({_span(without)} would do for one run that is not chosen)." if without is not None else ".")
     return 0
+
+
+def _span(noise: float | list[float]) -> str:
+    """One number, or the ends of those that the candidates have."""
+    return f"{noise[0]:.4g} to {noise[-1]:.4g}" if isinstance(noise, list) else f"{noise:.4g}"
 
 
 def _say_outcome(options: argparse.Namespace, tuned: Tuned) -> int:

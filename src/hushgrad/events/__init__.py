@@ -19,7 +19,17 @@ user) contributes a vector of norm at most 1. ``noise_multiplier`` and ``scale``
 
 from __future__ import annotations
 
-from hushgrad.events.composed import Compose, Event, NonPrivate, Repeat, RepeatAndSelect, Sampled, Unanalysed, to_dp_accounting
+from hushgrad.events.composed import (
+    Compose,
+    Event,
+    NonPrivate,
+    OneOf,
+    Repeat,
+    RepeatAndSelect,
+    Sampled,
+    Unanalysed,
+    to_dp_accounting,
+)
 from hushgrad.events.mechanisms import (
     ZCDP,
     ApproxDP,
@@ -65,6 +75,7 @@ __all__ = [
     "MinSep",
     "NonPrivate",
     "Once",
+    "OneOf",
     "Participation",
     "Poisson",
     "PureDP",

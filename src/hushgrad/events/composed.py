@@ -12,7 +12,7 @@ from hushgrad.events._fields import set_fields, shown
 from hushgrad.events.neighbours import Absent, Answers
 from hushgrad.events.participation import Participation, Poisson
 
-__all__ = ["Compose", "Event", "NonPrivate", "Repeat", "RepeatAndSelect", "Sampled", "Unanalysed", "to_dp_accounting"]
+__all__ = ["Compose", "Event", "NonPrivate", "OneOf", "Repeat", "RepeatAndSelect", "Sampled", "Unanalysed", "to_dp_accounting"]
 
 
 class Event(Value, family="event"):
@@ -116,6 +116,33 @@ class Compose(Event):
         set_fields(self, events=tuple(flat))
 
 
+@dataclass(frozen=True)
+class OneOf(Event):
+    """One of ``events``, chosen by coins or by what was released before, never by the data; whether the choice is told does not matter.
+
+    Equal alternatives count once.
+    """
+
+    events: tuple[Event, ...]
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        distinct = tuple(dict.fromkeys(_check.instance(Event, events=event) for event in events))
+        if not distinct:
+            _check.fail("events", (), "to be at least one event", "Doing nothing is Compose(()).")
+        set_fields(self, events=distinct)
+
+    @staticmethod
+    def of(events: Iterable[Event]) -> Event:
+        """The one event where all are the same, else ``OneOf``.
+
+        >>> from hushgrad.events import Gaussian
+        >>> print(OneOf.of([Gaussian(1.0), Gaussian(1.0)]), "and", OneOf.of([Gaussian(1.0), Gaussian(2.0)]))
+        Gaussian(1) and one of (Gaussian(1), Gaussian(2))
+        """
+        found = OneOf(events)
+        return found.events[0] if len(found.events) == 1 else found
+
+
 @dataclass(frozen=True, kw_only=True)
 class RepeatAndSelect(Event):
     """``of`` run a random number K of times; only the best result is released (private tuning).
@@ -171,6 +198,8 @@ def _show(value: Value) -> str:
         return f"{value.times} x {'(' + inner + ')' if isinstance(value.of, Compose) else inner}"
     if isinstance(value, Compose):
         return " + ".join(map(str, value.events)) or "nothing"
+    if isinstance(value, OneOf):
+        return f"one of ({', '.join(map(str, value.events))})"
     if isinstance(value, Sampled):
         inner = str(value.of)
         return f"{value.how} {'(' + inner + ')' if isinstance(value.of, (Compose, Repeat)) else inner}"

@@ -29,6 +29,7 @@ from hushgrad.events import (
     GaussianMixture,
     Laplace,
     NonPrivate,
+    OneOf,
     PureDP,
     RandomizedResponse,
     Relation,
@@ -59,6 +60,7 @@ EVENTS: tuple[Event, ...] = (
     PureDP(0.5).sampled(rate=0.1),
     Sampled(FixedSize(dataset_size=1000, size=50), Gaussian(3.0)),
     RepeatAndSelect(of=Gaussian(8.0), mean=5.0, shape=1.0),
+    OneOf((Gaussian(8.0), Gaussian(3.0).sampled(rate=0.1) * 4)),
 )
 """One small event at least of each kind that an accountant may know: what the conformance tests run over."""
 

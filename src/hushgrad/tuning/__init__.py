@@ -11,6 +11,7 @@
 | ``cost`` | the distribution of the number of trials, the theorem, calibration |
 | ``draws`` | all random choices as functions of one key |
 | ``space`` | the candidates |
+| ``price`` | a search before it begins: the noise of each candidate, and what it costs |
 | ``score`` | scores that are covered by the guarantee, or public |
 | ``search`` | the search itself: resumable, and only the best is released |
 """
@@ -23,7 +24,8 @@ from hushgrad.tuning.cost import Stopping, TuningCost, calibrated_noise, tuning_
 from hushgrad.tuning.draws import Draws, number_of_trials
 
 if TYPE_CHECKING:
-    from hushgrad.tuning.search import Priced, Tuned, priced, tune
+    from hushgrad.tuning.price import Priced, priced
+    from hushgrad.tuning.search import Tuned, tune
     from hushgrad.tuning.space import Settings, settings_of
 
 __all__ = [
@@ -43,9 +45,9 @@ __all__ = [
 
 # torch is imported only by who trains: the cost of a search is arithmetic.
 _LAZY = {
-    "Priced": "search",
+    "Priced": "price",
     "Tuned": "search",
-    "priced": "search",
+    "priced": "price",
     "tune": "search",
     "Settings": "space",
     "settings_of": "space",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hushgrad import _check
 from hushgrad._printed import at_most
 from hushgrad._value import Value
-from hushgrad.events import Event, Relation, RepeatAndSelect
+from hushgrad.events import Compose, Event, OneOf, Relation, RepeatAndSelect
 
 __all__ = ["Stopping", "TuningCost", "calibrated_noise", "tuning_cost"]
 
@@ -102,12 +102,18 @@ def tuning_cost(trial: Event, *, delta: float, stopping: Stopping, relation: Rel
 
     event = stopping.event(trial)
     return TuningCost(
-        naive=accounting.epsilon(trial, delta=delta, relation=relation),
+        naive=max(accounting.epsilon(one, delta=delta, relation=relation) for one in _alternatives(trial)),
         epsilon=accounting.epsilon(event, delta=delta, relation=relation, accountant=ACCOUNTANT),
         delta=delta,
         stopping=stopping,
         event=event,
     )
+
+
+def _alternatives(trial: Event) -> list[Event]:
+    """What a trial may turn out to be, one after the other."""
+    first, *rest = trial.events if isinstance(trial, Compose) and trial.events else (trial,)
+    return [Compose((one, *rest)) for one in (first.events if isinstance(first, OneOf) else (first,))]
 
 
 def calibrated_noise(

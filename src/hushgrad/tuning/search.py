@@ -28,41 +28,16 @@ from hushgrad.release.keys import KEY, RunKey, destroy, finish, read_key, write_
 from hushgrad.release.owner import LOCK, Owner
 from hushgrad.sampling.identity import identity_of
 from hushgrad.train.plan import Plan
-from hushgrad.tuning.cost import ACCOUNTANT, TuningCost, calibrated_noise, tuning_cost
+from hushgrad.tuning.cost import ACCOUNTANT
 from hushgrad.tuning.draws import Draws
-from hushgrad.tuning.score import held_out, private_score, trial_event
+from hushgrad.tuning.price import Priced, priced, score_words
+from hushgrad.tuning.score import held_out, private_score
 from hushgrad.tuning.space import Settings, edges, settings_of, with_candidate
 
-__all__ = ["Priced", "Tuned", "priced", "tune"]
+__all__ = ["Tuned", "tune"]
 
 _ANY = Policy(delta_below_one_over_n=False)  # of a single trial: what counts is the search
 _COPIED = ("model.safetensors", "plan.json", "recipe.json")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Priced:
-    """A search before it begins: what will be tried, with which noise, and what it costs."""
-
-    recipe: Recipe
-    settings: Settings
-    plan: Plan
-    cost: TuningCost
-    noise_without_tuning: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "candidates": len(self.settings.candidates),
-            "over": {place: list(values) for place, values in self.settings.over.items()},
-            "stopping": str(self.settings.stopping),
-            "score": _score_words(self.settings),
-            "noise_multiplier": self.plan.noise_multiplier,
-            "noise_multiplier_without_tuning": self.noise_without_tuning,
-            "naive_epsilon": self.plan.guarantee().epsilon,
-            "epsilon": self.cost.epsilon,
-            "delta": self.cost.delta,
-            "event": self.cost.event.to_json(),
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,59 +65,6 @@ class Tuned:
             "score": self.score,
             **self.test,
         }
-
-
-def priced(recipe: Recipe, *, settings: Settings | None = None, data: Data | None = None) -> Priced:
-    """What a search by ``recipe`` would cost; nothing is trained.
-
-    An ``epsilon`` in the recipe's plan is the budget of the *whole search*: the noise of the trials is calibrated so that it is
-    met. A ``noise_multiplier`` is taken as it is.
-
-    Args:
-        recipe: with a ``[tune]`` table, unless ``settings`` are given.
-        settings: that table, checked.
-        data: what the recipe names, if it was read already.
-
-    Raises:
-        ArgumentError: where candidates differ in what a trial costs: the theorem is about one mechanism.
-    """
-    settings = settings_of(recipe) if settings is None else settings
-    data = recipe.make_data() if data is None else data
-    table = {key: value for key, value in recipe.plan.items() if key not in ("epsilon", "noise_multiplier")}
-    if settings.score == "private" and "dataset_size" not in table:
-        table["dataset_size"] = max(1, round((1 - settings.holdout) * len(data.train)))  # the coins decide the real, private size
-    base = replace(recipe, plan={**table, "noise_multiplier": float(recipe.plan.get("noise_multiplier", 1.0))})
-    plan = _one_event(base, settings, data)
-    alone = None
-    if "epsilon" in recipe.plan:
-        goal = _check.positive(epsilon=recipe.plan["epsilon"])
-        noise = calibrated_noise(
-            lambda s: trial_event(plan.event_with(s), settings),
-            epsilon=goal,
-            delta=plan.delta,
-            stopping=settings.stopping,
-            relation=plan.relation,
-        )
-        alone = plan.calibrated(epsilon=goal).noise_multiplier
-        plan = replace(plan, noise_multiplier=noise)
-        base = replace(base, plan={**base.plan, "noise_multiplier": noise})
-    cost = tuning_cost(trial_event(plan.event(), settings), delta=plan.delta, stopping=settings.stopping, relation=plan.relation)
-    return Priced(recipe=base, settings=settings, plan=plan, cost=cost, noise_without_tuning=alone)
-
-
-def _one_event(base: Recipe, settings: Settings, data: Data) -> Plan:
-    """The plan of the first candidate, after making sure that all candidates have its event."""
-    candidates = settings.candidates
-    tables = {json.dumps(with_candidate(base, c).plan, sort_keys=True, default=repr): c for c in reversed(candidates)}
-    plans = [with_candidate(base, candidate).make_plan(data) for candidate in reversed(tables.values())]
-    first = plans[0]
-    for plan in plans:
-        if plan.event() != first.event() or plan.delta != first.delta:
-            raise ArgumentError(
-                f"Expected all candidates to cost the same: one trial would be {first.event()}, another {plan.event()}. "
-                "Tune what does not change the event (learning rate, clip norm, model, averaging), or give each its own search."
-            )
-    return first
 
 
 def tune(
@@ -185,7 +107,8 @@ def tune(
         data = recipe.make_data()
         search = priced(recipe, settings=settings, data=data)
         rules = policy if isinstance(policy, Policy) else read_policy(policy)
-        require_allowed(rules, search.plan, paid=bool(recipe.ledger), guarantee=_claim(search))
+        for plan in search.plans:
+            require_allowed(rules, plan, paid=bool(recipe.ledger), guarantee=_claim(search))
         spending = Spending(recipe, search.plan, out, event=search.cost.event)
         folder = out / "search"
         key, journal = _key(folder, search, owner)
@@ -229,8 +152,7 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
     if known.exists():
         return float(_found(known, lambda content: float(content["score"])))
     settings = search.settings
-    candidates = settings.candidates
-    recipe = with_candidate(search.recipe, candidates[draws.candidate(trial, len(candidates))])
+    recipe = search.trial(draws.candidate(trial, len(search.plans)))
     key: bytes | None = draws.key(trial)
     if recipe.run.seed is not None:  # for experiments: a trial's seed instead of its key, so that its run says so
         recipe, key = replace(recipe, run=replace(recipe.run, seed=draws.seed(trial))), None
@@ -345,7 +267,7 @@ def _table(settings: Settings) -> dict[str, Any]:
 
 def _key(folder: Path, search: Priced, owner: Owner) -> tuple[RunKey, Journal]:
     """The key and the journal of the search; both are there before the first trial, the key last."""
-    path, journal, plan = folder / KEY, folder / JOURNAL, search.plan.digest
+    path, journal, plan = folder / KEY, folder / JOURNAL, search.digest
     if path.exists():
         key = read_key(path, plan=plan)
         if not journal.exists():
@@ -378,9 +300,7 @@ def _released(
 ) -> Tuned:
     """Copy the winner out with the guarantee of the whole search; then erase everything else."""
     guarantee = _claim(search, notes)
-    tuned = Tuned(
-        guarantee=guarantee, naive_epsilon=search.plan.guarantee().epsilon, candidate=None, score=None, test={}, out=out
-    )
+    tuned = Tuned(guarantee=guarantee, naive_epsilon=search.cost.naive, candidate=None, score=None, test={}, out=out)
     if best is not None and (folder / f"{best.trial:05d}" / "guarantee.json").exists():  # else all trials were lost
         tuned = _copied(search, tuned, best, folder / f"{best.trial:05d}", run)
     _write(out / "tuning.json", _record(search, tuned))  # marks a finished search
@@ -405,7 +325,8 @@ def _copied(search: Priced, tuned: Tuned, best: _Result, winner: Path, run: dict
     tables = recipe.tables()
     chosen = {place: tables[place.partition(".")[0]][place.partition(".")[2]] for place in search.settings.over}
     test = {name: float(value) for name, value in outcome.items() if name.startswith("test_")}
-    return replace(tuned, candidate=chosen, score=best.score, test=test, edges=tuple(edges(search.settings.over, chosen)))
+    naive, at_ends = plan.guarantee().epsilon, tuple(edges(search.settings.over, chosen))
+    return replace(tuned, naive_epsilon=naive, candidate=chosen, score=best.score, test=test, edges=at_ends)
 
 
 def _copy_metrics(source: Path, target: Path) -> None:
@@ -424,19 +345,13 @@ def _record(search: Priced, tuned: Tuned) -> dict[str, Any]:
         "mean_trials": stopping.mean,
         "candidates": len(search.settings.candidates),
         "over": sorted(search.settings.over),
-        "score": _score_words(search.settings),
+        "score": score_words(search.settings),
         "chosen": tuned.candidate,
         "at_the_edge": list(tuned.edges),
         "naive_epsilon": tuned.naive_epsilon,
         "epsilon": tuned.guarantee.epsilon,
         "delta": tuned.guarantee.delta,
     }
-
-
-def _score_words(settings: Settings) -> str:
-    if settings.score == "public":
-        return f"{settings.metric} on the test set, which the guarantee does not cover"
-    return f"hits on held-out private records with Gaussian noise {settings.score_noise:g}, covered by the guarantee"
 
 
 def _found(path: Path, read: Callable[[Any], Any], *, each_line: bool = False) -> Any:

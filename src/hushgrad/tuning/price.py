@@ -1,0 +1,164 @@
+r"""A search before it begins: what will be tried, with which noise, and what it costs.
+
+Candidates may differ in their event (batch size, steps, mechanism): a trial is then *one of* them, and its Rényi divergence at each
+order is at most the largest of theirs, because the candidate is drawn without a look at the data. Each candidate has the noise s_i with
+which a search over it alone would meet the budget, times one common factor, at least 1, with which the search over all meets it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
+from hushgrad.events import Event, OneOf
+from hushgrad.recipes.data import Data
+from hushgrad.recipes.recipe import Recipe
+from hushgrad.train.plan import Plan
+from hushgrad.tuning.cost import TuningCost, calibrated_noise, tuning_cost
+from hushgrad.tuning.score import trial_event
+from hushgrad.tuning.space import Settings, settings_of, with_candidate
+
+__all__ = ["Priced", "priced", "score_words"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """What will be tried, with which noise, and what it costs; ``plans`` has one for each candidate, in their order."""
+
+    recipe: Recipe
+    settings: Settings
+    plans: tuple[Plan, ...]
+    cost: TuningCost
+    noise_without_tuning: tuple[float, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the first candidate: the unit, the relation and delta are the same in all."""
+        return self.plans[0]
+
+    @property
+    def digest(self) -> str:
+        """The digest of the plan, or of all of them."""
+        digests = list(dict.fromkeys(plan.digest for plan in self.plans))
+        return digests[0] if len(digests) == 1 else hashlib.sha256("/".join(digests).encode()).hexdigest()
+
+    def trial(self, candidate: int) -> Recipe:
+        """The recipe of a trial with that candidate, which has its own noise."""
+        recipe = with_candidate(self.recipe, self.settings.candidates[candidate])
+        return replace(recipe, plan={**recipe.plan, "noise_multiplier": self.plans[candidate].noise_multiplier})
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        noises = sorted({plan.noise_multiplier or 0.0 for plan in self.plans})
+        return {
+            "candidates": len(self.settings.candidates),
+            "over": {place: list(values) for place, values in self.settings.over.items()},
+            "stopping": str(self.settings.stopping),
+            "score": score_words(self.settings),
+            "noise_multiplier": noises[0] if len(noises) == 1 else noises,
+            "noise_multiplier_without_tuning": _one_or_all(self.noise_without_tuning),
+            "naive_epsilon": max(plan.guarantee().epsilon for plan in _distinct(self.plans)),
+            "epsilon": self.cost.epsilon,
+            "delta": self.cost.delta,
+            "event": self.cost.event.to_json(),
+        }
+
+
+def _one_or_all(noises: tuple[float, ...]) -> float | list[float] | None:
+    distinct = sorted(set(noises))
+    return (distinct[0] if len(distinct) == 1 else distinct) if distinct else None
+
+
+def _distinct(plans: tuple[Plan, ...]) -> list[Plan]:
+    """One plan for each event: clip norms do not change what a trial costs."""
+    return list({plan.event(): plan for plan in plans}.values())
+
+
+def priced(recipe: Recipe, *, settings: Settings | None = None, data: Data | None = None) -> Priced:
+    """What a search by ``recipe`` would cost; nothing is trained.
+
+    An ``epsilon`` in the recipe's plan is the budget of the *whole search*: the noise of the trials is calibrated so that it is
+    met. A ``noise_multiplier`` is taken as it is.
+
+    Args:
+        recipe: with a ``[tune]`` table, unless ``settings`` are given.
+        settings: that table, checked.
+        data: what the recipe names, if it was read already.
+
+    Raises:
+        ArgumentError: where candidates differ in what they promise.
+    """
+    settings = settings_of(recipe) if settings is None else settings
+    data = recipe.make_data() if data is None else data
+    table = {key: value for key, value in recipe.plan.items() if key not in ("epsilon", "noise_multiplier")}
+    if settings.score == "private" and "dataset_size" not in table:
+        table["dataset_size"] = max(1, round((1 - settings.holdout) * len(data.train)))  # the coins decide the real, private size
+    base = replace(recipe, plan={**table, "noise_multiplier": float(recipe.plan.get("noise_multiplier", 1.0))})
+    plans = _plans(base, settings, data)
+    alone: tuple[float, ...] = ()
+    if "epsilon" in recipe.plan:
+        goal = _check.positive(epsilon=recipe.plan["epsilon"])
+        alone = tuple(_each(plans, lambda plan: plan.calibrated(epsilon=goal).noise_multiplier or 0.0))
+        plans = _calibrated(plans, settings, goal)
+    return Priced(recipe=base, settings=settings, plans=plans, cost=_cost(plans, settings), noise_without_tuning=alone)
+
+
+def _plans(base: Recipe, settings: Settings, data: Data) -> tuple[Plan, ...]:
+    """The plan of each candidate, after making sure that all promise the same."""
+    made: dict[str, Plan] = {}
+    plans = []
+    for candidate in settings.candidates:
+        recipe = with_candidate(base, candidate)
+        table = json.dumps(recipe.plan, sort_keys=True, default=repr)
+        plans.append(made[table] if table in made else made.setdefault(table, recipe.make_plan(data)))
+    first = plans[0]
+    for plan in made.values():
+        if (plan.delta, plan.relation, plan.unit) != (first.delta, first.relation, first.unit):
+            raise ArgumentError(
+                f"Expected all candidates to promise the same: one protects a {first.unit} under {first.relation.value}, another a "
+                f"{plan.unit} under {plan.relation.value}. Give each its own search."
+            )
+    return tuple(plans)
+
+
+def _each(plans: tuple[Plan, ...], noise: Any) -> list[float]:
+    """A noise for every plan, computed once for those that have one event."""
+    known = {plan.event(): noise(plan) for plan in _distinct(plans)}
+    return [known[plan.event()] for plan in plans]
+
+
+def _calibrated(plans: tuple[Plan, ...], settings: Settings, goal: float) -> tuple[Plan, ...]:
+    """The plans with the noise that makes the whole search meet ``goal``."""
+    about = {"epsilon": goal, "delta": plans[0].delta, "stopping": settings.stopping, "relation": plans[0].relation}
+
+    def alone(plan: Plan) -> float:
+        return calibrated_noise(lambda s: trial_event(plan.event_with(s), settings), **about)  # type: ignore[arg-type]
+
+    noises = _each(plans, alone)
+    if len(_distinct(plans)) > 1:
+        factor = calibrated_noise(partial(_trial, plans, noises, settings), **about)  # type: ignore[arg-type]
+        noises = [factor * noise for noise in noises]
+    return tuple(replace(plan, noise_multiplier=noise) for plan, noise in zip(plans, noises, strict=True))
+
+
+def _trial(plans: tuple[Plan, ...], noises: list[float], settings: Settings, factor: float) -> Event:
+    """What one trial costs, where each candidate has ``factor`` times its noise."""
+    events = [plan.event_with(factor * noise) for plan, noise in zip(plans, noises, strict=True)]
+    return trial_event(OneOf.of(events), settings)
+
+
+def _cost(plans: tuple[Plan, ...], settings: Settings) -> TuningCost:
+    event = trial_event(OneOf.of(plan.event() for plan in plans), settings)
+    return tuning_cost(event, delta=plans[0].delta, stopping=settings.stopping, relation=plans[0].relation)
+
+
+def score_words(settings: Settings) -> str:
+    """How trials are compared, in words."""
+    if settings.score == "public":
+        return f"{settings.metric} on the test set, which the guarantee does not cover"
+    return f"hits on held-out private records with Gaussian noise {settings.score_noise:g}, covered by the guarantee"
