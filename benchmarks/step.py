@@ -86,7 +86,7 @@ def hushgrad(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step
 
 
 def certified(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
-    """The same with sums in double precision and their certificate; the loss is a sum, as that needs it."""
+    """The same with sums in double precision, added to their noise when they are complete; the loss is a sum, as that needs it."""
     from hushgrad.clipping import Capture, Flat
     from hushgrad.clipping.certificate import Certificate
     from hushgrad.noise import Source
@@ -102,10 +102,9 @@ def certified(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Ste
         nonlocal taken
         optimizer.zero_grad()
         (loss_of(model(batch[0]), batch[1]) * case.size).backward()
-        sums = capture.collect(clipper, scale=1 / case.size).raw_sums
-        rows = source.z_all(taken, likes, indices=list(range(len(likes))), scale=scale)
-        for (name, p), row in zip(params.items(), rows, strict=True):
-            p.grad = sums[name].add_(row).to(p.dtype)
+        rows = dict(zip(params, source.z_all(taken, likes, scale=scale), strict=True))
+        for name, total in capture.collect(clipper, out=rows, scale=1 / case.size).raw_sums.items():
+            params[name].grad = total
         optimizer.step()
         taken += 1
 

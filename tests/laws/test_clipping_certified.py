@@ -14,7 +14,7 @@ from torch import nn
 
 from hushgrad.clipping import Capture, Flat, _fused
 from hushgrad.clipping.certificate import KAPPA, Certificate, gamma
-from hushgrad.clipping.sums import Sum, weighted_rows
+from hushgrad.clipping.sums import RoundedSum, Sum, weighted_rows
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.events import Everyone, Gaussian
 from hushgrad.train import Plan, make_private
@@ -77,6 +77,50 @@ def test_products_in_double_precision(K, p, d, seed, library):
     weighted = g.double() * w.unsqueeze(1)
     torch.testing.assert_close(total.buffer, begun + weighted.t() @ x.double(), rtol=0, atol=1e-12)
     torch.testing.assert_close(kept, weighted.sum(0), rtol=0, atol=1e-12)
+
+
+KINDS = ("outer", "positions", "rows", "dense", "kept", "slice")
+
+
+@settings(deadline=None)
+@given(kinds=st.lists(st.sampled_from(KINDS), max_size=4), K=st.integers(0, 300), seed=st.integers(0, 99), library=st.booleans())
+def test_a_sum_is_complete_before_it_meets_its_noise_and_is_rounded_once(kinds, K, seed, library):
+    """Noise of 4096 takes most terms away if they are added to it one by one in its precision."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    p, d = 13, 21
+    noise, exact = draw(p, d) * 4096, torch.zeros(p, d, dtype=torch.float64)
+    w = torch.rand(K, generator=generator, dtype=torch.float64) * 2.0**-12
+    with pytest.MonkeyPatch.context() as patch:
+        if not library:
+            patch.setattr(_fused, "_LIBRARY", None)
+        total = RoundedSum(torch.empty(p, d), torch.float64, noise.clone())
+        for kind in kinds:
+            g, x = (draw(K, 3, n) if kind == "positions" else draw(K, n) for n in (p, d))
+            if kind == "rows":
+                ids, values = torch.randint(p, (K,), generator=generator), x.double() * w.unsqueeze(1)
+                exact.index_add_(0, ids, values)
+                total.add_rows(ids, values)
+                continue
+            outer = torch.einsum("i,i...p,i...d->pd", w, g.double(), x.double())
+            exact += outer
+            if kind == "dense":
+                total.add_dense(outer)
+            elif kind == "kept":
+                total.add_kept(torch.einsum("ip,id->ipd", g, x), w)
+            elif kind == "slice":
+                total.rows(slice(0, p)).add_outer(g, w, x)
+            else:
+                total.add_outer(g, w, x)
+        made = total.done()
+    assert made.dtype is torch.float32
+    error = (made.double() - (noise.double() + exact)).abs()
+    # Half a unit in the last place of the result; products of kept gradients were rounded to single precision before.
+    own = 2.0**-24 * 300 * 2.0**-12 * 20 if "kept" in kinds else 1e-12
+    assert bool((error <= (noise.double() + exact).abs() * 2.0**-24 + own).all())
 
 
 @given(capacity=st.integers(1, 20_000), parts=st.integers(1, 2000), width=st.integers(2, 60_000))

@@ -304,12 +304,14 @@ def gram(b: Bench) -> Any:
 
 def wide_sums(b: Bench) -> Any:
     x, g = outer(b)
-    weights = b.tensor(len(x)).double()
+    weights, onto = b.tensor(len(x)).double(), b.tensor(g.shape[1], x.shape[1])
 
     def work() -> list[torch.Tensor]:
         total = sums.Sum(torch.empty(g.shape[1], x.shape[1]), torch.float64)
         total.add_outer(g, weights, x)
-        return [total.buffer]
+        rounded = sums.RoundedSum(total.buffer, torch.float64, onto.clone())
+        rounded.add_outer(g, weights, x)
+        return [total.buffer, rounded.done()]
 
     return b.without(_fused, "_LIBRARY", work)
 

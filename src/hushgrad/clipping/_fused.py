@@ -56,16 +56,28 @@ def gram(x: Tensor) -> Tensor | None:
     return out
 
 
-def add_wide_sums(x: Tensor, g: Tensor, weights: Tensor, out: Tensor) -> bool:
-    """``out += sum_i w_i g_i x_i^T`` in double precision, for x (K, d), g (K, p) in single; whether that could be done here."""
-    if _LIBRARY is None or not _fit(x, g) or not _double([weights, out]):
+def add_wide_sums(x: Tensor, g: Tensor, weights: Tensor, out: Tensor, *, fresh: bool = False) -> bool:
+    """``out += sum_i w_i g_i x_i^T`` in double precision, for x (K, d), g (K, p) in single; whether that could be done here.
+
+    Args:
+        x: inputs.
+        g: gradients of outputs.
+        weights: in double precision.
+        out: in double precision; or in single, for few rows: then the complete sum is added to it and rounded, once.
+        fresh: ``out`` is written, whatever it holds.
+    """
+    rounds = out.dtype is torch.float32
+    if _LIBRARY is None or not _fit(x, g) or not _double([weights]) or not (_fit(out) if rounds else _double([out])):
         return False
     library, (K, d), p = _LIBRARY, x.shape, g.shape[1]
+    if K > _abi.PANEL_DEPTH if rounds else fresh and not K:
+        return False
     at = x.data_ptr(), d, g.data_ptr(), p, weights.data_ptr(), K
+    to = (None, out.data_ptr(), 0) if rounds else (out.data_ptr(), None, not fresh)
 
     def work(some: range) -> None:
         room = _room(d)
-        library.wide_sums(*at, some.start, len(some), room.data_ptr(), out.data_ptr())
+        library.wide_sums(*at, some.start, len(some), room.data_ptr(), *to)
 
     _shared(p, max(72, _SHARE // max(1, K * d)), work)
     return True

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hushgrad.clipping import _fused
 
-__all__ = ["Form", "Pieces", "RowSum", "Sum", "weighted_rows"]
+__all__ = ["Form", "Pieces", "RoundedSum", "RowSum", "Sum", "weighted_rows"]
 
 # Floats of w g that are made at a time (16 MB in single precision); more would be a peak of memory, much less many passes over the sum.
 _WEIGHTED_AT_ONCE = 1 << 22
@@ -66,6 +66,10 @@ class Sum:
             self.tensor = torch.zeros(self._like.shape, dtype=self._dtype, device=self._like.device)
         return self.tensor
 
+    def done(self) -> Tensor:
+        """All has been added: what is handed out."""
+        return self.buffer
+
     def add_rows(self, ids: Tensor, values: Tensor) -> None:
         """Add ``values[k]`` to row ``ids[k]``, for every k."""
         self.buffer.index_add_(0, ids, values)
@@ -101,9 +105,13 @@ class Sum:
             self.addmm(h.flatten(0, -2).t(), y.reshape(-1, y.shape[-1]))
 
     def _add_wide(self, left: Tensor, weights: Tensor, right: Tensor) -> None:
-        rows, columns = left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1])
-        by = weights if left.dim() == 2 else weights.repeat_interleave(rows.shape[0] // max(1, len(left)))
-        if _fused.add_wide_sums(columns, rows, by, self.buffer):
+        columns, rows, by = _flat(left, weights, right)
+        if self.tensor is None:
+            fresh = torch.empty(self._like.shape, dtype=self._dtype, device=self._like.device)
+            if _fused.add_wide_sums(columns, rows, by, fresh, fresh=True):
+                self.tensor = fresh
+                return
+        elif _fused.add_wide_sums(columns, rows, by, self.tensor):
             return
         for y, h, w in zip(columns.split(_ROWS_AT_ONCE), rows.split(_ROWS_AT_ONCE), by.split(_ROWS_AT_ONCE), strict=True):
             self.buffer.addmm_((h.double() * w.unsqueeze(1)).t(), y.double())
@@ -140,6 +148,69 @@ def weighted_rows(G: Tensor, weights: Tensor) -> Tensor:
     for some, w in zip(G.split(step), weights.split(step), strict=True):
         total.addmv_(some.double().t(), w)
     return total
+
+
+class RoundedSum(Sum):
+    """``onto`` plus a sum in double precision, rounded to the precision of ``onto`` once, when the sum is complete.
+
+    With noise that nothing depends on in ``onto``, fl(S + Z) is a function of S + Z, so that rounding is post-processing and takes no
+    part in the certificate of S. Most parameters have one product, or some rows of a table: it waits until all is added, and the sum is
+    then never in memory as a whole.
+
+    >>> total = RoundedSum(torch.empty(2), torch.float64, torch.ones(2))
+    >>> total.add(torch.full((2,), 2.0**-30, dtype=torch.float64)), total.add(torch.full((2,), 0.5, dtype=torch.float64))
+    (None, None)
+    >>> total.done()
+    tensor([1.5000, 1.5000])
+    """
+
+    __slots__ = ("_onto", "_product", "_scattered")
+
+    def __init__(self, like: Tensor | Form, dtype: torch.dtype, onto: Tensor) -> None:
+        super().__init__(like, dtype)
+        self._onto = onto
+        self._product: tuple[Tensor, Tensor, Tensor] | None = None
+        self._scattered: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def buffer(self) -> Tensor:
+        """The sum so far, without ``onto``."""
+        product, scattered, self._product, self._scattered = self._product, self._scattered, None, []
+        if product is not None:
+            super().add_outer(*product)
+        for ids, values in scattered:
+            super().add_rows(ids, values)
+        return super().buffer
+
+    def add_outer(self, left: Tensor, weights: Tensor, right: Tensor) -> None:
+        """As of every sum; the first one waits."""
+        if self.tensor is None and self._product is None and weights.dtype is not left.dtype:
+            self._product = left, weights, right
+        else:
+            super().add_outer(left, weights, right)
+
+    def add_rows(self, ids: Tensor, values: Tensor) -> None:
+        """They wait."""
+        self._scattered.append((ids, values))
+
+    def done(self) -> Tensor:
+        """``onto``, with the sum in it."""
+        if self.tensor is None and not self._scattered and self._product is not None:
+            columns, rows, by = _flat(*self._product)
+            if _fused.add_wide_sums(columns, rows, by, self._onto):
+                return self._onto
+        if self.tensor is None and self._product is None and self._scattered:
+            self._add_scattered()
+        else:
+            self._onto.copy_(self.buffer.add_(self._onto))
+        return self._onto
+
+    def _add_scattered(self) -> None:
+        """Each row is summed up, then added to its place."""
+        ids, place = torch.cat([ids for ids, _ in self._scattered]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        rows = torch.zeros(len(ids), *self._like.shape[1:], dtype=self._dtype, device=self._like.device)
+        rows.index_add_(0, place, torch.cat([values for _, values in self._scattered]).to(self._dtype))
+        self._onto[ids] = rows.add_(self._onto[ids]).to(self._onto.dtype)
 
 
 class RowSum(Sum):
@@ -179,6 +250,12 @@ class RowSum(Sum):
         self.tensor = term if self.tensor is None else self.tensor + term
         if self.tensor._nnz() > self._like.shape[0]:  # many micro-batches: never more rows than the table has
             self.tensor = self.tensor.coalesce()
+
+
+def _flat(left: Tensor, weights: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(K, d), (K, p) and (K,) of all positions of all examples: right, left and the weights."""
+    rows, columns = left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1])
+    return columns, rows, weights if left.dim() == 2 else weights.repeat_interleave(rows.shape[0] // max(1, len(left)))
 
 
 def _rows(G: Tensor) -> Tensor:

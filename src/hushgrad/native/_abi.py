@@ -15,7 +15,7 @@ Long = ctypes.c_long
 Float = ctypes.c_float
 Double = ctypes.c_double
 
-ABI = 2727479137
+ABI = 2413476112
 PAIRS = 128
 GROUP = 256
 GROUP_BLOCKS = 96
@@ -165,7 +165,7 @@ SIGNATURES: dict[str, dict[str, tuple[Any, tuple[Any, ...]]]] = {  # library, fu
         "kernel_gradients": (None, (ctypes.POINTER(Geometry), At, At, Size, At, At, At)),
         "sq_norms": (None, (At, Size, Size, At)),
         "gram": (None, (At, Size, Size, Size, Size, Size, Size, At, At)),
-        "wide_sums": (None, (At, Size, At, Size, At, Size, Size, Size, At, At)),
+        "wide_sums": (None, (At, Size, At, Size, At, Size, Size, Size, At, At, At, Int)),
         "wide_kept": (None, (At, Size, At, Size, Size, Size, At)),
         "smooth": (None, (ctypes.POINTER(Signal), Size, Size, At)),
     },

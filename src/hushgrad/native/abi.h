@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HUSHGRAD_ABI 2727479137
+#define HUSHGRAD_ABI 2413476112
 
 /* Constants ------------------------------------------------------------------------------------------------------------- */
 
@@ -219,10 +219,11 @@ void hushgrad_sq_norms(const float *x, size_t rows, size_t n, double *out);
 void hushgrad_gram(const float *x, size_t examples, size_t stride, size_t rows, size_t depth, size_t down, size_t along,
                    double *room, double *out);
 
-/* out (p, d) += sum_i weights[i] g_i x_i^T, for x (rows, d) and g (rows, p): columns `first` to `first + some` of g; room as for gram,
- * with d for its rows. Reference, to rounding: hushgrad.clipping.sums.Sum.add_outer. */
+/* out (p, d) = sum_i weights[i] g_i x_i^T, for x (rows, d) and g (rows, p): columns `first` to `first + some` of g; added to what is
+ * there if `add`. With `onto` (p, d), and at most PANEL_DEPTH rows, `out` is not touched: the complete sum is added to `onto` in double
+ * and rounded to single precision, once. Room as for gram, with d for its rows. Reference, to rounding: hushgrad.clipping.sums.Sum.add_outer. */
 void hushgrad_wide_sums(const float *x, size_t d, const float *g, size_t p, const double *weights, size_t rows, size_t first,
-                        size_t some, double *room, double *out);
+                        size_t some, double *room, double *out, float *onto, int add);
 
 /* out (n) += sum_i weights[i] G_i, for G (rows, n): columns `first` to `first + some`.
  * Reference, to rounding: hushgrad.clipping.sums.weighted_rows. */

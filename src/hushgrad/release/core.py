@@ -119,16 +119,12 @@ class Release:
 
         ``contributions`` is how many examples or units the issued batch has; None for a batch from elsewhere.
         """
-        # A sum that is rounded together with its noise must be complete before.
-        names = [] if self._plan.secure else self.placement.early(capture.scattered)
-        early = [name for name in names if name not in self.lazy]
+        early = [name for name in self._early(capture) if name not in self.lazy]
         begun: dict[str, Tensor] = {}
         if early:
             require_contributions(step, capture.check(), contributions)  # a step is refused before its noise is drawn
             self.begin(step)
             begun = self._fresh(step, early)
-            if self._plan.certified:
-                begun = {name: row.double() for name, row in begun.items()}
         clipped = capture.collect(self.live_clip, out=begun, scale=1.0 / self._plan.batch_size)
         require_contributions(step, clipped.raw_norms.shape[0], contributions)
         if not early:
@@ -138,6 +134,17 @@ class Release:
         grads = self.release(step, clipped.raw_sums, norms, learning_rate, begun=begun)
         lazy = {name: clipped.raw_sums[name] for name in self.lazy}
         return Released(grads, ClippedSum(lazy, *clipped[1:]), std)
+
+    def _early(self, capture: Capture) -> Iterable[str]:
+        """Sums whose noise is drawn first. One that is rounded with its noise to a grid, or sent as it is, must be complete before.
+
+        A certified sum is complete before it is added to its noise, once, and rounded: then it is never in memory in double precision.
+        """
+        if self._plan.secure:
+            return ()
+        if self._plan.certified:
+            return self.placement.params if self.placement.finishes else ()
+        return self.placement.early(capture.scattered)
 
     def begin(self, step: int) -> None:
         """Step ``step`` begins: its row is about to be drawn, and is not released yet. The place for a journal's first line."""
@@ -195,9 +202,9 @@ class Release:
         """Add row ``step`` to these sums, in place; a row is single precision, also where the sums of a certified run are double."""
         if not self._plan.certified:
             self._add(step, sums)
-            return
-        for name, row in self._fresh(step, sums).items():
-            sums[name].add_(row)
+        elif sums:
+            for name, row in self._fresh(step, sums).items():
+                sums[name].add_(row)
 
     def _add(self, step: int, buffers: dict[str, Tensor]) -> None:
         """Add this process's part of row ``step`` to sums, in place."""

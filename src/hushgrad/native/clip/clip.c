@@ -44,8 +44,8 @@ void hushgrad_gram(const float *x, size_t examples, size_t stride, size_t rows, 
 }
 
 void hushgrad_wide_sums(const float *x, size_t d, const float *g, size_t p, const double *weights, size_t rows, size_t first,
-                        size_t some, double *room, double *out) {
-    CHOSEN(wide_sums)(x, d, g, p, weights, rows, first, some, room, out);
+                        size_t some, double *room, double *out, float *onto, int add) {
+    CHOSEN(wide_sums)(x, d, g, p, weights, rows, first, some, room, out, onto, add);
 }
 
 void hushgrad_wide_kept(const float *G, size_t n, const double *weights, size_t rows, size_t first, size_t some, double *out) {

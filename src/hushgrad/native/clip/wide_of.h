@@ -8,11 +8,14 @@
 #define TALL (12 * HIGH) /* rows at a time */
 _Static_assert(TALL <= PANEL_ROWS && WIDE <= PANEL_COLUMNS, "callers make room for the widest vectors");
 
-/* out[i, j] += sum_t weights[t] a[i, t] b[j, t]; a[i, t] is a[i * a_down + t * a_along], and so is b. No weights: 1. */
+/* out[i, j] = sum_t weights[t] a[i, t] b[j, t], added to what is there if `add`; a[i, t] is a[i * a_down + t * a_along], and so is b. No
+ * weights: 1. With `onto`, and depth at most DEEP, the complete sum is added to that and rounded to single precision, instead of `out`. */
 typedef struct {
     const float *a, *b;
     const double *weights;
     double *out;
+    float *onto;
+    int add;
     size_t rows, columns, depth, a_down, a_along, b_down, b_along, out_row;
     int upper; /* only what lies on and above the diagonal is wanted, with what its tiles hold besides */
 } NAME(wide_product);
@@ -31,8 +34,15 @@ TARGET INLINE void NAME(widen)(const float *from, size_t down, size_t along, siz
     }
 }
 
-TARGET INLINE void NAME(wide_tile)(const double *a, const double *b, size_t some, double *out, size_t out_row, size_t high, size_t wide) {
+TARGET INLINE void NAME(wide_tile)(const NAME(wide_product) *m, const double *a, const double *b, size_t some, size_t i, size_t j,
+                                   const int add) {
     DOUBLES sum[HIGH][2] = {{{0}}};
+    const size_t high = m->rows - i < HIGH ? m->rows - i : HIGH, wide = m->columns - j < WIDE ? m->columns - j : WIDE;
+    double *out = m->out + i * m->out_row + j;
+    float *onto = m->onto ? m->onto + i * m->out_row + j : NULL;
+    for (size_t h = 0; h < high; h++) /* while the tile is computed: its rows are no stretch of memory that the processor sees coming */
+        if (onto) __builtin_prefetch(onto + h * m->out_row, 1, 2);
+        else __builtin_prefetch(out + h * m->out_row, 1, 2), __builtin_prefetch(out + h * m->out_row + HALF, 1, 2);
     for (size_t t = 0; t < some; t++, a += HIGH, b += WIDE) {
         const DOUBLES b0 = *(const DOUBLES *)b, b1 = *(const DOUBLES *)(b + HALF);
         for (size_t h = 0; h < HIGH; h++) {
@@ -40,14 +50,22 @@ TARGET INLINE void NAME(wide_tile)(const double *a, const double *b, size_t some
             sum[h][1] += a[h] * b1;
         }
     }
-    if (high == HIGH && wide == WIDE)
-        for (size_t h = 0; h < HIGH; h++) {
-            *(DOUBLES *)(out + h * out_row) += sum[h][0];
-            *(DOUBLES *)(out + h * out_row + HALF) += sum[h][1];
-        }
-    else
-        for (size_t h = 0; h < high; h++)
-            for (size_t k = 0; k < wide; k++) out[h * out_row + k] += k < HALF ? sum[h][0][k] : sum[h][1][k - HALF];
+    if (high < HIGH || wide < WIDE) {
+        for (size_t h = 0; h < high; h++, out += m->out_row)
+            for (size_t k = 0; k < wide; k++) {
+                const double term = k < HALF ? sum[h][0][k] : sum[h][1][k - HALF];
+                if (onto) onto[h * m->out_row + k] = (float)(onto[h * m->out_row + k] + term);
+                else out[k] = add ? out[k] + term : term;
+            }
+        return;
+    }
+    for (size_t h = 0; h < HIGH; h++, out += m->out_row)
+        for (size_t k = 0; k < 2; k++)
+            if (onto) {
+                float *at = onto + h * m->out_row + k * HALF;
+                *(NAME(narrow) *)at = __builtin_convertvector(WIDENED(at) + sum[h][k], NAME(narrow));
+            } else if (add) *(DOUBLES *)(out + k * HALF) += sum[h][k];
+            else *(DOUBLES *)(out + k * HALF) = sum[h][k];
 }
 
 /* room: DEEP (columns rounded up to WIDE + TALL) doubles. */
@@ -62,8 +80,7 @@ TARGET INLINE void NAME(wide_multiply)(const NAME(wide_product) *m, double *room
             NAME(widen)(m->a + top * m->a_down + low * m->a_along, m->a_down, m->a_along, tall, some, weights, left, HIGH);
             for (size_t j = m->upper ? top / WIDE * WIDE : 0; j < m->columns; j += WIDE)
                 for (size_t i = 0; i < tall && (!m->upper || top + i < j + WIDE); i += HIGH)
-                    NAME(wide_tile)(left + i * some, right + j * some, some, m->out + (top + i) * m->out_row + j, m->out_row,
-                                    tall - i < HIGH ? tall - i : HIGH, m->columns - j < WIDE ? m->columns - j : WIDE);
+                    NAME(wide_tile)(m, left + i * some, right + j * some, some, top + i, j, m->add || low);
         }
     }
 }
@@ -72,7 +89,7 @@ TARGET INLINE void NAME(wide_multiply)(const NAME(wide_product) *m, double *room
 TARGET static void NAME(gram)(const float *x, size_t examples, size_t stride, size_t rows, size_t depth, size_t down, size_t along,
                          double *room, double *out) {
     for (size_t e = 0; e < examples; e++, x += stride, out += rows * rows) {
-        memset(out, 0, rows * rows * sizeof(double));
+        if (!depth) memset(out, 0, rows * rows * sizeof(double));
         const NAME(wide_product) m = {.a = x, .b = x, .out = out, .rows = rows, .columns = rows, .depth = depth, .a_down = down,
                                       .a_along = along, .b_down = down, .b_along = along, .out_row = rows, .upper = 1};
         NAME(wide_multiply)(&m, room);
@@ -81,11 +98,12 @@ TARGET static void NAME(gram)(const float *x, size_t examples, size_t stride, si
     }
 }
 
-/* out (p, d) += sum_i weights[i] g_i x_i^T, for x (rows, d) and g (rows, p): columns `first` to `first + some` of g. */
+/* out (p, d) = sum_i weights[i] g_i x_i^T, for x (rows, d) and g (rows, p): columns `first` to `first + some` of g; see abi.h. */
 TARGET static void NAME(wide_sums)(const float *x, size_t d, const float *g, size_t p, const double *weights, size_t rows, size_t first,
-                              size_t some, double *room, double *out) {
-    const NAME(wide_product) m = {.a = g + first, .b = x, .weights = weights, .out = out + first * d, .rows = some, .columns = d,
-                                  .depth = rows, .a_down = 1, .a_along = p, .b_down = 1, .b_along = d, .out_row = d};
+                              size_t some, double *room, double *out, float *onto, int add) {
+    const NAME(wide_product) m = {.a = g + first, .b = x, .weights = weights, .out = onto ? NULL : out + first * d,
+                                  .onto = onto ? onto + first * d : NULL, .add = add, .rows = some, .columns = d, .depth = rows,
+                                  .a_down = 1, .a_along = p, .b_down = 1, .b_along = d, .out_row = d};
     NAME(wide_multiply)(&m, room);
 }
 
