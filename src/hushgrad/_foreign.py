@@ -7,8 +7,11 @@ an event has no exact counterpart for is refused, never rounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
+from hushgrad import _check
+from hushgrad._printed import below
 from hushgrad.errors import ArgumentError
 
 __all__ = ["dp_accounting_of", "json_of"]
@@ -23,12 +26,7 @@ def json_of(thing: object) -> object:
         ArgumentError: for anything else, or what has no counterpart.
     """
     if isinstance(thing, (str, bytes)):
-        import json
-
-        try:
-            thing = json.loads(thing)
-        except (ValueError, RecursionError) as error:
-            raise ArgumentError(f"Expected JSON text, got something else: {error}.") from None
+        thing = _check.parsed(thing)
     if isinstance(thing, dict):
         return thing
     history = getattr(thing, "history", thing)
@@ -81,7 +79,7 @@ _READ: dict[str, Callable[[Any], Json]] = {
     "LaplaceDpEvent": _plain("Laplace", scale="noise_multiplier"),
     "DiscreteLaplaceDpEvent": lambda theirs: {
         "event": "DiscreteLaplace",
-        "scale": 1 / theirs.noise_parameter,
+        "scale": below(1 / Fraction(float(theirs.noise_parameter))),  # an upper bound where it is no double
         "sensitivity": theirs.sensitivity,
         "vector": True,
     },

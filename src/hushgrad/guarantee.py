@@ -12,6 +12,7 @@ from hushgrad import _check
 from hushgrad._printed import at_most, times
 from hushgrad._value import Value
 from hushgrad.events import Compose, Event, Relation, Unanalysed
+from hushgrad.events.composed import require_one_size
 
 __all__ = ["Entry", "Guarantee", "Ledger", "questions"]
 
@@ -70,10 +71,14 @@ class Guarantee(_Statement):
             >>> from hushgrad.events import PureDP
             >>> Guarantee(epsilon=0.5, delta=0.0, accountant="basic", event=PureDP(0.5)).for_group(3).epsilon
             1.5
+
+        Raises:
+            NoTheorem: under add/remove, where samples count on a public number of records that a group would change.
         """
         k = _check.positive_int(size=size)
         if k == 1:
             return self
+        require_one_size(self.event, self.relation, k)
         return replace(
             self,
             epsilon=times(k, self.epsilon),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import log_ndtr
 from scipy.stats import binom
 
 from hushgrad.accounting import (
@@ -50,6 +51,7 @@ from hushgrad.events import (
     RandomizedResponse,
     Relation,
     Sampled,
+    TruncatedPoisson,
 )
 from hushgrad.guarantee import Guarantee
 
@@ -196,6 +198,24 @@ def test_a_group_keeps_what_the_event_says_of_itself() -> None:
     for kind in (PureDP, Exponential):
         assert for_group(kind(0.5, absent="nothing"), 2) == kind(1.0, absent="nothing")
     assert for_group(Sampled(Everyone(), Gaussian(2.0)), 2) == Gaussian(1.0)
+
+
+def test_a_group_that_changes_a_public_number_of_records_has_no_theorem() -> None:
+    """One record, or three of which two are drawn: with -1 against -1, 1 and 1 the sum is 3 away in a third of all cases, not 2."""
+    event = Sampled(TruncatedPoisson(rate=1.0, dataset_size=1, size=2), Gaussian(1.0))
+    delta, chain = 1e-100, 45.3815525537115  # the epsilon that a chain of two steps, each a Gaussian at distance 1, would allow
+    at = np.linspace(1.0, 40.0, 2000)
+    far, near = log_ndtr(3 - at), log_ndtr(-at)
+    share = 3 * np.exp(np.minimum(0.0, chain + near - far))
+    attained = far - math.log(3) + np.log1p(-np.minimum(share, 0.999))
+    assert attained[share < 0.999].max() > math.log(delta)  # is not enough
+    for chained in (event, event * 3, event + Gaussian(1.0)):
+        with pytest.raises(NoTheorem, match="public number"):
+            epsilon_for_group(chained, 2, delta=delta)
+        with pytest.raises(NoTheorem, match="public number"):
+            Guarantee(epsilon=1.0, delta=1e-6, accountant="pld", event=chained).for_group(2)
+        assert math.isfinite(epsilon_for_group(chained, 2, delta=1e-6, relation="zero_out"))
+        assert epsilon_for_group(chained, 1, delta=1e-6) == epsilon(chained, delta=1e-6)
 
 
 def test_a_large_sampled_group_is_answered_too() -> None:

@@ -17,11 +17,14 @@ from hushgrad.events import (
     Answers,
     ApproxDP,
     BallsInBins,
+    CyclicPoisson,
     Event,
     Everyone,
     Exponential,
     FixedSize,
     Gaussian,
+    MinSep,
+    Once,
     Participation,
     Poisson,
     PureDP,
@@ -187,3 +190,62 @@ def test_a_sample_inside_a_sample_counts_the_records_that_it_is_given(how: Parti
             epsilon(Sampled(how, of), delta=1e-5, relation="replace_one", accountant=accountant)
     nested = Sampled(FixedSize(dataset_size=20, size=10), inner)
     assert 0 < epsilon(nested, delta=1e-5, relation="replace_one", accountant="rdp") < math.inf
+
+
+def _twice(data: tuple[int, ...], how: Participation, p: float, k: int, step_of: Callable[[int], tuple[int, ...]]) -> Law:
+    """The law of two steps on one sample: in each, those who meet it answer, and the answers are shown without names."""
+    law: Law = {}
+    for sample, weight in _subsets(how, len(data)):
+        slots = [(step, i) for i in sample for step in step_of(i)]
+        for answers in itertools.product(range(k), repeat=len(slots)):
+            mass = weight * math.prod((1 - p) * (data[i] == a) + p / k for (_, i), a in zip(slots, answers, strict=True))
+            named = sorted((slot, a) for slot, a in zip(slots, answers, strict=True))
+            law[tuple(named)] = law.get(tuple(named), 0.0) + mass
+    return law
+
+
+def _unnamed(law: Law) -> Law:
+    found: Law = {}
+    for output, mass in law.items():
+        key = tuple(sorted((step, a) for (step, _), a in output))  # type: ignore[attr-defined]
+        found[key] = found.get(key, 0.0) + mass
+    return found
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+@pytest.mark.parametrize("how", [FixedSize(dataset_size=3, size=1), FixedSize(dataset_size=3, size=2), Poisson(0.3)])
+@pytest.mark.parametrize("answers", [Answers.NAMED, Answers.UNKNOWN])
+def test_what_is_made_of_named_answers_is_named(answers: Answers, how: Participation, relation: str) -> None:
+    """A composition, a repetition or a sample of answers beside names is one too: no sample hides who was asked."""
+    of = RandomizedResponse(0.2, 2, answers=answers)
+    made = [of * 2, of + of, Sampled(Everyone(), of) * 2, of + RandomizedResponse(0.2, 2, answers=Answers.ANONYMOUS)]
+    for delta in DELTAS:
+        truth = _worst(lambda data: _twice(data, how, 0.2, 2, lambda _: (0, 1)), 3, 2, delta)
+        for event in made:
+            assert event.answers is answers
+            for accountant in ("pld", "rdp", "basic", "optimal", "advanced"):
+                assert _said(Sampled(how, event), delta, relation, accountant) >= truth * (1 - 1e-9)
+        once = _worst(lambda data: _responses(data, how, 0.2, 2, named=True), 3, 2, delta)
+        for event in (Sampled(Poisson(0.999999), of), Sampled(FixedSize(dataset_size=2, size=1), of)):
+            assert event.answers is answers
+        for accountant in ("rdp", "basic", "optimal", "advanced"):
+            said = _said(Sampled(how, Sampled(Poisson(0.999999), of)), delta, relation, accountant)
+            assert said >= once * (1 - 1e-3)
+
+
+@pytest.mark.parametrize("place", [Once(), MinSep(gap=1, times=1), CyclicPoisson(period=2, rate=1.0)])
+def test_a_place_by_who_one_is_is_a_name(place: Participation) -> None:
+    """The first record alone meets the first step, so an answer there tells that it was drawn."""
+    event = Sampled(place, RandomizedResponse(0.2, 2, answers=Answers.ANONYMOUS))
+    for how in (FixedSize(dataset_size=3, size=1), FixedSize(dataset_size=3, size=2)):
+        for delta in DELTAS:
+            truth = _worst(lambda data, how=how: _unnamed(_twice(data, how, 0.2, 2, lambda i: (min(i, 1),))), 3, 2, delta)  # type: ignore[misc]
+            for accountant in ("pld", "rdp", "basic", "optimal", "advanced"):
+                assert _said(Sampled(how, event), delta, "replace_one", accountant) >= truth * (1 - 1e-9)
+
+
+def _said(event: Event, delta: float, relation: str, accountant: str) -> float:
+    try:
+        return epsilon(event, delta=delta, relation=relation, accountant=accountant)
+    except NoTheorem:
+        return math.inf

@@ -215,3 +215,13 @@ def test_equal_numbers_of_different_types_are_not_confused() -> None:
     good = {"event": "Repeat", "of": {"event": "NonPrivate"}, "times": 1}
     with pytest.raises(ArgumentError):
         Event.from_json({"event": "Compose", "events": [good, {**good, "times": True}]})
+
+
+@pytest.mark.parametrize(
+    "text", ['{"event": "PureDP", "epsilon": 9.0, "epsilon": 1.0}', "[" * 5000 + "]" * 5000, "[[1.1, 0.01, 5], [1.1, 0.01]]"]
+)
+def test_there_is_one_reader_of_json(text: str) -> None:
+    """What names a thing twice is refused by every door, or one of them would answer for the other number."""
+    for read in (Event.from_json, Event.read):
+        with pytest.raises(ArgumentError, match="Expected"):
+            read(text)

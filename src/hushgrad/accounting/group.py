@@ -43,6 +43,7 @@ from hushgrad.events import (
     Sampled,
     Unanalysed,
 )
+from hushgrad.events.composed import require_one_size
 
 __all__ = ["epsilon_for_group", "for_group"]
 
@@ -239,6 +240,7 @@ def epsilon_for_group(
 
 def _general(event: Event, k: int, delta: float, accountant: Accountant, relation: Relation | str) -> float:
     """The least k e over pairs (e, d) with d (e^{k e} - 1)/(e^e - 1) <= delta (Vadhan 2017, lemma 2.2)."""
+    require_one_size(event, Relation.of(relation), k)
     loss = loss_of(event, accountant, relation)
     pure = times(k, loss.epsilon(0.0))  # at delta 0 nothing grows
     d = delta / k

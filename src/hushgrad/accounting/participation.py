@@ -25,7 +25,6 @@ from hushgrad.events import (
     Absent,
     Answers,
     BallsInBins,
-    Compose,
     CyclicPoisson,
     Event,
     Everyone,
@@ -33,15 +32,13 @@ from hushgrad.events import (
     GaussianMixture,
     MinSep,
     Once,
-    OneOf,
     Participation,
     Poisson,
     Relation,
-    Repeat,
-    RepeatAndSelect,
     Sampled,
     TruncatedPoisson,
 )
+from hushgrad.events.composed import counted_samples
 
 __all__ = ["Sampling", "Way", "kind_of", "poisson_rate", "require_known_size", "sampling", "simplified", "unamplified"]
 
@@ -120,18 +117,12 @@ def require_known_size(event: Sampled) -> None:
         NoTheorem: where a sample of a fixed size, or a truncated one, is drawn from records whose number is another or is random.
     """
     given = event.how.size if isinstance(event.how, FixedSize) else None
-    pending = [event.of]
-    while pending:
-        of = pending.pop()
-        if isinstance(of, Sampled) and isinstance(of.how, (FixedSize, TruncatedPoisson)) and of.how.dataset_size != given:
+    for how in counted_samples(event.of):
+        if how.dataset_size != given:
             raise NoTheorem(
-                f"{of.how} is drawn from {of.how.dataset_size} records, but {event.how} gives it "
+                f"{how} is drawn from {how.dataset_size} records, but {event.how} gives it "
                 f"{'a random number of them' if given is None else given}. Describe the two samples by one."
             )
-        if isinstance(of, (Compose, OneOf)):
-            pending.extend(of.events)
-        elif isinstance(of, (Repeat, RepeatAndSelect)) or (isinstance(of, Sampled) and not isinstance(of.how, FixedSize)):
-            pending.append(of.of)
 
 
 def sampling(event: Sampled, relation: Relation) -> Sampling:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from hushgrad import _check, _foreign, _papers
 from hushgrad._value import Value
+from hushgrad.errors import NoTheorem
 from hushgrad.events._fields import set_fields, shown
-from hushgrad.events.neighbours import Absent, Answers
-from hushgrad.events.participation import Participation, Poisson
+from hushgrad.events.neighbours import Absent, Answers, Relation
+from hushgrad.events.participation import FixedSize, Participation, Poisson, TruncatedPoisson
 
-__all__ = ["Compose", "Event", "NonPrivate", "OneOf", "Repeat", "RepeatAndSelect", "Sampled", "Unanalysed", "to_dp_accounting"]
+__all__ = [
+    "Compose",
+    "Event",
+    "NonPrivate",
+    "OneOf",
+    "Repeat",
+    "RepeatAndSelect",
+    "Sampled",
+    "Unanalysed",
+    "counted_samples",
+    "require_one_size",
+    "to_dp_accounting",
+]
 
 
 class Event(Value, family="event"):
@@ -24,9 +37,13 @@ class Event(Value, family="event"):
     """
 
     absent = Absent.UNKNOWN
-    answers = Answers.ANONYMOUS
     single_answers = False
     stated = False
+
+    @property
+    def answers(self) -> Answers:
+        """Whether what is released says which records it comes from; of several events, the worst that one of them says."""
+        return Answers.ANONYMOUS
 
     def __mul__(self, times: int) -> Event:
         times = _check.integer(0, times=times)
@@ -87,6 +104,11 @@ class Sampled(Event):
         _check.instance(Participation, how=self.how)
         _check.instance(Event, of=self.of)
 
+    @property
+    def answers(self) -> Answers:
+        """As without the sample; and who meets which step is as good as a name where it is not drawn."""
+        return _worst([self.of.answers, Answers.ANONYMOUS if self.how.drawn else Answers.NAMED])
+
 
 @dataclass(frozen=True)
 class Repeat(Event):
@@ -102,6 +124,11 @@ class Repeat(Event):
             times, of = _check.integer(0, times=of.times * times), of.of
         set_fields(self, of=of, times=times)
 
+    @property
+    def answers(self) -> Answers:
+        """As once."""
+        return self.of.answers
+
 
 @dataclass(frozen=True)
 class Compose(Event):
@@ -114,6 +141,11 @@ class Compose(Event):
         for event in events:
             flat.extend(_parts(_check.instance(Event, events=event)))
         set_fields(self, events=tuple(flat))
+
+    @property
+    def answers(self) -> Answers:
+        """The worst of all."""
+        return _worst(event.answers for event in self.events)
 
 
 @dataclass(frozen=True)
@@ -130,6 +162,11 @@ class OneOf(Event):
         if not distinct:
             _check.fail("events", (), "to be at least one event", "Doing nothing is Compose(()).")
         set_fields(self, events=distinct)
+
+    @property
+    def answers(self) -> Answers:
+        """The worst of all."""
+        return _worst(event.answers for event in self.events)
 
     @staticmethod
     def of(events: Iterable[Event]) -> Event:
@@ -172,6 +209,11 @@ class RepeatAndSelect(Event):
         shape = float(self.shape) if self.shape == float("inf") else _check.between(-1, 1e300, shape=self.shape)
         set_fields(self, mean=_check.positive(mean=self.mean), shape=shape)
 
+    @property
+    def answers(self) -> Answers:
+        """As one run."""
+        return self.of.answers
+
 
 @dataclass(frozen=True)
 class NonPrivate(Event):
@@ -186,6 +228,38 @@ class Unanalysed(Event):
 
     def __post_init__(self) -> None:
         _check.instance(str, why=self.why)
+
+
+def counted_samples(event: Event) -> Iterator[FixedSize | TruncatedPoisson]:
+    """The samples in ``event`` that count on the number of records that it is given."""
+    pending = [event]
+    while pending:
+        of = pending.pop()
+        if isinstance(of, Sampled) and isinstance(of.how, (FixedSize, TruncatedPoisson)):
+            yield of.how
+        if isinstance(of, (Compose, OneOf)):
+            pending.extend(of.events)
+        elif isinstance(of, (Repeat, RepeatAndSelect)) or (isinstance(of, Sampled) and not isinstance(of.how, FixedSize)):
+            pending.append(of.of)
+
+
+def require_one_size(event: Event, relation: Relation, size: int) -> None:
+    """Refuse a group that changes a public number of records by more than one: a guarantee around one number says nothing of others.
+
+    Raises:
+        NoTheorem: under add/remove, where a sample in ``event`` counts on that number.
+    """
+    if size > 1 and relation is Relation.ADD_REMOVE and next(counted_samples(event), None) is not None:
+        raise NoTheorem(
+            f"{event} counts on a public number of records, and a group of {size} changes it by more than one. "
+            "Ask with relation='zero_out' or 'replace_one', which keep it."
+        )
+
+
+def _worst(answers: Iterable[Answers]) -> Answers:
+    """Names where somebody gives them, nothing known where somebody does not say."""
+    said = set(answers)
+    return next((word for word in (Answers.UNKNOWN, Answers.NAMED) if word in said), Answers.ANONYMOUS)
 
 
 def _parts(event: Event) -> tuple[Event, ...]:

@@ -22,7 +22,12 @@ __all__ = [
 
 
 class Participation(Value, family="participation"):
-    """In which steps a record may take part. The sampler promises it, the mechanism's theorem needs it."""
+    """In which steps a record may take part. The sampler promises it, the mechanism's theorem needs it.
+
+    ``drawn``: at random, alike for all records, or all of them; else a record has its place by who it is.
+    """
+
+    drawn = True
 
     def __str__(self) -> str:
         return shown(self)
@@ -86,6 +91,8 @@ class CyclicPoisson(Participation):
     A record's possible steps are thus ``period`` apart, which is what amplifies banded mechanisms.
     """
 
+    drawn = False
+
     period: int
     rate: float
 
@@ -96,6 +103,8 @@ class CyclicPoisson(Participation):
 @dataclass(frozen=True, kw_only=True)
 class MinSep(Participation):
     """At most ``times`` participations of one record, any two of them at least ``gap`` steps apart; no randomness."""
+
+    drawn = False
 
     gap: int
     times: int
@@ -124,6 +133,8 @@ class BallsInBins(Participation):
 @dataclass(frozen=True)
 class Once(Participation):
     """Each record takes part in at most one step; no randomness."""
+
+    drawn = False
 
 
 @dataclass(frozen=True)
