@@ -49,6 +49,11 @@ class Value:
         content = {f.name: _encode(getattr(self, f.name)) for f in fields if f.init and not is_silent(self, f)}
         return {self._family: type(self).__name__, **content}
 
+    def _keep(self, **checked: Any) -> None:
+        """Set fields to what their checks returned: plain numbers, whichever library the caller's came from. For __post_init__."""
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
     @classmethod
     def from_json(cls: type[V], data: object) -> V:
         """The value described by ``data``: a JSON object, or the text of one. Anything unknown is refused."""

@@ -80,12 +80,14 @@ class Adaptive(Clipper):
         )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_grad_norm", _check.positive(max_grad_norm=self.max_grad_norm))
-        _check.positive_int(batch_size=self.batch_size, remedy="It is the public divisor of the plan.")
-        _check.between(0, 1, quantile=self.quantile)
-        _check.positive(learning_rate=self.learning_rate)
+        self._keep(
+            max_grad_norm=_check.positive(max_grad_norm=self.max_grad_norm),
+            batch_size=_check.positive_int(batch_size=self.batch_size, remedy="It is the public divisor of the plan."),
+            quantile=_check.between(0, 1, quantile=self.quantile),
+            learning_rate=_check.positive(learning_rate=self.learning_rate),
+        )
         noise = self.batch_size / 20 if self.count_noise is None else self.count_noise  # the paper's choice
-        object.__setattr__(self, "count_noise", _check.positive(count_noise=noise))
+        self._keep(count_noise=_check.positive(count_noise=noise))
 
     # One step's clipper -------------------------------------------------------------------------------------------------
 

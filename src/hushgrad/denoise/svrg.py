@@ -84,7 +84,7 @@ class SVRG(Denoiser):
         period, first = _check.integer(2, period=self.period), _check.positive_int(snapshot_steps=self.snapshot_steps)
         if first >= period:
             _check.fail("snapshot_steps", first, f"to be less than period={period}")
-        object.__setattr__(self, "ratio", _check.rate(ratio=self.ratio))
+        self._keep(period=period, snapshot_steps=first, ratio=_check.rate(ratio=self.ratio))
 
     def probes(self, params: dict[str, Tensor], state: dict[str, Any]) -> list[Probe]:
         """At the snapshot; later at the parameters and, negatively, at the snapshot."""

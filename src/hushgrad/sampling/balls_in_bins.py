@@ -55,7 +55,7 @@ class BallsInBins(Sampler):
 
     def __post_init__(self) -> None:
         promise = self.participation()  # checks all fields
-        object.__setattr__(self, "steps", promise.bins * promise.epochs)
+        self._keep(bins=promise.bins, epochs=promise.epochs, steps=promise.bins * promise.epochs)
 
     def participation(self) -> events.BallsInBins:
         """BallsInBins(bins, epochs, fresh)."""

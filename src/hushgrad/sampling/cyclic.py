@@ -47,9 +47,8 @@ class CyclicPoisson(Sampler):
         return (cls(period=4, rate=0.4, steps=12),)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
-        promise = self.participation()  # checks the rest
-        object.__setattr__(self, "rate", promise.rate)
+        promise = self.participation()  # checks all but the steps
+        self._keep(period=promise.period, rate=promise.rate, steps=_check.positive_int(steps=self.steps))
 
     def participation(self) -> events.CyclicPoisson:
         """CyclicPoisson(period, rate)."""

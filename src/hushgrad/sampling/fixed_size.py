@@ -47,8 +47,8 @@ class FixedSize(Sampler):
         return (cls(size=7, dataset_size=30, steps=12),)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
-        self.participation()  # checks the rest
+        promise = self.participation()  # checks all but the steps
+        self._keep(size=promise.size, dataset_size=promise.dataset_size, steps=_check.positive_int(steps=self.steps))
 
     @property
     def most(self) -> int:

@@ -55,8 +55,7 @@ class Poisson(Sampler):
         )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", _check.rate(rate=self.rate))
-        object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
+        self._keep(rate=_check.rate(rate=self.rate), steps=_check.positive_int(steps=self.steps))
 
     def participation(self) -> events.Poisson:
         """Poisson(rate)."""
@@ -102,9 +101,9 @@ class TruncatedPoisson(Sampler):
         return (cls(rate=0.25, size=9, dataset_size=30, steps=12),)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
-        promise = self.participation()  # checks the rest
-        object.__setattr__(self, "rate", promise.rate)
+        promise = self.participation()  # checks all but the steps
+        self._keep(rate=promise.rate, size=promise.size, dataset_size=promise.dataset_size)
+        self._keep(steps=_check.positive_int(steps=self.steps))
 
     @property
     def most(self) -> int:

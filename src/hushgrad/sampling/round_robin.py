@@ -64,7 +64,8 @@ class RoundRobin(Sampler):
         if size > n:
             _check.fail("batch_size", size, f"to be at most dataset_size={n}")
         _check.instance(bool, shuffle=self.shuffle)
-        object.__setattr__(self, "steps", self.steps_per_epoch * _check.positive_int(epochs=self.epochs))
+        self._keep(batch_size=size, dataset_size=n, epochs=_check.positive_int(epochs=self.epochs))
+        self._keep(steps=self.steps_per_epoch * self.epochs)
 
     @property
     def steps_per_epoch(self) -> int:
