@@ -417,3 +417,47 @@ def test_a_ledger_that_forgets_open_reservations_would_be_noticed(ledger: Ledger
 def test_a_selection_of_something_without_privacy_costs_everything(composition: str, of: Event) -> None:
     dataset = Dataset(name="patients", epsilon=3.0, delta=1e-5, composition=composition)
     assert math.isinf(pricing.price(dataset, (RepeatAndSelect(of=of, mean=3.0), Gaussian(5.0))))
+
+
+# Rows that nobody here writes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overrun", [False, True])
+@pytest.mark.parametrize("kind", ["commit", "settle"])
+@pytest.mark.parametrize("event", [NOTHING, STEP, STEP * 50], ids=str)
+def test_a_row_that_lowers_a_closed_charge_is_damage_though_every_noted_head_is_there(ledger, kind, event, overrun) -> None:
+    """Whoever can only append keeps the chain, and the heads that others have noted; what was charged stays charged."""
+    run = ledger.reserve("patients", STEP * 50)
+    ledger.commit(run, STEP * 50)
+    noted, books = ledger.head, ledger._books()
+    forged = Row(number=books.rows + 1, previous=books.head, time="", kind=kind, reservation=run.id, event=event, overrun=overrun)
+    with ledger._store.writing() as writer:
+        writer.append(Stored(forged.number, forged.text, forged.hash))
+    verdict = ledger.verify(head=noted)
+    assert not verdict.ok and "no charge goes down" in verdict.problem
+    with pytest.raises(BrokenChain):
+        ledger.status("patients")
+
+
+ALIKE = [
+    ("data-1", "data\u20131"),
+    ("data-1", "data\u22121"),
+    ("data-1", "data-l"),
+    ("cohort 0", "cohort O"),
+    ("a|b", "alb"),
+    ("it's", "it\u2019s"),
+    ("a/b", "a\u2215b"),
+    ("10:30", "10\u223630"),
+    ("scans", "sc\u0251ns"),
+    ("imaging", "ima\u0261in\u0261"),
+    ("ab", "a\u3164b"),
+    ("a b", "a\u2800b"),
+    ("long", "\u04cf\u0585\u0578g"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE, ids=ascii)
+def test_a_name_that_looks_like_another_is_no_second_budget(ledger: Ledger, one: str, other: str) -> None:
+    ledger.add(one, epsilon=1.0, delta=1e-6)
+    with pytest.raises(ArgumentError, match="to look unlike"):
+        ledger.add(other, epsilon=1.0, delta=1e-6)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from hushgrad import _check
+from hushgrad.budget.pricing import is_part
 from hushgrad.budget.rows import START, BrokenChain, Row
 from hushgrad.budget.values import Dataset, Reservation
 from hushgrad.events import Compose, Event
@@ -124,6 +125,10 @@ class Books:
             return
         if row.event is None:
             raise BrokenChain(f"Row {row.number} does not say what the run is charged for.")
+        if not known.is_open and (
+            not row.overrun or is_part(row.event, known.charged)
+        ):  # whoever can append has not written this here
+            raise BrokenChain(f"Row {row.number} lowers the charge of a run that is {known.state}, and no charge goes down.")
         state = "committed" if row.kind == "commit" else "settled"
         overrun, model = known.overrun or row.overrun, row.model or known.model
         self.reservations[known.id] = replace(known, state=state, charged=row.event, overrun=overrun, model=model)

@@ -23,7 +23,7 @@ from hushgrad.events import (
     Sampled,
 )
 
-__all__ = ["advice", "exceeds", "fits", "price"]
+__all__ = ["advice", "exceeds", "fits", "is_part", "price"]
 
 
 def fits(dataset: Dataset, charges: tuple[Event, ...]) -> bool:
@@ -127,7 +127,7 @@ def exceeds(dataset: Dataset, happened: Event, reserved: Event, others: tuple[Ev
     their epsilon at the budget's delta. Two events of one epsilon may compose differently, so what happened must also leave
     everything together within the budget.
     """
-    if _is_part(happened, reserved):
+    if is_part(happened, reserved):
         return False
     of, times = _repeated(reserved)
     if _repeated(happened)[0] == of:
@@ -139,7 +139,7 @@ def exceeds(dataset: Dataset, happened: Event, reserved: Event, others: tuple[Ev
     return together > max(dataset.epsilon, price(dataset, (*others, reserved)))
 
 
-def _is_part(happened: Event, reserved: Event) -> bool:
+def is_part(happened: Event, reserved: Event) -> bool:
     """Whether everything that happened was reserved, as often at least."""
     from hushgrad.accounting.base import count_leaves
 

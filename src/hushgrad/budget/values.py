@@ -14,8 +14,13 @@ from hushgrad.events import Event, Relation
 __all__ = ["COMPOSITIONS", "Dataset", "Reservation", "Status", "looks_like"]
 
 COMPOSITIONS = ("adaptive", "pld", "rdp", "zcdp", "gdp")
-# Cyrillic and Greek letters that look like Latin ones (Unicode TR 39, the common ones), and letters without their stroke or dot.
-_TWINS = str.maketrans("аеорсухіјѕһԁԛԝвмткнгαβεηικμνορτυχγωıłø", "aeopcyxijshdqwbmtkhrabehikuvoptuxywilo")
+# Letters of other alphabets that look like Latin ones (Unicode TR 39, the common ones), letters without their stroke or dot, digits and
+# signs that look like a letter or like another sign.
+_TWINS = str.maketrans(
+    "аеорсухіјѕһԁԛԝвмткнгѵӏαβεηικμνορτυχγωօոսհɑɡıłø01|ǀ−‘’´`“”∕⁄∶꞉․",
+    "aeopcyxijshdqwbmtkhrvlabehikuvoptuxywonuhagilool" + "ll-''''\"\"//::.",
+)
+_BLANK = "\u3164\u2800\u115f\u1160\uffa0"  # letters and signs of which nothing is seen
 
 
 class _Account(Value, family="account"):
@@ -31,13 +36,14 @@ def name_of(what: str, name: object) -> str:
 
 
 def looks_like(name: str) -> str:
-    """One form for all names that a person could take for each other: look-alikes, case, spaces and accents aside.
+    """One form for all names that a person could take for each other: look-alikes, case, spaces, dashes and accents aside.
 
     >>> looks_like("Patients ") == looks_like("patients") == looks_like("pаtients")  # the last one has a Cyrillic a
     True
     """
     plain = unicodedata.normalize("NFKD", name).casefold().translate(_TWINS)
-    return "".join(letter for letter in plain if unicodedata.category(letter)[0] not in "CMZ")
+    seen = [letter for letter in plain if unicodedata.category(letter)[0] not in "CMZ" and letter not in _BLANK]
+    return "".join("-" if unicodedata.category(letter) == "Pd" else letter for letter in seen)
 
 
 @dataclass(frozen=True, kw_only=True)
