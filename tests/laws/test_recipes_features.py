@@ -25,6 +25,8 @@ from hushgrad.recipes.metrics import area, confusion, evaluate, verdict
 from hushgrad.recipes.models import Linear
 from hushgrad.recipes.planned import from_table
 from hushgrad.recipes.text_features import LOOKS, TextFeatures
+from hushgrad.release.journal import Journal
+from hushgrad.release.keys import RunKey
 from hushgrad.train import Plan
 
 COLUMNS = Columns(
@@ -124,7 +126,7 @@ def test_a_session_learns_once_and_reads_it_again(tmp_path):
     assert list(tmp_path.iterdir()) == []  # nothing is written before the budget is there
     first = Before(recipe, tmp_path, None)
     learned = first(encode, prepared, everyone)
-    first.keep()
+    first.keep(Journal(RunKey.make(seed=1)))
     assert Before(recipe, tmp_path, bytes(32))(encode, prepared, everyone) == learned
     (tmp_path / "encoder.json").write_text("{}")
     with pytest.raises(ArgumentError):

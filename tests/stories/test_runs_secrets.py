@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import shutil
 
@@ -12,6 +14,7 @@ from hushgrad.budget import Ledger
 from hushgrad.cli.main import main
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes import Recipe, load_recipe, session, train
+from hushgrad.recipes.columns import Columns, Number
 from hushgrad.release.keys import secrets_in
 
 CHANGES = ["plan.steps=6", "model.name='logistic'", "run.checkpoint_every=2", "run.threads=1"]
@@ -45,7 +48,7 @@ CORRELATED = {
 }
 
 
-def _interrupted(out, recipe=None):
+def _interrupted(out, recipe=None, key=None):
     recipe = load_recipe(None, changes=CHANGES) if recipe is None else recipe
 
     def stop(save):
@@ -57,7 +60,7 @@ def _interrupted(out, recipe=None):
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(session, "Interrupt", stop)
-        train(recipe, out, progress=False)
+        train(recipe, out, progress=False, key=key)
 
 
 def test_a_settled_run_keeps_neither_key_nor_buffers(tmp_path):
@@ -90,6 +93,63 @@ def test_the_data_of_an_interrupted_command_are_compared(tmp_path):
     os.unlink(tmp_path / "run" / "checkpoint" / "state.safetensors")
     with pytest.raises(ArgumentError, match="nobody knows what this run has released"):
         train(None, tmp_path / "run", resume=True, progress=False)
+
+
+@pytest.mark.parametrize("kind", ["plain", "key", "paid"])
+def test_a_run_that_lost_its_whole_checkpoint_does_not_begin_again(tmp_path, kind):
+    recipe, key = load_recipe(None, changes=CHANGES), bytes(range(32)) if kind == "key" else None
+    if kind == "paid":
+        Ledger.create(tmp_path / "b.db").add("d", epsilon=10, delta=1e-4)
+        recipe = recipe.paid_by(str(tmp_path / "b.db"), "d")
+    out = tmp_path / "run"
+    _interrupted(out, recipe, key)
+    shutil.rmtree(out / "checkpoint")
+    if kind == "paid":  # the ledger knows, if nothing else does
+        (out / "metrics.jsonl").unlink()
+    with pytest.raises(ArgumentError, match="this run has begun"):
+        train(None, out, resume=True, progress=False, key=key)
+    assert not (out / "checkpoint").exists()
+
+
+LEARNING = {
+    "model": {"name": "linear"},
+    "data": {"name": "encoded", "classes": ["p", "q"]},
+    "plan": {"noise_multiplier": 2.0, "delta": 1e-5, "batch_size": 32, "steps": 9},
+    "run": {"checkpoint_every": 3, "threads": 1},
+}
+
+
+def _learning(path, moved=0.0):
+    """A recipe whose encoder learns cut points from the file that it writes; records can be moved."""
+    rows = [f"{a + moved * (a < 40)},{'p' if a % 3 else 'q'}" for a in range(100)]
+    path.write_text("\n".join(["a,y", *rows]) + "\n")
+    encoder = Columns(columns=(Number(name="a", low=0, high=128, bins=4, learn=True),), label="y")
+    return Recipe.from_tables({**LEARNING, "data": {**LEARNING["data"], "path": str(path), "encoder": encoder.to_json()}})
+
+
+@pytest.mark.parametrize("moved", [0.0, 50.0])
+def test_what_was_learned_before_a_run_is_not_learned_again(tmp_path, moved):
+    out, recipe = tmp_path / "run", _learning(tmp_path / "d.csv")
+    _interrupted(out, recipe)
+    first = (out / "encoder.json").read_text()
+    (out / "encoder.json").unlink()
+    _learning(tmp_path / "d.csv", moved)
+    if moved:
+        with pytest.raises(ArgumentError, match="data of this run"):
+            train(None, out, resume=True, progress=False)
+    else:
+        train(None, out, resume=True, progress=False)
+    assert (out / "encoder.json").read_text() == first
+
+
+def test_other_learned_numbers_are_refused(tmp_path):
+    out, recipe = tmp_path / "run", _learning(tmp_path / "d.csv")
+    _interrupted(out, recipe)
+    learned = json.loads((out / "encoder.json").read_text())
+    learned["columns"][0]["cuts"][0] += 1
+    (out / "encoder.json").write_text(json.dumps(learned))
+    with pytest.raises(ArgumentError, match="learned numbers of this run"):
+        train(None, out, resume=True, progress=False)
 
 
 # Federated servers -----------------------------------------------------------------------------------------------------------
@@ -138,13 +198,18 @@ def test_of_two_servers_in_one_directory_one_releases(tmp_path, federated):
     assert second.rounds == 3 and first.rounds == 2
 
 
-@pytest.mark.parametrize("lost", ["state.safetensors", "journal", "key.json"])
-def test_a_server_that_lost_a_file_is_refused(tmp_path, federated, lost):
+@pytest.mark.usefixtures("on_another_machine")
+def test_a_server_that_lost_files_is_refused(tmp_path, federated):
     server, start = federated
-    start(server(tmp_path), 2)
-    os.unlink(tmp_path / lost)
-    with pytest.raises(ArgumentError, match="prior="):
-        server(tmp_path)
+    start(server(tmp_path / "whole"), 2)
+    files = sorted(path.name for path in (tmp_path / "whole").iterdir() if path.name != ".lock")
+    assert len(files) == 5
+    for number, lost in enumerate(itertools.chain.from_iterable(itertools.combinations(files, k) for k in range(1, 5))):
+        shutil.copytree(tmp_path / "whole", tmp_path / str(number), ignore=shutil.ignore_patterns(*lost))
+        if lost == ("privacy.json",):  # says nothing that the others do not know
+            continue
+        with pytest.raises(ArgumentError, match="prior="):
+            server(tmp_path / str(number))
 
 
 def test_a_server_with_an_older_state_is_refused(tmp_path, federated):

@@ -226,6 +226,11 @@ class Ledger:
                     f"Expected run {known.run!r} to have gone on in this folder only; a copy of it has gone on elsewhere, and both would "
                     "release values under the same noise. Nothing was released. Go on with the other one, or start a new run."
                 )
+            if identity and known.identity not in ("", identity):
+                raise ArgumentError(
+                    f"Expected run {known.run!r} to go on under its own key; another one has begun in its place, and it would be charged "
+                    "for one of the two. Nothing was released. Reserve again for a new run."
+                )
             if known.state == "held" or owner:
                 return {"kind": "begin", "reservation": known.id, "owner": _sealed(owner) if owner else "", "identity": identity}
             return None

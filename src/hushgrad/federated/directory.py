@@ -57,8 +57,11 @@ class ServerDirectory:
             if found.bound.get("key") != kept.fingerprint:
                 raise ArgumentError(f"Expected the journal of the key beside it; it is another run's. {WAYS_ON}")
             return kept, found
-        if (self.path / _STATE).exists() or (journal.exists() and Journal.is_begun(journal)):
-            raise ArgumentError(f"Expected {KEY} beside {_STATE}: without its key a killed run cannot go on. {WAYS_ON}")
+        later = [name for name in (_STATE, _COHORTS, _PUBLIC) if (self.path / name).exists()]  # than a key
+        if later or (journal.exists() and Journal.is_begun(journal)):
+            raise ArgumentError(
+                f"Expected {KEY} beside {[*later, JOURNAL][0]}: without its key a killed run cannot go on. {WAYS_ON}"
+            )
         bound = {"key": key.fingerprint, "plan": plan.digest}
         made = Journal.create(journal, key, self._owner, bound)
         write_key(path, key, plan=plan.digest)  # last: a directory with a key is complete

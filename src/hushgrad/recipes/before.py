@@ -15,44 +15,62 @@ from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.learning import LearningEncoder, learn
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.release.atomic import replacing
+from hushgrad.release.journal import JOURNAL, Journal
 
-__all__ = ["Before"]
+__all__ = ["ENCODER", "Before"]
 
-_FILE = "encoder.json"
+ENCODER = "encoder.json"
+_BOUND = "learned numbers"  # in the journal
 
 
 class Before:
     """The encoder that a session has learned.
 
-    It is kept in memory until the budget is reserved; then ``keep`` writes it, before the first step. So a session that is refused, or
-    killed earlier, has released nothing, and one that goes on has the encoder that it began with: no noise is ever drawn again.
+    It is kept in memory until the budget is reserved; then ``keep`` writes it, before the first step: into the run's journal, and from
+    there for everybody. So a session that is refused, or killed earlier, has released nothing, and one that goes on has the encoder
+    that it began with, also where the file for everybody was lost: no noise is ever drawn again.
     """
 
     def __init__(self, recipe: Recipe, out: Path, key: bytes | None) -> None:
-        self._recipe, self._file = recipe, out / _FILE
+        self._recipe, self._file, self._journal = recipe, out / ENCODER, out / "checkpoint" / JOURNAL
         seed = recipe.run.seed
         self._secret = key or (secrets.token_bytes(32) if seed is None else f"seed {seed}".encode().ljust(16))
-        self._fresh: LearningEncoder | None = None
+        self._used: LearningEncoder | None = None
 
     def __call__(self, encoder: LearningEncoder, prepared: Any, train: np.ndarray) -> LearningEncoder:
         """The encoder that was learned before, or one that learns now from the rows ``train``."""
-        if self._file.exists():
-            return self._known(encoder)
-        records = float(self._recipe.plan.get("dataset_size", len(train)))
-        self._fresh = learn(encoder, prepared, train, records=records, secret=self._secret)
-        return self._fresh
+        written = self._written()
+        if written is None:
+            records = float(self._recipe.plan.get("dataset_size", len(train)))
+            self._used = learn(encoder, prepared, train, records=records, secret=self._secret)
+        else:
+            self._used = self._known(encoder, written)
+        return self._used
 
-    def _known(self, encoder: LearningEncoder) -> LearningEncoder:
+    def _written(self) -> Any:
+        """What an earlier life wrote down; None if there is nothing."""
+        if self._file.exists():
+            return self._file.read_text(encoding="utf-8")
+        return Journal.bound_in(self._journal).get(_BOUND) if self._journal.exists() else None
+
+    def _known(self, encoder: LearningEncoder, written: Any) -> LearningEncoder:
         try:
-            known = Encoder.from_json(self._file.read_text(encoding="utf-8"))
+            known = Encoder.from_json(written)
         except ValueError:
             raise ArgumentError(f"Expected {str(self._file)!r} to be as it was written; it was damaged.") from None
         if not isinstance(known, type(encoder)) or known.learns is not None:
             _check.fail("encoder", type(known).__name__, f"to be the {type(encoder).__name__} of the interrupted run")
         return known
 
-    def keep(self) -> None:
-        """Write down what was learned in this session."""
-        if self._fresh is not None:
-            with replacing(self._file, mode=0o666) as new:
-                new.write_text(json.dumps(self._fresh.to_json()) + "\n", encoding="utf-8")
+    def keep(self, journal: Journal) -> None:
+        """Write down what was learned, in the ``journal`` first.
+
+        Raises:
+            ArgumentError: where this run has released other numbers before; nothing is written then.
+        """
+        if self._used is not None:
+            text = json.dumps(self._used.to_json())
+            journal.bind(_BOUND, json.loads(text))
+            if not self._file.exists():
+                with replacing(self._file, mode=0o666) as new:
+                    new.write_text(text + "\n", encoding="utf-8")

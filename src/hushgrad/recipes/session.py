@@ -16,11 +16,12 @@ from torch.nn import functional as F
 
 from hushgrad import _check
 from hushgrad.budget import Policy, read_policy
+from hushgrad.budget.folder import RESERVATION
 from hushgrad.clipping.bits import ask_for_own_bits
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.recipes.allocator import keep_large_blocks
-from hushgrad.recipes.before import Before
+from hushgrad.recipes.before import ENCODER, Before
 from hushgrad.recipes.data import Data
 from hushgrad.recipes.interrupt import Interrupt
 from hushgrad.recipes.metrics import confusion, evaluate, verdict
@@ -29,7 +30,8 @@ from hushgrad.recipes.saved import describe, save_model
 from hushgrad.recipes.spending import Spending, alone_in, require_allowed
 from hushgrad.recipes.summary import write_report
 from hushgrad.release.atomic import replacing
-from hushgrad.release.keys import destroy, finish
+from hushgrad.release.journal import WAYS_ON
+from hushgrad.release.keys import KEY, destroy, finish
 from hushgrad.release.owner import LOCK
 from hushgrad.train.callbacks import JsonLines, ProgressBar
 from hushgrad.train.checkpoint import Checkpoint
@@ -40,6 +42,7 @@ from hushgrad.train.private import Private, make_private
 __all__ = ["Outcome", "evaluate", "train"]
 
 _PUBLIC = 0o666  # as the user's umask says
+_METRICS = "metrics.jsonl"  # there from the moment on at which a step may be taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +147,14 @@ def _trained(
     scheduler = recipe.make_schedule(optimizer, plan.steps)
     private = make_private(model, optimizer, plan, key=key, seed=run.seed, max_epsilon=run.max_epsilon)
     spending = Spending(recipe, plan, out)
+    _require_key(out, begun=spending.begun)
     _write(out / "recipe.json", recipe.tables())  # before its key is there: from here on the folder can be resumed
     _write(out / "plan.json", plan.to_json())
     extras = {} if scheduler is None else {"scheduler": scheduler}
     checkpoint = Checkpoint(out / "checkpoint", private, extras=extras, take_over=take_over)
-    _forget_after(out / "metrics.jsonl", private.steps)
+    _forget_after(out / _METRICS, private.steps)
     spending.begin(private.key.run_name())
-    before.keep()
+    before.keep(private.journal)
     run_steps(
         private,
         F.cross_entropy,
@@ -182,7 +186,7 @@ def _callbacks(
 
     bar: list[Any] = [ProgressBar(private.steps_allowed)] if progress else []
     # The interrupt comes last: when it stops the loop, the step is complete and everything about it is written.
-    return [test, JsonLines(out / "metrics.jsonl", raw=run.raw_metrics), *bar, save, Interrupt(checkpoint.save)]
+    return [test, JsonLines(out / _METRICS, raw=run.raw_metrics), *bar, save, Interrupt(checkpoint.save)]
 
 
 def _tested(private: Private, data: Data) -> dict[str, float]:
@@ -235,6 +239,15 @@ def _opened(recipe: Recipe | None, out: Path, resume: bool, allow_code: bool) ->
     return recipe
 
 
+def _require_key(out: Path, *, begun: bool) -> None:
+    """A folder without a key has released nothing, unless something in it shows that there was one."""
+    shown = [name for name in (_METRICS, ENCODER) if (out / name).exists()] + [RESERVATION] * begun
+    if shown and not (out / "checkpoint" / KEY).exists():
+        raise ArgumentError(
+            f"Expected checkpoint/{KEY} beside {shown[0]}: this run has begun, and a second one would be released unpaid. {WAYS_ON}"
+        )
+
+
 def _plan(recipe: Recipe, data: Data, out: Path, resume: bool) -> Plan:
     stored = _read(out / "plan.json") if resume else None
     if stored is None:
@@ -258,12 +271,11 @@ def _require_same_size(recipe: Recipe, data: Data, plan: Plan) -> None:
 
 
 def _forget_after(path: Path, step: int) -> None:
-    """Drop the metrics of steps after the checkpoint: they are about to be taken again."""
-    if path.exists():
-        text = path.read_bytes().decode("utf-8", "replace")  # whoever wrote into it: what is no step is dropped
-        kept = [line for line in text.splitlines() if _step(line) <= step]
-        with replacing(path, mode=_PUBLIC) as new:
-            new.write_text("".join(line + "\n" for line in kept))
+    """Drop the metrics of steps after the checkpoint: they are about to be taken again. From here on there is such a file."""
+    text = path.read_bytes().decode("utf-8", "replace") if path.exists() else ""  # whoever wrote it: what is no step is dropped
+    kept = [line for line in text.splitlines() if _step(line) <= step]
+    with replacing(path, mode=_PUBLIC) as new:
+        new.write_text("".join(line + "\n" for line in kept))
 
 
 def _step(line: str) -> float:

@@ -101,6 +101,11 @@ class Spending:
                 f"close the run with: hushgrad ledger settle {self._place} {self._out}"
             )
 
+    @property
+    def begun(self) -> bool:
+        """Whether the ledger says that an earlier life has come to its first step."""
+        return self._reservation is not None and self._reservation.state == "begun"
+
     def begin(self, identity: str) -> None:
         """The first step of this life comes next. ``identity`` is the run's name."""
         if self._ledger is None or self._reservation is None:
