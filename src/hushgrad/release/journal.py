@@ -61,7 +61,7 @@ class Journal:
         self._owner: Owner | None = None
         self._closed, self._process = False, os.getpid()
         self._recorded: list[tuple[int, bytes]] = []  # (kind, short digest): what earlier lives released
-        self._mark, self._block, self._flushed_at = 0, 1, 0.0
+        self._mark, self._block, self._flushed_at, self._took = 0, 1, 0.0, 0.0
         self.bound: dict[str, Any] = {}
         # Keyed from the start: the place that the first release is witnessed at follows from it, and must not be known.
         self.position, self.chain = 0, hashlib.blake2b(b"start", digest_size=_CHAIN, key=self._key).digest()
@@ -94,12 +94,8 @@ class Journal:
         except BaseException:
             journal.close()
             raise
-        journal._recorded, journal._mark, journal.bound, journal.notes = (
-            earlier.recorded,
-            earlier.mark,
-            earlier.bound,
-            earlier.notes,
-        )
+        journal._recorded, journal._mark = earlier.recorded, earlier.mark
+        journal.bound, journal.notes = earlier.bound, earlier.notes
         journal._opening()
         return journal
 
@@ -288,9 +284,10 @@ class Journal:
         self._mark = mark
         self._flushed_at = time.perf_counter()
         took = self._flushed_at - began
-        if spent < _SHARE * took:
+        self._took = (3 * self._took + took) / 4 if self._took else took  # one quick flush says little about the next
+        if spent < _SHARE * self._took:
             self._block = min(2 * self._block, 1 << 20)
-        elif spent > 2 * _SHARE * took:
+        elif spent > 2 * _SHARE * self._took:
             self._block = max(1, self._block // 2)
 
     def _bind(self, name: str, value: Any) -> None:

@@ -6,6 +6,7 @@ A cryptographic digest of all released numbers would take as long as the step. S
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from array import array
 from collections.abc import Mapping
@@ -57,8 +58,14 @@ class Witness:
 
 
 def _digest(sizes: array[int], norms: Tensor, hashes: bytes | bytearray, more: bytes) -> bytes:
-    numbers = norms.detach().numpy().tobytes() if norms.is_cpu else b""  # of a device they are among the hashes
+    numbers = _memory(norms) if norms.is_cpu else b""  # of a device they are among the hashes
     return hashlib.blake2b(b"".join((sizes.tobytes(), numbers, hashes, more)), digest_size=32).digest()
+
+
+def _memory(tensor: Tensor) -> bytes:
+    """The bytes of a tensor in main memory: by its address, which takes a third of the time that an array of numpy does."""
+    tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
