@@ -222,6 +222,30 @@ def test_a_server_with_an_older_state_is_refused(tmp_path, federated):
         server(tmp_path)
 
 
+@pytest.mark.usefixtures("on_another_machine")
+def test_a_server_with_another_runs_state_is_refused(tmp_path, federated):
+    server, start = federated
+    start(server(tmp_path / "a"), 2)
+    start(server(tmp_path / "b"), 3)  # one ahead, as if it had died between saving and writing down
+    for name in ("state.safetensors", "cohorts.safetensors"):
+        shutil.copy2(tmp_path / "b" / name, tmp_path / "a" / name)
+    with pytest.raises(ArgumentError, match="another run's"):
+        server(tmp_path / "a")
+
+
+@pytest.mark.usefixtures("on_another_machine")
+def test_a_server_put_back_is_refused_where_its_public_account_knows_better(tmp_path, federated):
+    server, start = federated
+    start(server(tmp_path / "a"), 1)
+    shutil.copytree(tmp_path / "a", tmp_path / "before")
+    start(server(tmp_path / "a"), 2)
+    for path in (tmp_path / "before").iterdir():
+        if path.name != "privacy.json":
+            shutil.copy2(path, tmp_path / "a")
+    with pytest.raises(ArgumentError, match=r"privacy\.json tells"):
+        server(tmp_path / "a")
+
+
 def test_a_server_that_died_between_saving_and_writing_down_goes_on(tmp_path, federated, monkeypatch):
     server, start = federated
     first = server(tmp_path, key=bytes(range(32)))

@@ -319,7 +319,7 @@ class PrivateStrategy(Strategy):
             "server": self.server.to_json(),
             "server_state": dict(self._server_state),
             "books": self._books.state_dict(),
-            "journal": {"position": self.rounds, "chain": self._books.content},
+            "journal": self._link(),
             "aggregator": self._aggregator.state_dict(),
             "arrays": {name: torch.from_numpy(array.numpy()) for name, array in self._arrays.items()},
         }
@@ -329,6 +329,12 @@ class PrivateStrategy(Strategy):
         self._unsaved = False
         public = {"plan": self.plan.to_json(), "ledger": self.ledger.to_json(), "rounds": self.rounds, "spent": spent.to_json()}
         self._directory.save_public(public)
+
+    def _link(self) -> dict[str, Any]:
+        """The latest round's place in the journal, which it is not in yet, and how it follows from the one before."""
+        assert self._witness is not None
+        before, witness = self._journal.chain.hex(), self._witness[1].hex()
+        return {"position": self.rounds, "chain": self._books.content, "before": before, "witness": witness}
 
     def _write_down(self) -> None:
         """The journal's entry of the latest round: after it is saved, and before it leaves the server."""
@@ -344,14 +350,16 @@ class PrivateStrategy(Strategy):
             if cohorts is not None:
                 self._cohorts.load_state_dict(cohorts)
             if tree is None:
-                self._journal.catch_up(0, self._journal.chain)
+                self._journal.catch_up(0, self._journal.chain, before=b"", witness=b"")
             else:
                 self._load(tree)
+            self._directory.require_latest(self.rounds)
 
     def _load(self, tree: dict[str, Any]) -> None:
         if tree["version"] != 1 or tree["server"] != self.server.to_json():
             _check.fail("server", self.server, "and version to be those of the interrupted run", "Use a new directory.")
-        self._journal.catch_up(tree["journal"]["position"], bytes.fromhex(tree["journal"]["chain"]))
+        link = {name: bytes.fromhex(tree["journal"][name]) for name in ("chain", "before", "witness")}
+        self._journal.catch_up(tree["journal"]["position"], **link)
         self._server_state = dict(tree["server_state"])
         self._books.load_state_dict(tree["books"])
         self._aggregator.load_state_dict(tree["aggregator"])

@@ -15,6 +15,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
@@ -97,6 +98,17 @@ class ServerDirectory:
                 f"knows who took part when. {WAYS_ON}"
             )
         return None if book is None else book["cohorts"], state
+
+    def require_latest(self, rounds: int) -> None:
+        """Refuse a state of ``rounds`` rounds where the public account tells of more: key, journal and state are copies from before.
+
+        Raises:
+            ArgumentError: where it does.
+        """
+        path = self.path / _PUBLIC
+        told = _check.parsed(path.read_text(encoding="utf-8"))["rounds"] if path.exists() else 0
+        if told > rounds:
+            raise ArgumentError(f"Expected the state of {told} rounds, of which {_PUBLIC} tells; it has {rounds}. {WAYS_ON}")
 
     def _read(self, name: str) -> dict[str, Any] | None:
         path = self.path / name

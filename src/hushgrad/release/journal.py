@@ -156,22 +156,22 @@ class Journal:
         if self._frames is not None:
             behind = position > len(self._recorded)
             if behind or (position and self._recorded[position - 1][1] != chain[:SHORT]):
-                raise ArgumentError(
-                    "Expected the journal and the state of one run; the state "
-                    + (
-                        "is ahead of its journal, so one of them is a copy from another time. "
-                        if behind
-                        else "is another run's. "
-                    )
-                    + WAYS_ON
+                raise _other_story(
+                    "is ahead of its journal, so one of them is a copy from another time" if behind else "is another run's"
                 )
         self.position, self.chain = position, chain
 
-    def catch_up(self, position: int, chain: bytes) -> None:
+    def catch_up(self, position: int, chain: bytes, *, before: bytes, witness: bytes) -> None:
         """The same where a release cannot be repeated: it is saved first, then written here, then handed out.
 
+        Args:
+            position: how many releases were saved.
+            chain: their digest.
+            before: that of all but the last.
+            witness: what the last was witnessed by.
+
         Raises:
-            ArgumentError: where more was released than is saved.
+            ArgumentError: where more was released than is saved, or what is saved does not follow from what was released.
         """
         if position < len(self._recorded):
             raise ArgumentError(
@@ -180,6 +180,9 @@ class Journal:
             )
         if position == len(self._recorded) + 1:  # it died between the two writes; nothing has been handed out
             assert self._frames is not None
+            last, self.chain = self._recorded[-1][1] if self._recorded else self.chain[:SHORT], before
+            if before[:SHORT] != last or self.after(position - 1, witness) != chain:
+                raise _other_story("is another run's")
             self._frames.append(ord("r"), chain[:SHORT])
             self._recorded.append((ord("r"), chain[:SHORT]))
         self.seek(position, chain)
@@ -299,3 +302,7 @@ class Journal:
         """Have the disk hold all that was written: before a state is saved that counts on it."""
         if self._frames is not None:
             self._frames.flush()
+
+
+def _other_story(how: str) -> ArgumentError:
+    return ArgumentError(f"Expected the journal and the state of one run; the state {how}. {WAYS_ON}")
