@@ -22,7 +22,7 @@ from hushgrad.advice import advise, read_codebook
 from hushgrad.recipes import Recipe, evaluate
 from hushgrad.recipes.allocator import keep_large_blocks
 from hushgrad.recipes.dataset import Data
-from hushgrad.train.fit import fit
+from hushgrad.train.fitting import fit
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"

@@ -26,7 +26,7 @@ from hushgrad import planner
 from hushgrad.planner import Candidate
 from hushgrad.recipes import evaluate
 from hushgrad.recipes.dataset import Data
-from hushgrad.train.fit import fit
+from hushgrad.train.fitting import fit
 
 EPSILONS, KAPPAS, BATCH, STEPS, CLIP = (0.5, 2.0, 8.0), (0.1, 0.3, 1.0), 64, 2048, 0.5
 RESULTS = Path(__file__).parent / "mechanisms.json"

@@ -33,7 +33,7 @@ import hushgrad.train.checkpoint as checkpoints
 from hushgrad.denoise import Kalman
 from hushgrad.noise import BLT, Source
 from hushgrad.train import Checkpoint, Plan, make_private
-from hushgrad.train.fit import run_steps
+from hushgrad.train.fitting import run_steps
 from hushgrad.train.private import Private
 
 STEPS = 24

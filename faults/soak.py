@@ -28,7 +28,7 @@ from hushgrad.events import Gaussian, Poisson, Sampled
 from hushgrad.guarantee import Ledger
 from hushgrad.noise import BLT
 from hushgrad.train import Plan, make_private
-from hushgrad.train.fit import run_steps
+from hushgrad.train.fitting import run_steps
 
 _WINDOW = 250
 _MOST_BYTES = 200.0  # growth of memory per step; a leaked tensor, norm or graph is more

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hushgrad.recipes import load_model
     from hushgrad.report import citation
     from hushgrad.train import Checkpoint, Plan, make_private
-    from hushgrad.train.fit import fit
+    from hushgrad.train.fitting import fit
 
 __version__ = "0.2.0"
 
@@ -120,7 +120,7 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"hushgrad.{name}")
     if name in _HOMES:
-        return vars(importlib.import_module(_HOMES[name]))[name]
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'hushgrad' has no attribute {name!r}{_instead(name)}")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import math
 from typing import Any, ClassVar, TypeVar
 
@@ -125,14 +126,24 @@ def _known(table: Any, **argument: Any) -> str:
     return str(_check.one_of(sorted(table), **argument))
 
 
+def _class_of(family: type[Value], name: str) -> type[Value]:
+    """The class of this name. A room imports what needs torch when it is asked for, so an unknown name asks for all there is."""
+    home, _, _ = family.__module__.rpartition(".")
+    if name not in family._classes and home.startswith("hushgrad."):
+        room = importlib.import_module(home)
+        names = vars(room).get("__all__", [])
+        for public in [name] if name in names else names:
+            getattr(room, public)
+    return family._classes[_known(family._classes, **{family._family: name})]
+
+
 def _decode_value(x: dict[str, Any], depth: int) -> Value:
     # A field may bear a family's name too (an entry's "event"): its content is an object, the class name is a string.
     families = [key for key in x if key in Value._families and isinstance(x[key], str)]
     if len(families) != 1:
         _check.fail("data", x, f"to name one of {', '.join(sorted(Value._families))}")
     family = families[0]
-    classes = Value._families[family]._classes
-    kind = classes[_known(classes, **{family: x[family]})]
+    kind = _class_of(Value._families[family], x[family])
     known = {f.name for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
     fields = {name: _decode(item, depth + 1) for name, item in x.items() if name != family}
     for name in fields:

@@ -17,7 +17,7 @@ import hushgrad.clipping.root as root
 from hushgrad.denoise import Kalman
 from hushgrad.noise import BLT
 from hushgrad.train import Checkpoint, Plan, make_private
-from hushgrad.train.fit import run_steps
+from hushgrad.train.fitting import run_steps
 
 COMMON = {"noise_multiplier": 1.0, "delta": 1e-5, "batch_size": 8, "dataset_size": 64}
 

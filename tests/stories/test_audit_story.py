@@ -23,7 +23,7 @@ from hushgrad.release.journal import Journal
 from hushgrad.release.owner import Owner
 from hushgrad.sampling import RoundRobin
 from hushgrad.testing.defects import DEFECTS, bench
-from hushgrad.train.fit import Passes
+from hushgrad.train.fitting import Passes
 
 SMALL = Plan.dpgd(noise_multiplier=4.0, delta=1e-5, dataset_size=100, steps=10)
 

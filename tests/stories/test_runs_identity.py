@@ -34,7 +34,7 @@ from hushgrad.sampling import identity as identities
 from hushgrad.sampling.identity import identity_of
 from hushgrad.train import Checkpoint, Plan, make_private
 from hushgrad.train.books import guarantee_of
-from hushgrad.train.fit import fit, run_steps
+from hushgrad.train.fitting import fit, run_steps
 
 F = nn.functional
 STEPS = 12

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hushgrad.audit.bench import Bench, Loss, Seen, row_std
 from hushgrad.clipping.adaptive import Adaptive
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.denoise.base import NoiseInfo, Probe
 from hushgrad.events import Relation
 from hushgrad.noise._kernel import NumpyKernel

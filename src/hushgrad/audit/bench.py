@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hushgrad.clipping.adaptive import Adaptive
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.events import Relation
 from hushgrad.release.placement.sharded import is_sharded
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping, Units
 from hushgrad.train import Plan, make_private
-from hushgrad.train.fit import LossFunction, Passes
+from hushgrad.train.fitting import LossFunction, Passes
 from hushgrad.train.loop import Loop
 from hushgrad.train.private import Private
 

@@ -25,7 +25,7 @@ from hushgrad.release.placement.world import World
 from hushgrad.sampling import Draws
 from hushgrad.sampling.batch import stamp
 from hushgrad.sampling.units import Grouping
-from hushgrad.train.fit import LossFunction
+from hushgrad.train.fitting import LossFunction
 from hushgrad.train.loop import Loop
 from hushgrad.train.private import Private
 

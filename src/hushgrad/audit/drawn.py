@@ -20,7 +20,8 @@ from hushgrad.audit.bench import numbers, row_std, whole
 from hushgrad.audit.checks import FALSE_ALARM, Check
 from hushgrad.audit.field import Long, Runs, Wide, outside
 from hushgrad.clipping import Adaptive
-from hushgrad.clipping.base import ClippedSum, Clipper
+from hushgrad.clipping.base import ClippedSum
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.events import Relation
 from hushgrad.noise import Independent
 from hushgrad.release.core import Release

@@ -14,7 +14,7 @@ from hushgrad.audit.drawn import draw_field
 from hushgrad.audit.parts import Parts
 from hushgrad.audit.report import DeepReport
 from hushgrad.clipping import Adaptive
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.events import Relation
 from hushgrad.release.keys import RunKey
 from hushgrad.release.placement.whole import Whole

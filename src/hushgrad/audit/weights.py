@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hushgrad.audit.checks import Check
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.events import Relation
 
 __all__ = ["weights_check"]

@@ -1,17 +1,25 @@
 """Clipping: per-example gradient clipping at almost the price of ordinary training."""
 
-from hushgrad.clipping import rules
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hushgrad._later import later
 from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.clipping.automatic import Automatic
-from hushgrad.clipping.base import Clipped, ClippedSum, Clipper, Factors, Record, Rule, rule
-from hushgrad.clipping.batchnorm import replace_batchnorm
-from hushgrad.clipping.capture import Capture
+from hushgrad.clipping.clipper import Clipped, Clipper
 from hushgrad.clipping.flat import Flat
-from hushgrad.clipping.functional import clipped_sum
-from hushgrad.clipping.isolated import isolation, isolation_at_first_call
 from hushgrad.clipping.per_layer import PerLayer
-from hushgrad.clipping.rules.parameter import Shared
-from hushgrad.clipping.selfcheck import self_check
+
+if TYPE_CHECKING:
+    from hushgrad.clipping import rules
+    from hushgrad.clipping.base import ClippedSum, Factors, Record, Rule, rule
+    from hushgrad.clipping.batchnorm import replace_batchnorm
+    from hushgrad.clipping.capture import Capture
+    from hushgrad.clipping.functional import clipped_sum
+    from hushgrad.clipping.isolated import isolation, isolation_at_first_call
+    from hushgrad.clipping.rules.parameter import Shared
+    from hushgrad.clipping.selfcheck import self_check
 
 __all__ = [
     "Adaptive",
@@ -34,3 +42,31 @@ __all__ = [
     "rules",
     "self_check",
 ]
+
+# These need torch.
+__getattr__ = later(
+    __name__,
+    {
+        "base": (
+            "ClippedSum",
+            "Factors",
+            "Record",
+            "Rule",
+            "rule",
+        ),
+        "batchnorm": ("replace_batchnorm",),
+        "capture": ("Capture",),
+        "functional": ("clipped_sum",),
+        "isolated": (
+            "isolation",
+            "isolation_at_first_call",
+        ),
+        "rules": ("rules",),
+        "rules.parameter": ("Shared",),
+        "selfcheck": ("self_check",),
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from hushgrad import _check, _papers
-from hushgrad._widest import widest
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.events import Event, Gaussian, Relation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Adaptive", "AdaptiveThere"]
 
@@ -93,7 +93,7 @@ class Adaptive(Clipper):
 
     def weights(self, sq_norms: Tensor) -> Tensor:
         """min(1, C / norm); 0 where the norm is no number."""
-        return torch.rsqrt(sq_norms).mul_(self.max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+        return sq_norms.rsqrt().mul_(self.max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
     def sensitivity(self, relation: Relation) -> float:
         """This step's C times the number of contributions that neighbours differ by."""
@@ -120,6 +120,8 @@ class Adaptive(Clipper):
             noise: adds the count's noise to it, in place.
             norm: this step's clip norm on the device; None: it is still the value's own.
         """
+        from hushgrad._widest import widest
+
         wide = widest(raw_norms)
         here = wide.new_full((1,), self.max_grad_norm) if norm is None else norm
         count = (wide <= here).to(wide.dtype).sub_(0.5).masked_fill_(wide < 0, 0.0).sum(0, keepdim=True)
@@ -163,7 +165,7 @@ class AdaptiveThere(Clipper):
 
     def weights(self, sq_norms: Tensor) -> Tensor:
         """As of the clipper that it stands for."""
-        return torch.rsqrt(sq_norms).mul_(self.norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+        return sq_norms.rsqrt().mul_(self.norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
     def sensitivity(self, relation: Relation) -> float:
         """A number on the device, which multiplies as one: C times the number of contributions that neighbours differ by."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from hushgrad import _check, _papers
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.events import Relation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Automatic"]
 

@@ -17,24 +17,17 @@ probes: the capture multiplies those in.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from hushgrad._value import Value
-from hushgrad.clipping import _fused
 from hushgrad.clipping.mass import Mass, sq_norm
 from hushgrad.clipping.rejected import Counted
 from hushgrad.clipping.sums import Pieces, Sum
-from hushgrad.events import Relation
 
-__all__ = ["Clipped", "ClippedSum", "Clipper", "Factors", "Record", "Rule", "measured_here", "rule", "rule_for", "usable"]
-
-_LEAST = 2.0**-126  # the least weight that single precision holds with all its bits
+__all__ = ["ClippedSum", "Factors", "Record", "Rule", "measured_here", "rule", "rule_for"]
 
 
 class ClippedSum(NamedTuple):
@@ -45,53 +38,6 @@ class ClippedSum(NamedTuple):
     raw_weights: Tensor  # (B,) or (B, groups): what each example's gradient was multiplied by
     rejected: Counted  # examples with a NaN or infinite gradient: weight 0
     fixed_norms: Tensor | None = None  # of a batch of fixed shape on a device: the norms, and -1 where it is filled up
-
-
-class Clipped(NamedTuple):
-    """Norms of examples' gradients before clipping, the weights that they get, and whether all norms are finite."""
-
-    norms: Tensor
-    weights: Tensor
-    finite: bool
-
-
-class Clipper(Value, family="clipper"):
-    """A frozen, public rule that turns per-example squared norms into weights."""
-
-    @classmethod
-    def examples(cls) -> tuple[Clipper, ...]:
-        """Small instances: what the conformance tests run over."""
-        return (cls(),)
-
-    def groups(self, names: Sequence[str]) -> list[int] | None:
-        """The clipping group (0, 1, ...) of each parameter, or None if all are clipped together (the default)."""
-        return None
-
-    @abstractmethod
-    def weights(self, sq_norms: Tensor) -> Tensor:
-        """The factor for each example's gradient, from its squared norm: (B,), or (B, groups) if there are groups.
-
-        Squared norms come in double precision, so that none is lost. NaN and infinite ones get weight 0.
-        """
-
-    def clip(self, rows: Sequence[Tensor], factor: float, dtype: torch.dtype = torch.float64) -> Clipped:
-        """Norms and weights in ``dtype`` for squared norms of ``factor`` times the sum of ``rows``, all parameters clipped together.
-
-        Args:
-            rows: squared norms of each example's gradient, one row of numbers for each parameter.
-            factor: what the squared norms are multiplied by.
-            dtype: of the norms and weights.
-        """
-        measured = _fused.total(rows, factor)
-        if measured is None:
-            total = added(rows).mul_(factor)
-            measured = total, total.sqrt(), math.isfinite(float(total.sum()))
-        total, norms, finite = measured
-        return Clipped(norms.to(dtype), usable(self.weights(total)).to(dtype), finite)
-
-    @abstractmethod
-    def sensitivity(self, relation: Relation) -> float:
-        """How far the L2 norm can move between the clipped sums of neighbours: C, or 2 C for replace-one."""
 
 
 class Factors(NamedTuple):
@@ -280,16 +226,6 @@ def measured_here(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _widened(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def added(rows: Sequence[Tensor]) -> Tensor:
-    """The sum of tensors of one shape, a fresh one."""
-    return rows[0] + rows[1] if len(rows) == 2 else torch.stack(tuple(rows)).sum(0)
-
-
-def usable(weights: Tensor) -> Tensor:
-    """0 instead of weights so small that single precision would round them up by half; what they would add is lost, not too much."""
-    return torch.where(weights < _LEAST, 0.0, weights)
 
 
 # The registry --------------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from hushgrad import _check
 from hushgrad.clipping._torch import left_alone
-from hushgrad.clipping.base import ClippedSum, Clipper
+from hushgrad.clipping.base import ClippedSum
 from hushgrad.clipping.certificate import Certificate
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.clipping.collecting import Collecting
 from hushgrad.clipping.held import Held
 from hushgrad.clipping.proof.explain import explained

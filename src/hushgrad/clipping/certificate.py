@@ -12,13 +12,14 @@ that kappa is at most 1e-4, whatever the sizes are. So kappa is a constant, and 
 from __future__ import annotations
 
 from math import sqrt
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from hushgrad import _check
-from hushgrad.clipping.mass import Mass, cap
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hushgrad.clipping.mass import Mass
 
 __all__ = ["KAPPA", "Certificate"]
 
@@ -46,6 +47,8 @@ class Certificate(NamedTuple):
 
     def cap(self, parts: int) -> float:
         """M for units of so many parts: the usual one, or what keeps kappa below 1e-4."""
+        from hushgrad.clipping.mass import cap
+
         B = self.capacity
         depth = _AT_ONCE + _DEEP + B * parts // _DEEP + 2 * B + parts + self.width + 16
         M = min(cap(parts), KAPPA / 2 / (6 * gamma(depth) * B), sqrt(KAPPA / 2 / (6 * gamma(2 * parts + self.width + 16) * B)))
@@ -72,4 +75,4 @@ class Certificate(NamedTuple):
             return square
         if mass is None:
             return square * _RELATIVE
-        return square * _RELATIVE + torch.where(mass.rows.isfinite(), mass.rows, 0.0).square() * _OF_MASS
+        return square * _RELATIVE + mass.rows.masked_fill(~mass.rows.isfinite(), 0.0).square() * _OF_MASS

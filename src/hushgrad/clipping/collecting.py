@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from hushgrad.clipping.base import ClippedSum, Clipper
+from hushgrad.clipping.base import ClippedSum
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.certificate import Certificate
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.clipping.held import Held
 from hushgrad.clipping.reconcile import problem_of
 from hushgrad.clipping.reduce import Group, Part, Use, add_clipped, add_usual

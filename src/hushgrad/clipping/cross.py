@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from hushgrad._widest import widest, widest_dtype
-from hushgrad.clipping.base import Factors, Record, Rule, added
+from hushgrad.clipping.base import Factors, Record, Rule
+from hushgrad.clipping.clipper import added
 from hushgrad.clipping.mass import Mass, outer_mass, sq_norm
 from hushgrad.clipping.rules.gram import gram_sq_norm
 

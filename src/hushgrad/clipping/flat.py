@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from hushgrad import _check, _papers
-from hushgrad.clipping import _fused
-from hushgrad.clipping.base import Clipped, Clipper
+from hushgrad.clipping.clipper import Clipped, Clipper
 from hushgrad.events import Relation
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 __all__ = ["Flat"]
 
@@ -28,6 +29,7 @@ class Flat(Clipper):
     | 0 | 1 |
     | NaN or infinite | 0 |
 
+        >>> import torch
         >>> Flat(1.0).weights(torch.tensor([0.25, 4.0, float("nan")]))
         tensor([1.0000, 0.5000, 0.0000])
 
@@ -49,10 +51,15 @@ class Flat(Clipper):
     def weights(self, sq_norms: Tensor) -> Tensor:
         """min(1, C / norm); 0 where the norm is no number."""
         # C / inf = 0 by itself, and NaN survives the clamp, so one nan_to_num covers both.
-        return torch.rsqrt(sq_norms).mul_(self.max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+        return sq_norms.rsqrt().mul_(self.max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
-    def clip(self, rows: Sequence[Tensor], factor: float, dtype: torch.dtype = torch.float64) -> Clipped:
+    def clip(self, rows: Sequence[Tensor], factor: float, dtype: torch.dtype | None = None) -> Clipped:
         """As :meth:`Clipper.clip`, in one call where the C library can do it."""
+        import torch
+
+        from hushgrad.clipping import _fused
+
+        dtype = torch.float64 if dtype is None else dtype
         made = _fused.clip(rows, factor, self.max_grad_norm, dtype) if type(self).weights is Flat.weights else None
         return super().clip(rows, factor, dtype) if made is None else Clipped(*made)
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from hushgrad import _check
-from hushgrad.clipping.base import ClippedSum, Clipper
+from hushgrad.clipping.base import ClippedSum
 from hushgrad.clipping.capture import Capture
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.errors import CaptureError
 
 __all__ = ["clipped_sum"]

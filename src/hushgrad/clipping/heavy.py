@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.base import Clipper, added, usable
+from hushgrad.clipping.clipper import Clipper, added, usable
 from hushgrad.clipping.mass import Mass, cap, sq_norm
 from hushgrad.events import Relation
 

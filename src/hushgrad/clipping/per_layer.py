@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, sqrt
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from hushgrad import _check, _papers
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.events import Relation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["PerLayer"]
 
@@ -34,6 +35,7 @@ class PerLayer(Clipper):
     | 0 | 1 |
     | NaN or infinite | 0 (and the capture gives 0 to the example's other groups) |
 
+        >>> import torch
         >>> PerLayer(1.0).weights(torch.tensor([[4.0, 0.04]]))  # two groups: C_k = 0.7071
         tensor([[0.3536, 1.0000]])
         >>> PerLayer.with_norms({"body": 3.0, "head": 4.0}).max_grad_norm
@@ -114,8 +116,8 @@ class PerLayer(Clipper):
         """min(1, C_k / norm) for each example and group; 0 where the norm is no number."""
         if sq_norms.dim() == 1:  # no examples, so no groups either
             sq_norms = sq_norms.unsqueeze(1)
-        bounds = torch.tensor(self.norms(sq_norms.shape[1]), dtype=sq_norms.dtype, device=sq_norms.device)
-        return torch.rsqrt(sq_norms).mul_(bounds).clamp_(max=1.0).nan_to_num_(nan=0.0)
+        bounds = sq_norms.new_tensor(self.norms(sq_norms.shape[1]))
+        return sq_norms.rsqrt().mul_(bounds).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
     def sensitivity(self, relation: Relation) -> float:
         """C times the number of contributions that neighbours differ by."""

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.base import Clipper, Record, Rule, added, usable
+from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.certificate import Certificate
+from hushgrad.clipping.clipper import Clipper, added, usable
 from hushgrad.clipping.cross import joint_norms
 from hushgrad.clipping.heavy import Columns, by_group, form, heavy_units, is_light
 from hushgrad.clipping.mass import Mass

@@ -3,15 +3,22 @@
 One file and one line here make a denoiser public, and the conformance tests run over this list.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hushgrad._later import later
 from hushgrad.denoise.base import Denoiser, NoiseInfo, Probe
-from hushgrad.denoise.chain import Chain
-from hushgrad.denoise.kalman import ExponentialAverage, Kalman
-from hushgrad.denoise.laplacian import Laplacian
-from hushgrad.denoise.lowpass import LowPass
-from hushgrad.denoise.second_moment import DebiasedSecondMoment
-from hushgrad.denoise.shrinkage import JamesStein, SoftThreshold
 from hushgrad.denoise.spectrum import beta, gamma
-from hushgrad.denoise.svrg import SVRG
+
+if TYPE_CHECKING:
+    from hushgrad.denoise.chain import Chain
+    from hushgrad.denoise.kalman import ExponentialAverage, Kalman
+    from hushgrad.denoise.laplacian import Laplacian
+    from hushgrad.denoise.lowpass import LowPass
+    from hushgrad.denoise.second_moment import DebiasedSecondMoment
+    from hushgrad.denoise.shrinkage import JamesStein, SoftThreshold
+    from hushgrad.denoise.svrg import SVRG
 
 __all__ = [
     "SVRG",
@@ -29,3 +36,27 @@ __all__ = [
     "beta",
     "gamma",
 ]
+
+# These need torch.
+__getattr__ = later(
+    __name__,
+    {
+        "chain": ("Chain",),
+        "kalman": (
+            "ExponentialAverage",
+            "Kalman",
+        ),
+        "laplacian": ("Laplacian",),
+        "lowpass": ("LowPass",),
+        "second_moment": ("DebiasedSecondMoment",),
+        "shrinkage": (
+            "JamesStein",
+            "SoftThreshold",
+        ),
+        "svrg": ("SVRG",),
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hushgrad import _check
 from hushgrad._value import Value
 from hushgrad.errors import ArgumentError
+
+if TYPE_CHECKING:  # a plan has a denoiser, and is read and priced without torch
+    import torch
+    from torch import Tensor
 
 __all__ = ["Denoiser", "NoiseInfo", "Probe", "Seams"]
 
@@ -149,4 +150,6 @@ def working_dtype(tensor: Tensor) -> torch.dtype:
 
     A running mean kept in bfloat16 loses every update smaller than 1/256 of itself, so state is never narrower than float32.
     """
+    import torch
+
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32

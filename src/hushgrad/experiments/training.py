@@ -17,7 +17,7 @@ from hushgrad.experiments.base import Context
 from hushgrad.recipes import DATA, Data
 from hushgrad.sampling.units import Grouping
 from hushgrad.train import Plan, make_private
-from hushgrad.train.fit import run_steps
+from hushgrad.train.fitting import run_steps
 
 __all__ = ["accuracy", "bars", "folder", "held_out", "mean_and_error", "percent", "real_data", "trained"]
 

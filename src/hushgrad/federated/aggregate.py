@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
 
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.federated.layout import Layout, Unusable
 from hushgrad.federated.mods import CLIP_NORM
 from hushgrad.release.core import Release

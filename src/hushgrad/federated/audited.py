@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from flwr.app import RecordDict
 
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.federated.aggregate import _MODEL, Aggregator
 from hushgrad.federated.layout import Layout, Unusable
 from hushgrad.release.keys import RunKey

@@ -20,7 +20,7 @@ from flwr.supercore import log
 
 from hushgrad import _check
 from hushgrad._printed import at_most
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.errors import ArgumentError
 from hushgrad.federated.aggregate import Aggregator
 from hushgrad.federated.audited import AuditedRounds

@@ -7,7 +7,7 @@ import copy
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 
 from hushgrad import _check
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.events import MinSep, Once, Relation
 from hushgrad.federated.optimizers import ServerAdam, ServerOptimizer, ServerSGD

@@ -37,7 +37,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from hushgrad import _check
 from hushgrad.clipping import Flat
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Gaussian, Participation, Relation
 from hushgrad.federated.layout import Layout

@@ -1,5 +1,10 @@
 """Noise: a keyed random-access source and every correlated mechanism, each with its theorem."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hushgrad._later import later
 from hushgrad.noise.anti_pgd import AntiPGD
 from hushgrad.noise.banded import Banded
 from hushgrad.noise.banded_inverse import BandedInverse
@@ -8,11 +13,13 @@ from hushgrad.noise.blt import BLT
 from hushgrad.noise.dense import Dense
 from hushgrad.noise.independent import Independent
 from hushgrad.noise.nu import Nu
-from hushgrad.noise.source import Source
 from hushgrad.noise.spectral import Spectral
 from hushgrad.noise.toeplitz import Toeplitz
 from hushgrad.noise.tree import Tree
 from hushgrad.noise.workload import PrefixSums, SGDWorkload, Workload
+
+if TYPE_CHECKING:
+    from hushgrad.noise.source import Source
 
 __all__ = [
     "BLT",
@@ -33,3 +40,15 @@ __all__ = [
     "Tree",
     "Workload",
 ]
+
+# These need torch.
+__getattr__ = later(
+    __name__,
+    {
+        "source": ("Source",),
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

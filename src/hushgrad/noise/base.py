@@ -20,10 +20,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from hushgrad import _check
 from hushgrad._value import Value
@@ -32,6 +31,9 @@ from hushgrad.noise.lower_bound import rmse_lower_bound
 from hushgrad.noise.participation import pattern_of
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion
 from hushgrad.noise.workload import AnyWorkload, as_workload
+
+if TYPE_CHECKING:  # a mechanism's theorem needs no tensors
+    from torch import Tensor
 
 __all__ = ["Mechanism", "MechanismError", "NoiseStream"]
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import scipy
 
-from hushgrad.noise.series import binomial, inverse, multiply
+from hushgrad.noise.series import binomial, convolved, inverse, multiply
 
 __all__ = ["optimise_banded"]
 
@@ -73,4 +73,4 @@ def _decreasing(objective: _Objective, start: np.ndarray) -> np.ndarray:
 def _correlate(a: np.ndarray, b: np.ndarray, lags: int) -> np.ndarray:
     """sum_t a_{t+j} b_t for j = 0..lags-1."""
     n = len(a)
-    return np.asarray(scipy.signal.fftconvolve(a, b[::-1])[n - 1 : n - 1 + lags])
+    return np.asarray(convolved(a, b[::-1])[n - 1 : n - 1 + lags])

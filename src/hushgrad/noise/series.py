@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import scipy  # its parts are imported when they are first used: scipy.signal alone takes half a second
+from scipy import fft
 
-__all__ = ["binomial", "inverse", "lower_toeplitz", "multiply"]
+__all__ = ["binomial", "convolved", "inverse", "lower_toeplitz", "multiply"]
 
 
 def binomial(exponent: float, steps: int, decay: float = 1.0) -> np.ndarray:
@@ -24,14 +24,26 @@ def inverse(series: np.ndarray, steps: int) -> np.ndarray:
     >>> inverse(np.array([1.0, -0.5]), 4).tolist()
     [1.0, 0.5, 0.25, 0.125]
     """
-    impulse = np.zeros(steps)
-    impulse[0] = 1.0
-    return np.asarray(scipy.signal.lfilter([1.0], np.asarray(series, dtype=float)[:steps], impulse))
+    head = np.asarray(series, dtype=float)[:steps]
+    tail = head[1:] / head[0]
+    out = np.zeros(steps)
+    out[0] = 1 / head[0]
+    for t in range(steps - 1):  # the terms that every later coefficient owes to this one
+        rest = out[t + 1 : t + 1 + len(tail)]
+        rest -= tail[: len(rest)] * out[t]
+    return out
 
 
 def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The product of two series of equal length, cut to that length."""
-    return scipy.signal.fftconvolve(a, b)[: len(a)] if len(a) > 64 else np.convolve(a, b)[: len(a)]
+    return convolved(a, b)[: len(a)] if len(a) > 64 else np.convolve(a, b)[: len(a)]
+
+
+def convolved(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """All of the product of two series, by FFT; scipy.signal has it too, and takes half a second to import."""
+    length = len(a) + len(b) - 1
+    size = fft.next_fast_len(length, real=True)
+    return np.asarray(fft.irfft(fft.rfft(a, size) * fft.rfft(b, size), size)[:length])
 
 
 def lower_toeplitz(column: np.ndarray) -> np.ndarray:

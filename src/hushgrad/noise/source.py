@@ -21,23 +21,13 @@ from hushgrad.noise._chacha import ChaChaStream
 from hushgrad.noise._kernel import BufferedRow, Piece, SolvedRows
 from hushgrad.noise._keystream import KeyStream
 from hushgrad.noise._threads import CHUNK, over_shares, worth_one_thread
+from hushgrad.noise.ciphers import CIPHERS, require_cipher
 from hushgrad.noise.devices import DeviceKernel, Target, Turn, kernel_for
 
 if TYPE_CHECKING:
     from hushgrad.noise.secure import SecureNoise
 
-__all__ = ["CIPHERS", "Source", "require_cipher"]
-
-CIPHERS = ("aes256", "chacha20")  # the first is what processors have instructions for, the second what devices compute fast
-
-
-def require_cipher(cipher: str, *, secure: bool) -> str:
-    """Refuse a cipher that there is not, and one that secure noise does not draw from."""
-    if cipher not in CIPHERS:
-        _check.fail("cipher", cipher, f"to be one of {', '.join(CIPHERS)}")
-    if secure and cipher != CIPHERS[0]:
-        _check.fail("cipher", cipher, f"to be {CIPHERS[0]!r} with secure=True, whose noise is rounded in main memory")
-    return cipher
+__all__ = ["Source"]
 
 
 class Source:

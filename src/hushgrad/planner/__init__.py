@@ -19,7 +19,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hushgrad._later import later
 
 if TYPE_CHECKING:
     from hushgrad.planner.question import Question
@@ -52,25 +54,19 @@ __all__ = [
     "sweep",
 ]
 
-# torch is imported only by who makes plans: what a model costs is arithmetic.
-_LAZY = {
-    "question": ("Question",),
-    "ranking": ("Candidate", "Comparison", "Dropped", "compare", "plan_for"),
-    "rehearsal": ("DryRun", "dry_run"),
-    "resources": ("Choice", "Work", "choices"),
-    "shapes": ("Shape", "shape_of"),
-    "sweeps": ("EpochCost", "Point", "one_more_epoch", "sweep"),
-    "users": ("UserCandidate", "compare_users"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    home = next((home for home, names in _LAZY.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return vars(importlib.import_module(f"hushgrad.planner.{home}"))[name]
+# torch is imported only by who trains: what plans and models cost is arithmetic.
+__getattr__ = later(
+    __name__,
+    {
+        "question": ("Question",),
+        "ranking": ("Candidate", "Comparison", "Dropped", "compare", "plan_for"),
+        "rehearsal": ("DryRun", "dry_run"),
+        "resources": ("Choice", "Work", "choices"),
+        "shapes": ("Shape", "shape_of"),
+        "sweeps": ("EpochCost", "Point", "one_more_epoch", "sweep"),
+        "users": ("UserCandidate", "compare_users"),
+    },
+)
 
 
 def __dir__() -> list[str]:

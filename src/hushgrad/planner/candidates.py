@@ -47,7 +47,7 @@ def proposals(question: Question) -> Iterator[Proposal | Skipped]:
 
 def _suggested(question: Question, run: Run, sampler: Callable[[int], Sampler]) -> Iterator[Proposal | Skipped]:
     """What the library's mechanisms say of ``run``, as plans with the batches of ``sampler(groups)``."""
-    for kind in (vars(noise)[name] for name in noise.__all__):
+    for kind in (vars(noise)[name] for name in noise.__all__ if name in vars(noise)):  # what is imported later is no mechanism
         for found in kind.suggestions(run) if isinstance(kind, type) and issubclass(kind, Mechanism) else ():
             yield found if isinstance(found, Skipped) else _proposal(question, found, sampler)
 

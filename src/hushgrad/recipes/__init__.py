@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from hushgrad.recipes.data import DATA
-from hushgrad.recipes.dataset import Data, from_datasets, label_numbers, labelled
-from hushgrad.recipes.encoders import ByteEncoder, Encoder, Records, TableEncoder, TensorEncoder, TextEncoder
-from hushgrad.recipes.exporting import export
-from hushgrad.recipes.images import ImageEncoder
-from hushgrad.recipes.models import MODELS
-from hushgrad.recipes.planned import read_plan
-from hushgrad.recipes.predict import Predictor, load_predictor
-from hushgrad.recipes.recipe import DEMO, Recipe, load_recipe
-from hushgrad.recipes.saved import Description, describe, load_model, read_description, save_model
-from hushgrad.recipes.session import Outcome, evaluate, train
+from typing import TYPE_CHECKING
+
+from hushgrad._later import later
+
+if TYPE_CHECKING:
+    from hushgrad.recipes.data import DATA
+    from hushgrad.recipes.dataset import Data, from_datasets, label_numbers, labelled
+    from hushgrad.recipes.encoders import ByteEncoder, Encoder, Records, TableEncoder, TensorEncoder, TextEncoder
+    from hushgrad.recipes.exporting import export
+    from hushgrad.recipes.images import ImageEncoder
+    from hushgrad.recipes.models import MODELS
+    from hushgrad.recipes.planned import read_plan
+    from hushgrad.recipes.predict import Predictor, load_predictor
+    from hushgrad.recipes.recipe import DEMO, Recipe, load_recipe
+    from hushgrad.recipes.saved import Description, describe, load_model, read_description, save_model
+    from hushgrad.recipes.session import Outcome, evaluate, train
 
 __all__ = [
     "DATA",
@@ -44,3 +49,54 @@ __all__ = [
     "save_model",
     "train",
 ]
+
+# These need torch.
+__getattr__ = later(
+    __name__,
+    {
+        "data": ("DATA",),
+        "dataset": (
+            "Data",
+            "from_datasets",
+            "label_numbers",
+            "labelled",
+        ),
+        "encoders": (
+            "ByteEncoder",
+            "Encoder",
+            "Records",
+            "TableEncoder",
+            "TensorEncoder",
+            "TextEncoder",
+        ),
+        "exporting": ("export",),
+        "images": ("ImageEncoder",),
+        "models": ("MODELS",),
+        "planned": ("read_plan",),
+        "predict": (
+            "Predictor",
+            "load_predictor",
+        ),
+        "recipe": (
+            "DEMO",
+            "Recipe",
+            "load_recipe",
+        ),
+        "saved": (
+            "Description",
+            "describe",
+            "load_model",
+            "read_description",
+            "save_model",
+        ),
+        "session": (
+            "Outcome",
+            "evaluate",
+            "train",
+        ),
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hushgrad import _check
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian

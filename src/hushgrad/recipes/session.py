@@ -35,7 +35,7 @@ from hushgrad.release.keys import KEY, destroy, finish
 from hushgrad.release.owner import LOCK
 from hushgrad.train.callbacks import JsonLines, ProgressBar
 from hushgrad.train.checkpoint import Checkpoint
-from hushgrad.train.fit import run_steps
+from hushgrad.train.fitting import run_steps
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 

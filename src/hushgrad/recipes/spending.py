@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
 from hushgrad.budget import Ledger, Policy, Reservation
@@ -16,11 +16,13 @@ from hushgrad.budget.folder import RESERVATION, SETTLED, owners_of, reservation_
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event
 from hushgrad.guarantee import Guarantee
-from hushgrad.recipes.recipe import Recipe
 from hushgrad.release.atomic import replacing
 from hushgrad.release.keys import KEY
 from hushgrad.release.owner import Owner
 from hushgrad.train.plan import Plan
+
+if TYPE_CHECKING:
+    from hushgrad.recipes.recipe import Recipe
 
 __all__ = ["Spending", "alone_in", "public_size", "require_allowed"]
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from hushgrad._universal import Seen
 from hushgrad.clipping import Capture, ClippedSum
 from hushgrad.clipping.adaptive import Adaptive, AdaptiveThere
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.denoise.base import NoiseInfo
 from hushgrad.errors import CaptureError
 from hushgrad.events import Relation

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from hushgrad._later import later
 from hushgrad.sampling.balls_in_bins import BallsInBins
 from hushgrad.sampling.base import Sampler
-from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.cyclic import CyclicPoisson
-from hushgrad.sampling.dealing import BatchLoader, loader
 from hushgrad.sampling.draws import Draws
 from hushgrad.sampling.fixed_size import FixedSize
 from hushgrad.sampling.full_batch import FullBatch
 from hushgrad.sampling.poisson import Poisson, TruncatedPoisson
 from hushgrad.sampling.round_robin import RoundRobin
 from hushgrad.sampling.units import Units
+
+if TYPE_CHECKING:
+    from hushgrad.sampling.batch import Batch
+    from hushgrad.sampling.dealing import BatchLoader, loader
 
 __all__ = [
     "BallsInBins",
@@ -29,3 +34,19 @@ __all__ = [
     "Units",
     "loader",
 ]
+
+# These need torch.
+__getattr__ = later(
+    __name__,
+    {
+        "batch": ("Batch",),
+        "dealing": (
+            "BatchLoader",
+            "loader",
+        ),
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -60,7 +60,7 @@ def members(room: ModuleType, family: type) -> dict[str, type]:
     >>> sorted(members(events, events.Participation))[:2]
     ['BallsInBins', 'CyclicPoisson']
     """
-    public = {name: vars(room)[name] for name in room.__all__ if name in vars(room)}
+    public = {name: getattr(room, name) for name in room.__all__}
     return {
         name: kind
         for name, kind in public.items()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from hushgrad.denoise.svrg import SVRG
-from hushgrad.release.placement.world import ProcessLost
+from typing import TYPE_CHECKING
+
+from hushgrad._later import later
 from hushgrad.train.after.averaging import EMA, Average, Polyak, Tail
 from hushgrad.train.after.projection import Ball, Box, Projection
 from hushgrad.train.books import guarantee_of
-from hushgrad.train.checkpoint import Checkpoint
-from hushgrad.train.fit import fit
 from hushgrad.train.plan import Plan
-from hushgrad.train.private import Private, make_private
+
+if TYPE_CHECKING:
+    from hushgrad.denoise.svrg import SVRG
+    from hushgrad.release.placement.world import ProcessLost
+    from hushgrad.train.checkpoint import Checkpoint
+    from hushgrad.train.fitting import fit
+    from hushgrad.train.private import Private, make_private
 
 __all__ = [
     "EMA",
@@ -29,3 +34,19 @@ __all__ = [
     "guarantee_of",
     "make_private",
 ]
+
+# These need torch.
+__getattr__ = later(
+    __name__,
+    {
+        "checkpoint": ("Checkpoint",),
+        "fitting": ("fit",),
+        "hushgrad.denoise.svrg": ("SVRG",),
+        "hushgrad.release.placement.world": ("ProcessLost",),
+        "private": ("Private", "make_private"),
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

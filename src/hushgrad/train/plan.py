@@ -12,15 +12,15 @@ from hushgrad import _check
 from hushgrad._printed import at_most
 from hushgrad._value import LATER, Value
 from hushgrad.clipping.adaptive import Adaptive
-from hushgrad.clipping.base import Clipper
 from hushgrad.clipping.certificate import KAPPA
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.events import Compose, Event, Participation, Relation
 from hushgrad.guarantee import Guarantee
 from hushgrad.noise.base import Mechanism
+from hushgrad.noise.ciphers import CIPHERS, require_cipher
 from hushgrad.noise.independent import Independent
-from hushgrad.noise.source import CIPHERS, require_cipher
 from hushgrad.sampling.base import Sampler
 from hushgrad.train.after.averaging import Average
 from hushgrad.train.after.projection import Projection

@@ -34,18 +34,19 @@ from hushgrad.release.placement.world import World
 from hushgrad.sampling.attendance import Attendance
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
-from hushgrad.train.after.averaging import Averaged
+from hushgrad.train.after.averaged import Averaged
 from hushgrad.train.books import Books, guarantee_of
 from hushgrad.train.contract import DataContract
 from hushgrad.train.guard import Guard
 from hushgrad.train.isolation import IsolationGate
 from hushgrad.train.loop import Loop
 from hushgrad.train.loss import Losses, PrivateLoss
+from hushgrad.train.options import DATALOADER
 from hushgrad.train.own_bits import OwnBits
 from hushgrad.train.parts import Parts
 from hushgrad.train.plan import Plan
 from hushgrad.train.saving import Saving
-from hushgrad.train.words import DATALOADER, OPACUS
+from hushgrad.train.words import OPACUS
 
 __all__ = ["Private", "make_private"]
 

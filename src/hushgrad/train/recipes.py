@@ -6,7 +6,7 @@ import math
 
 from hushgrad import _check
 from hushgrad import sampling as samplers
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.clipping.flat import Flat
 from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import ArgumentError

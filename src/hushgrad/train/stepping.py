@@ -30,7 +30,7 @@ from hushgrad.release.placement.whole import Whole
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.attendance import Attendance
 from hushgrad.sampling.batch import Batch
-from hushgrad.train.after.averaging import Averaged
+from hushgrad.train.after.averaged import Averaged
 from hushgrad.train.books import Books
 from hushgrad.train.contract import DataContract
 from hushgrad.train.guard import Guard

@@ -1,12 +1,8 @@
-"""Words that people bring along: arguments of Opacus, and what each is called here; options of torch's DataLoader."""
+"""Words that people bring along: arguments of Opacus, and what each is called here."""
 
 from __future__ import annotations
 
-import inspect
-
-from torch.utils.data import DataLoader
-
-__all__ = ["DATALOADER", "OPACUS"]
+__all__ = ["OPACUS"]
 
 _PLAN = "The plan says it: Plan.dpsgd({}=...)."
 OPACUS: dict[str, str] = {
@@ -31,5 +27,3 @@ OPACUS: dict[str, str] = {
     "criterion": "The loss is called loss_fn.",
 }
 """Arguments of other libraries, and what to say instead."""
-DATALOADER: tuple[str, ...] = tuple(name for name in inspect.signature(DataLoader.__init__).parameters if name != "self")
-"""The options that go to torch's DataLoader."""

@@ -21,7 +21,7 @@ from hushgrad.sampling.dealing import _Hands
 from hushgrad.sampling.poisson import poisson_subset
 from hushgrad.sampling.units import Units
 from hushgrad.testing.defects.base import defect, patched
-from hushgrad.train.after.averaging import Averaged
+from hushgrad.train.after.averaged import Averaged
 from hushgrad.train.private import Private
 
 _RATE = "every record takes part independently with the accounted rate"

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from hushgrad import _check, _papers
 from hushgrad._value import Value
 
-__all__ = ["EMA", "Average", "Averaged", "Polyak", "Tail"]
+__all__ = ["EMA", "Average", "Polyak", "Tail"]
 
 
 class Average(Value, family="average"):
@@ -118,46 +112,3 @@ class EMA(Average):
     def weight(self, step: int, steps: int) -> float:
         """1 - decay_t; the first iterate starts the average."""
         return 1.0 if step == 0 else 1.0 - min(self.decay, (1 + step) / (10 + step))
-
-
-class Averaged:
-    """The live average of a model's trainable parameters, fed after every step."""
-
-    def __init__(self, rule: Average, params: dict[str, Tensor], steps: int) -> None:
-        self._rule, self._params, self._steps = rule, params, steps
-        self._means: dict[str, Tensor] = {}
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Take in the parameters after ``step``."""
-        weight = self._rule.weight(step, self._steps)
-        for name, p in self._params.items():
-            if weight == 1.0 or name not in self._means:
-                self._means[name] = p.detach().clone()
-            else:
-                self._means[name].lerp_(p.detach(), weight)
-
-    @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Inside, the model has the averaged parameters; afterwards exactly those that it had before."""
-        kept = {name: p.detach().clone() for name, p in self._params.items()}
-        self._write(self._means)
-        try:
-            yield
-        finally:
-            self._write(kept)
-
-    @torch.no_grad()
-    def _write(self, values: dict[str, Tensor]) -> None:
-        for name, value in values.items():
-            self._params[name].copy_(value)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The means by parameter name."""
-        return {name: mean.clone() for name, mean in self._means.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken."""
-        if not set(state) <= set(self._params):
-            _check.fail("state", sorted(state), "to hold averages of this model's parameters")
-        self._means = {name: mean.detach().clone() for name, mean in state.items()}

@@ -6,13 +6,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from hushgrad import _check, _papers
 from hushgrad._value import Value
-from hushgrad._widest import widest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Ball", "Box", "Projection"]
 
@@ -34,6 +34,7 @@ class Projection(Value, family="projection"):
 class Ball(Projection):
     r"""{w : ||w||_2 <= ``radius``}, the norm taken over all trainable parameters: w <- w min(1, radius/||w||).
 
+    >>> import torch
     >>> w = torch.tensor([3.0, 4.0])
     >>> Ball(1.0).project_([w]); w
     tensor([0.6000, 0.8000])
@@ -46,13 +47,14 @@ class Ball(Projection):
     def __post_init__(self) -> None:
         object.__setattr__(self, "radius", _check.positive(radius=self.radius))
 
-    @torch.no_grad()
     def project_(self, params: Iterable[Tensor]) -> None:
         """Scale everything by one factor."""
-        params = list(params)
-        norm = math.sqrt(sum(float(widest(p.detach()).square().sum()) for p in params))
+        from hushgrad._widest import widest
+
+        parts = [p.detach() for p in params]  # the same memory, outside of any graph
+        norm = math.sqrt(sum(float(widest(p).square().sum()) for p in parts))
         if norm > self.radius:
-            for p in params:
+            for p in parts:
                 p.mul_(self.radius / norm)
 
 
@@ -60,6 +62,7 @@ class Ball(Projection):
 class Box(Projection):
     r"""{w : ``low`` <= w_j <= ``high`` for every j}.
 
+    >>> import torch
     >>> w = torch.tensor([-3.0, 0.5])
     >>> Box(-1.0, 1.0).project_([w]); w
     tensor([-1.0000,  0.5000])
@@ -82,8 +85,7 @@ class Box(Projection):
         """No: every coordinate is clamped by itself."""
         return False
 
-    @torch.no_grad()
     def project_(self, params: Iterable[Tensor]) -> None:
         """Clamp every coordinate."""
         for p in params:
-            p.clamp_(self.low, self.high)
+            p.detach().clamp_(self.low, self.high)

@@ -23,10 +23,11 @@ from hushgrad.sampling.units import Grouping
 from hushgrad.train.callbacks import OnStep, ProgressBar
 from hushgrad.train.checkpoint import Checkpoint
 from hushgrad.train.loss import aside, has_rows
+from hushgrad.train.options import DATALOADER
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar, SignalToNoise
-from hushgrad.train.words import DATALOADER, OPACUS
+from hushgrad.train.words import OPACUS
 
 __all__ = ["Passes", "fit", "run_steps"]
 

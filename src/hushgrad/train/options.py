@@ -1,0 +1,12 @@
+"""The options that go to torch's DataLoader."""
+
+from __future__ import annotations
+
+import inspect
+
+from torch.utils.data import DataLoader
+
+__all__ = ["DATALOADER"]
+
+DATALOADER: tuple[str, ...] = tuple(name for name in inspect.signature(DataLoader.__init__).parameters if name != "self")
+"""Their names."""
