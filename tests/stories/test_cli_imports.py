@@ -1,0 +1,80 @@
+"""A command imports what it needs and no more: torch alone takes two seconds, so what is arithmetic answers without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hushgrad import Plan, denoise
+from hushgrad.cli.main import COMMANDS
+from hushgrad.recipes import Recipe, train
+
+# A program in which these cannot be imported runs the commands one after the other.
+_PROGRAM = """
+import sys
+for heavy in ("torch", "matplotlib", "sklearn", "transformers", "pandas", "scipy.stats", "scipy.signal"):
+    sys.modules[heavy] = None
+from hushgrad.cli.main import main
+for line in sys.stdin.read().splitlines():
+    code = main(line.split())
+    if code:
+        sys.exit(f"{line}: exit code {code}")
+"""
+_BUDGET = "--epsilon 3 --delta 1e-5"
+_LIGHT = (
+    "--help",
+    "--version",
+    "epsilon --noise-multiplier 1.1 --rate 0.01 --steps 1000 --delta 1e-5",
+    f"calibrate {_BUDGET} --rate 0.01 --steps 100",
+    f"plan {_BUDGET} --dataset-size 6000 --batch-size 600 --epochs 2 --save plan.json",
+    "plan --model gpt2 --processes 1",
+    "ledger init budget.db",
+    "ledger add budget.db patients --epsilon 3 --delta 1e-6",
+    "ledger status budget.db",
+    "ledger verify budget.db",
+    "report run --save card.json",
+    "report --verify card.json run/model.safetensors",
+    "compare run run",
+    "key status run",
+    "completion bash",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one finished run."""
+    place = tmp_path_factory.mktemp("light")
+    plan = {"noise_multiplier": 2.0, "delta": 1e-5, "batch_size": 64, "steps": 2}
+    train(
+        Recipe.from_tables({"model": {"name": "logistic"}, "data": {"name": "digits"}, "plan": plan}),
+        place / "run",
+        progress=False,
+    )
+    return place
+
+
+@pytest.mark.parametrize("lines", [_LIGHT, tuple(f"{name} --help" for name in COMMANDS)], ids=["answers", "help"])
+def test_what_is_arithmetic_answers_without_torch(place, lines):
+    text = "\n".join(lines)
+    environment = {**os.environ, "COLUMNS": "100"}
+    program = [sys.executable, "-c", _PROGRAM]
+    done = subprocess.run(
+        program, input=text, cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_plan_with_a_denoiser_is_read_by_whoever_has_imported_plans_only():
+    program = (
+        "from hushgrad.train.plan import Plan; import sys; assert 'torch' not in sys.modules; "
+        "text = sys.stdin.read(); plan = Plan.from_json(text); print(type(plan.denoise).__name__, type(plan.clip).__name__)"
+    )
+    options = {"noise_multiplier": 1.0, "delta": 1e-5, "batch_size": 10, "dataset_size": 100, "steps": 3}
+    text = json.dumps(Plan.dpsgd(**options, denoise=denoise.Laplacian(1.0)).to_json())
+    done = subprocess.run([sys.executable, "-c", program], input=text, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.split() == ["Laplacian", "Flat"]
