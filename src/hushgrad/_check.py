@@ -148,7 +148,7 @@ def positive(remedy: str = "", **argument: Any) -> float:
     """A finite real number greater than 0."""
     name, value = _only(argument)
     x = _real(name, value, "to be greater than 0", remedy)
-    return x if 0 < x < math.inf else fail(name, value, "to be greater than 0", remedy)
+    return x if 0 < x < math.inf else fail(name, value, "to be finite" if x == math.inf else "to be greater than 0", remedy)
 
 
 def non_negative(remedy: str = "", **argument: Any) -> float:

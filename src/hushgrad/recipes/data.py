@@ -92,7 +92,10 @@ def table(
     titles, _ = read_table(Path(path), header=header, delimiter=delimiter)
     target = _column(label, titles, "label")
     owner = None if user is None else _column(user, titles, "user")
-    columns = tuple(name for name in titles if name not in (target, owner, *(drop or ())))
+    dropped = [_column(name, titles, "drop") for name in drop or ()]  # a misspelt one would be trained on
+    columns = tuple(name for name in titles if name not in (target, owner, *dropped))
+    if not columns:
+        _check.fail("path", path, f"to have a column beside {target!r} to learn from")
     encoder = TableEncoder(columns=columns, buckets=buckets, header=header, delimiter=delimiter, label=target, user=owner)
     return labelled(encoder, path, classes, test_path=test_path, test_fraction=test_fraction)
 

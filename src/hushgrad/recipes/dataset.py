@@ -74,7 +74,7 @@ def labelled(
         vocabulary: the number of token ids, for text.
         learn: how an encoder that has something to learn does so, privately; a session knows.
     """
-    names = tuple(str(name) for name in classes)
+    names = _class_names(classes)
     records = encoder.read(Path(path), names)
     targets = label_numbers(records, names, path)
     tested = None if test_path is None else encoder.read(Path(test_path), names)
@@ -108,6 +108,13 @@ def _encoded(
     prepared = encoder.prepared(rows)
     fitted = learn(encoder, prepared, train)
     return fitted.finished(prepared), fitted, encoder.learns
+
+
+def _class_names(classes: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(str(name) for name in classes)
+    if len(set(names)) < max(2, len(names)):
+        _check.fail("classes", list(classes), "to be two or more different names", "Name every label once.")
+    return names
 
 
 def label_numbers(records: Records, names: Sequence[str], path: str | Path) -> Tensor:

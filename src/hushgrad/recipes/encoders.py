@@ -131,7 +131,13 @@ def read_cells(
 
 def read_table(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], list[list[str]]]:
     """The titles (or positions) of a CSV file's columns, and its rows, which all have as many cells."""
-    rows = [row for row in csv.reader(lines(path), delimiter=delimiter, skipinitialspace=True) if row]
+    if len(delimiter) != 1:
+        _check.fail("delimiter", delimiter, "to be one character")
+    text = (line + "\n" for line in lines(path, exact=True))
+    try:
+        rows = [row for row in csv.reader(text, delimiter=delimiter, skipinitialspace=True) if row]
+    except csv.Error as error:
+        _check.fail("file", str(path), f"to be a CSV table ({error})")
     if len(rows) < 1 + header:
         _check.fail("file", str(path), "to hold at least one row")
     titles = [name.strip() for name in rows[0]] if header else [str(i) for i in range(len(rows[0]))]

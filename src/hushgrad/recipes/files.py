@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import numpy as np
 
@@ -133,7 +133,23 @@ def _bounded(stream: IO[bytes], limit: int, path: Path) -> bytes:
     return b"".join(chunks)
 
 
-def lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text; bytes that are not UTF-8 become the replacement character."""
+def lines(path: Path, *, exact: bool = False) -> list[str]:
+    r"""The lines of a UTF-8 text, which end in \n, \r\n or \r and nothing else; a byte-order mark is no part of them.
+
+    Bytes that are not UTF-8 become the replacement character; with ``exact`` the file is refused.
+    """
     with opened(path) as stream:
-        return _bounded(stream, _LIMIT >> 2, path).decode("utf-8", errors="replace").splitlines()
+        content = _bounded(stream, _LIMIT >> 2, path)
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        _not_utf8(path, "UTF-16")
+    try:
+        text = content.decode("utf-8-sig", errors="strict" if exact else "replace")
+    except UnicodeDecodeError as error:
+        _not_utf8(path, f"byte {error.start} is not")
+    found = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return found[:-1] if found[-1] == "" else found
+
+
+def _not_utf8(path: Path, why: str) -> NoReturn:
+    remedy = "Save it as UTF-8: a word in another encoding would be another word when the model is used."
+    _check.fail("file", str(path), f"to be UTF-8 text ({why})", remedy)

@@ -21,7 +21,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian
 from hushgrad.guarantee import questions
 from hushgrad.noise.base import Mechanism
-from hushgrad.recipes.code import imported
+from hushgrad.recipes.calls import call, require_known
 from hushgrad.recipes.data import DATA, Data
 from hushgrad.recipes.dataset import Learn
 from hushgrad.recipes.models import MODELS
@@ -101,13 +101,13 @@ class Recipe:
     @classmethod
     def from_tables(cls, tables: Mapping[str, Any], *, allow_code: bool = False) -> Recipe:
         """The recipe in a dict of tables; unknown keys are refused with the closest known one."""
-        _known(tables, [f.name for f in fields(cls) if f.name != "allow_code"], "the recipe")
+        require_known(tables, [f.name for f in fields(cls) if f.name != "allow_code"], "the recipe")
         for name, table in tables.items():
             _check.instance(dict, **{name: table})
         optimizer = {"name": "sgd", "lr": 0.5, **tables.get("optimizer", {})}
         plan = {"method": "dpsgd", **tables.get("plan", {})}
         run = tables.get("run", {})
-        _known(run, [f.name for f in fields(Run)], "[run]")
+        require_known(run, [f.name for f in fields(Run)], "[run]")
         for table, key in (("model", "name"), ("data", "name"), ("plan", "delta")):
             if key not in tables.get(table, {}):
                 raise ArgumentError(f"Expected [{table}] to have a key {key!r}.")
@@ -144,13 +144,13 @@ class Recipe:
         table = {
             key: value for key, value in self.data.items() if key != "identity"
         }  # its name for readers, who read it on the card
-        return _check.instance(Data, data=_call({**table, **learns}, DATA, "data", allow_code=self.allow_code))
+        return _check.instance(Data, data=call({**table, **learns}, DATA, "data", allow_code=self.allow_code))
 
     def make_model(self, data: Data) -> nn.Module:
         """A fresh model; its initial weights follow from ``run.seed`` if there is one."""
         if self.run.seed is not None:
             torch.manual_seed(_check.integer(seed=self.run.seed) % 2**63)  # torch takes no larger one
-        model = _call(self.model, MODELS, "model", data, allow_code=self.allow_code)
+        model = call(self.model, MODELS, "model", data, allow_code=self.allow_code)
         try:
             return _check.instance(nn.Module, model=model).to(self.run.device)
         except (RuntimeError, AssertionError) as error:  # torch's ways to say that a device is unknown, or not there
@@ -171,7 +171,7 @@ class Recipe:
         if data.learned is not None:
             options["before"] = Gaussian(data.learned)
         make = _METHODS[self.plan["method"]]
-        _known(options, list(inspect.signature(make).parameters), "[plan]")
+        require_known(options, list(inspect.signature(make).parameters), "[plan]")
         try:
             return make(**options)
         except TypeError as error:
@@ -184,7 +184,7 @@ class Recipe:
             if isinstance(value, (float, str)):
                 _check.number("", **{key: value})  # torch would train with nan, and spend the budget on it
         kind = _OPTIMIZERS[self.optimizer["name"]]
-        _known(options, list(inspect.signature(kind).parameters)[1:], "[optimizer]")
+        require_known(options, list(inspect.signature(kind).parameters)[1:], "[optimizer]")
         try:
             return kind([p for p in model.parameters() if p.requires_grad], **options)
         except (TypeError, ValueError) as error:
@@ -302,39 +302,13 @@ def _toml_text(text: str) -> dict[str, Any]:
 
 
 def _ledger_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    _known(table, ["place", "dataset"], "[ledger]")
+    require_known(table, ["place", "dataset"], "[ledger]")
     for key in ("place", "dataset"):
         if not isinstance(table.get(key), str) or not table[key]:
             raise ArgumentError(f"Expected [ledger] to have a key {key!r} with a word.")
     if "://" in table["place"] and ":" in table["place"].partition("://")[2].rpartition("@")[0]:
         raise ArgumentError("Expected [ledger] place without a password: recipes are copied. Use a .pgpass file or PGPASSWORD.")
     return dict(table)
-
-
-def _known(table: Mapping[str, Any], names: list[str], where: str) -> None:
-    for key in table:
-        if key not in names:
-            import difflib
-
-            close = difflib.get_close_matches(key, names, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(names)}."
-            raise ArgumentError(f"Expected {key!r} to be a key of {where}. {hint}")
-
-
-def _call(table: Mapping[str, Any], known: Mapping[str, Callable[..., Any]], what: str, *arguments: Any, allow_code: bool) -> Any:
-    """Call the named function with the table's other keys as options."""
-    name = str(table["name"])
-    options = {key: value for key, value in table.items() if key != "name"}
-    if ":" in name:
-        return imported(name, what, allow_code)(*arguments, **options)
-    make = known[_check.one_of(known, **{what: name})]
-    parameters = inspect.signature(make).parameters
-    _known(options, [p for p in parameters if parameters[p].kind is inspect.Parameter.KEYWORD_ONLY], f"[{what}] for {name!r}")
-    try:
-        inspect.signature(make).bind(*arguments, **options)
-    except TypeError as error:
-        raise ArgumentError(f"Expected a complete [{what}] for {name!r}: {error}.") from None
-    return make(*arguments, **options)
 
 
 def _value(described: Any, key: str, family: str, kind: type) -> Any:
