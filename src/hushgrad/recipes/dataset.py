@@ -113,7 +113,7 @@ def _encoded(
 def _class_names(classes: Sequence[str]) -> tuple[str, ...]:
     names = tuple(str(name) for name in classes)
     if len(set(names)) < max(2, len(names)):
-        _check.fail("classes", list(classes), "to be two or more different names", "Name every label once.")
+        _check.fail("data.classes", list(classes), "to be two or more different names", "Name every label once.")
     return names
 
 
