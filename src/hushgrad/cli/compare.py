@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from hushgrad import _check
 from hushgrad.cli._parser import Parser, print_json, table
 from hushgrad.cli._waiting import waiting
 
@@ -23,6 +26,9 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Compare; see ``hushgrad compare --help``."""
     options = _parser().parse(words)
+    for run in (options.first, options.second):  # both are there before the first one's epsilon is computed
+        if not (Path(run) / "plan.json").is_file():
+            _check.fail("run", run, "to be the folder of a run, with plan.json in it", "Give the --out of hushgrad train.")
     with waiting("Computing both epsilons again"):
         from hushgrad.report import compare_runs
 
