@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hushgrad import clipping, denoise, noise, sampling
-from hushgrad.clipping.base import Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import HushgradError
 from hushgrad.noise.base import Mechanism
