@@ -115,7 +115,7 @@ def test_a_sum_is_complete_before_it_meets_its_noise_and_is_rounded_once(kinds, 
                 total.rows(slice(0, p)).add_outer(g, w, x)
             else:
                 total.add_outer(g, w, x)
-        made = total.done()
+        made = total.done
     assert made.dtype is torch.float32
     error = (made.double() - (noise.double() + exact)).abs()
     # Half a unit in the last place of the result; products of kept gradients were rounded to single precision before.

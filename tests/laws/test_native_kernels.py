@@ -311,7 +311,7 @@ def wide_sums(b: Bench) -> Any:
         total.add_outer(g, weights, x)
         rounded = sums.RoundedSum(total.buffer, torch.float64, onto.clone())
         rounded.add_outer(g, weights, x)
-        return [total.buffer, rounded.done()]
+        return [total.buffer, rounded.done]
 
     return b.without(_fused, "_LIBRARY", work)
 

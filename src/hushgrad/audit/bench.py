@@ -157,7 +157,7 @@ class Live:
         place, inner = self.private.placement, self.private.placement.denoised
 
         def denoised(denoiser: Any, grads: dict[str, Tensor], info: Any, state: dict[str, Any]) -> dict[str, Tensor]:
-            self._released = {name: whole(place.gradient(name, grad)).clone() for name, grad in grads.items()}
+            self._released = {name: whole(grad).clone() for name, grad in place.gradients(grads).items()}
             return inner(denoiser, grads, info, state)
 
         if self.private.plan.denoise is not None:

@@ -278,7 +278,7 @@ class Capture(Collecting):
                 sums = self._sums(out or {})
                 parts = self._reduce(clipper, sums, scale)
                 if len(parts) == 1 and self._folded is None and parts[0].counted is None:
-                    return ClippedSum({name: total.done() for name, total in sums.items()}, *parts[0][:3])
+                    return ClippedSum({name: total.done for name, total in sums.items()}, *parts[0][:3])
                 return self._joined(clipper, sums, parts, scale)
         finally:
             self.discard()

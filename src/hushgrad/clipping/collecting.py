@@ -116,7 +116,7 @@ class Collecting:
                 if total.tensor is not None:
                     sums[name].add(total.tensor.mul_(scale))
             parts = earlier + parts
-        raw_sums = {name: total.done() for name, total in sums.items()}
+        raw_sums = {name: total.done for name, total in sums.items()}
         if not parts:
             first = next(iter(self._params))
             empty = self._params[first].new_zeros(0, dtype=self._dtypes[first])
@@ -127,13 +127,12 @@ class Collecting:
         return ClippedSum(raw_sums, norms[:taken], weights[:taken], rejected, None if parts[0].counted is None else norms)
 
     def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
-        return {name: self._sum(name, p, out.get(name)) for name, p in self._params.items()}
-
-    def _sum(self, name: str, p: nn.Parameter, out: Tensor | None) -> Sum:
-        like, dtype = self._held.local(name, p), self._dtypes[name]
-        if self._certificate is not None and out is not None:
-            return RoundedSum(like, dtype, out)
-        return (RowSum if name in self._by_rows else Sum)(like, dtype, out)
+        whole = Sum if self._certificate is None else RoundedSum  # of what is in ``out``
+        sums = {}
+        for name, like in self._held.likes(self._params).items():
+            kind = RowSum if name in self._by_rows else whole if name in out else Sum
+            sums[name] = kind(like, self._dtypes[name], out.get(name))
+        return sums
 
     def _reduce(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
         opened = self._held.opened(sums, self._sites)

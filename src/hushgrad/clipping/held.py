@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -22,9 +23,9 @@ class Held:
         """``site`` with hooks that find its parameters when they are needed."""
         return site
 
-    def local(self, name: str, p: Tensor) -> Tensor:
-        """What this process holds of parameter ``name``; its sum has the same shape."""
-        return p
+    def likes(self, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Tensors of the shapes that the parameters' sums have in this process."""
+        return params
 
     def opened(self, sums: dict[str, Sum], sites: list[Site]) -> dict[str, Sum]:
         """The sums of whole parameters, to be added to by the rules; what is added arrives in ``sums``."""

@@ -66,9 +66,7 @@ class Sum:
             self.tensor = torch.zeros(self._like.shape, dtype=self._dtype, device=self._like.device)
         return self.tensor
 
-    def done(self) -> Tensor:
-        """All has been added: what is handed out."""
-        return self.buffer
+    done = buffer  # what is handed out when all has been added
 
     def add_rows(self, ids: Tensor, values: Tensor) -> None:
         """Add ``values[k]`` to row ``ids[k]``, for every k."""
@@ -160,14 +158,15 @@ class RoundedSum(Sum):
     >>> total = RoundedSum(torch.empty(2), torch.float64, torch.ones(2))
     >>> total.add(torch.full((2,), 2.0**-30, dtype=torch.float64)), total.add(torch.full((2,), 0.5, dtype=torch.float64))
     (None, None)
-    >>> total.done()
+    >>> total.done
     tensor([1.5000, 1.5000])
     """
 
     __slots__ = ("_onto", "_product", "_scattered")
 
-    def __init__(self, like: Tensor | Form, dtype: torch.dtype, onto: Tensor) -> None:
+    def __init__(self, like: Tensor | Form, dtype: torch.dtype, onto: Tensor | None) -> None:
         super().__init__(like, dtype)
+        assert onto is not None
         self._onto = onto
         self._product: tuple[Tensor, Tensor, Tensor] | None = None
         self._scattered: list[tuple[Tensor, Tensor]] = []
@@ -193,7 +192,8 @@ class RoundedSum(Sum):
         """They wait."""
         self._scattered.append((ids, values))
 
-    def done(self) -> Tensor:
+    @property
+    def done(self) -> Tensor:  # type: ignore[override]
         """``onto``, with the sum in it."""
         if self.tensor is None and not self._scattered and self._product is not None:
             columns, rows, by = _flat(*self._product)

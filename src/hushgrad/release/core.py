@@ -172,7 +172,7 @@ class Release:
         finally:
             if moved is not None:
                 self.use_clip(moved)
-        return {name: self.placement.gradient(name, g) for name, g in grads.items()}
+        return self.placement.gradients(grads)
 
     def _noised(self, step: int, sums: dict[str, Tensor], begun: dict[str, Tensor]) -> dict[str, Tensor]:
         """The sums, each with its noise: those in ``begun`` have it already, if they are what the capture was given.

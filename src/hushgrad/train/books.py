@@ -55,11 +55,12 @@ class Books:
         Raises:
             BudgetExceeded: after the last step of the plan, or where the next one would cost more than ``max_epsilon``.
         """
-        if self.taken >= self.plan.steps:
+        taken = self.taken
+        if taken >= self.plan.steps:
             raise BudgetExceeded(f"All {self.plan.steps} steps of the plan are taken. Make a longer plan to train on.")
-        if self.taken >= self._limit:
+        if taken >= self._limit:
             raise BudgetExceeded(
-                f"Step {self.taken + 1} would exceed max_epsilon={at_most(self.max_epsilon or 0.0, 6)}; it was not taken."
+                f"Step {taken + 1} would exceed max_epsilon={at_most(self.max_epsilon or 0.0, 6)}; it was not taken."
             )
         if self.max_epsilon is not None and not issued and self.declared is None:
             raise BudgetExceeded(

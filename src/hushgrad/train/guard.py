@@ -61,7 +61,7 @@ class Guard:
         self._require_same_parameters()
         self._all = list(model.parameters())
         self._trainable = [p.requires_grad for p in self._all]
-        self._owned = self._optimizer_parameters()
+        self._owned = [id(p) for group in optimizer.param_groups for p in group["params"]]
         self._walked_at = _registrations
         self.released = Released(model, self.params)
         self._kept: dict[str, Any] = {}
@@ -120,24 +120,18 @@ class Guard:
         Raises:
             CaptureError: if the model or the optimizer has other ones.
         """
-        if self._is_changed():
+        owned = [id(p) for group in self._optimizer.param_groups for p in group["params"]]
+        changed = [p.requires_grad for p in self._all] != self._trainable or owned != self._owned
+        if not changed and self._walked_at != _registrations:
+            changed = list(map(id, self._model.parameters())) != list(map(id, self._all))
+            if not changed:
+                self.released.require_known()
+                self._walked_at = _registrations
+        if changed:
             raise CaptureError(
                 "The model's parameters, or the optimizer's, are not those that were made private: one was added, removed, "
                 "frozen or unfrozen. Detach, change the model, and call make_private again."
             )
-
-    def _is_changed(self) -> bool:
-        if [p.requires_grad for p in self._all] != self._trainable or self._optimizer_parameters() != self._owned:
-            return True
-        if self._walked_at != _registrations:
-            if list(map(id, self._model.parameters())) != list(map(id, self._all)):
-                return True
-            self.released.require_known()
-            self._walked_at = _registrations
-        return False
-
-    def _optimizer_parameters(self) -> list[int]:
-        return [id(p) for group in self._optimizer.param_groups for p in group["params"]]
 
     def _require_same_parameters(self) -> None:
         if not self.params:

@@ -120,9 +120,10 @@ class Stepping:
         if not self._attached:
             raise CaptureError("This run is detached: a step on its batches would be an ordinary one, without any privacy.")
         if batch.part is None:
-            if batch.step != self._books.taken:
+            taken = self._books.taken
+            if batch.step != taken:
                 raise CaptureError(
-                    f"The loader is at step {batch.step}, but {self._books.taken} steps have been taken. Call optimizer.step() once for "
+                    f"The loader is at step {batch.step}, but {taken} steps have been taken. Call optimizer.step() once for "
                     "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
                 )
             self._contract.read()
@@ -130,7 +131,7 @@ class Stepping:
             self._guard.released.before(parameters=not self._lazy.attached)
             self._issued = Issued(batch.examples, batch.units, batch.padding, batch._records)
             self._capture.discard()
-            if self._journal.read_all_before(self._books.taken):
+            if self._journal.read_all_before(taken):
                 self._lazy.settle()
         elif self.placement.in_parts and not self._splitting:
             raise ArgumentError(
@@ -168,10 +169,12 @@ class Stepping:
                 self._books.require_room(issued=self._issued is not None)
                 self._raw_loss = run_passes(self.plan.denoise, self._release, self._capture, closure, self._announce_whole)
                 self._check_passes()
-                self._journal.begin(self._books.taken)
-            self._release_gradient()
-        finally:
+                step = self._books.taken
+                self._journal.begin(step)
+            self._release_gradient(step)  # the capture forgets what it has handed over
+        except BaseException:
             self._capture.discard()
+            raise
         # A closure that stayed in the arguments would run after this hook, and its raw gradients would be stepped on.
         return args[:1], {}
 
@@ -187,8 +190,8 @@ class Stepping:
             contributions = None if self._issued is None else self._issued.contributions
             require_contributions(self._books.taken, self._capture.check(), contributions)
 
-    def _release_gradient(self) -> None:
-        issued, step = self._issued, self._books.taken
+    def _release_gradient(self, step: int) -> None:
+        issued = self._issued
         rate = self.optimizer.param_groups[0].get("lr")
         contributions = None if issued is None else issued.contributions
         grads, clipped, std = self._release.privatise(self._capture, step, None if rate is None else float(rate), contributions)
@@ -246,9 +249,10 @@ class Stepping:
             p.grad = None
         if self.plan.projection is not None:
             self.plan.projection.project_(self._params.values())
+        taken = self._books.taken
         if self._averaged is not None:
-            self._averaged.update(self._books.taken - 1)
-        if self._books.taken >= self._books.limit:
+            self._averaged.update(taken - 1)
+        if taken >= self._books.limit:
             self.settle()
             self._books.broken = self._books.broken or self._promise_broken()
 

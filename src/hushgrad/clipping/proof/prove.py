@@ -96,6 +96,7 @@ def _structure(
         most=crowd(first.examples),
         precisions=frozenset(stage.precisions()),
         fragile=fragile,
+        routed=any(p.layout.kind is Kind.ROWS for p in places.values()),
     )
 
 

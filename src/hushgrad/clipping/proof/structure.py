@@ -59,6 +59,7 @@ class Structure(NamedTuple):
     most: int  # examples that the seal has tried
     precisions: frozenset[torch.dtype]  # that the model casts numbers to: rounding is theirs
     fragile: bool  # a frontier node has no formula: a record that is not finite needs care
+    routed: bool  # the data choose rows: other data make other calls
 
     def same_as(self, other: Structure) -> bool:
         """The same but for sizes."""
@@ -87,13 +88,6 @@ class Structure(NamedTuple):
     def fits(self, tensors: list[Any], examples: int) -> bool:
         """Whether these inputs hold so many examples, and have the sizes of the proved ones."""
         return examples <= self.most and sizes_of(tensors, self.reading, examples) == self.sizes
-
-    @property
-    def routed(self) -> bool:
-        """The data choose rows: other data make other calls."""
-        return any(
-            [place.layout.kind is Kind.ROWS for place in self.places.values()]
-        )  # lists: a generator is one call more for each
 
     def matches(self, calls: Sequence[Call], examples: int) -> bool:
         """Whether these are the calls that were proved, of the same sizes inside."""

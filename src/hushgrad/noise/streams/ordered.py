@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 import torch
@@ -127,8 +127,10 @@ class OrderedStream(NoiseStream):
         step, scale = _check.integer(0, step=step), _check.number(scale=scale)
         if len({id(lane) for lane in lanes}) < len(lanes):
             _check.fail("indices", list(indices or ()), "to name each shard once", "Two tensors must not share their noise.")
+        end = step + 1 if self._steps is None else self._steps
         for lane in lanes:
-            self._check_step(step, lane)
+            if step != lane.next or lane.interrupted or step >= end:
+                self._refuse(step, lane)
         for lane in lanes:
             lane.interrupted = True  # until every chunk is done: a half-updated state must not be used
         self._advance_all(step, lanes, pieces, scale, out is None)
@@ -180,8 +182,10 @@ class OrderedStream(NoiseStream):
         made = fresh_like(likes) if out is None else [t if t.is_contiguous() else t.contiguous() for t in out]
         pieces = [Piece(i, o, t, 0, t.numel()) for i, o, t in zip(numbers, starts, made, strict=True)]
         lanes = [self._lane(piece) for piece in pieces]
+        end = step + 1 if self._steps is None else self._steps
         for lane in lanes:
-            self._check_step(step, lane)
+            if step != lane.next or lane.interrupted or step >= end:
+                self._refuse(step, lane)
             check_address(step, lane.index, -(-lane.end // GROUP) * (GROUP_BYTES // 16))
             lane.interrupted = True
         turn = self._turn(step)
@@ -197,16 +201,14 @@ class OrderedStream(NoiseStream):
                 to.copy_(t)
         return list(out)
 
-    def _check_step(self, step: int, lane: Lane) -> None:
-        if step == lane.next and not lane.interrupted and (self._steps is None or step < self._steps):
-            return
+    def _refuse(self, step: int, lane: Lane) -> NoReturn:
+        """Row ``step`` of a lane is not the next one, or there is none."""
         where = f"tensor {lane.index} at offset {lane.offset}"
         if lane.interrupted:
             raise ArgumentError(f"Expected a whole state for {where}, but a row was interrupted. Resume from a checkpoint.")
         if step != lane.next:
             _check.fail("step", step, f"to be {lane.next}, the next row of {where}", "Rows are drawn once each, in order.")
-        if self._steps is not None and step >= self._steps:
-            _check.fail("step", step, f"to be less than steps={self._steps}", "Make a stream with more steps.")
+        _check.fail("step", step, f"to be less than steps={self._steps}", "Make a stream with more steps.")
 
     def _lane(self, piece: Piece) -> Lane:
         index, offset, dtype = piece.which, piece.start, computed_in(piece.target.dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +118,11 @@ class Sharded(Whole):
 
     # Parameters and sums -----------------------------------------------------------------------------------------------
 
-    def local(self, name: str, p: Tensor) -> Tensor:
+    def likes(self, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """This process's rows."""
+        return {name: self.here(name) for name in params}
+
+    def here(self, name: str) -> Tensor:
         """This process's rows of the parameter, as a plain tensor that shares its memory, whether or not it is whole just now."""
         return self.params[name].detach().to_local()  # type: ignore[attr-defined, no-any-return]
 
@@ -135,9 +139,9 @@ class Sharded(Whole):
         assert isinstance(opened, ShardedSums)
         opened.flush()
 
-    def gradient(self, name: str, g: Tensor) -> Tensor:
-        """``g``, this process's rows, as a gradient that is sharded like the parameter."""
-        return self.wrap(super().gradient(name, g), self.params[name].shape)
+    def gradients(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """This process's rows as gradients that are sharded like the parameters."""
+        return {name: self.wrap(g, self.params[name].shape) for name, g in super().gradients(sums).items()}
 
     def wrap(self, rows: Tensor, shape: Any) -> Tensor:
         """A tensor of the whole ``shape`` of which ``rows`` are this process's; nothing is sent."""

@@ -34,18 +34,17 @@ class Whole(Held):
 
     # Parameters ------------------------------------------------------------------------------------------------------
 
-    def local(self, name: str, p: Tensor) -> Tensor:
-        """What this process holds of a parameter, sharing its memory."""
-        return p.detach()
-
     def here(self, name: str) -> Tensor:
-        """The same, of the run's parameter of this name."""
-        return self.local(name, self.params[name])
+        """What this process holds of a parameter, sharing its memory."""
+        return self.params[name].detach()
 
-    def gradient(self, name: str, g: Tensor) -> Tensor:
-        """``g`` as the gradient of the parameter. Sums and noise are float32 for parameters of lower precision."""
-        dtype = self.params[name].dtype
-        return g if g.dtype is dtype else g.to(dtype)
+    def gradients(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``sums`` as the parameters' gradients. Sums and noise are float32 for parameters of lower precision."""
+        grads = {}
+        for name, g in sums.items():
+            dtype = self.params[name].dtype
+            grads[name] = g if g.dtype is dtype else g.to(dtype)
+        return grads
 
     def moved(self, model: nn.Module) -> None:
         """The parameters were changed between two passes: the next one must use them as they are now."""

@@ -100,8 +100,8 @@ def _() -> Iterator[None]:
 def _() -> Iterator[None]:
     release = Private._release_gradient
 
-    def wrong(self: Private) -> None:
-        release(self)
+    def wrong(self: Private, step: int) -> None:
+        release(self, step)
         for p in self._params.values():
             if p.grad is not None:
                 p.grad = p.grad.sign() * p.grad.abs().clamp(max=1e-3)
