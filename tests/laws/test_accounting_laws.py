@@ -81,7 +81,7 @@ class UnderReports(Accountant):
     def total(self, parts: list[tuple[Loss, int]]) -> Loss:
         loss = RDP().total(parts)
         assert isinstance(loss, RDPLoss)
-        return RDPLoss(tuple((lambda a, c=c: 0.8 * c(a), n) for c, n in loss.curves), loss.log_kept)
+        return RDPLoss(tuple((lambda a, c=c: 0.8 * c(a), n) for c, n in loss.curves), loss.revealed)
 
 
 class CentralLimitGuess(Accountant):

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from fractions import Fraction
 
+from hushgrad._printed import above
 from hushgrad.errors import NumericalLimit
 
-__all__ = ["least_over_orders", "log_add", "positive_up", "reached", "smallest_true", "up"]
+__all__ = [
+    "Shares",
+    "least_over_orders",
+    "log_add",
+    "positive_up",
+    "ratio_up",
+    "reached",
+    "revealed",
+    "smallest_true",
+    "total_loss",
+    "up",
+]
+
+Shares = tuple[tuple[float, int], ...]  # (probability to reveal everything, times)
 
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+_FEW = 64  # as many different numbers are added exactly
 _MARGIN = 1e-12  # a few thousand roundings of float64: closed forms are rounded up by it
 
 
@@ -22,6 +38,42 @@ def up(x: float) -> float:
 def positive_up(x: float) -> float:
     """:func:`up` of what is known to be above 0: where it left the range of doubles, the least of them that has all its digits."""
     return max(up(x), sys.float_info.min)
+
+
+def ratio_up(a: float, b: float) -> float:
+    """The least double that is not below a / b: a largest loss, from which on delta is 0.
+
+    >>> ratio_up(1, 2.0), ratio_up(1, 3.0) > 1 / 3
+    (0.5, True)
+    """
+    return above(Fraction(a) / Fraction(b))
+
+
+def revealed(shares: Iterable[tuple[float, int]]) -> float:
+    """1 - prod (1 - d)^n over ``shares`` (d, n): with what probability something is revealed outright, rounded up.
+
+    Of a few it is the least double that is not below; no more than the sum of all is ever revealed.
+
+    >>> revealed([(1e-6, 1)]), revealed([(0.5, 2)]), revealed([(1e-9, 10**6)]) < 1e-3
+    (1e-06, 0.75, True)
+    """
+    parts = [(d, n) for d, n in shares if d > 0.0 and n > 0]
+    if sum(n for _, n in parts) <= _FEW:
+        return above(1 - math.prod((1 - Fraction(d)) ** n for d, n in parts))
+    if any(d >= 1.0 for d, _ in parts):
+        return 1.0
+    # the product of n and a logarithm, their sum and the exponential are each off by a last digit or two
+    found = min(1.0, -math.expm1(math.fsum(n * math.log1p(-d) for d, n in parts)) * (1.0 + 2.0**-49))
+    return found if len(parts) > _FEW else min(found, above(sum((n * Fraction(d) for d, n in parts), Fraction(0))))
+
+
+def total_loss(losses: Iterable[tuple[float, int]]) -> float:
+    """The largest losses together, exactly, of the decimals that they are written as: ten steps of 0.1 lose 1, and not a digit less."""
+    found = [(loss, n) for loss, n in losses if loss > 0.0]
+    if any(math.isinf(loss) for loss, _ in found) or len(found) > _FEW:
+        return up(math.fsum(n * loss for loss, n in found))
+    exact = sum((n * Fraction(repr(float(loss))) for loss, n in found), Fraction(0))
+    return float(exact) if exact <= sys.float_info.max else math.inf
 
 
 def reached(what: str, *numbers: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from hushgrad.accounting._numeric import smallest_true
+from hushgrad.accounting._numeric import revealed, smallest_true
 from hushgrad.accounting.base import Loss
 from hushgrad.accounting.dominance import Statement
 
@@ -59,7 +59,8 @@ def share_of_delta(terms: tuple[tuple[Statement, int], ...], delta: float, share
 
     Deltas compose as 1 - (1 - d_1)(1 - d_2)..., slightly less than their sum (Kairouz, Oh and Viswanath 2015).
     """
-    room = math.log1p(-delta) - sum(n * math.log1p(-s.fixed) for s, n in terms)
-    if room > 0.0:
+    lost = revealed((s.fixed, n) for s, n in terms)
+    if delta < lost or lost == 1.0:
         return None
+    room = math.log1p(-(delta - lost) / (1.0 - lost) * (1.0 - 2.0**-48)) if delta < 1.0 else -math.inf
     return -math.expm1(room / shares) if shares else 0.0

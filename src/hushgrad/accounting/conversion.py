@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from hushgrad.accounting._numeric import least_over_orders, positive_up, up
+from hushgrad.accounting._numeric import Shares, least_over_orders, positive_up, revealed, up
 
-__all__ = ["delta_from_renyi", "epsilon_from_renyi"]
+__all__ = ["delta_beside", "delta_from_renyi", "epsilon_beside", "epsilon_from_renyi"]
 
 Curve = Callable[[float], float]
 _ROUNDING = 2.0**-48  # sixteen times that of a double: a divergence is a handful of operations
@@ -60,3 +60,17 @@ def delta_from_renyi(curve: Curve, epsilon: float) -> float:
         return curve(alpha) > epsilon and bound(alpha) > best + 20.0
 
     return positive_up(math.exp(min(0.0, least_over_orders(bound, hopeless=hopeless))))
+
+
+def epsilon_beside(curve: Curve, shares: Shares, delta: float) -> float:
+    """The same for a mechanism that reveals everything with the probabilities ``shares``, and else has the divergences ``curve``."""
+    lost = revealed(shares)
+    if delta < lost or lost == 1.0:
+        return math.inf
+    return epsilon_from_renyi(curve, delta if lost == 0.0 else (delta - lost) / (1.0 - lost) * (1.0 - _ROUNDING))
+
+
+def delta_beside(delta: float, shares: Shares) -> float:
+    """``delta`` unless everything is revealed."""
+    lost = revealed(shares)
+    return min(1.0, delta if lost == 0.0 else lost if delta == 0.0 else up(lost + (1.0 - lost) * delta))

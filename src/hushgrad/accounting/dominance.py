@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 
-from hushgrad.accounting._numeric import positive_up, up
+from hushgrad.accounting._numeric import positive_up, ratio_up, up
 from hushgrad.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from hushgrad.accounting.participation import Way, sampling
 from hushgrad.errors import NoTheorem
@@ -69,13 +69,13 @@ def deamplified(epsilon: float, rate: float) -> float:
 
 
 def pure_epsilon(event: Event, relation: Relation) -> float | None:
-    """The epsilon of a mechanism that is purely differentially private, or None where it is not."""
+    """The epsilon of a mechanism that is purely differentially private, rounded up, or None where it is not."""
     if isinstance(event, (PureDP, Exponential)):
         return event.epsilon
     if isinstance(event, Laplace):
-        return relation.contributions / event.scale
+        return ratio_up(relation.contributions, event.scale)
     if isinstance(event, DiscreteLaplace):
-        return relation.contributions * event.sensitivity / event.scale
+        return ratio_up(relation.contributions * event.sensitivity, event.scale)
     if isinstance(event, RandomizedResponse):
         return _response_epsilon(event, relation)
     return None
@@ -90,7 +90,7 @@ def _response_epsilon(event: RandomizedResponse, relation: Relation) -> float:
     if event.noise_probability == 0.0:
         return math.inf
     p, k = event.noise_probability, event.categories
-    return math.log1p((1.0 - p) * k / p) if p > _LEAST_LIE else math.log(k) - math.log(p)
+    return (math.log1p((1.0 - p) * k / p) if p > _LEAST_LIE else math.log(k) - math.log(p)) * (1.0 + 2.0**-50)
 
 
 @singledispatch

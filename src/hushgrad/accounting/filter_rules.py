@@ -132,7 +132,7 @@ class _Zcdp:
 
     def cost(self, loss: Loss) -> tuple[Cost, ...]:
         assert isinstance(loss, ZCDPLoss)
-        if loss.log_kept < 0.0:
+        if loss.revealed:
             raise NoTheorem("A zcdp filter takes rho-zCDP steps, not ApproxDP ones. Use kind='basic' or kind='advanced'.")
         return (loss.rho,)
 
@@ -155,7 +155,7 @@ class _Rdp:
 
     def cost(self, loss: Loss) -> tuple[Cost, ...]:
         assert isinstance(loss, RDPLoss)
-        if loss.log_kept < 0.0:
+        if loss.revealed:
             raise NoTheorem("An rdp filter takes steps with finite Rényi divergences, not ApproxDP ones. Use kind='basic'.")
         return (loss.renyi(self._order),)
 

@@ -50,7 +50,7 @@ class Odometer:
     def spend(self, event: Event) -> None:
         """Record ``event``, which happens next. Without a rho (no privacy), the odometer shows infinity from then on."""
         loss = loss_of(event, "zcdp", self.relation)
-        if isinstance(loss, ZCDPLoss) and loss.log_kept < 0.0:
+        if isinstance(loss, ZCDPLoss) and loss.revealed:
             raise NoTheorem("The odometer takes rho-zCDP steps, not ApproxDP ones.")
         if isinstance(loss, Unbounded) or (isinstance(loss, ZCDPLoss) and math.isinf(loss.rho)):
             self._sum = None

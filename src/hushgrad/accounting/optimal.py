@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hushgrad import _papers
-from hushgrad.accounting._numeric import smallest_true, up
+from hushgrad.accounting._numeric import Shares, revealed, smallest_true, up
 from hushgrad.accounting.base import Accountant, Loss, Nothing
+from hushgrad.accounting.conversion import delta_beside
 from hushgrad.accounting.dominance import statement
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
@@ -77,29 +78,28 @@ class OptimalLoss:
     """Counts of (epsilon, delta)-DP mechanisms, composed optimally."""
 
     counts: tuple[tuple[float, int], ...]  # (epsilon, times)
-    log_kept: float  # ln of prod (1 - delta_i): the probability that nothing is revealed
+    revealed: Shares = ()  # the deltas
     _cache: dict[str, Loss] = field(default_factory=dict, compare=False, repr=False)
 
     def __add__(self, other: OptimalLoss) -> OptimalLoss:
         merged = dict(self.counts)
         for epsilon, times in other.counts:
             merged[epsilon] = merged.get(epsilon, 0) + times
-        return OptimalLoss(tuple(merged.items()), self.log_kept + other.log_kept)
+        return OptimalLoss(tuple(merged.items()), self.revealed + other.revealed)
 
     def __mul__(self, times: int) -> OptimalLoss:
-        return OptimalLoss(tuple((e, n * times) for e, n in self.counts), self.log_kept * times)
+        return OptimalLoss(tuple((e, n * times) for e, n in self.counts), tuple((d, n * times) for d, n in self.revealed))
 
     def delta(self, epsilon: float) -> float:
         """1 - (1 - d) prod (1 - delta_i)."""
-        inner = 0.0 if epsilon >= self._most else self._responses().delta(epsilon)
-        return min(1.0, up(-math.expm1(self.log_kept) + math.exp(self.log_kept) * inner))
+        return delta_beside(0.0 if epsilon >= self._most else self._responses().delta(epsilon), self.revealed)
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon with delta(epsilon) <= ``delta``."""
-        revealed, kept = -math.expm1(self.log_kept), math.exp(self.log_kept)
-        if delta < revealed or kept == 0.0:
+        lost = revealed(self.revealed)
+        if delta < lost or lost == 1.0:
             return math.inf
-        wanted = (delta - revealed) / kept * (1.0 - 1e-12)
+        wanted = (delta - lost) / (1.0 - lost) * (1.0 - 1e-12)
         return min(self._most, self._responses().epsilon(wanted)) if 0.0 < wanted < 1.0 else self._most
 
     @property
@@ -188,4 +188,4 @@ def _leaf(event: Event, relation: Relation) -> Loss:
     epsilon = known.epsilon(known.fixed)
     if math.isinf(epsilon):
         raise NoTheorem(f"{event} has an infinite epsilon.")
-    return OptimalLoss(((epsilon, 1),), math.log1p(-known.fixed))
+    return OptimalLoss(((epsilon, 1),), ((known.fixed, 1),) if known.fixed > 0.0 else ())

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hushgrad import _check, _papers
 from hushgrad.accounting import renyi, renyi_sampled
-from hushgrad.accounting._numeric import least_over_orders, smallest_true
+from hushgrad.accounting._numeric import Shares, least_over_orders, positive_up, ratio_up, revealed, smallest_true, total_loss, up
 from hushgrad.accounting.base import Accountant, Loss, Nothing, Unbounded
-from hushgrad.accounting.conversion import delta_from_renyi, epsilon_from_renyi
+from hushgrad.accounting.conversion import delta_beside, delta_from_renyi, epsilon_beside
 from hushgrad.accounting.dominance import amplified, pure_epsilon
 from hushgrad.accounting.participation import Sampling, Way, poisson_rate, sampling
 from hushgrad.accounting.renyi import Curve
@@ -37,31 +37,30 @@ __all__ = ["RDP", "RDPLoss"]
 
 @dataclass(frozen=True)
 class RDPLoss:
-    """Rényi divergences with counts, except with probability 1 - e^``log_kept`` (which (epsilon, delta)-DP parts need)."""
+    """Rényi divergences with counts, except for what is ``revealed`` outright (which (epsilon, delta)-DP parts need)."""
 
     curves: tuple[tuple[Curve, int], ...]
-    log_kept: float = 0.0
+    revealed: Shares = ()
 
     def __add__(self, other: RDPLoss) -> RDPLoss:
-        return RDPLoss(self.curves + other.curves, self.log_kept + other.log_kept)
+        return RDPLoss(self.curves + other.curves, self.revealed + other.revealed)
 
     def __mul__(self, times: int) -> RDPLoss:
-        return RDPLoss(tuple((curve, n * times) for curve, n in self.curves), self.log_kept * times)
+        return RDPLoss(tuple((curve, n * times) for curve, n in self.curves), tuple((d, n * times) for d, n in self.revealed))
 
     def renyi(self, alpha: float) -> float:
         """The Rényi divergence of order ``alpha`` (a bound on it, in both directions)."""
+        if math.isinf(alpha):
+            return total_loss((curve(alpha), n) for curve, n in self.curves)
         return math.fsum(n * curve(alpha) for curve, n in self.curves)
 
     def epsilon(self, delta: float) -> float:
         """The best conversion over all orders."""
-        revealed = -math.expm1(self.log_kept)
-        if delta < revealed:
-            return math.inf
-        return epsilon_from_renyi(self.renyi, (delta - revealed) / math.exp(self.log_kept))
+        return epsilon_beside(self.renyi, self.revealed, delta)
 
     def delta(self, epsilon: float) -> float:
         """The best conversion over all orders."""
-        return min(1.0, -math.expm1(self.log_kept) + math.exp(self.log_kept) * delta_from_renyi(self.renyi, epsilon))
+        return delta_beside(delta_from_renyi(self.renyi, epsilon), self.revealed)
 
 
 class RDP(Accountant):
@@ -104,11 +103,11 @@ class RDP(Accountant):
         """All curves in one list."""
         losses = [loss * times for loss, times in parts if isinstance(loss, RDPLoss)]
         curves = tuple(curve for loss in losses for curve in loss.curves)
-        return RDPLoss(curves, math.fsum(loss.log_kept for loss in losses))
+        return RDPLoss(curves, tuple(share for loss in losses for share in loss.revealed))
 
 
-def _of(curve: Curve, log_kept: float = 0.0) -> RDPLoss:
-    return RDPLoss(((curve, 1),), log_kept)
+def _of(curve: Curve, revealed: float = 0.0) -> RDPLoss:
+    return RDPLoss(((curve, 1),), ((revealed, 1),) if revealed > 0.0 else ())
 
 
 @RDP.analyses(Gaussian)
@@ -131,7 +130,7 @@ def _zcdp(event: ZCDP, relation: Relation) -> Loss:
 
 @RDP.analyses(Laplace)
 def _laplace(event: Laplace, relation: Relation) -> Loss:
-    return _of(renyi.laplace(relation.contributions / event.scale))
+    return _of(renyi.laplace(ratio_up(relation.contributions, event.scale)))
 
 
 @RDP.analyses(DiscreteLaplace)
@@ -147,7 +146,7 @@ def _pure(event: PureDP, relation: Relation) -> Loss:
 @RDP.analyses(ApproxDP)
 def _approximate(event: ApproxDP, relation: Relation) -> Loss:
     # Revealed with probability delta, else randomised response at epsilon (Kairouz, Oh and Viswanath 2015, theorem 2).
-    return _of(renyi.pure(event.epsilon), math.log1p(-event.delta))
+    return _of(renyi.pure(event.epsilon), event.delta)
 
 
 @RDP.analyses(Exponential)
@@ -188,7 +187,7 @@ def _sampled(event: Sampled, relation: Relation) -> Loss:
         return base
     # A part that reveals everything with probability delta does so with probability rate delta on a sample, and the rest
     # is amplified; only a single (epsilon, delta)-DP mechanism is split like that (the subsampling lemma).
-    if base.log_kept < 0.0:
+    if base.revealed:
         return _sampled_approximate(of, how)
     if how.way is Way.SHOWN:
         return _of(renyi_sampled.shown(base.renyi, how.rate))
@@ -199,17 +198,17 @@ def _sampled(event: Sampled, relation: Relation) -> Loss:
     largest = base.renyi(math.inf)
     if math.isinf(largest):
         return _of(curve)
-    pure = renyi.pure(amplified(largest, how.rate))
+    pure = renyi.pure(up(amplified(largest, how.rate)))
     return _of(lambda alpha: min(curve(alpha), pure(alpha)) if math.isfinite(alpha) else pure(alpha))
 
 
 def _sampled_approximate(of: Event, how: Sampling) -> Loss:
     if not isinstance(of, ApproxDP):
         raise NoTheorem("The rdp accountant samples single (epsilon, delta)-DP mechanisms, not compositions of them. Ask pld.")
-    log_kept = math.log1p(-how.rate * of.delta)
+    share = positive_up(how.rate * of.delta)
     if how.way is Way.SHOWN:
-        return _of(renyi_sampled.shown(renyi.pure(of.epsilon), how.rate), log_kept)
-    return _of(renyi.pure(amplified(of.epsilon, how.rate)), log_kept)
+        return _of(renyi_sampled.shown(renyi.pure(of.epsilon), how.rate), share)
+    return _of(renyi.pure(up(amplified(of.epsilon, how.rate))), share)
 
 
 @RDP.analyses(OneOf)
@@ -220,7 +219,7 @@ def _one_of(event: OneOf, relation: Relation) -> Loss:
     known = [loss for loss in losses if isinstance(loss, RDPLoss)]
     if any(isinstance(loss, Unbounded) for loss in losses) or not known:
         return next((loss for loss in losses if isinstance(loss, Unbounded)), Nothing())
-    return _of(lambda alpha: max(loss.renyi(alpha) for loss in known), min(loss.log_kept for loss in known))
+    return _of(lambda alpha: max(loss.renyi(alpha) for loss in known), max(revealed(loss.revealed) for loss in known))
 
 
 @RDP.analyses(RepeatAndSelect)
@@ -228,7 +227,7 @@ def _repeat_and_select(event: RepeatAndSelect, relation: Relation) -> Loss:
     base = RDP().loss(event.of, relation)
     if not isinstance(base, RDPLoss):
         return base
-    if base.log_kept < 0.0:
+    if base.revealed:
         raise NoTheorem("Repeat-and-select is analysed for mechanisms with finite Rényi divergences, not for ApproxDP parts.")
     if math.isinf(event.shape):
         return _of(_poisson_repeats(base, event.mean))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from hushgrad.accounting._numeric import log_add, up
+from hushgrad.accounting._numeric import log_add, ratio_up, up
 
 __all__ = ["Curve", "concentrated", "discrete_laplace", "laplace", "pure", "response"]
 
@@ -78,7 +78,7 @@ def discrete_laplace(scale: float, distance: int) -> Curve:
 
     def curve(alpha: float) -> float:
         if math.isinf(alpha):
-            return distance / scale
+            return ratio_up(distance, scale)
         left = (1.0 - alpha) * distance * t
         terms = log_add(left + log_tail, alpha * distance * t + log_tail)
         if distance > 1:  # the integers strictly between: a geometric sum with ratio e^{(2 alpha - 1) t}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 
 from hushgrad import _check
 from hushgrad.accounting.api import deltas_of, loss_of, sane_delta
@@ -122,4 +123,4 @@ def attack(
 
 def _percent(x: float) -> str:
     """Rounded up: the sentence must not promise more than holds."""
-    return f"{math.ceil(x * 1e4 - 1e-9) / 100:.2f}%"
+    return f"{Decimal(repr(x)).quantize(Decimal('0.0001'), ROUND_CEILING) * 100:.2f}%"

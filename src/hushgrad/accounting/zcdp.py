@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 
 from hushgrad import _papers
+from hushgrad.accounting._numeric import Shares
 from hushgrad.accounting.base import Accountant, Loss, Unbounded
-from hushgrad.accounting.conversion import delta_from_renyi, epsilon_from_renyi
+from hushgrad.accounting.conversion import delta_beside, delta_from_renyi, epsilon_beside
 from hushgrad.accounting.dominance import pure_epsilon
 from hushgrad.events import ZCDP as ZCDPEvent
 from hushgrad.events import (
@@ -39,16 +40,16 @@ def rho_of_pure(epsilon: float) -> float:
 
 @dataclass(frozen=True)
 class ZCDPLoss:
-    """delta-approximate rho-zCDP: rho-zCDP except with probability 1 - e^``log_kept`` (Bun and Steinke 2016, section 8)."""
+    """delta-approximate rho-zCDP: rho-zCDP except for what is ``revealed`` outright (Bun and Steinke 2016, section 8)."""
 
     rho: float
-    log_kept: float = 0.0
+    revealed: Shares = ()
 
     def __add__(self, other: ZCDPLoss) -> ZCDPLoss:
-        return ZCDPLoss(self.rho + other.rho, self.log_kept + other.log_kept)
+        return ZCDPLoss(self.rho + other.rho, self.revealed + other.revealed)
 
     def __mul__(self, times: int) -> ZCDPLoss:
-        return ZCDPLoss(self.rho * times, self.log_kept * times)
+        return ZCDPLoss(self.rho * times, tuple((d, n * times) for d, n in self.revealed))
 
     def renyi(self, alpha: float) -> float:
         """The Rényi divergence of order ``alpha``: at most alpha rho."""
@@ -56,14 +57,11 @@ class ZCDPLoss:
 
     def epsilon(self, delta: float) -> float:
         """The optimised conversion."""
-        revealed = -math.expm1(self.log_kept)
-        if delta < revealed:
-            return math.inf
-        return epsilon_from_renyi(self.renyi, (delta - revealed) / math.exp(self.log_kept))
+        return epsilon_beside(self.renyi, self.revealed, delta)
 
     def delta(self, epsilon: float) -> float:
         """The optimised conversion."""
-        return min(1.0, -math.expm1(self.log_kept) + math.exp(self.log_kept) * delta_from_renyi(self.renyi, epsilon))
+        return delta_beside(delta_from_renyi(self.renyi, epsilon), self.revealed)
 
 
 class ZCDP(Accountant):
@@ -96,7 +94,7 @@ class ZCDP(Accountant):
     def total(self, parts: list[tuple[Loss, int]]) -> Loss:
         """The sum of the rhos."""
         losses = [loss * times for loss, times in parts if isinstance(loss, ZCDPLoss)]
-        return ZCDPLoss(math.fsum(loss.rho for loss in losses), math.fsum(loss.log_kept for loss in losses))
+        return ZCDPLoss(math.fsum(loss.rho for loss in losses), tuple(share for loss in losses for share in loss.revealed))
 
 
 @ZCDP.analyses(Gaussian)
@@ -127,7 +125,7 @@ def _pure(event: Event, relation: Relation) -> Loss:
 
 @ZCDP.analyses(ApproxDP)
 def _approximate(event: ApproxDP, relation: Relation) -> Loss:
-    return ZCDPLoss(rho_of_pure(event.epsilon), math.log1p(-event.delta))
+    return ZCDPLoss(rho_of_pure(event.epsilon), ((event.delta, 1),) if event.delta > 0.0 else ())
 
 
 @ZCDP.analyses(ZCDPEvent)

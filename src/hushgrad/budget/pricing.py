@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
+from hushgrad._printed import at_most
 from hushgrad.budget.values import Dataset
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
@@ -169,7 +170,7 @@ def advice(dataset: Dataset, charges: tuple[Event, ...], event: Event) -> str:
         found.append(f"{steps} of its {times} steps would fit" if steps else "not one of its steps would fit")
     factor = _noise_factor(event, fit)
     if factor is not None:
-        found.append(f"all of it would fit with {factor:.3g} times its noise")
+        found.append(f"all of it would fit with {at_most(factor, 3)} times its noise")
     return f" {found[0][0].upper()}{found[0][1:]}{''.join('; ' + other for other in found[1:])}." if found else ""
 
 
@@ -195,7 +196,7 @@ def _noise_factor(event: Event, fit: Callable[[Event], bool]) -> float | None:
     while high / low > 1.01:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if fit(scaled(event, middle)) else (middle, high)
-    return math.ceil(high * 1000) / 1000  # printed to three digits: never rounded down to one that does not fit
+    return high
 
 
 def scaled(event: Event, factor: float) -> Event:

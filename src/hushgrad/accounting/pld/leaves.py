@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from hushgrad.accounting._numeric import ratio_up
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
 from hushgrad.accounting.dominance import pure_epsilon
 from hushgrad.accounting.participation import Way, kind_of, sampling
@@ -49,7 +50,7 @@ def _(event: Gaussian, relation: Relation) -> Loss:
 
 @PLD.analyses(Laplace)
 def _(event: Laplace, relation: Relation) -> Loss:
-    return once(LaplaceCurve(relation.contributions / event.scale))
+    return once(LaplaceCurve(ratio_up(relation.contributions, event.scale)))
 
 
 @PLD.analyses(DiscreteGaussian)

@@ -39,7 +39,7 @@ def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-
 
 def _in_range(parts: Parts, epsilon: float, delta: float) -> float:
     """An upper bound on delta as a double with all its digits: below the largest loss the truth is above 0, however small."""
-    nothing = delta == 0 and epsilon >= largest_loss(parts) * (1 - 3e-12)  # as far as doubles tell
+    nothing = delta == 0 and epsilon >= largest_loss(parts)
     return 0.0 if nothing else min(1.0, max(delta, sys.float_info.min))
 
 
@@ -47,7 +47,7 @@ def _delta_bound(parts: Parts, epsilon: float, width: float, known: float, *, up
     if is_single(parts):
         return min(1.0, delta_of(parts[0][0], epsilon, upper=upper))
     if epsilon >= largest_loss(parts):
-        return infinite_mass(parts) * (1 + ACCURACY if upper else 1 - ACCURACY)
+        return infinite_mass(parts) * (1 if upper else 1 - ACCURACY)
     if upper:
         simple = sum(n * delta_of(curve, epsilon / sum(m for _, m in parts), upper=True) for curve, n in parts)
     else:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hushgrad.accounting._numeric import smallest_true
+from hushgrad.accounting._numeric import revealed, smallest_true, up
 from hushgrad.accounting.pld.bounds.blend import Blend
 from hushgrad.accounting.pld.bounds.compose import Composed, compose
 from hushgrad.accounting.pld.bounds.grid import atoms_of
+from hushgrad.accounting.pld.profiles.atoms import Response
+from hushgrad.accounting.pld.profiles.continuous import LaplaceCurve
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, UNSEEN, Curve
 from hushgrad.accounting.pld.search.allowance import Allowance
 from hushgrad.accounting.pld.search.choice import choice_epsilon, is_choice
@@ -59,7 +61,7 @@ def _epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, kno
         return Answer(math.inf)
     if delta == 0:
         return Answer(math.inf if infinite > 0 else largest_loss(parts) * (1 if upper else 1 - 3e-12))
-    if delta <= infinite * (1 - ACCURACY):
+    if delta < infinite if upper else delta <= infinite * (1 - ACCURACY):
         return Answer(math.inf)
     if is_single(parts):
         return Answer(_invert(parts[0][0], delta, upper=upper))
@@ -192,8 +194,8 @@ def _largest_at(parts: Parts, delta: float) -> float:
 
 
 def infinite_mass(parts: Parts) -> float:
-    """The probability of an infinite loss in some step."""
-    return abs(math.expm1(sum(n * math.log1p(-min(curve.infinite, 1 - 1e-16)) for curve, n in parts)))
+    """The probability of an infinite loss in some step, rounded up."""
+    return revealed((curve.infinite if isinstance(curve, Response) else up(curve.infinite), n) for curve, n in parts)
 
 
 def unseen_mass(parts: Parts) -> float:
@@ -203,6 +205,8 @@ def unseen_mass(parts: Parts) -> float:
 
 def largest_loss(parts: Parts) -> float:
     """No finite loss is larger, so beyond it delta is the mass at infinity."""
+    if is_single(parts) and isinstance(parts[0][0], (Response, LaplaceCurve)):
+        return parts[0][0].support[1]  # as it was stated, or rounded up before
     return sum(n * curve.support[1] for curve, n in parts) * (1 + 1e-12)
 
 
@@ -214,7 +218,7 @@ def is_single(parts: Parts) -> bool:
 def delta_of(curve: Curve, epsilon: float, *, upper: bool) -> float:
     """The delta of one curve in closed form. Near its largest loss the last digits of epsilon decide, so they are given away."""
     if upper:
-        at = epsilon * (1 - _LAST_DIGITS) if epsilon < curve.support[1] else epsilon
+        at = epsilon * (1 - _LAST_DIGITS) if epsilon < largest_loss([(curve, 1)]) else epsilon
         return abs(curve.delta(at)) * (1 + ACCURACY)
     return abs(curve.delta(epsilon * (1 + _LAST_DIGITS))) * (1 - ACCURACY)
 
