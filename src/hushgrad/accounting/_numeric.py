@@ -59,7 +59,7 @@ def revealed(shares: Iterable[tuple[float, int]]) -> float:
     """
     parts = [(d, n) for d, n in shares if d > 0.0 and n > 0]
     if sum(n for _, n in parts) <= _FEW:
-        return above(1 - math.prod((1 - Fraction(d)) ** n for d, n in parts))
+        return above(1 - math.prod(((1 - Fraction(d)) ** n for d, n in parts), start=Fraction(1)))
     if any(d >= 1.0 for d, _ in parts):
         return 1.0
     # the product of n and a logarithm, their sum and the exponential are each off by a last digit or two
