@@ -27,6 +27,7 @@ __all__ = [
     "global_hooks",
     "input_metadata",
     "input_shape",
+    "is_transformed",
     "left_alone",
     "memory_of",
     "nodes_made",
@@ -34,6 +35,7 @@ __all__ = [
     "push_packing",
     "refuse_tracing",
     "saved",
+    "unwatched",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -44,6 +46,9 @@ backward_task: Callable[[], int] = torch._C._current_graph_task_id
 
 # How many nodes of graphs were made in this thread so far: the difference over a forward is a cheap fingerprint of what it did.
 nodes_made: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+# Inside, whoever watches which functions are called sees nothing: hooks of ours look at a dozen attributes of each output.
+unwatched: Callable[[], Any] = torch._C.DisableTorchFunction
 
 # What torch.autograd.graph.saved_tensors_hooks does; a pass begins in one hook and ends in another.
 push_packing: Callable[[Callable[[Tensor], Any], Callable[[Any], Tensor]], None]
@@ -95,6 +100,11 @@ def input_shape(edge: GradientEdge) -> torch.Size:
         return leaf.shape
     metadata: Any = edge.node
     return torch.Size(metadata._input_metadata[edge.output_nr].shape)
+
+
+def is_transformed() -> bool:
+    """Inside of ``vmap`` or ``grad`` tensors have no values to ask for."""
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 _exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7

@@ -9,6 +9,7 @@ import torch
 __all__ = [
     "AGAIN",
     "CLOCKS",
+    "COMPARED",
     "FEW",
     "KEPT",
     "LENGTHS",
@@ -42,6 +43,8 @@ KEPT = 3
 WILD = 1e10
 # A model that counts its passes is tried as it will be so many passes later.
 CLOCKS = (100, 100_000)
+# Of the numbers that a forward compares its tensors with, so many are tried in the place of others' data.
+COMPARED = 8
 # A number that somebody sets before each pass (a temperature) is compared until so many of its values were proved.
 SCHEDULE = 8
 # At one step in so many, chosen by a generator of its own, the others are replaced and made extreme once more; at one in four of these the

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from hushgrad.clipping._torch import nodes_made, pop_packing, push_packing
 from hushgrad.clipping.call import Call
+from hushgrad.clipping.proof.course import Course
 from hushgrad.clipping.proof.shares import Packing
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Structure, is_packed
 
@@ -17,7 +21,10 @@ __all__ = ["Pass", "is_evaluation", "may_hold", "place_all"]
 class Pass:
     """One call of the model."""
 
-    __slots__ = ("before", "calls", "candidates", "examples", "fast", "fresh", "inputs", "key", "nodes", "packing", "structure")
+    __slots__ = (
+        "before", "calls", "candidates", "course", "examples", "fast", "fresh", "inputs", "is_aside", "key", "nodes", "packing",
+        "structure",
+    )  # fmt: skip
 
     def __init__(self, inputs: Any, examples: int, candidates: list[Structure], key: Any, *, fresh: bool) -> None:
         self.inputs, self.examples, self.candidates, self.key, self.fresh = inputs, examples, candidates, key, fresh
@@ -27,6 +34,51 @@ class Pass:
         self.packing: Packing | None = None
         self.fast: bool | None = None  # attention's fast path, as it was
         self.nodes = 0
+        self.course: Course | None = None
+        self.is_aside = False
+
+    @classmethod
+    def aside(cls) -> Pass:
+        """A pass of a proof that is not captured: only what it does is noted."""
+        here = cls((), 0, [], None, fresh=True)
+        here.is_aside, here.course = True, Course()
+        here.course.__enter__()
+        return here
+
+    def enter(self, *, training: bool, watched: bool) -> None:
+        """The forward begins."""
+        if any(s.fragile for s in self.candidates):
+            self.packing = Packing()
+            push_packing(self.packing.pack, self.packing.unpack)
+        # Attention takes a fast path if no parameter requires gradients: none does between a site's hooks.
+        if not training:
+            self.fast = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+        if watched:
+            self.course = Course()
+            self.course.__enter__()
+        self.nodes = nodes_made()
+
+    def leave(self) -> None:
+        """It has ended, or was interrupted."""
+        if self.nodes < 0:
+            return
+        if self.course is not None:
+            self.course.__exit__(None, None, None)
+        if self.fast is not None:
+            torch.backends.mha.set_fastpath_enabled(self.fast)
+        if self.packing is not None:
+            pop_packing()
+        self.nodes = -1
+
+    def knows(self, structure: Structure) -> bool:
+        """Whether the forward did what forwards of the proof did."""
+        return self.course is None or structure.courses is None or structure.courses.know(self.course)
+
+    def require_held(self, structure: Structure) -> None:
+        """Raises LookupError if it did something that no forward of the proof did."""
+        if self.course is not None and structure.courses is not None and not structure.courses.hold(self.course):
+            raise LookupError(structure.courses.beyond(self.course))
 
 
 def place_all(here: Pass) -> None:

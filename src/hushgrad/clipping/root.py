@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hushgrad.clipping._torch import eagerly, nodes_made, pop_packing, push_packing, refuse_tracing
+from hushgrad.clipping._torch import eagerly, nodes_made, refuse_tracing
 from hushgrad.clipping.costs import AGAIN, TRIES
 from hushgrad.clipping.passes import Pass, is_evaluation, may_hold, place_all
 from hushgrad.clipping.proof.given import floats
 from hushgrad.clipping.proof.inputs import examples_of, leaves
 from hushgrad.clipping.proof.known import Known
 from hushgrad.clipping.proof.live import Reader
-from hushgrad.clipping.proof.shares import Packing
 from hushgrad.clipping.proof.state import Attributes
 from hushgrad.clipping.proof.structure import NATIVE, Structure, is_packed
 from hushgrad.clipping.proof.survey import Run
@@ -62,8 +61,9 @@ class Root:
     def reset(self) -> None:
         """Forget a pass that was interrupted."""
         if self._stack and not self.proving:
-            for here in self._stack:
-                self._leave(here)
+            for here in reversed(self._stack):
+                if here is not None:
+                    here.leave()
             self._stack.clear()
             self._tape.calls = None
 
@@ -88,7 +88,7 @@ class Root:
         refuse_tracing()
         tape = self._tape
         if tape.silent or module is not self.model or tape.calls is not None or not torch.is_grad_enabled():
-            self._stack.append(None)
+            self._stack.append(Pass.aside() if module is self.model and self.proving else None)
             return
         inputs = (args, kwargs)
         if self.proving:
@@ -102,14 +102,7 @@ class Root:
         batch = tape.enter(here.examples)
         batch.structure = here.structure
         here.before, tape.calls = tape.calls, here.calls
-        if any(s.fragile for s in here.candidates):
-            here.packing = Packing()
-            push_packing(here.packing.pack, here.packing.unpack)
-        # Attention takes a fast path if no parameter requires gradients: none does between a site's hooks.
-        if not self.model.training:
-            here.fast = torch.backends.mha.get_fastpath_enabled()
-            torch.backends.mha.set_fastpath_enabled(False)
-        here.nodes = nodes_made()
+        here.enter(training=self.model.training, watched=self._seal and (self.proving or here.structure is not None))
 
     @eagerly
     def _exit(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -117,12 +110,16 @@ class Root:
         if here is None:
             return
         made = nodes_made() - here.nodes
-        self._leave(here)
+        here.leave()
+        if output is not None and self.proving and here.course is not None:
+            self._trials.courses.append(here.course)
+        if here.is_aside:
+            return
         self._tape.calls = here.before
         if output is None:  # the forward raised
             return
         if self._trials.runs is not None:
-            run = Run(floats(output), here.calls, made)
+            run = Run(floats(output), here.calls, made, 0 if here.course is None else here.course.order)
             self._trials.runs.append(run)
             if here.structure is not None:
                 self._read_trial(here, run)
@@ -136,19 +133,12 @@ class Root:
             for call in here.calls:
                 call.edges = []  # nodes of the graph know the call: a circle
 
-    def _leave(self, here: Pass | None) -> None:
-        if here is not None and here.fast is not None:
-            torch.backends.mha.set_fastpath_enabled(here.fast)
-        if here is not None and here.packing is not None and here.nodes >= 0:
-            pop_packing()
-            here.nodes = -1
-
     def _as_usual(self, here: Pass, made: int) -> bool:
         """The usual pass: the same calls, of the same sizes, and as many operations as in the last one, all as their rules expect them."""
         structure, examples, shapes = self._usual
         if structure is None or structure is not here.structure or examples != here.examples:
             return False
-        if structure.nodes is None or made not in structure.nodes:
+        if structure.nodes is None or made not in structure.nodes or not here.knows(structure):
             return False
         if [call.site for call in here.calls] != structure.order or [call.shapes for call in here.calls] != shapes:
             return False
@@ -177,19 +167,20 @@ class Root:
                 return
         assert structure is not None
         try:
+            here.require_held(structure)
             self._reader.read(structure, run, here.examples, here.packing, by_tags=True)
         except LookupError as error:
             self._tape.fail(
                 f"The model did something else in this pass than in the passes that were proved ({error}), as one with random or "
                 "data-dependent branches does, so it cannot be told whose gradient is whose."
             )
-        self.known.saw(here.key, structure, run.nodes)
+        self.known.saw(here.key, structure, run.nodes, here.course)
 
     def _read(self, here: Pass, structure: Structure, run: Run) -> bool:
         """Whether the pass is as it was proved; then it is read."""
         B = here.examples
         same_nodes = structure.nodes is None or structure.routed or run.nodes in structure.nodes
-        if not same_nodes or not structure.matches(run.calls, B):
+        if not same_nodes or not structure.matches(run.calls, B) or not here.knows(structure):
             return False
         try:
             self._reader.read(structure, run, B, here.packing, by_tags=False)

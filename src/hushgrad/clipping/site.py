@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hushgrad.clipping._torch import backward_task
+from hushgrad.clipping._torch import backward_task, unwatched
 from hushgrad.clipping.base import Rule
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.rules.vmap import tensors_of, with_tensors
@@ -101,10 +101,11 @@ class Site:
             self._off.append(None)
             return
         off = []
-        for p in self.params:
-            if p.requires_grad:  # an outer call has not already turned it off
-                p.requires_grad = False
-                off.append(p)
+        with unwatched():
+            for p in self.params:
+                if p.requires_grad:  # an outer call has not already turned it off
+                    p.requires_grad = False
+                    off.append(p)
         self._off.append((off, self.rule.remember(module)))
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -112,9 +113,12 @@ class Site:
         if noted is None:
             return None
         off, memory = noted
-        for p in off:
-            p.requires_grad = True
-        return None if output is None else self._watch(args, kwargs, output, memory)  # None: the forward raised
+        with unwatched():
+            for p in off:
+                p.requires_grad = True
+            if output is None or type(output) is Tensor:  # None: the forward raised
+                return None if output is None else self._watch(args, kwargs, output, memory)
+        return self._watch(args, kwargs, output, memory)
 
     def restore(self) -> None:
         """Give back what a forward that was interrupted between the hooks (Ctrl-C) left turned off."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hushgrad.clipping.costs import LENGTHS
+from hushgrad.clipping.proof.course import Course, joined
 from hushgrad.clipping.proof.structure import Number, Pattern, Structure, sizes_of
 
 __all__ = ["Known"]
@@ -34,15 +35,18 @@ class Known:
 
     def add(self, key: Any, structure: Structure) -> None:
         """Remember; one that looks the same is replaced, whatever was concluded is forgotten."""
-        kept = [
-            s for s in self.proved(key) if (s.sizes, s.order, s.shapes) != (structure.sizes, structure.order, structure.shapes)
-        ]
-        self._proved[key] = [structure, *kept]
+        looks = (structure.sizes, structure.order, structure.shapes)
+        alike = [(s.sizes, s.order, s.shapes) == looks for s in self.proved(key)]
+        replaced = [s.courses for s, same in zip(self.proved(key), alike, strict=True) if same]
+        kept = [s for s, same in zip(self.proved(key), alike, strict=True) if not same]
+        self._proved[key] = [structure._replace(courses=joined([structure.courses, *replaced])), *kept]
         self._between.pop(key, None)
 
-    def saw(self, key: Any, structure: Structure, nodes: int) -> None:
-        """A pass that was read by tags makes so many nodes."""
+    def saw(self, key: Any, structure: Structure, nodes: int, course: Course | None) -> None:
+        """A pass that was read by tags makes so many nodes, and took this course."""
         seen = structure._replace(nodes=frozenset({nodes}) | (structure.nodes or frozenset()))
+        if course is not None and seen.courses is not None:
+            seen = seen._replace(courses=seen.courses.after(course))
         for kept in (self._proved.get(key, []), self._between.get(key, [])):
             kept[:] = [seen if s is structure else s for s in kept]
 
@@ -81,7 +85,8 @@ def _between(proved: Sequence[Structure], tensors: list[Any], examples: int) -> 
     values = iter(None if v is None else int(x) for v, x in zip(inside[0], line, strict=True))
     shapes = {n: tuple(tuple(next(values) for _ in p) for p in ps) for n, ps in first.shapes.items()}
     nodes = next(values)
-    return first._replace(sizes=sizes, shapes=shapes, nodes=None if nodes is None else frozenset({nodes}))
+    courses = joined([s.courses for s in alike], same=True)
+    return first._replace(sizes=sizes, shapes=shapes, nodes=None if nodes is None else frozenset({nodes}), courses=courses)
 
 
 def _flat(sizes: tuple[Any, ...]) -> list[int]:

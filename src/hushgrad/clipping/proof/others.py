@@ -6,10 +6,8 @@ others are made large, infinite, NaN, empty and short, and are many; what no thr
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from random import Random
 from typing import Any, Protocol
 
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hushgrad.clipping.costs import CLOCKS, FEW, KEPT, crowd
+from hushgrad.clipping.proof.changes import KINDS, Change, Named, changes, constant, halved, short, turned
 from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run, Stage
@@ -25,8 +24,9 @@ from hushgrad.errors import HushgradError
 
 __all__ = ["Sealing", "influence", "part_of", "swayed"]
 
-Change = Callable[[Tensor, Tensor], Tensor]  # of one example's rows, and everybody's
-
+_SEEDED = (
+    "its random numbers begin at a seed that follows from the data: draw from torch's own generator, and seed none in forward"
+)
 _REMEMBERS = "it keeps something of an earlier batch that changes the next one's outputs"
 
 
@@ -50,6 +50,12 @@ class Sealing(Stage, Protocol):
 
     def wrote(self) -> bool:
         """Whether a pass has left something behind in an attribute."""
+
+    def seeds(self) -> frozenset[int]:
+        """Of the generators that the last pass has drawn from."""
+
+    def compared(self) -> tuple[list[float], bool]:
+        """What passes compare their tensors with, and whether whole numbers may be tried that the batch does not have."""
 
 
 def influence(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: int, lot: Random) -> str | None:
@@ -114,23 +120,29 @@ def _by_crowds(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: i
 
 
 def _by_kinds(stage: Sealing, structure: Structure, inputs: Any, B: int, few: list[int], lot: Random) -> str | None:
-    """These few and what they are turned into, by themselves and among many of every kind: of one kind perhaps none takes up room."""
-    turned = {len(few) + k: _turned for k in range(len(few))}
-    own = [*few, *few]
-    before = _tried(stage, structure.reading.changed(part_of(structure.reading, inputs, own, B), turned, len(own)))
-    many = own + lot.sample(range(B), B) * -(-crowd(B) // B)
-    kinds = [_turned, _other, *(change for _, change in _LARGE), None]
-    become = turned | {k: kind for k in range(len(own), len(many)) if (kind := kinds[k % len(kinds)]) is not None}
-    order = lot.sample(range(len(many)), len(many))  # who comes first
-    place = {k: i for i, k in enumerate(order)}
-    crowded = part_of(structure.reading, inputs, [many[k] for k in order], B)
-    made = _tried(stage, structure.reading.changed(crowded, {place[k]: change for k, change in become.items()}, len(many)))
-    if before is None or made is None:
-        return None
-    mine, its = torch.arange(len(own)), torch.tensor([place[k] for k in range(len(own))])
-    if _kept(structure, before, made, mine, its, len(own), len(many)):
-        return None
-    return "the output of one changes when it is among many others"
+    """These few and what they are turned into, by themselves and among many of every kind: of one kind perhaps none takes up room.
+
+    Half of them come before the many, half behind, and those first that come last by themselves: who has room by themselves loses it.
+    """
+    reading, own = structure.reading, [k for k in few for _ in range(2)]
+    become: dict[int, Change] = dict.fromkeys(range(1, len(own), 2), turned)
+    before = _tried(stage, reading.changed(part_of(reading, inputs, own, B), become, len(own)))
+    if before is None:  # it does not take what is turned
+        before, become = _outputs(stage, part_of(reading, inputs, own, B)), {}
+    more = lot.sample(range(B), B) * -(-crowd(B) // B)
+    behind, n = len(own) // 2, len(own) + len(more)  # so many of them
+    crowded = part_of(reading, inputs, [*own[behind:], *more, *own[:behind]], B)
+    its = (torch.arange(len(own)) - behind) % n
+    moved = {int(its[k]): change for k, change in become.items()}
+    for some in (KINDS, *([kind] for kind in KINDS)):  # each by itself, for a model that does not take all at once
+        kinds = [*some, None]
+        now = moved | {len(own) - behind + k: kind for k in range(len(more)) if (kind := kinds[k % len(kinds)]) is not None}
+        made = _tried(stage, reading.changed(crowded, now, n))
+        if made is not None and not _kept(structure, before, made, torch.arange(len(own)), its, len(own), n):
+            return "the output of one changes when it is among many others"
+        if made is not None and some is KINDS:
+            break
+    return None
 
 
 # Replaced -------------------------------------------------------------------------------------------------------------------
@@ -141,114 +153,89 @@ def swayed(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Rando
     n = min(B, FEW)
     others = sorted(lot.sample(range(n), max(n // 2, n - KEPT)))
     few = part_of(structure.reading, inputs, lot.sample(range(B), n), B)
-    few = structure.reading.changed(few, {i: _short for i in range(n) if i not in others}, n)  # so others may be longer
-    return _replaced(stage, structure, few, others, n)
+    shorter = structure.reading.changed(few, {i: short for i in range(n) if i not in others}, n)  # so others may be longer
+    problem = _replaced(stage, structure, [shorter, few], others, n, changes())
+    return problem or _by_constants(stage, structure, few, others, n)
 
 
-def _replaced(stage: Sealing, structure: Structure, base: Any, others: list[int], n: int) -> str | None:
+def _by_constants(stage: Sealing, structure: Structure, few: Any, others: list[int], n: int) -> str | None:
+    """Others are what the forward compares its tensors with: a missing value, a token, the end of a text. So are those that stay."""
+    constants, anew = stage.compared()
+    if not constants:
+        return None
+    named = [constant(c, anew=anew) for c in constants]
+    problem = _replaced(stage, structure, [few], others, n, [[change for made in named for change in made]])
+    stay = [i for i in range(n) if i not in others]
+    for value, (everywhere, *_) in zip(constants, named, strict=True):
+        ended = structure.reading.changed(few, dict.fromkeys(stay, halved(value, anew=anew)), n)
+        problem = problem or _replaced(stage, structure, [ended, few], others, n, [[everywhere]])
+    return problem
+
+
+def _replaced(
+    stage: Sealing, structure: Structure, bases: list[Any], others: list[int], n: int, groups: list[list[Named]]
+) -> str | None:
     """Each group of changes in a pass, one for each of the others (or in more passes, if they are too few).
 
     The last pass is the first one again: whatever a pass leaves behind where it cannot be put back shows in it.
+
+    Args:
+        stage: runs the model.
+        structure: where the examples are.
+        bases: a few examples; of several such inputs, the first that the model takes.
+        others: which of them change.
+        n: how many they are.
+        groups: of changes.
     """
     kept = torch.tensor([i for i in range(n) if i not in others])
-    before, after = _tried(stage, base), stage.buffers()
-    if before is None:
-        return None
-    for number, now in enumerate(g[k : k + len(others)] for g in _changes() for k in range(0, len(g), len(others))):
-        changes = {i: now[k % len(now)][1] for k, i in enumerate(others)}
-        made = _tried(stage, structure.reading.changed(base, changes, n))
-        if made is not None and not _kept(structure, before, made, kept, kept, n, n):
-            return f"the output of one changes when the others are {' or '.join(dict.fromkeys(name for name, _ in now))}"
-        if number == 0 and made is not None:
+    base, before = next(
+        (b, made) for b in bases if (made := _tried(stage, b) if b is not bases[-1] else _outputs(stage, b)) is not None
+    )
+    after, seeds, seeded = stage.buffers(), stage.seeds(), False
+    for number, now in enumerate(g[k : k + len(others)] for g in groups for k in range(0, len(g), len(others))):
+        for some, made in _taken(stage, structure, base, others, n, now):
+            if not _kept(structure, before, made, kept, kept, n, n):
+                return f"the output of one changes when the others are {' or '.join(dict.fromkeys(name for name, _ in some))}"
+            seeded = seeded or stage.seeds() != seeds
+        if number == 0:
             changed = [b for b, value in stage.buffers().items() if b in after and not same(value, after[b])]
             if changed:
                 return f"its buffer {changed[0]} keeps something of the data, without noise"
-    again, every = _tried(stage, base), torch.arange(n)
-    if again is not None and not _kept(structure, before, again, every, every, n, n):
+    again, every = _outputs(stage, base), torch.arange(n)
+    if not _kept(structure, before, again, every, every, n, n):
         return _REMEMBERS
-    return None
+    return _SEEDED if seeded and stage.seeds() == seeds else None
+
+
+def _taken(
+    stage: Sealing, structure: Structure, base: Any, others: list[int], n: int, now: list[Named]
+) -> Iterator[tuple[list[Named], list[Tensor]]]:
+    """The outputs when the others become these. What a model does not take together is tried by itself, of all of them and of one.
+
+    What it never takes, nobody learns anything from: a step over such a record ends with the model's own exception.
+    """
+    made = _tried(stage, structure.reading.changed(base, {i: now[k % len(now)][1] for k, i in enumerate(others)}, n))
+    if made is not None:
+        yield now, made
+        return
+    for one in now:
+        for who in (others, others[:1]):
+            made = _tried(stage, structure.reading.changed(base, dict.fromkeys(who, one[1]), n))
+            if made is not None:
+                yield [one], made
+                break
 
 
 def _tried(stage: Sealing, inputs: Any, *, after: Any = None) -> list[Tensor] | None:
-    """The outputs; None if the model refuses such inputs (lengths of 0, say), which nobody else learns anything from."""
+    """The outputs; None if the model refuses such inputs (lengths of 0, say)."""
     try:
         return _outputs(stage, inputs, after=after)
-    except HushgradError:
+    except (HushgradError, MemoryError, torch.OutOfMemoryError):
         raise
-    except (RuntimeError, ValueError, LookupError, AssertionError, ArithmeticError):
+    except Exception as error:  # the model's own, of whatever kind
+        if "allocate memory" in str(error):
+            raise
         return None
-
-
-def _changes() -> list[list[tuple[str, Change]]]:
-    """What others may become, in groups of which one does not hide another: ordinary, so large that it overflows, and no numbers.
-
-    Whole numbers stay among those that are there.
-    """
-    large = {factor: (f"{abs(factor):g} times as large", partial(_large, factor=factor)) for factor in (1e16, 1e30)}
-    filled = {
-        value: [(str(value), partial(_filled, value=value)), (f"{value} somewhere", partial(_somewhere, value=value))]
-        for value in (math.nan, math.inf, 3e38)
-    }
-    ordinary = [("replaced", _other), ("replaced", _turned), ("zero", _zero), ("shorter", _short), ("equal", _equal)]
-    return [
-        [*ordinary, *_LARGE],
-        [large[1e16], large[1e30], *filled[3e38]],
-        [*filled[math.nan], *filled[math.inf]],
-        [("shorter", _short)],  # all of them
-    ]
-
-
-def _turned(t: Tensor, every: Tensor) -> Tensor:
-    return -_other(t, every) if t.is_floating_point() else t
-
-
-def _equal(t: Tensor, every: Tensor) -> Tensor:
-    return torch.full_like(t, every.max().item()) if t.numel() and not t.is_floating_point() else t
-
-
-def _other(t: Tensor, _: Tensor) -> Tensor:
-    if t.is_floating_point():
-        return (t + 0.1 * (1 + t.abs())) * 10
-    return t.flip(-1) if t.dim() else t
-
-
-def _zero(t: Tensor, every: Tensor) -> Tensor:
-    return torch.zeros_like(t) if t.is_floating_point() or not bool(every.all()) else t
-
-
-def _filled(t: Tensor, _: Tensor, value: float) -> Tensor:
-    return torch.full_like(t, _held(t, value)) if t.is_floating_point() else t
-
-
-def _large(t: Tensor, _: Tensor, factor: float) -> Tensor:
-    return (t + (t == 0)) * factor if t.is_floating_point() else t
-
-
-_LARGE = [(f"{abs(factor):g} times as large", partial(_large, factor=factor)) for factor in (1e4, -1e8)]
-
-
-def _somewhere(t: Tensor, _: Tensor, value: float) -> Tensor:
-    """In one place."""
-    if not t.is_floating_point() or not t.numel():
-        return t
-    made = t.clone(memory_format=torch.contiguous_format)
-    made.view(-1)[0] = _held(t, value)
-    return made
-
-
-def _held(t: Tensor, value: float) -> float:
-    """The value, or the largest number that the tensor can hold: half precision ends at 65,504."""
-    return min(value, torch.finfo(t.dtype).max) if math.isfinite(value) else value
-
-
-def _short(t: Tensor, every: Tensor) -> Tensor:
-    """The second half of each example's positions, or features, is 0, or as the first where no whole number is 0."""
-    if t.dim() < 2:
-        return t // 2 if not t.is_floating_point() and t.dtype is not torch.bool else t
-    made = t.clone()
-    # whole numbers stay among those that are there: no row of a table is read that the batch does not read
-    made[:, (t.shape[1] + 1) // 2 :] = 0 if t.is_floating_point() or not bool(every.all()) else t[:, :1]
-    return made
 
 
 # Kept from an earlier pass, and later ---------------------------------------------------------------------------------------
@@ -260,9 +247,12 @@ def _by_memory(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: R
         return None
     n = min(B, FEW)
     few = part_of(structure.reading, inputs, lot.sample(range(B), n), B)
-    every, first = torch.arange(n), structure.reading.changed(few, dict.fromkeys(range(n), _other), n)
-    before, after = (_tried(stage, few, after=earlier) for earlier in (few, first))
-    if before is not None and after is not None and not _kept(structure, before, after, every, every, n, n):
+    every, before = torch.arange(n), _outputs(stage, few, after=few)
+    changed = (structure.reading.changed(few, dict.fromkeys(range(n), change), n) for change in KINDS)
+    first = next((made for made in changed if _tried(stage, made) is not None), None)
+    if first is None:  # it takes none of them
+        first = part_of(structure.reading, inputs, lot.choices(range(B), k=n), B)
+    if not _kept(structure, before, _outputs(stage, few, after=first), every, every, n, n):
         return _REMEMBERS
     return None
 

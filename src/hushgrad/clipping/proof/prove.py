@@ -19,6 +19,7 @@ from hushgrad.clipping.call import Call
 from hushgrad.clipping.costs import crowd
 from hushgrad.clipping.layout import DEAD, MIXED, ROWS, SHARED, Kind, Layout, layouts_of
 from hushgrad.clipping.proof.around import around
+from hushgrad.clipping.proof.course import Courses
 from hushgrad.clipping.proof.fits import fit_of
 from hushgrad.clipping.proof.graph import Frontier, Graph, Source, Trail, find
 from hushgrad.clipping.proof.inputs import Reading, leaves
@@ -97,6 +98,7 @@ def _structure(
         precisions=frozenset(stage.precisions()),
         fragile=fragile,
         routed=any(p.layout.kind is Kind.ROWS for p in places.values()),
+        courses=Courses(frozenset() if first.run.order == second.run.order else None),
     )
 
 

@@ -6,6 +6,7 @@ is constant, in training mode: ``eval()`` would test another model, and a dropou
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hushgrad.clipping.costs import COMPARED
 from hushgrad.clipping.proof.state import attributes_restored
 
 __all__ = ["ALMOST_ONE", "Quiet", "as_it_was", "buffers_of", "hushed", "put_back", "quieted"]
@@ -22,6 +24,7 @@ __all__ = ["ALMOST_ONE", "Quiet", "as_it_was", "buffers_of", "hushed", "put_back
 aten = torch.ops.aten
 _ONES = (aten.bernoulli_, aten.exponential_, aten.uniform_, aten.rand, aten.rand_like, aten.bernoulli)
 _ZEROS = (aten.normal_, aten.randn, aten.randn_like, aten.normal)
+_COMPARING = (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
 ALMOST_ONE = 0.9990234375  # of uniform numbers: above every probability with which something is left out
 
 
@@ -36,6 +39,9 @@ class Quiet(TorchDispatchMode):
         self.drawn: set[str] = set()
         self.casts: set[torch.dtype] = set()
         self.hushed = False
+        self.seeds: set[int] = set()  # of the generators that were drawn from
+        self.compared: dict[float, None] = {}  # the first of what tensors were compared with
+        self.listens = False  # the model's own forward runs
         self._uniform, self._normal = uniform, normal
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -43,6 +49,10 @@ class Quiet(TorchDispatchMode):
         name = func.overloadpacket
         if name is aten._to_copy and getattr(kwargs.get("dtype"), "is_floating_point", False):
             self.casts.add(kwargs["dtype"])
+        if self.listens and name in _COMPARING:
+            self._compare(args)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.seeds.add((kwargs.get("generator") or torch.default_generator).initial_seed())
         if name is aten.native_dropout:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name in _ONES or name in _ZEROS:
@@ -55,6 +65,13 @@ class Quiet(TorchDispatchMode):
         ):  # that with dropout falls apart
             self.drawn.add(str(name).removeprefix("aten."))
         return func(*args, **kwargs)
+
+    def _compare(self, args: Any) -> None:
+        value = args[1]
+        if isinstance(value, Tensor):
+            value = value.item() if value.numel() == 1 else None
+        if isinstance(value, (int, float)) and len(self.compared) < COMPARED and math.isfinite(value):
+            self.compared[float(value)] = None
 
 
 _now: list[Quiet] = []

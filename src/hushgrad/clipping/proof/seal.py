@@ -166,6 +166,6 @@ def _by_wild_cotangents(
 
 
 def _scaled(us: list[Tensor], exits: list[Exit], keep: int, n: int) -> list[Tensor]:
-    """All cotangents but one example's, times something huge, or NaN."""
-    factors = torch.tensor([1.0 if i == keep else (WILD, float("nan"))[(i - keep) % 2] for i in range(n)])
+    """All cotangents but one example's, times something huge, NaN, or 0."""
+    factors = torch.tensor([1.0 if i == keep else (0.0, WILD, float("nan"))[(i - keep) % 3] for i in range(n)])
     return [u * factors.to(u)[e.layout.owners(u.shape, n, u.device)] for u, e in zip(us, exits, strict=True)]

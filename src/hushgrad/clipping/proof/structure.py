@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping.layout import FIRST, Kind, Layout
+from hushgrad.clipping.proof.course import Courses
 from hushgrad.clipping.proof.graph import Frontier
 from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.proof.order import Move
@@ -60,6 +61,7 @@ class Structure(NamedTuple):
     precisions: frozenset[torch.dtype]  # that the model casts numbers to: rounding is theirs
     fragile: bool  # a frontier node has no formula: a record that is not finite needs care
     routed: bool  # the data choose rows: other data make other calls
+    courses: Courses | None = None  # what passes of the proof did; None: somebody vouches for the model
 
     def same_as(self, other: Structure) -> bool:
         """The same but for sizes."""

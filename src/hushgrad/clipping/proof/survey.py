@@ -39,6 +39,7 @@ class Run(NamedTuple):
     outputs: list[Tensor]
     calls: list[Call]
     nodes: int = 0  # of the graph, that it made
+    order: int = 0  # of the functions that it called
 
 
 class Names(Protocol):

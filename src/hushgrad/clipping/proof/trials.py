@@ -15,6 +15,7 @@ from hushgrad.clipping._torch import checkpoints_off
 from hushgrad.clipping.costs import FEW
 from hushgrad.clipping.isolated import culprit
 from hushgrad.clipping.marks import mark_of
+from hushgrad.clipping.proof.course import Course, after_all
 from hushgrad.clipping.proof.given import copied, finite, floats, jittered, shuffled, tamed
 from hushgrad.clipping.proof.inputs import leaves, readings
 from hushgrad.clipping.proof.known import Known
@@ -52,6 +53,7 @@ class Trials:
         self._capture, self._tape, self._attributes, self._lot, self._seal = capture, capture._tape, attributes, lot, seal
         self._known = known
         self.runs: list[Run] | None = None  # of the proof that is running
+        self.courses: list[Course] = []  # of all its passes
         self.of: tuple[int, Structure | None] = (0, None)
         self._start: dict[str, Tensor] = {}
         self._clocks: list[Place] | None = None  # until the first pass
@@ -102,6 +104,7 @@ class Trials:
 
     def _tried(self, inputs: Any, B: int, known: Structure | None = None) -> Structure | _Failure:
         quiet = Quiet()
+        self.courses = []
         try:
             with self._proving(quiet):
                 found = prove(self, inputs, B)
@@ -112,7 +115,7 @@ class Trials:
                 problem = self._swayed(found[0], inputs, B)
         except HushgradError as error:
             return _Failure(None, error, frozenset(quiet.drawn))
-        except (RuntimeError, ValueError, TypeError, LookupError, AssertionError, ArithmeticError) as error:  # the model's own
+        except Exception as error:  # noqa: BLE001  the model's own, of whatever kind
             message = (
                 f"{type(self.model).__name__} cannot be run for fewer or more examples, as its proof needs: {error} "
                 "Let the model take any number of examples, or vouch for it with check_isolation=False."
@@ -120,7 +123,8 @@ class Trials:
             return _Failure(None, CaptureError(message), frozenset(quiet.drawn))
         if found is None or problem is not None:
             return _Failure(problem, None, frozenset(quiet.drawn))
-        return found[0] if is_fixed(found[1].graph) else self._with_order(found[0], inputs, B)
+        structure = found[0] if is_fixed(found[1].graph) else self._with_order(found[0], inputs, B)
+        return structure._replace(courses=after_all(structure.courses, self.courses) if self._seal else None)
 
     def _with_order(self, structure: Structure, inputs: Any, B: int) -> Structure:
         """If other data of as many examples put rows elsewhere, by whatever operation, whose row it is is told in every pass."""
@@ -132,7 +136,7 @@ class Trials:
         try:
             with self._proving(Quiet()):
                 still = still_there(structure, surveyed(self.run(other, n), structure.exits, n))
-        except (RuntimeError, ValueError, IndexError, AssertionError):  # such data it does not take, so nothing was shown
+        except Exception:  # noqa: BLE001  such data it does not take, so nothing was shown: tags tell, in every pass
             still = False
         return structure if still else structure._replace(moves=None, plain=False)
 
@@ -201,8 +205,13 @@ class Trials:
 
     def _run(self, inputs: Any) -> Any:
         args, kwargs = copied(inputs)
-        with hushed():
-            return self.model(*args, **kwargs)
+        self._quiet.seeds.clear()
+        self._quiet.listens = True
+        try:
+            with hushed():
+                return self.model(*args, **kwargs)
+        finally:
+            self._quiet.listens = False
 
     def _first_called(self, inputs: Any) -> Any:
         """The first, ordinary pass of a proof. What it writes to parameters is found before anything extreme is written there."""
@@ -232,6 +241,15 @@ class Trials:
     def wrote(self) -> bool:
         """Whether a pass has left something behind in an attribute."""
         return self._wrote
+
+    def seeds(self) -> frozenset[int]:
+        """Of the generators that the last pass has drawn from."""
+        return frozenset(self._quiet.seeds)
+
+    def compared(self) -> tuple[list[float], bool]:
+        """What passes compare their tensors with, and whether whole numbers may be tried that the batch does not have."""
+        # Not where a row of a table that is read draws its noise then, nor where one that does not exist ends the process.
+        return list(self._quiet.compared), not self._capture.by_rows and all(p.is_cpu for p in self.model.parameters())
 
     def dim(self) -> int | None:
         """The dimension of the inputs in which somebody has said that the examples are."""

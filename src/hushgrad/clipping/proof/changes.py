@@ -1,0 +1,143 @@
+"""What others may become in the seal: ordinary, extreme, no numbers, and what the forward itself compares its tensors with.
+
+A change sees the rows of one example, in the first dimension, and everybody's. Whole numbers stay among those that are there, but for the
+forward's own constants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+__all__ = ["KINDS", "Change", "Named", "changes", "constant", "halved", "short", "turned"]
+
+Change = Callable[[Tensor, Tensor], Tensor]  # of one example's rows, and everybody's
+Named = tuple[str, Change]
+
+
+def changes() -> list[list[Named]]:
+    """In groups of which one does not hide another: ordinary, so large that it overflows, and no numbers."""
+    large = {factor: (f"{abs(factor):g} times as large", partial(_large, factor=factor)) for factor in (1e16, 1e30)}
+    filled = {
+        value: [(str(value), partial(_filled, value=value)), (f"{value} somewhere", partial(_somewhere, value=value))]
+        for value in (math.nan, math.inf, 3e38)
+    }
+    ordinary = [("replaced", other), ("replaced", turned), ("zero", _zero), ("shorter", short), ("equal", _equal)]
+    return [
+        [*ordinary, *_LARGE],
+        [large[1e16], large[1e30], *filled[3e38]],
+        [*filled[math.nan], *filled[math.inf]],
+        [("shorter", short)],  # all of them
+    ]
+
+
+def constant(value: float, *, anew: bool) -> list[Named]:
+    """A number that the forward compares something with, everywhere, somewhere, and what is next to it.
+
+    Args:
+        value: the number.
+        anew: whether whole numbers may be such as the batch does not have.
+    """
+    near = 0.01 * max(1.0, abs(value))
+    made: list[Named] = [
+        (f"{value:g}", partial(_set, value=value, anew=anew)),
+        (f"{value:g} somewhere", partial(_put, value=value, anew=anew)),
+    ]
+    return made + [(f"near {value:g}", partial(_set, value=value, anew=anew, by=by)) for by in (near, -near)]
+
+
+def halved(value: float, *, anew: bool) -> Change:
+    """The second half of each example's positions, or features, is this number."""
+
+    def change(t: Tensor, every: Tensor) -> Tensor:
+        if t.dim() < 2 or t.shape[1] < 2:
+            return t
+        made = t.clone()
+        made[:, (t.shape[1] + 1) // 2 :] = _set(t, every, value, anew=anew)[:, (t.shape[1] + 1) // 2 :]
+        return made
+
+    return change
+
+
+def _set(t: Tensor, every: Tensor, value: float, *, anew: bool, by: float = 0.0) -> Tensor:
+    if t.is_floating_point():
+        return torch.full_like(t, _held(t, value + by))
+    whole = int(value) + (by > 0) - (by < 0)
+    if t.dtype is torch.bool or not anew:
+        there = t.dtype is not torch.bool and bool((every == whole).any())
+        return torch.full_like(t, whole) if there or (t.dtype is torch.bool and whole in (0, 1)) else t
+    bounds = torch.iinfo(t.dtype)
+    return torch.full_like(t, whole) if bounds.min <= whole <= bounds.max else t
+
+
+def _put(t: Tensor, every: Tensor, value: float, *, anew: bool) -> Tensor:
+    """In one place."""
+    if not t.numel():
+        return t
+    made = t.clone(memory_format=torch.contiguous_format)
+    made.view(-1)[-1] = _set(t, every, value, anew=anew).reshape(-1)[-1]
+    return made
+
+
+def turned(t: Tensor, every: Tensor) -> Tensor:
+    """Another one, the other way round."""
+    return -other(t, every) if t.is_floating_point() else t
+
+
+def _equal(t: Tensor, every: Tensor) -> Tensor:
+    return torch.full_like(t, every.max().item()) if t.numel() and not t.is_floating_point() else t
+
+
+def other(t: Tensor, _: Tensor) -> Tensor:
+    """Somewhat larger; whole numbers in another order."""
+    if t.is_floating_point():
+        return (t + 0.1 * (1 + t.abs())) * 10
+    return t.flip(-1) if t.dim() else t
+
+
+def _zero(t: Tensor, every: Tensor) -> Tensor:
+    return torch.zeros_like(t) if t.is_floating_point() or not bool(every.all()) else t
+
+
+def _filled(t: Tensor, _: Tensor, value: float) -> Tensor:
+    return torch.full_like(t, _held(t, value)) if t.is_floating_point() else t
+
+
+def _large(t: Tensor, _: Tensor, factor: float) -> Tensor:
+    return (t + (t == 0)) * factor if t.is_floating_point() else t
+
+
+_LARGE = [(f"{abs(factor):g} times as large", partial(_large, factor=factor)) for factor in (1e4, -1e8)]
+
+
+def _somewhere(t: Tensor, _: Tensor, value: float) -> Tensor:
+    """In one place."""
+    if not t.is_floating_point() or not t.numel():
+        return t
+    made = t.clone(memory_format=torch.contiguous_format)
+    made.view(-1)[0] = _held(t, value)
+    return made
+
+
+def _held(t: Tensor, value: float) -> float:
+    """The value, or the largest number that the tensor can hold: half precision ends at 65,504."""
+    top = torch.finfo(t.dtype).max
+    return max(-top, min(value, top)) if math.isfinite(value) else value
+
+
+def short(t: Tensor, every: Tensor) -> Tensor:
+    """The second half of each example's positions, or features, is 0, or as the first where no whole number is 0."""
+    if t.dim() < 2:
+        return t // 2 if not t.is_floating_point() and t.dtype is not torch.bool else t
+    made = t.clone()
+    # whole numbers stay among those that are there: no row of a table is read that the batch does not read
+    made[:, (t.shape[1] + 1) // 2 :] = 0 if t.is_floating_point() or not bool(every.all()) else t[:, :1]
+    return made
+
+
+# Of which there are many at once. One takes up room, another is a flag.
+KINDS: list[Change] = [turned, other, *(change for _, change in _LARGE), _zero, short, _equal]
