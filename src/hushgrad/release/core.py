@@ -119,7 +119,7 @@ class Release:
 
         ``contributions`` is how many examples or units the issued batch has; None for a batch from elsewhere.
         """
-        early = [name for name in self._early(capture) if name not in self.lazy]
+        early = self._early(capture)
         begun: dict[str, Tensor] = {}
         if early:
             require_contributions(step, capture.check(), contributions)  # a step is refused before its noise is drawn
@@ -135,16 +135,15 @@ class Release:
         lazy = {name: clipped.raw_sums[name] for name in self.lazy}
         return Released(grads, ClippedSum(lazy, *clipped[1:]), std)
 
-    def _early(self, capture: Capture) -> Iterable[str]:
+    def _early(self, capture: Capture) -> list[str]:
         """Sums whose noise is drawn first. One that is rounded with its noise to a grid, or sent as it is, must be complete before.
 
         A certified sum is complete before it is added to its noise, once, and rounded: then it is never in memory in double precision.
         """
-        if self._plan.secure:
-            return ()
-        if self._plan.certified:
-            return self.placement.params if self.placement.finishes else ()
-        return self.placement.early(capture.scattered)
+        if self._plan.secure or (self._plan.certified and not self.placement.finishes):
+            return []
+        names = list(self.placement.params) if self._plan.certified else self.placement.early(capture.scattered)
+        return [name for name in names if name not in self.lazy] if self.lazy else names
 
     def begin(self, step: int) -> None:
         """Step ``step`` begins: its row is about to be drawn, and is not released yet. The place for a journal's first line."""

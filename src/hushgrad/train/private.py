@@ -22,7 +22,6 @@ from hushgrad.errors import ArgumentError
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.release.core import Release
-from hushgrad.release.issued import Issued
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
 from hushgrad.release.later import Later
@@ -154,7 +153,7 @@ class Private(Saving):
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
         self._journal, self._contract = Journal(self._key), DataContract()
         self._attendance: Attendance | None = None
-        self._issued: Issued | None = None
+        self._issued = None
         self._dim: Callable[[], int | None] | None = None  # of the examples, as the loader deals them
         self._raw_norms: Tensor = torch.empty(0)
         self._raw_loss: Any = None

@@ -11,8 +11,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,7 +22,6 @@ from hushgrad.clipping import Capture, Clipper
 from hushgrad.clipping.rejected import Rejected
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.release.core import Release, require_contributions
-from hushgrad.release.issued import Issued
 from hushgrad.release.journal import Journal
 from hushgrad.release.later import Later
 from hushgrad.release.lazy import LazyTables
@@ -40,7 +40,22 @@ from hushgrad.train.own_bits import OwnBits
 from hushgrad.train.parts import Parts
 from hushgrad.train.plan import Plan
 
-__all__ = ["Stepping"]
+__all__ = ["Issued", "Stepping"]
+
+
+class Issued(NamedTuple):
+    """What the loader has handed out and no step has been taken on yet: the batch that the next step must be taken on."""
+
+    examples: int
+    units: Tensor | None
+    padding: int = 0  # examples at the end that fill it up and do not count
+    records: np.ndarray | None = None  # who takes part, in every process
+
+    @property
+    def contributions(self) -> int:
+        """How many gradients will be clipped: one for each example, or for each unit."""
+        count = self.examples - self.padding
+        return count if self.units is None else len(torch.unique(self.units[:count]))
 
 
 class Stepping:

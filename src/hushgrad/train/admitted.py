@@ -1,0 +1,107 @@
+"""What a plan is refused for when it is made: parts that contradict each other, and whatever no theorem covers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from hushgrad import _check
+from hushgrad.clipping.adaptive import Adaptive
+from hushgrad.errors import NoTheorem
+from hushgrad.events import Event, Participation, Relation
+from hushgrad.noise.base import Mechanism
+from hushgrad.noise.ciphers import require_cipher
+from hushgrad.noise.independent import Independent
+from hushgrad.sampling.base import Sampler
+
+if TYPE_CHECKING:
+    from hushgrad.train.plan import Plan
+
+__all__ = ["require_comparable", "require_consistent", "require_theorems"]
+
+
+def require_consistent(plan: Plan) -> None:
+    """Refuse parts that do not go together."""
+    if plan.sampler.steps != plan.steps:
+        _check.fail("steps", plan.steps, f"to be the sampler's steps={plan.sampler.steps}")
+    require_comparable(plan.sampler, plan.relation)
+    if isinstance(plan.clip, Adaptive):
+        _require_adaptive(plan, plan.clip)
+    if plan.secure:
+        _require_rounding(plan)
+    if plan.cipher is not None:
+        require_cipher(plan.cipher, secure=plan.secure)
+    if plan.pad_to is not None:
+        _require_room(plan, _check.positive_int(pad_to=plan.pad_to))
+
+
+def require_theorems(plan: Plan) -> None:
+    """Ask for the theorems now: a plan that nobody can account for is refused before any data is touched."""
+    _require_theorem(plan.noise, plan.participation, plan.steps, plan.relation)
+    if plan.before is not None:
+        _require_finite(plan.before, plan.relation)
+
+
+def _require_adaptive(plan: Plan, clip: Adaptive) -> None:
+    """Gradient and count are one Gaussian mechanism only if the noise is independent, and the divisor is one."""
+    if not isinstance(plan.noise, Independent):
+        raise NoTheorem(
+            "Adaptive clipping moves the clip norm, and correlated noise needs a constant one. Use independent noise."
+        )
+    if clip.batch_size != plan.batch_size:
+        _check.fail("clip.batch_size", clip.batch_size, f"to be the plan's batch_size={plan.batch_size}")
+    if plan.noise_multiplier is not None:
+        clip.gradient_noise(plan.noise_multiplier)
+
+
+def _require_room(plan: Plan, pad_to: int) -> None:
+    """Batches of one size need a sampler that never deals more."""
+    most = plan.sampler.most
+    if most is None:
+        remedy = 'Use sampling="truncated_poisson", "fixed_size" or "round_robin".'
+        _check.fail("pad_to", pad_to, "to go with a sampler whose batches have a public largest size", remedy)
+    if most > pad_to:
+        _check.fail("pad_to", pad_to, f"to be at least the sampler's largest batch of {most}")
+
+
+def _require_rounding(plan: Plan) -> None:
+    """Sum plus noise is correctly rounded where the noise of a step is fresh, and there is some."""
+    if not isinstance(plan.noise, Independent):
+        raise NoTheorem(
+            "No theorem covers correlated rows that are correctly rounded: their recursion would need an error bound that grows "
+            "with the steps. Use independent noise with secure=True."
+        )
+    if plan.noise_multiplier == 0:
+        _check.fail("noise_multiplier", 0, "to be positive with secure=True", "Without noise there is no grid.")
+
+
+def require_comparable(sampler: Sampler, relation: Relation) -> None:
+    """Refuse a relation under which a neighbour's *other* records would be dealt to other steps.
+
+    Raises:
+        NoTheorem: for add/remove over a fixed order, where removing a record moves all later ones.
+    """
+    from hushgrad.sampling import RoundRobin
+
+    if relation is Relation.ADD_REMOVE and isinstance(sampler, RoundRobin) and not sampler.shuffle:
+        raise NoTheorem(
+            "Adding or removing a record of a fixed order moves all later records to other steps, and no theorem covers that. "
+            'Use relation="zero_out" (its place stays empty) or "replace_one", or RoundRobin(shuffle=True).'
+        )
+
+
+@lru_cache(maxsize=64)
+def _require_theorem(noise: Mechanism, participation: Participation, steps: int, relation: Relation) -> None:
+    """The mechanism must have a theorem for the participation, and the accountant one for the resulting event."""
+    from hushgrad import accounting
+
+    accounting.epsilon(noise.event(1.0, participation, steps), delta=0.5, relation=relation)
+
+
+@lru_cache(maxsize=64)
+def _require_finite(before: Event, relation: Relation) -> None:
+    """What came before must have a finite price, or no noise of the steps could ever meet a budget."""
+    from hushgrad import accounting
+
+    if accounting.epsilon(before, delta=0.5, relation=relation) == float("inf"):
+        _check.fail("before", str(before), "to have a finite epsilon", "Name the event of a private release.")
