@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from hushgrad.advice import Codebook
 from hushgrad.errors import ArgumentError
+from hushgrad.recipes.encoders import Encoder
+from hushgrad.recipes.image_features import ImageFeatures
+from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.leaves import REGULAR, balanced, leaves
 from hushgrad.recipes.scattering import MAPS, gabor, morlet, normalised_maps, scattering
 
@@ -88,3 +93,23 @@ def test_balancing_a_picture_needs_no_other_picture():
 def test_other_shapes_are_refused(shape):
     with pytest.raises(ArgumentError, match="images"):
         scattering(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 16), (3, 32), (1, 28), (3, 12)])
+def test_mirrored_rows_do_not_know_left_from_right(channels, size):
+    """Within a tenth of their length 1; rows that are not mirrored differ by more than a third of it."""
+    images = leaves(6, channels=channels, size=size)
+    encode = {
+        mirrored: ImageFeatures(images=ImageEncoder(channels=channels, height=size, width=size), mirrored=mirrored)
+        for mirrored in (True, False)
+    }
+    pixels = (images * 255).round().numpy()
+    for mirrored, encoder in encode.items():
+        one, other = (encoder.prepared(x).float() for x in (pixels, pixels[..., ::-1].copy()))
+        apart = (one - other).norm(dim=1)
+        assert apart.max() < 0.1 if mirrored else apart.min() > 0.33
+        across = -(-(size // 4) // 2) if mirrored else size // 4
+        assert one.shape == (6, channels * 81 * (size // 4) * across)
+    book = Codebook(kind="images", classes=("a", "b"), channels=channels, height=size, width_of_image=size, mirrored=True)
+    made = book.encoder(buckets=1, weight=0.0, noise_multiplier=30.0)
+    assert made == replace(encode[True], noise_multiplier=30.0) and Encoder.from_json(made.to_json()) == made

@@ -98,7 +98,8 @@ def _width(codebook: Codebook) -> int:
         return codebook.width
     if codebook.kind == "text":
         return LOOKS + rules.WORD_BUCKETS
-    return codebook.channels * MAPS * (codebook.height // 4) * (codebook.width_of_image // 4)
+    across = codebook.width_of_image // 4
+    return codebook.channels * MAPS * (codebook.height // 4) * (-(-across // 2) if codebook.mirrored else across)
 
 
 _FEATURES = {
@@ -115,7 +116,7 @@ def _reasons(codebook: Codebook, plan: Plan, rate: float, gap: float, learns: fl
         "Model: linear, weights 0 at first. Objective perturbation and full-batch descent were no better; networks were not tried.",
         f"Batches of {plan.batch_size} in {plan.steps} steps: many steps beat large batches at the same work.",
         f"Clip norm {plan.max_grad_norm:g} for rows of length 1, noise multiplier {plan.noise_multiplier:.4g}.",
-        f"Learning rate {rate:.4g}, falling to 0: the noise of a logit ends at a deviation of about {rules.KAPPA[kind] / 3**0.5:.1f}.",
+        f"Learning rate {rate:.4g}, falling to 0: the noise of a logit ends at a deviation of about {_deviation(plan, rate):.1f}.",
         f"Expect {_points(gap)} behind the same model without privacy, within a factor of two. How accurate that one is, nobody can tell "
         "without the data; the report compares with always naming the most frequent class.",
     ]
@@ -127,6 +128,11 @@ def _reasons(codebook: Codebook, plan: Plan, rate: float, gap: float, learns: fl
             f"Learned before the run, privately: {what}, noise {learns:g} (alone epsilon {price}; it is in the plan's calibration).",
         )
     return tuple(found)
+
+
+def _deviation(plan: Plan, rate: float) -> float:
+    """Of the noise in a row's score after all steps of a rate that falls linearly to 0."""
+    return rate * plan.max_grad_norm * (plan.noise_multiplier or 0.0) * (plan.steps / 3) ** 0.5 / plan.batch_size
 
 
 def _epsilon_alone(learns: float, delta: float) -> float:

@@ -19,7 +19,20 @@ from hushgrad.recipes.text_features import TextFeatures
 __all__ = ["Codebook", "read_codebook"]
 
 _KINDS = ("table", "text", "images")
-_KEYS = ("kind", "classes", "records", "label", "user", "columns", "header", "delimiter", "channels", "height", "width")
+_KEYS = (
+    "kind",
+    "classes",
+    "records",
+    "label",
+    "user",
+    "columns",
+    "header",
+    "delimiter",
+    "channels",
+    "height",
+    "width",
+    "mirrored",
+)
 
 
 class _Facts(Value, family="codebook"):
@@ -37,6 +50,7 @@ class Codebook(_Facts):
     | ``records`` | a number of records that may be known; it sets rates, the real number stays private |
     | ``label``, ``columns``, ``header``, ``delimiter``, ``user`` | of a table; columns as in :mod:`hushgrad.recipes.columns` |
     | ``channels``, ``height``, ``width`` | of images |
+    | ``mirrored`` | true where an image and its mirror image are always of one class |
 
         >>> from hushgrad.recipes.columns import Number
         >>> book = Codebook(kind="table", classes=("no", "yes"), label="y", columns=(Number(name="age", cuts=(20, 40)),))
@@ -55,9 +69,11 @@ class Codebook(_Facts):
     channels: int = 1
     height: int = 28
     width_of_image: int = 28
+    mirrored: bool = False
 
     def __post_init__(self) -> None:
         _check.one_of(_KINDS, kind=self.kind)
+        _check.instance(bool, mirrored=self.mirrored)
         classes = tuple(str(name) for name in self.classes)
         if len(classes) < 2 or len(set(classes)) < len(classes):
             _check.fail("classes", self.classes, "to be the names of at least two classes")
@@ -83,7 +99,7 @@ class Codebook(_Facts):
         if self.kind == "text":
             return TextFeatures(buckets=buckets, weight=weight)
         pixels = ImageEncoder(channels=self.channels, height=self.height, width=self.width_of_image)
-        return ImageFeatures(images=pixels, noise_multiplier=noise_multiplier)
+        return ImageFeatures(images=pixels, mirrored=self.mirrored, noise_multiplier=noise_multiplier)
 
     @property
     def width(self) -> int:

@@ -16,7 +16,7 @@ from hushgrad.recipes.encoders import Records
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.learning import LearningEncoder
 from hushgrad.recipes.leaves import balanced
-from hushgrad.recipes.scattering import scattering
+from hushgrad.recipes.scattering import mirror_halves, scattering
 
 __all__ = ["ImageFeatures"]
 
@@ -31,16 +31,19 @@ class ImageFeatures(LearningEncoder):
         >>> ImageFeatures(images=pixels, mean=(0.0,) * 324)([[[9] * 8] * 8]).shape
         torch.Size([1, 324])
 
-    Rows are kept in half precision: there are thousands of numbers in each.
+    Rows are kept in half precision: there are thousands of numbers in each. ``mirrored`` says that an image and its mirror image are of
+    one class: their features are averaged, which halves the length of a row.
     """
 
     images: ImageEncoder
+    mirrored: bool = False
     mean: tuple[float, ...] | None = None
     noise_multiplier: float = 30.0
 
     def __post_init__(self) -> None:
         _check.instance(ImageEncoder, images=self.images)
         _check.positive(noise_multiplier=self.noise_multiplier)
+        _check.instance(bool, mirrored=self.mirrored)
         if self.mean is not None:
             object.__setattr__(self, "mean", tuple(_check.number(mean=value) for value in self.mean))
 
@@ -55,7 +58,8 @@ class ImageFeatures(LearningEncoder):
         return torch.cat(parts) if parts else self._maps(rows)
 
     def _maps(self, rows: Sequence[Any]) -> Tensor:
-        return _unit(balanced(scattering(self.images(rows)))).half()
+        maps = scattering(self.images(rows), centred=self.mirrored)
+        return _unit(balanced(mirror_halves(maps) if self.mirrored else maps)).half()
 
     def statistic(self, prepared: Tensor, chosen: np.ndarray) -> Tensor:
         """The sum of the rows, each scaled to length 1."""

@@ -66,7 +66,7 @@ def balanced(maps: Tensor) -> Tensor:
     """Rows, flat: the group-normalised maps (n, maps, height, width) of pictures, balanced at each position.
 
     Args:
-        maps: what :func:`~hushgrad.recipes.scattering.scattering` gives.
+        maps: what :func:`~hushgrad.recipes.scattering.scattering` gives, or their mirror halves.
 
     >>> balanced(scattering(torch.rand(2, 1, 8, 8))).shape
     torch.Size([2, 324])
