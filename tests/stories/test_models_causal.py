@@ -30,7 +30,7 @@ def llama(*, dtype=torch.float32, **config):
         "num_attention_heads": 2,
         "vocab_size": VOCABULARY,
     }
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, max_position_embeddings=64))
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**sizes, "max_position_embeddings": 64, **config}))
     return model.to(dtype)
 
 

@@ -160,7 +160,8 @@ class Root:
         if any(self._read(here, s, run) for s in here.candidates):
             return
         structure = here.structure
-        if not here.fresh and self._capture.whole:
+        if (not here.fresh or self._trials.lifts) and self._capture.whole:
+            self._trials.lifts = False  # a model may look at what its parameters are
             structure = self._proved(here.inputs, here.examples)
             here.key = self._key(leaves(here.inputs))
             if self._read(here, structure, run):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ __all__ = ["Batch", "Run", "detached", "leaves_of", "run_with_others", "same", "
 Call = tuple[nn.Module, int]  # a module, and how often it was called before
 _SAME = 1e-4  # relative: far above rounding, far below what a batch statistic does
 _SAME_HALF = 2e-2  # of numbers with eight bits: a few roundings, each of 1/256
+_PIECE = 1 << 18  # numbers that are compared at once
 
 
 class Batch(NamedTuple):
@@ -163,9 +165,15 @@ def same(a: Tensor, b: Tensor) -> bool:
         return torch.equal(a, b)
     half = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or a.element_size() < 4
     tolerance = _SAME_HALF if half else _SAME
-    a, b = widest(a.detach()), widest(b.detach())
-    scale = a.nan_to_num(0, 0, 0).abs().max() if a.numel() else a.sum()
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(scale) + 1e-12, equal_nan=True)
+    pieces = list(zip(_pieces(a.detach()), _pieces(b.detach()), strict=True)) if a.shape == b.shape else [(a.detach(), b.detach())]
+    scale = max((float(x.nan_to_num(0, 0, 0).abs().max()) for x, _ in pieces if x.numel()), default=0.0)
+    close = partial(torch.allclose, rtol=tolerance, atol=tolerance * scale + 1e-12, equal_nan=True)
+    return all(close(widest(x), widest(y)) for x, y in pieces)
+
+
+def _pieces(t: Tensor) -> Sequence[Tensor]:
+    """Some rows after the others: outputs are the largest thing that there is, and double precision has copies of it."""
+    return t.split(max(1, _PIECE * len(t) // max(1, t.numel()))) if t.dim() and len(t) else (t,)
 
 
 def detached(value: Any) -> Any:

@@ -28,6 +28,7 @@ from hushgrad.clipping.proof.state import Attributes, Place, attributes_restored
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run, still_there, surveyed
 from hushgrad.clipping.proof.words import refusal
+from hushgrad.clipping.proof.zeros import lifted
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Trials:
         self.runs: list[Run] | None = None  # of the proof that is running
         self.courses: list[Course] = []  # of all its passes
         self.of: tuple[int, Structure | None] = (0, None)
+        self.lifts = True  # parameters that are 0 while a model is proved
         self._start: dict[str, Tensor] = {}
         self._clocks: list[Place] | None = None  # until the first pass
         self._counts: list[str] = []  # buffers of one number that a pass changes
@@ -170,7 +172,8 @@ class Trials:
         self._start, self._quiet, self._clocks = buffers_of(self.model), quiet, None
         self.runs = []
         try:
-            with checkpoints_off(), as_it_was(self.model), tape.sandbox(), torch.enable_grad(), quieted(quiet):
+            lift = lifted(self._capture.trained.values() if self.lifts else ())
+            with checkpoints_off(), as_it_was(self.model), tape.sandbox(), torch.enable_grad(), quieted(quiet), lift:
                 for p, _ in grads:
                     p.grad = None
                 tape.deaf = True

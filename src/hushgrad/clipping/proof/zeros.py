@@ -1,0 +1,43 @@
+"""Parameters that begin at 0 hide what is below them: nothing comes back to LoRA's first matrix as long as its second one is 0.
+
+What a gradient does not reach cannot be told by tags, and costs a way of its own at the frontier. Whose rows a layer reads does not follow
+from what its weights happen to be, so while a model is proved such parameters hold other numbers, as they will after the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["lifted"]
+
+_SIZE = 0.02  # as weights at the beginning
+
+
+@contextmanager
+def lifted(params: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, those of these parameters that are 0 throughout hold numbers of about 0.02; afterwards they are as they were, bit for bit."""
+    kept = [(p.data, p.data.clone()) for p in params if _is_nothing(p)]
+    try:
+        for data, _ in kept:
+            data.copy_(_numbers(data.shape))
+        yield
+    finally:
+        for data, was in kept:
+            data.copy_(was)
+
+
+def _is_nothing(p: Tensor) -> bool:
+    """0 throughout, of the usual kind: quantised, sharded and sparse ones are left alone."""
+    usual = type(p.data) is Tensor and p.layout is torch.strided and p.dtype.is_floating_point and not p.is_meta
+    return usual and p.numel() > 0 and not bool(p.data.any())
+
+
+def _numbers(shape: torch.Size) -> Tensor:
+    """The same ones every time and in every process, none of them small."""
+    lot = np.random.default_rng(0)  # not torch's, whose numbers are the model's
+    return torch.as_tensor(_SIZE * lot.uniform(0.5, 1.5, shape) * lot.choice((-1.0, 1.0), shape))
