@@ -165,7 +165,9 @@ def same(a: Tensor, b: Tensor) -> bool:
         return torch.equal(a, b)
     half = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or a.element_size() < 4
     tolerance = _SAME_HALF if half else _SAME
-    pieces = list(zip(_pieces(a.detach()), _pieces(b.detach()), strict=True)) if a.shape == b.shape else [(a.detach(), b.detach())]
+    pieces = (
+        list(zip(_pieces(a.detach()), _pieces(b.detach()), strict=True)) if a.shape == b.shape else [(a.detach(), b.detach())]
+    )
     scale = max((float(x.nan_to_num(0, 0, 0).abs().max()) for x, _ in pieces if x.numel()), default=0.0)
     close = partial(torch.allclose, rtol=tolerance, atol=tolerance * scale + 1e-12, equal_nan=True)
     return all(close(widest(x), widest(y)) for x, y in pieces)

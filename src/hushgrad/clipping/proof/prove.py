@@ -23,7 +23,7 @@ from hushgrad.clipping.proof.course import Courses
 from hushgrad.clipping.proof.fits import fit_of
 from hushgrad.clipping.proof.graph import Frontier, Graph, Source, Trail, find
 from hushgrad.clipping.proof.inputs import Reading, leaves
-from hushgrad.clipping.proof.order import Move, moves_of, owners_at
+from hushgrad.clipping.proof.order import Move, is_fixed, moves_of, owners_at
 from hushgrad.clipping.proof.shares import has_formula
 from hushgrad.clipping.proof.structure import (
     NATIVE,
@@ -44,8 +44,11 @@ from hushgrad.errors import CaptureError
 __all__ = ["prove", "sources_of"]
 
 
-def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, Survey] | None:
-    """The structure of a pass over these inputs, still to be sealed; None if no reading of the inputs explains the outputs."""
+def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, bool] | None:
+    """The structure of a pass over these inputs, still to be sealed, and whether no operation of it can put rows elsewhere.
+
+    None if no reading of the inputs explains the outputs. The surveys, many times what a step holds, end here.
+    """
     whole = stage.run(inputs, examples)
     few = 2 if examples == 3 else 3
     which = torch.tensor([0, examples - 1, examples // 2][:few])
@@ -55,7 +58,7 @@ def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, Survey] 
     reading, some, layouts = fit
     first, second = (surveyed(r, layouts, n) for r, n in ((whole, examples), (some, few)))
     beside = around(stage, reading, inputs, first, layouts)
-    return _structure(stage, reading, inputs, layouts, first, second, beside), first
+    return _structure(stage, reading, inputs, layouts, first, second, beside), is_fixed(first.graph)
 
 
 # From surveys to a structure ----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hushgrad.clipping.costs import FEW, WILD, seal_of
 from hushgrad.clipping.proof.others import Sealing, influence, part_of
 from hushgrad.clipping.proof.quiet import hushed
 from hushgrad.clipping.proof.structure import Structure
-from hushgrad.clipping.proof.survey import Run, Survey, exits_of
+from hushgrad.clipping.proof.survey import Run, exits_of
 from hushgrad.clipping.proof.tags import Exit, cotangents
 from hushgrad.errors import CaptureError
 
@@ -38,9 +38,8 @@ class Broken(NamedTuple):
     influence: bool
 
 
-def broken(stage: Sealing, structure: Structure, survey: Survey, inputs: Any, lot: Random) -> Broken | None:
-    """What breaks the seal; None if nothing does."""
-    B = survey.examples
+def broken(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> Broken | None:
+    """What breaks the seal of a structure that B examples have shown; None if nothing does."""
     run = stage.run(inputs, B, structure)
     sane = _finite(structure, run, B)
     if not sane:

@@ -71,8 +71,9 @@ def tagged(
     """The owners of the cotangents at ``edges``, and of all that arrive at ``nodes`` on the way to these edges."""
     us = cotangents(exits)
     base = 4 if any(u.dtype is torch.float16 for u in us) else 16  # float16 has few exponents
-    first = _pulled(exits, edges, nodes, us)
-    at_edges, at_nodes = _Digits(first[0]), {n: _Digits(gs) for n, gs in first[1].items()}
+    pulled = _pulled(exits, edges, nodes, us)
+    at_edges, at_nodes = _Digits(pulled[0]), {n: _Digits(gs) for n, gs in pulled[1].items()}
+    del pulled
     step = 1
     while step == 1 or step < examples:
         scale = torch.pow(2.0, torch.arange(examples) // step % base)
@@ -80,6 +81,7 @@ def tagged(
         at_edges.add(again[0], step, base)
         for n, digits in at_nodes.items():
             digits.add(again[1].get(n, ()), step, base)
+        del again
         step *= base
     _ask_small(at_edges, at_nodes, lambda: _pulled(exits, edges, nodes, [3 * u for u in us]))
     return at_edges.owners(examples), {n: digits.owners(examples) for n, digits in at_nodes.items()}
@@ -140,16 +142,20 @@ class _Digits:
             number += (step * digit).to(number.dtype)
 
     def owners(self, examples: int) -> list[Owners]:
+        """Each cotangent is let go as soon as its owners are known: that is all that is left of these digits."""
+        grads, self.grads = list(self.grads), ()
         made = []
-        for g, mixed, number, proved, pair in zip(self.grads, self.mixed, self.number, self.proved, self.complex, strict=True):
+        for k in range(len(grads)):
+            g, mixed, number = grads[k], self.mixed[k], self.number[k]
+            grads[k] = self.mixed[k] = self.number[k] = None
             each = None
             if g is not None and mixed is not None and number is not None:
                 own = torch.where(mixed | (number >= examples), MIXED, number.long())
                 each = torch.where(mixed | ((g != 0) & g.isfinite()), own, torch.where(g == 0, NOBODY, LOST))
-                if pair:  # a complex number has two parts: both must have one owner
+                if self.complex[k]:  # a complex number has two parts: both must have one owner
                     low, high = each.amin(-1), each.amax(-1)
                     each = torch.where((low == high) | (low == NOBODY) | (low == LOST), high, MIXED)
-            made.append(Owners(each, proved))
+            made.append(Owners(each, self.proved[k]))
         return made
 
 

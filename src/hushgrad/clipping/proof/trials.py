@@ -19,7 +19,6 @@ from hushgrad.clipping.proof.course import Course, after_all
 from hushgrad.clipping.proof.given import copied, finite, floats, jittered, shuffled, tamed
 from hushgrad.clipping.proof.inputs import leaves, readings
 from hushgrad.clipping.proof.known import Known
-from hushgrad.clipping.proof.order import is_fixed
 from hushgrad.clipping.proof.others import swayed
 from hushgrad.clipping.proof.prove import prove
 from hushgrad.clipping.proof.quiet import ALMOST_ONE, Quiet, as_it_was, buffers_of, hushed, put_back, quieted
@@ -112,7 +111,7 @@ class Trials:
                 found = prove(self, inputs, B)
                 if found is not None and known is not None and found[0].same_as(known):
                     return known  # which was sealed
-                problem = None if found is None or not self._seal else broken(self, *found, inputs, self._lot)
+                problem = None if found is None or not self._seal else broken(self, found[0], inputs, B, self._lot)
             if found is not None and problem is None and self._seal and quiet.hushed:
                 problem = self._swayed(found[0], inputs, B)
         except HushgradError as error:
@@ -125,7 +124,7 @@ class Trials:
             return _Failure(None, CaptureError(message), frozenset(quiet.drawn))
         if found is None or problem is not None:
             return _Failure(problem, None, frozenset(quiet.drawn))
-        structure = found[0] if is_fixed(found[1].graph) else self._with_order(found[0], inputs, B)
+        structure = found[0] if found[1] else self._with_order(found[0], inputs, B)
         return structure._replace(courses=after_all(structure.courses, self.courses) if self._seal else None)
 
     def _with_order(self, structure: Structure, inputs: Any, B: int) -> Structure:
