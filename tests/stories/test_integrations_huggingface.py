@@ -427,6 +427,7 @@ REFUSED = {
     "save_strategy='.*' to be \"no\".*checkpoint=FOLDER": {"save_strategy": "steps"},
     "max_steps=7 to be left out or 10": {"max_steps": 7},
     "label_smoothing_factor=0.1 to be 0.*compute_loss": {"label_smoothing_factor": 0.1},
+    "neftune_noise_alpha=5.0 to be left out.*longest text": {"neftune_noise_alpha": 5.0},
 }
 
 
@@ -447,6 +448,40 @@ def test_more_refusals(tmp_path):
         trainer.spent()
     with pytest.raises(ArgumentError, match=r"resume_from_checkpoint=True to be left out.*checkpoint=FOLDER"):
         trainer.train(resume_from_checkpoint=True)
+
+
+def without_mask(records):
+    """Pads to the longest, and does not say what is padding."""
+    most = max(len(r["input_ids"]) for r in records)
+    made = {"input_ids": torch.tensor([r["input_ids"] + [0] * (most - len(r["input_ids"])) for r in records])}
+    if isinstance(records[0]["labels"], int):
+        return {**made, "labels": torch.tensor([r["labels"] for r in records])}
+    return {**made, "labels": torch.tensor([r["labels"] + [-100] * (most - len(r["labels"])) for r in records])}
+
+
+def with_mask(records):
+    made = without_mask(records)
+    lengths = torch.tensor([len(r["input_ids"]) for r in records])
+    return {**made, "attention_mask": (torch.arange(made["input_ids"].shape[1]) < lengths[:, None]).long()}
+
+
+PADDED = [(bert, without_mask, False), (bert, with_mask, True), (bert_masked, without_mask, False), (gpt2, without_mask, True)]
+
+
+@pytest.mark.parametrize(("make", "collate", "apart"), PADDED)
+def test_a_loss_that_depends_on_how_long_others_are_is_refused(make, collate, apart, tmp_path):
+    """Who brings the longest text would change what everybody adds."""
+    each = make is not bert
+    records = [{"input_ids": [(7 * i + k) % 30 + 1 for k in range(2 + i % 5)]} for i in range(12)]
+    records = [{**r, "labels": list(r["input_ids"]) if each else r["input_ids"][0] % 2} for r in records]
+    given = {"train_dataset": records, "data_collator": collate, "seed": 0}
+    trainer = PrivateTrainer(make(), arguments(tmp_path), a_plan(), **given)
+    if apart:
+        trainer.get_train_dataloader()
+        return
+    with pytest.raises(ArgumentError, match=r"loss of a text=.*with other padding.*attention_mask"):
+        trainer.get_train_dataloader()
+    PrivateTrainer(make(), arguments(tmp_path), a_plan(), **given, check_isolation=False).get_train_dataloader()
 
 
 @pytest.mark.parametrize("make", [bert, gpt2, distilbert])

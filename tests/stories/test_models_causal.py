@@ -456,7 +456,17 @@ def nf4(bnb, linear):
     return made.to("cpu")
 
 
-QUANTISED = {"torchao int8": torchao_int8, "bitsandbytes nf4": bitsandbytes_linear(nf4)}
+def int8(bnb, linear):
+    made = bnb.nn.Linear8bitLt(linear.in_features, linear.out_features, bias=False, has_fp16_weights=False)
+    made.weight = bnb.nn.Int8Params(linear.weight.data, requires_grad=False, has_fp16_weights=False)
+    return made.to("cpu")
+
+
+QUANTISED = {
+    "torchao int8": torchao_int8,
+    "bitsandbytes nf4": bitsandbytes_linear(nf4),
+    "bitsandbytes int8": bitsandbytes_linear(int8),
+}
 
 
 @pytest.mark.slow
@@ -468,3 +478,14 @@ def test_adapters_over_a_quantised_base(way, tmp_path):
     data = texts()
     exact, clip = looped(model, data)
     assert apart(stepped(tmp_path, model, data, plan=a_plan(clip=clip)), exact) < 1e-5
+
+
+@pytest.mark.slow
+def test_an_evaluation_in_mid_run_packs_no_frozen_weights(tmp_path):
+    """Where the processor has instructions for it, bitsandbytes does so in every pass outside of training."""
+    base = llama(hidden_size=64, intermediate_size=64).requires_grad_(False)
+    model = adapted(bitsandbytes_linear(nf4)(base), exclude_modules=["lm_head"])
+    trainer = a_trainer(tmp_path, model, texts(), plan=a_plan(steps=2))
+    trainer.add_callback(After(lambda _: trainer.evaluate(texts(seed=6))))
+    trainer.train()
+    assert trainer.private.steps == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,9 @@ except ImportError as error:  # pragma: no cover
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
+from hushgrad.integrations._arguments import as_planned, require_fitting
 from hushgrad.integrations._batches import Batches
+from hushgrad.integrations._padding import require_padding_apart
 from hushgrad.integrations._texts import require_texts, require_unmerged
 from hushgrad.integrations._token_loss import ExampleLoss, token_loss
 from hushgrad.release.keys import RunKey
@@ -28,18 +29,12 @@ from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.checkpoint import Checkpoint
 from hushgrad.train.loop import Loop
+from hushgrad.train.loss import aside, packing
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar
 
 __all__ = ["PrivateTrainer", "token_loss"]
-
-_WORLDS = (
-    "WORLD_SIZE",
-    "PMI_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-)  # where a launcher says how many processes there are
 
 
 class PrivateTrainer(Trainer):  # type: ignore[misc]
@@ -102,10 +97,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         check_isolation: bool = True,
     ) -> None:
         self.plan = _check.instance(Plan, plan=plan)
-        _require_fitting(args, plan)
+        require_fitting(args, plan)
         super().__init__(
             model=model,
-            args=_as_planned(args),
+            args=as_planned(args),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             data_collator=data_collator,
@@ -164,6 +159,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         """The run's own batches, from the next step on. Trainer would have accelerate deal them anew."""
         if self._private is None:
+            self._require_padding_apart()
             self._private = self._attached()
             self._schedule: Any = super().create_scheduler(self.plan.steps, self.optimizer)
             self._epsilon = EpsilonSoFar(self.plan, steps=self._private.steps_allowed)
@@ -175,6 +171,17 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def _collator(self) -> Any:
         return self._get_collator_with_removed_columns(self.data_collator, description="training")
+
+    def _require_padding_apart(self) -> None:
+        model = _check.instance(nn.Module, model=self.model)
+        half = self.args.bf16 or any(p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
+
+        def loss_of(inputs: Any) -> Tensor:
+            with aside(model), self.compute_loss_context_manager():
+                return self.compute_loss(model, self._prepare_inputs(inputs))  # type: ignore[no-any-return]
+
+        if self._options["check_isolation"]:
+            require_padding_apart(self.train_dataset, self._collator(), loss_of, half=half)
 
     def _attached(self) -> Private:
         optimizer = self.create_optimizer()
@@ -200,6 +207,12 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             # With sharded parameters all processes make every pass, also of no examples.
             total += loss * (1 if summed else part.examples) if part.examples else 0.0
         return total / max(1, batch.examples)
+
+    def prediction_step(self, model: nn.Module, *given: Any, **named: Any) -> Any:
+        """Trainer's own. Quantised layers stay as in training: else they pack their frozen weights anew, which the next step refuses."""
+        for module in packing(model):
+            module.training = True
+        return super().prediction_step(model, *given, **named)
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """The mean over the examples of each one's own loss; see the table above."""
@@ -262,51 +275,3 @@ class _Saves(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._trainer.save_checkpoint()
-
-
-def _as_planned(args: TrainingArguments) -> TrainingArguments:
-    """A copy in which Trainer neither clips nor counts epochs: one loop over the plan's batches is the whole run."""
-    own = copy.copy(args)
-    own.max_grad_norm, own.num_train_epochs, own.max_steps = 0.0, 1.0, -1
-    return own
-
-
-def _require_fitting(args: TrainingArguments, plan: Plan) -> None:
-    """What in Trainer's arguments would change the plan behind its back."""
-    if args.gradient_accumulation_steps != 1:
-        remedy = "per_device_train_batch_size runs a batch in parts of that size; the result is the same."
-        _check.fail("gradient_accumulation_steps", args.gradient_accumulation_steps, "to be 1", remedy)
-    if args.max_steps not in (-1, plan.steps):
-        _check.fail("max_steps", args.max_steps, f"to be left out or {plan.steps}", "The plan says how many steps there are.")
-    if args.fp16:
-        _check.fail("fp16", True, "to be False", "Its loss scaling changes every norm. bf16=True needs none.")
-    if args.label_smoothing_factor:
-        remedy = "Its loss is a mean over all tokens of a batch. Override compute_loss with a mean over the examples."
-        _check.fail("label_smoothing_factor", args.label_smoothing_factor, "to be 0", remedy)
-    if str(args.save_strategy).rsplit(".", 1)[-1].lower() != "no":
-        remedy = 'Give save_strategy="no" and checkpoint=FOLDER: Trainer\'s own checkpoints hold neither the books nor the noise.'
-        _check.fail("save_strategy", str(args.save_strategy), 'to be "no"', remedy)
-    _require_random(args)
-    if args.n_gpu > 1:
-        _check.fail("n_gpu", args.n_gpu, "to be 1 in each process", "Start one process for each device, with torchrun.")
-    _require_launched(args)
-
-
-def _require_launched(args: TrainingArguments) -> None:
-    """On a CPU, accelerate runs DDP where FSDP was asked for, and one process where several were, without a word."""
-    sharded = args.fsdp or args.deepspeed or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
-    if sharded:
-        remedy = "Call fully_shard(model) before the Trainer is made, and start it with torchrun: the run shares the work itself."
-        _check.fail("fsdp or deepspeed", sharded, "to be left out", remedy)
-    several = os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "MASTER_ADDR" in os.environ
-    if several and not any(name in os.environ for name in _WORLDS):
-        remedy = "`accelerate launch --cpu` starts one process, whatever --num_processes says: start several with torchrun."
-        _check.fail("number of processes", 1, "to be the number that was asked for", remedy)
-
-
-def _require_random(args: TrainingArguments) -> None:
-    """Batches by length, or in the order of the data, are not those that were accounted for."""
-    order = "group_by_length" if getattr(args, "group_by_length", False) else getattr(args, "train_sampling_strategy", "random")
-    if str(order) != "random":
-        remedy = "Leave it out: the plan draws the batches, and data_collator pads each to its longest text."
-        _check.fail("train_sampling_strategy", str(order), 'to be "random"', remedy)

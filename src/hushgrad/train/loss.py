@@ -329,10 +329,16 @@ def _only(data: Any, examples: int, rows: list[int]) -> Any:
     return tree_unflatten([leaf[rows] if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
 
 
+def packing(model: nn.Module) -> list[nn.Module]:
+    """Layers with frozen weights that are no floating-point numbers: bitsandbytes packs them anew for a pass outside of training."""
+    return [m for m in model.modules() if any(not p.is_floating_point() for p in m.parameters(recurse=False))]
+
+
 @contextmanager
 def aside(model: nn.Module) -> Iterator[None]:
     """A pass that leaves no trace: no gradients, no dropout, the random state and the modules' modes as they were."""
-    training = [module for module in model.modules() if module.training]
+    packed = set(packing(model))
+    training = [module for module in model.modules() if module.training and module not in packed]
     with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
             for module in training:

@@ -1,0 +1,71 @@
+"""Trainer's arguments beside a plan: what would change it behind its back is refused."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+from transformers import TrainingArguments
+
+from hushgrad import _check
+from hushgrad.train.plan import Plan
+
+__all__ = ["as_planned", "require_fitting"]
+
+_WORLDS = (
+    "WORLD_SIZE",
+    "PMI_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+)  # where a launcher says how many processes there are
+
+
+def as_planned(args: TrainingArguments) -> TrainingArguments:
+    """A copy in which Trainer neither clips nor counts epochs: one loop over the plan's batches is the whole run."""
+    own = copy.copy(args)
+    own.max_grad_norm, own.num_train_epochs, own.max_steps = 0.0, 1.0, -1
+    return own
+
+
+def require_fitting(args: TrainingArguments, plan: Plan) -> None:
+    """What in Trainer's arguments would change the plan behind its back."""
+    if args.gradient_accumulation_steps != 1:
+        remedy = "per_device_train_batch_size runs a batch in parts of that size; the result is the same."
+        _check.fail("gradient_accumulation_steps", args.gradient_accumulation_steps, "to be 1", remedy)
+    if args.max_steps not in (-1, plan.steps):
+        _check.fail("max_steps", args.max_steps, f"to be left out or {plan.steps}", "The plan says how many steps there are.")
+    if args.fp16:
+        _check.fail("fp16", True, "to be False", "Its loss scaling changes every norm. bf16=True needs none.")
+    if args.label_smoothing_factor:
+        remedy = "Its loss is a mean over all tokens of a batch. Override compute_loss with a mean over the examples."
+        _check.fail("label_smoothing_factor", args.label_smoothing_factor, "to be 0", remedy)
+    if args.neftune_noise_alpha is not None:
+        remedy = "Its size follows from the longest text of a batch, so one person changes what all others add."
+        _check.fail("neftune_noise_alpha", args.neftune_noise_alpha, "to be left out", remedy)
+    if str(args.save_strategy).rsplit(".", 1)[-1].lower() != "no":
+        remedy = 'Give save_strategy="no" and checkpoint=FOLDER: Trainer\'s own checkpoints hold neither the books nor the noise.'
+        _check.fail("save_strategy", str(args.save_strategy), 'to be "no"', remedy)
+    _require_random(args)
+    if args.n_gpu > 1:
+        _check.fail("n_gpu", args.n_gpu, "to be 1 in each process", "Start one process for each device, with torchrun.")
+    _require_launched(args)
+
+
+def _require_launched(args: TrainingArguments) -> None:
+    """On a CPU, accelerate runs DDP where FSDP was asked for, and one process where several were, without a word."""
+    sharded = args.fsdp or args.deepspeed or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
+    if sharded:
+        remedy = "Call fully_shard(model) before the Trainer is made, and start it with torchrun: the run shares the work itself."
+        _check.fail("fsdp or deepspeed", sharded, "to be left out", remedy)
+    several = os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "MASTER_ADDR" in os.environ
+    if several and not any(name in os.environ for name in _WORLDS):
+        remedy = "`accelerate launch --cpu` starts one process, whatever --num_processes says: start several with torchrun."
+        _check.fail("number of processes", 1, "to be the number that was asked for", remedy)
+
+
+def _require_random(args: TrainingArguments) -> None:
+    """Batches by length, or in the order of the data, are not those that were accounted for."""
+    order = "group_by_length" if getattr(args, "group_by_length", False) else getattr(args, "train_sampling_strategy", "random")
+    if str(order) != "random":
+        remedy = "Leave it out: the plan draws the batches, and data_collator pads each to its longest text."
+        _check.fail("train_sampling_strategy", str(order), 'to be "random"', remedy)

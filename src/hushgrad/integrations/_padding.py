@@ -1,0 +1,86 @@
+"""Padding must not count: how much of it a text has follows from the longest one of its batch, so from others' data.
+
+A model that reads padding (an encoder without a mask, a mean over all positions) gives every text another loss when the longest one is left
+out: then one person moves everybody's gradient, and clipping bounds nothing. It is tried on a short and a long text, before the first step:
+other tokens in the place of padding, and no padding at all, must leave the loss as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hushgrad import _check
+
+__all__ = ["require_padding_apart"]
+
+_TRIED = 16  # texts, of which the shortest and the longest are taken
+# Relative, in single and in half precision. Other tokens meet the same operations, so exact zeros; another length other ones.
+_TOKENS = {False: 5e-7, True: 1e-2}
+_LENGTH = {False: 1e-4, True: 2e-2}
+_MASKED = "Let data_collator return an attention_mask that the model reads, or pad every text to the same length."
+
+
+def require_padding_apart(dataset: Any, collate: Callable[..., Any], loss_of: Callable[[Any], Tensor], *, half: bool) -> None:
+    """Refuse passes in which a text's loss depends on how long the others are, as far as two texts show.
+
+    Args:
+        dataset: the texts; some are read, nothing is kept of them.
+        collate: makes a batch of them.
+        loss_of: of a batch of one text.
+        half: computed in half precision.
+    """
+    texts = [dataset[len(dataset) * k // _TRIED] for k in range(_TRIED)] if len(dataset) else []
+    alone = [_collated(collate, [text]) for text in texts]
+    lengths = [0 if (ids := _ids(batch)) is None else ids.shape[1] for batch in alone]
+    if not lengths or min(lengths) == 0:
+        return
+    short, long = lengths.index(min(lengths)), lengths.index(max(lengths))
+    padded = _first(_collated(collate, [texts[short], texts[long]]))
+    others = padded and _with_others(alone[short], padded)
+    if not others:
+        return
+    own, beside, changed = (float(loss_of(batch)) for batch in (alone[short], padded, others))
+    if abs(beside - changed) > _TOKENS[half] * abs(beside) or abs(own - beside) > _LENGTH[half] * abs(own):
+        found = f"{own:.8g} alone, {beside:.8g} with padding and {changed:.8g} with other padding"
+        _check.fail("loss of a text", found, "not to depend on how long others are", _MASKED)
+
+
+def _collated(collate: Callable[..., Any], texts: list[Any]) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return collate([dict(text) if isinstance(text, Mapping) else text for text in texts])
+
+
+def _ids(batch: Any) -> Tensor | None:
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return ids if isinstance(ids, Tensor) and ids.dim() == 2 else None
+
+
+def _first(batch: Any) -> dict[str, Any] | None:
+    """The first of two texts, as the batch has it."""
+    ids = _ids(batch)
+    if ids is None or len(ids) != 2:
+        return None
+    return {name: t[:1] if isinstance(t, Tensor) and t.dim() and len(t) == 2 else t for name, t in batch.items()}
+
+
+def _with_others(alone: Any, padded: dict[str, Any]) -> dict[str, Any] | None:
+    """The padded text with tokens of its own in the place of padding; None where a collator draws what a text is, or does not pad."""
+    one, other = alone["input_ids"], padded["input_ids"]
+    n, more = one.shape[1], other.shape[1] - one.shape[1]
+    parts = {"right": (slice(0, n), slice(n, None)), "left": (slice(more, None), slice(0, more))}
+    side = next((side for side, (text, _) in parts.items() if more > 0 and torch.equal(other[:, text], one)), None)
+    if side is None:
+        return None
+    text, padding = parts[side]
+    labels = alone.get("labels"), padded.get("labels")
+    tokens = all(isinstance(t, Tensor) and t.shape == ids.shape for t, ids in zip(labels, (one, other), strict=True))
+    if tokens and not torch.equal(labels[1][:, text], labels[0]):
+        return None
+    changed = other.clone()
+    changed[:, padding] = one[:, torch.arange(more) % n]
+    return {**padded, "input_ids": changed}
