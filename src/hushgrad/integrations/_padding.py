@@ -77,7 +77,7 @@ def _with_others(alone: Any, padded: dict[str, Any]) -> dict[str, Any] | None:
     if side is None:
         return None
     text, padding = parts[side]
-    labels = alone.get("labels"), padded.get("labels")
+    labels: tuple[Any, Any] = alone.get("labels"), padded.get("labels")
     tokens = all(isinstance(t, Tensor) and t.shape == ids.shape for t, ids in zip(labels, (one, other), strict=True))
     if tokens and not torch.equal(labels[1][:, text], labels[0]):
         return None
