@@ -197,8 +197,8 @@ class Capture(Collecting):
         Args:
             count: of examples.
             padding: examples at the end that do not count.
-            dim: the dimension of the inputs that holds the examples (or a function that tells it); asked for only where the model
-                treats two dimensions alike that are both as long as the batch.
+            dim: the dimension of the inputs that holds the examples (or a function that tells it); asked for only where two
+                dimensions are both as long as the batch.
         """
         self._root.announces = True
         self._tape.dim = dim

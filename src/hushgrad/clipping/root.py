@@ -247,7 +247,7 @@ class Root:
         if structure is faint:
             return structure
         self._attributes.proved()
-        self.known.add(self._key(leaves(inputs)), structure)  # what counts passes was found out by the proof
+        self.known.add(self._key(leaves(inputs)), structure, of_one=B == 1)  # what counts passes was found out by the proof
         return structure
 
     @contextmanager

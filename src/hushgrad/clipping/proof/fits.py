@@ -1,7 +1,8 @@
 """Which reading of a model's inputs is right: the one under which examples alone give what they give in the batch, told from all others.
 
 No size says whose a row is. Where the model treats two readings alike, or an input with a row for each example as something that all share,
-nobody but the caller knows.
+nobody but the caller knows. Nor is a reading that explains the outputs evidence against the caller: a model that mixes examples and keeps
+positions apart is explained by positions, where these are as many.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from hushgrad.clipping.layout import Layout
+from hushgrad.clipping.layout import Kind, Layout
 from hushgrad.clipping.proof.inputs import Reading, leaves, readings
 from hushgrad.clipping.proof.survey import Run, Stage, exits_in, run_some
 from hushgrad.errors import CaptureError, NotIsolated
@@ -40,14 +41,35 @@ def fit_of(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int) 
     Raises:
         CaptureError, NotIsolated: another reading explains them, too, or something may be the examples' own that all share.
     """
-    fits = _fitting(stage, inputs, whole, which, examples)
-    fit = next(fits, None)
-    if fit is None:
+    found = list(_fitting(stage, inputs, whole, which, examples))
+    if not found:
         return None
+    fits = [fit for fit in found if _is_said(stage, fit.reading, inputs, examples)]
+    if not fits:
+        said = stage.dim() or 0
+        what = f"mixes what is in dimension {said}, where the examples are said to be, and keeps other rows apart"
+        raise CaptureError(
+            _unclear(what, next(tuple(t.shape) for t in leaves(inputs) if t.shape[said : said + 1] == (examples,)))
+        )
+    fit = fits[0]
     rival = next((other for other in fits if _differ(fit, other)), None)
     fit = fit if rival is None else _told_apart(fit, rival, stage.dim(), inputs)
     _require_told(fit.reading, inputs, examples, stage.shared)
     return fit
+
+
+def _is_said(stage: Stage, reading: Reading, inputs: Any, examples: int) -> bool:
+    """Whether inputs with a row for each example in the dimension that was said (the first, if none was) are read there.
+
+    Elsewhere only if they were in a proof whose sizes left no choice.
+    """
+    said = stage.dim() or 0
+    tensors = leaves(inputs)
+    for k, (t, layout) in enumerate(zip(tensors, reading.layouts, strict=True)):
+        elsewhere = isinstance(layout, Layout) and layout[:2] != (Kind.DIM, said)
+        if elsewhere and t.shape[said : said + 1] == (examples,) and not stage.placed(len(tensors), k, layout):
+            return False
+    return True
 
 
 def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int) -> Iterator[_Fit]:
@@ -84,10 +106,14 @@ def _told_apart(fit: _Fit, rival: _Fit, dim: int | None, inputs: Any) -> _Fit:
             told.append(one)
     if len(told) == 1:  # rows of one example that follow each other, or come in turns, are in the same dimension
         return told[0]
-    raise CaptureError(
-        f"It cannot be told which rows of an input of the shape {shape} are whose: the model treats two ways to read it alike. Let "
-        "private.loader(dataset, collate_fn=...) deal the batches, or say where the examples are: capture.examples(count, dim=0), or dim=1 "
-        "(several rows of each example need a dimension of their own: (B, views, ...))."
+    raise CaptureError(_unclear("treats two ways to read it alike", shape))
+
+
+def _unclear(what: str, shape: tuple[int, ...]) -> str:
+    return (
+        f"It cannot be told which rows of an input of the shape {shape} are whose: the model {what}. Let "
+        "private.loader(dataset, collate_fn=...) deal the batches as the model takes them, or say where the examples are: "
+        "capture.examples(count, dim=0), or dim=1 (several rows of each example need a dimension of their own: (B, views, ...))."
     )
 
 

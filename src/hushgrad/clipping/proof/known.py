@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hushgrad.clipping.costs import LENGTHS
+from hushgrad.clipping.layout import Kind, Layout
 from hushgrad.clipping.proof.course import Course, joined
 from hushgrad.clipping.proof.structure import Number, Pattern, Structure, sizes_of
 
@@ -19,6 +20,7 @@ class Known:
 
     def __init__(self) -> None:
         self._proved: dict[Any, list[Structure]] = {}
+        self._placed: set[tuple[int, int, Kind, int]] = set()  # inputs, one of them, and where its examples were
         self._between: dict[Any, list[Structure]] = {}  # of lengths between the proved ones
 
     def proved(self, key: Any) -> list[Structure]:
@@ -33,8 +35,15 @@ class Known:
         """Whether all examples shared the input of this number, of this shape, in a pass that was proved."""
         return any(s.reading.layouts[tensor : tensor + 1] == (None,) and s.sizes[tensor] == shape for s in self.every())
 
-    def add(self, key: Any, structure: Structure) -> None:
-        """Remember; one that looks the same is replaced, whatever was concluded is forgotten."""
+    def placed(self, tensors: int, tensor: int, layout: Layout) -> bool:
+        """Whether the input of this number, of so many, had the examples there in a batch that was proved."""
+        return (tensors, tensor, *layout[:2]) in self._placed
+
+    def add(self, key: Any, structure: Structure, *, of_one: bool = False) -> None:
+        """Remember; one that looks the same is replaced, whatever was concluded is forgotten. ``of_one``: there was a single example."""
+        layouts = structure.reading.layouts
+        if not of_one:  # of which every reading is right
+            self._placed |= {(len(layouts), k, *v[:2]) for k, v in enumerate(layouts) if isinstance(v, Layout)}
         looks = (structure.sizes, structure.order, structure.shapes)
         alike = [(s.sizes, s.order, s.shapes) == looks for s in self.proved(key)]
         replaced = [s.courses for s, same in zip(self.proved(key), alike, strict=True) if same]

@@ -57,6 +57,9 @@ class Stage(Names, Protocol):
     def shared(self, tensor: int, shape: tuple[int, ...]) -> bool:
         """Whether all examples shared this input, of this shape, in a pass that was proved."""
 
+    def placed(self, tensors: int, tensor: int, layout: Layout) -> bool:
+        """Whether this input, of so many, had the examples there in a batch that was proved."""
+
     def run(self, inputs: Any, examples: int, structure: Structure | None = None) -> Run:
         """A pass under the capture."""
 

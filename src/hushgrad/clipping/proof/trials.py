@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from hushgrad.clipping._torch import checkpoints_off
 from hushgrad.clipping.costs import FEW
 from hushgrad.clipping.isolated import culprit
+from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.marks import mark_of
 from hushgrad.clipping.proof.course import Course, after_all
 from hushgrad.clipping.proof.given import copied, finite, floats, jittered, shuffled, tamed
@@ -261,6 +262,10 @@ class Trials:
     def shared(self, tensor: int, shape: tuple[int, ...]) -> bool:
         """Whether all examples share this input: so it was in an earlier proof, or somebody vouches for the model."""
         return not self._seal or self._known.shared(tensor, shape)
+
+    def placed(self, tensors: int, tensor: int, layout: Layout) -> bool:
+        """Whether this input, of so many, had the examples there in a batch that was proved; or somebody vouches for the model."""
+        return not self._seal or self._known.placed(tensors, tensor, layout)
 
     def name_of(self, leaf: Tensor) -> str | None:
         """The name of a trained parameter."""
