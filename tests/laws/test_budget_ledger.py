@@ -15,8 +15,24 @@ from hypothesis import strategies as st
 from hushgrad.accounting import calibrate, epsilon
 from hushgrad.budget import BrokenChain, Dataset, Ledger, Reservation, Row, Status, Verification, pricing
 from hushgrad.budget.rows import Stored
-from hushgrad.errors import ArgumentError, BudgetExceeded
-from hushgrad.events import ApproxDP, Compose, Event, Gaussian, Laplace, NonPrivate, PureDP, Relation, RepeatAndSelect, Unanalysed
+from hushgrad.errors import ArgumentError, BudgetExceeded, NoTheorem
+from hushgrad.events import (
+    ZCDP,
+    ApproxDP,
+    Compose,
+    DiscreteGaussian,
+    Event,
+    Gaussian,
+    Laplace,
+    NonPrivate,
+    OneOf,
+    PureDP,
+    Relation,
+    RepeatAndSelect,
+    Sampled,
+    TruncatedPoisson,
+    Unanalysed,
+)
 
 STEP = Gaussian(2.0).sampled(rate=0.05)
 NOTHING = Compose(())
@@ -131,6 +147,44 @@ def test_selections_have_a_price_although_the_pld_accountant_has_none(tmp_path: 
     spent = ledger.status("patients").epsilon
     parts = epsilon(ApproxDP(epsilon(tuned, delta=5e-7, accountant="rdp"), 5e-7) + STEP * 100, delta=1e-6)
     assert spent == min(renyi, parts) and spent > epsilon(STEP * 100, delta=1e-6)
+
+
+STRANGE = (
+    ZCDP(0.01),
+    ZCDP(0.001) * 5,
+    OneOf((Gaussian(8.0), Gaussian(4.0).sampled(rate=0.1) * 3)),
+    DiscreteGaussian(1e7, 10**6),
+    RepeatAndSelect(of=Gaussian(40.0), mean=2.0) * 2,
+)
+
+
+@pytest.mark.parametrize("composition", ["adaptive", "pld"])
+@pytest.mark.parametrize("event", STRANGE, ids=str)
+def test_what_has_no_distribution_is_priced_by_another_theorem(tmp_path: Path, event: Event, composition: str) -> None:
+    """They had no price at all, so that an open budget refused a rho that it has room for fifty times."""
+    with pytest.raises(NoTheorem):
+        epsilon(event, delta=1e-6)
+    ledger = Ledger.create(tmp_path / "budget.db")
+    ledger.add("patients", epsilon=2.5, delta=1e-6, composition=composition)
+    alone = epsilon(event, delta=1e-6, accountant="rdp")
+    ledger.reserve("patients", event)
+    assert alone * 0.99 <= ledger.status("patients").epsilon <= 2.5
+    ledger.reserve("patients", Gaussian(8.0))
+    together = ledger.status("patients").epsilon
+    assert max(alone, epsilon(Gaussian(8.0), delta=1e-6)) < together <= 2.5
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("patients", event * 1000)
+
+
+def test_parts_that_no_single_accountant_knows_are_priced_together(tmp_path: Path) -> None:
+    """A truncated batch has no Rényi divergence here, a rho no distribution; the rho is a step of its own then."""
+    ledger = Ledger.create(tmp_path / "budget.db")
+    ledger.add("patients", epsilon=3.0, delta=1e-6, composition="pld")
+    cut = Sampled(TruncatedPoisson(rate=0.01, dataset_size=10_000, size=130), Gaussian(2.0)) * 10
+    ledger.reserve("patients", cut)
+    ledger.reserve("patients", ZCDP(0.01))
+    step = ApproxDP(epsilon(ZCDP(0.01), delta=5e-7, accountant="rdp"), 5e-7)
+    assert ledger.status("patients").epsilon == epsilon(cut + step, delta=1e-6)
 
 
 def _admitted(ledger: Ledger, name: str) -> int:

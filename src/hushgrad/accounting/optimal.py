@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hushgrad import _papers
-from hushgrad.accounting._numeric import Shares, revealed, smallest_true, up
+from hushgrad.accounting._numeric import Shares, revealed, smallest_true, total_loss, up
 from hushgrad.accounting.base import Accountant, Loss, Nothing
 from hushgrad.accounting.conversion import delta_beside
 from hushgrad.accounting.dominance import statement
@@ -60,11 +60,12 @@ def responses_delta(epsilon: float, times: int) -> Callable[[float], float]:
     log_mass -= log_mass.max()
     mass = np.exp(log_mass)
     mass /= mass.sum()
-    loss = (times - 2.0 * k) * epsilon
+    loss = (times - 2.0 * k) * epsilon * (1.0 + 2.0**-51)  # not below the truth: what is left of it beside a target may be its last digit
+    most = total_loss([(epsilon, times)])
 
     def delta(target: float) -> float:
         above = loss > target
-        if not above.any():
+        if target >= most or not above.any():
             return 0.0
         total = float(np.sum(mass[above] * -np.expm1(target - loss[above])))
         # 1e-9 covers the rounding of the running product over the window; 1e-300 the mass outside of it.
@@ -92,7 +93,7 @@ class OptimalLoss:
 
     def delta(self, epsilon: float) -> float:
         """1 - (1 - d) prod (1 - delta_i)."""
-        return delta_beside(0.0 if epsilon >= self._most else self._responses().delta(epsilon), self.revealed)
+        return delta_beside(0.0 if epsilon >= total_loss(self.counts) else self._responses().delta(epsilon), self.revealed)
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon with delta(epsilon) <= ``delta``."""

@@ -116,11 +116,11 @@ def require_known_size(event: Sampled) -> None:
     Raises:
         NoTheorem: where a sample of a fixed size, or a truncated one, is drawn from records whose number is another or is random.
     """
-    given = event.how.size if isinstance(event.how, FixedSize) else None
+    given = event.how.drawn_number
     for how in counted_samples(event.of):
-        if how.dataset_size != given:
+        if how.counted != given:
             raise NoTheorem(
-                f"{how} is drawn from {how.dataset_size} records, but {event.how} gives it "
+                f"{how} is drawn from {how.counted} records, but {event.how} gives it "
                 f"{'a random number of them' if given is None else given}. Describe the two samples by one."
             )
 

@@ -48,41 +48,44 @@ def price(dataset: Dataset, charges: tuple[Event, ...]) -> float:
 
 
 def _composed(dataset: Dataset, charges: tuple[Event, ...]) -> float:
+    """By privacy-loss distributions. For a part without one (a selection, a rho) two bounds hold, and the better one counts.
+
+    Everything by Rényi divergences, or each such part as an (epsilon_i, delta_i)-DP step, whose deltas are half of the budget's.
+    """
+    event = Compose(charges)
+    if _has_distribution(dataset, event):
+        return _epsilon(dataset, event)
+    known = [_has_distribution(dataset, part) for part in event.events]
+    share = dataset.delta / (2 * known.count(False))
+    steps = (part if fine else _as_step(dataset, part, share) for part, fine in zip(event.events, known, strict=True))
+    return min(_epsilon(dataset, event, accountant="rdp"), _epsilon(dataset, Compose(steps)))
+
+
+def _epsilon(dataset: Dataset, event: Event, *, delta: float | None = None, accountant: str = "pld") -> float:
+    """What an accountant says at the data set's delta, or at another one; infinite where it has no theorem."""
     from hushgrad import accounting  # scipy: only where something is to be priced
 
-    event = Compose(charges)
-    if not _selections(event):
-        return accounting.epsilon(event, delta=dataset.delta, relation=dataset.relation)
-    # No privacy-loss distribution is known for a selection. Two valid bounds, and the better one counts: everything by
-    # Rényi divergences, or each selection as an (epsilon_i, delta_i)-DP step, whose deltas are half of the budget's.
-    renyi = accounting.epsilon(event, delta=dataset.delta, relation=dataset.relation, accountant="rdp")
-    return min(renyi, _with_selections_as_steps(dataset, charges))
-
-
-def _with_selections_as_steps(dataset: Dataset, charges: tuple[Event, ...]) -> float:
-    from hushgrad import accounting
-
-    share = dataset.delta / (2 * _selections(Compose(charges)))
-
-    def step(event: Event) -> Event:
-        if isinstance(event, RepeatAndSelect):
-            epsilon = accounting.epsilon(event, delta=share, relation=dataset.relation, accountant="rdp")
-            return ApproxDP(epsilon, share) if math.isfinite(epsilon) else NonPrivate()
-        return event
-
+    at = dataset.delta if delta is None else delta
     try:
-        return accounting.epsilon(Compose(map(step, Compose(charges).events)), delta=dataset.delta, relation=dataset.relation)
-    except NoTheorem:  # a selection inside a repetition
+        return accounting.epsilon(event, delta=at, relation=dataset.relation, accountant=accountant)
+    except NoTheorem:
         return math.inf
 
 
-def _selections(event: Compose) -> int:
-    """How many selections there are at the top of the composition; one inside a repetition counts as one."""
-    return sum(isinstance(_innermost(part), RepeatAndSelect) for part in event.events)
+@lru_cache(maxsize=256)
+def _has_distribution(dataset: Dataset, event: Event) -> bool:
+    from hushgrad.accounting import accountant_of
+
+    try:
+        accountant_of("pld").loss(event, dataset.relation)
+    except NoTheorem:
+        return False
+    return True
 
 
-def _innermost(event: Event) -> Event:
-    return event.of if isinstance(event, Repeat) else event
+def _as_step(dataset: Dataset, event: Event, share: float) -> Event:
+    epsilon = _epsilon(dataset, event, delta=share, accountant="rdp")
+    return ApproxDP(epsilon, share) if math.isfinite(epsilon) else NonPrivate()
 
 
 def _adaptive(dataset: Dataset, charges: tuple[Event, ...]) -> float:
@@ -100,7 +103,7 @@ def _adaptive(dataset: Dataset, charges: tuple[Event, ...]) -> float:
     cost = _composed(dataset, (first,))
     if cost > dataset.epsilon:
         return cost
-    if _selections(Compose((first,))):
+    if not _has_distribution(dataset, first):
         return cost if charges == (first,) else math.inf
     return _filtered(dataset, charges, "pool", first)
 

@@ -11,7 +11,7 @@ from hushgrad._value import Value
 from hushgrad.errors import NoTheorem
 from hushgrad.events._fields import set_fields, shown
 from hushgrad.events.neighbours import Absent, Answers, Relation
-from hushgrad.events.participation import FixedSize, Participation, Poisson, TruncatedPoisson
+from hushgrad.events.participation import Participation, Poisson
 
 __all__ = [
     "Compose",
@@ -230,16 +230,16 @@ class Unanalysed(Event):
         _check.instance(str, why=self.why)
 
 
-def counted_samples(event: Event) -> Iterator[FixedSize | TruncatedPoisson]:
+def counted_samples(event: Event) -> Iterator[Participation]:
     """The samples in ``event`` that count on the number of records that it is given."""
     pending = [event]
     while pending:
         of = pending.pop()
-        if isinstance(of, Sampled) and isinstance(of.how, (FixedSize, TruncatedPoisson)):
+        if isinstance(of, Sampled) and of.how.counted is not None:
             yield of.how
         if isinstance(of, (Compose, OneOf)):
             pending.extend(of.events)
-        elif isinstance(of, (Repeat, RepeatAndSelect)) or (isinstance(of, Sampled) and not isinstance(of.how, FixedSize)):
+        elif isinstance(of, (Repeat, RepeatAndSelect)) or (isinstance(of, Sampled) and of.how.drawn_number is None):
             pending.append(of.of)
 
 

@@ -29,6 +29,16 @@ class Participation(Value, family="participation"):
 
     drawn = True
 
+    @property
+    def counted(self) -> int | None:
+        """The public number of records that it is drawn from, where its theorem counts on one."""
+        return None
+
+    @property
+    def drawn_number(self) -> int | None:
+        """How many records take part in a step, where that is a public number."""
+        return None
+
     def __str__(self) -> str:
         return shown(self)
 
@@ -63,6 +73,11 @@ class TruncatedPoisson(Participation):
             size=_check.positive_int(size=self.size),
         )
 
+    @property
+    def counted(self) -> int:
+        """``dataset_size``."""
+        return self.dataset_size
+
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSize(Participation):
@@ -82,6 +97,16 @@ class FixedSize(Participation):
     def rate(self) -> float:
         """The fraction of the records that take part in one step."""
         return self.size / self.dataset_size
+
+    @property
+    def counted(self) -> int:
+        """``dataset_size``."""
+        return self.dataset_size
+
+    @property
+    def drawn_number(self) -> int:
+        """``size``."""
+        return self.size
 
 
 @dataclass(frozen=True, kw_only=True)

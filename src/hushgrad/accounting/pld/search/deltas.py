@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 import numpy as np
 
+from hushgrad._printed import below
 from hushgrad.accounting.pld.bounds.compose import Composed, compose
 from hushgrad.accounting.pld.profiles.curve import ACCURACY
 from hushgrad.accounting.pld.search.allowance import Allowance
@@ -49,7 +51,8 @@ def _delta_bound(parts: Parts, epsilon: float, width: float, known: float, *, up
     if epsilon >= largest_loss(parts):
         return infinite_mass(parts) * (1 if upper else 1 - ACCURACY)
     if upper:
-        simple = sum(n * delta_of(curve, epsilon / sum(m for _, m in parts), upper=True) for curve, n in parts)
+        each = below(Fraction(epsilon) / sum(n for _, n in parts))  # rounded up it may be the largest loss, and delta 0 there
+        simple = sum(n * delta_of(curve, each, upper=True) for curve, n in parts)
     else:
         simple = max(delta_of(curve, epsilon, upper=False) for curve, _ in parts)
     bounds = [min(1.0, simple)]
