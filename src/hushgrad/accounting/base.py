@@ -136,9 +136,10 @@ class Accountant(ABC):
             return trivial
         leaf = self._leaves.get(type(event))
         if leaf is None:
+            others = " or ".join(kind.name for kind in Accountant.__subclasses__() if type(event) in kind._leaves)
+            remedy = f"Ask {others}, or describe" if others else "Describe"
             raise NoTheorem(
-                f"The {self.name} accountant has no analysis of {type(event).__name__}. "
-                "Ask another accountant (pld knows the most), or describe the step by a known event."
+                f"The {self.name} accountant has no analysis of {type(event).__name__}. {remedy} the step by a known event."
             )
         return leaf(event, relation)
 
