@@ -60,7 +60,7 @@ def responses_delta(epsilon: float, times: int) -> Callable[[float], float]:
     log_mass -= log_mass.max()
     mass = np.exp(log_mass)
     mass /= mass.sum()
-    loss = (times - 2.0 * k) * epsilon * (1.0 + 2.0**-51)  # not below the truth: what is left of it beside a target may be its last digit
+    loss = (times - 2.0 * k) * epsilon * (1.0 + 2.0**-51)  # rounded up: beside a target its last digit counts
     most = total_loss([(epsilon, times)])
 
     def delta(target: float) -> float:
