@@ -493,7 +493,32 @@ def test_a_row_that_lowers_a_closed_charge_is_damage_though_every_noted_head_is_
         ledger.status("patients")
 
 
+@pytest.mark.parametrize("composition", ["adaptive", "pld", "rdp", "zcdp"])
+@pytest.mark.parametrize("kind", ["commit", "settle"])
+def test_an_overrun_that_nobody_priced_lowers_no_closed_charge(tmp_path, kind, composition) -> None:
+    """It names another event, so that no word of it is a part of what was charged: the costlier of the two counts."""
+    ledger = Ledger.create(tmp_path / "budget.db")
+    ledger.add("patients", epsilon=3.0, delta=1e-6, composition=composition)
+    ledger.commit(ledger.reserve("patients", Gaussian(20.0)), Gaussian(20.0))
+    run = ledger.reserve("patients", Gaussian(5.0))
+    ledger.commit(run, Gaussian(5.0))
+    spent = ledger.status("patients").epsilon
+    for event, costs_more in ((Gaussian(900.0), False), (Laplace(1e6), False), (Gaussian(4.0), True)):
+        books = ledger._books()
+        forged = Row(
+            number=books.rows + 1, previous=books.head, time="", kind=kind, reservation=run.id, event=event, overrun=True
+        )
+        with ledger._store.writing() as writer:
+            writer.append(Stored(forged.number, forged.text, forged.hash))
+        status = ledger.status("patients")
+        assert (status.epsilon > spent) == costs_more and status.epsilon >= spent and status.overruns
+
+
 ALIKE = [
+    ("trial I", "trial l"),
+    ("modern", "modem"),
+    ("wave", "vvave"),
+    ("trial 1", "TRIAL I"),
     ("data-1", "data\u20131"),
     ("data-1", "data\u22121"),
     ("data-1", "data-l"),

@@ -205,3 +205,81 @@ def test_a_minimum_out_of_reach_does_not_tell_how_far():
             DPLogisticRegression(epsilon=1.0, data_norm=1.0, method="objective", max_iter=1).fit(X, y)
         said.add(str(refused.value))
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("classes", [(0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("share", [1e-12, 1 - 1e-12], ids=["nobody scores", "nobody trains"])
+def test_an_empty_part_is_a_trial_like_any_other(share, classes):
+    """Else the search is lost with probability 0.2^n, which one record more or less changes fivefold, whatever epsilon is."""
+    base = DPLogisticRegression(data_norm=1.0, classes=classes)
+    for records in (1, 2, 9):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            search = DPGridSearch(base, {"l2": [9.0]}, epsilon=0.5, scoring_share=share, random_state=records)
+            search.fit(np.zeros((records, 2)), np.zeros(records, int))
+        assert search.best_params_ == {"l2": 9.0}
+
+
+def test_a_search_trains_on_the_records_and_on_nobody_of_each_class():
+    seen = []
+
+    class Seen(Once):
+        def fit(self, X, y):
+            seen.append((X, y))
+            return super().fit(X, y)
+
+    X, y = np.ones((50, 3)), np.arange(50) % 2
+    DPGridSearch(Seen(), {"l2": [1.0]}, random_state=3).fit(X, y)
+    for trained, labels in seen:
+        assert not trained[:2].any() and labels[:2].tolist() == [0, 1] and (trained[2:] == 1).all() and len(trained) < 52
+
+
+def test_a_label_that_is_no_class_is_told_and_no_lost_trial():
+    """As a fit without a search tells it; a search that loses all its trials would tell of the record by what it releases."""
+    X, y = np.zeros((20, 2)), np.append(np.arange(19) % 2, 2)
+    for seed in range(20):
+        with pytest.raises(ArgumentError, match="to contain every label in y"):
+            DPGridSearch(DPLogisticRegression(data_norm=1.0, classes=(0, 1)), {"l2": [5.0]}, random_state=seed).fit(X, y)
+
+
+def test_names_of_columns_reach_the_winner_of_a_search():
+    pandas = pytest.importorskip("pandas")
+    X, y = rows()
+    frame = pandas.DataFrame(X, columns=[f"column {i}" for i in range(X.shape[1])])
+    search = DPGridSearch(DPLogisticRegression(data_norm=1.0), {"l2": [10.0]}, random_state=0).fit(frame, y)
+    assert search.best_estimator_.feature_names_in_.tolist() == list(frame.columns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (search.predict(frame) == search.predict(frame.copy())).all()
+
+
+@pytest.mark.parametrize("column", [False, True])
+def test_one_record_moves_the_score_of_a_trial_by_one(monkeypatch, column):
+    """Labels in a column beside predictions in a row would be compared each with all, and one record count as often as there are."""
+    counts = []
+    monkeypatch.setattr(
+        DPGridSearch, "_noisy_score", lambda self, model, X, y, *_: counts.append(int((model.predict(X) == y).sum())) or 0.0
+    )
+    X, y = rows(61)
+    for records in (60, 61):
+        labels = y[:records, None] if column else y[:records]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            search = DPGridSearch(Once(), {"l2": [1.0]}, scoring_share=1 - 1e-12, mean_trials=1.5, random_state=0)
+            monkeypatch.setattr(Once, "fits", 0)
+            search.fit(X[:records], labels)
+    trials = len(counts) // 2
+    assert trials and all(abs(a - b) <= 1 for a, b in zip(counts[:trials], counts[trials:], strict=True))
+    assert max(counts) <= 61
+
+
+@pytest.mark.parametrize("kind", RELEASED, ids=lambda kind: kind.__name__)
+def test_an_error_about_rows_that_are_no_numbers_quotes_none_of_them(kind):
+    X, y = rows()
+    words = X.astype(object)
+    words[7, 1] = "Erika Mustermann, 1957"
+    for bad in (words, words.tolist(), X + 0.7123j):
+        with pytest.raises(ValueError) as refused:
+            made(kind).fit(bad, y)
+        assert not re.search("Mustermann|1957|7123", f"{refused.value}{refused.value.__cause__}"), refused.value
+        assert refused.value.__suppress_context__

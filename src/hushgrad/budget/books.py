@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from hushgrad import _check
-from hushgrad.budget.pricing import is_part
+from hushgrad.budget.pricing import exceeds, is_part
 from hushgrad.budget.rows import START, BrokenChain, Row
 from hushgrad.budget.values import Dataset, Reservation
 from hushgrad.events import Compose, Event
@@ -125,10 +125,23 @@ class Books:
             return
         if row.event is None:
             raise BrokenChain(f"Row {row.number} does not say what the run is charged for.")
-        if not known.is_open and (
-            not row.overrun or is_part(row.event, known.charged)
-        ):  # whoever can append has not written this here
-            raise BrokenChain(f"Row {row.number} lowers the charge of a run that is {known.state}, and no charge goes down.")
+        charged = row.event if known.is_open else self._raised(known, row, row.event)
         state = "committed" if row.kind == "commit" else "settled"
         overrun, model = known.overrun or row.overrun, row.model or known.model
-        self.reservations[known.id] = replace(known, state=state, charged=row.event, overrun=overrun, model=model)
+        self.reservations[known.id] = replace(known, state=state, charged=charged, overrun=overrun, model=model)
+
+    def _raised(self, known: Reservation, row: Row, event: Event) -> Event:
+        """What a closed run is charged for after a row about it: never less than before, whoever has appended the row.
+
+        A part of what was charged is damage. Of two events of which neither is part of the other the costlier one counts: which of them
+        that is, accountants of two versions may see differently in the last digit, and no ledger is to break by that.
+
+        Raises:
+            BrokenChain: for a row that lowers the charge by its very words.
+        """
+        if not row.overrun or is_part(event, known.charged):
+            raise BrokenChain(f"Row {row.number} lowers the charge of a run that is {known.state}, and no charge goes down.")
+        if is_part(known.charged, event):
+            return event
+        others = self.charges(known.dataset, without=known.id)
+        return event if exceeds(self.datasets[known.dataset], event, known.charged, others) else known.charged

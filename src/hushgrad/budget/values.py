@@ -20,6 +20,7 @@ _TWINS = str.maketrans(
     "аеорсухіјѕһԁԛԝвмткнгѵӏαβεηικμνορτυχγωօոսհɑɡıłø01|ǀ−‘’´`“”∕⁄∶꞉․",
     "aeopcyxijshdqwbmtkhrvlabehikuvoptuxywonuhagilool" + "ll-''''\"\"//::.",
 )
+_SHAPES = (("i", "l"), ("rn", "m"), ("vv", "w"))  # a capital I is an l in many a font; letters that meet are another one
 _BLANK = "\u3164\u2800\u115f\u1160\uffa0"  # letters and signs of which nothing is seen
 
 
@@ -38,12 +39,17 @@ def name_of(what: str, name: object) -> str:
 def looks_like(name: str) -> str:
     """One form for all names that a person could take for each other: look-alikes, case, spaces, dashes and accents aside.
 
+    Where case does not count, ``i`` and ``l`` are one letter, because ``I`` and ``l`` are one shape.
+
     >>> looks_like("Patients ") == looks_like("patients") == looks_like("pаtients")  # the last one has a Cyrillic a
     True
     """
     plain = unicodedata.normalize("NFKD", name).casefold().translate(_TWINS)
     seen = [letter for letter in plain if unicodedata.category(letter)[0] not in "CMZ" and letter not in _BLANK]
-    return "".join("-" if unicodedata.category(letter) == "Pd" else letter for letter in seen)
+    word = "".join("-" if unicodedata.category(letter) == "Pd" else letter for letter in seen)
+    for one, other in _SHAPES:
+        word = word.replace(one, other)
+    return word
 
 
 @dataclass(frozen=True, kw_only=True)

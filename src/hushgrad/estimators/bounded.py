@@ -5,6 +5,7 @@ A data-dependent maximum would leak exactly the record that a guarantee is meant
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = [
     "finite",
     "regulariser",
     "representable",
+    "unquoted",
     "validated",
     "with_intercept",
 ]
@@ -31,6 +33,7 @@ __all__ = [
 _ROUNDING = 1e-5
 
 
+_QUOTING = re.compile("complex data|could not convert|unable to convert", re.IGNORECASE)  # and then what could not be converted
 _SIZES = (1e-50, 1e50)  # of norms and bounds: their squares, and products with a regulariser, are numbers, too
 _TOO_FAR = (
     "Expected epsilon, delta, l2 and bounds on the data for which the noise is a number that double precision holds; these lead out of "
@@ -43,8 +46,21 @@ def validated(estimator: Any, *data: Any, **options: Any) -> Any:
 
     Its sums overflow where one record is huge, and a warning would tell of a record that is then scaled to the bound.
     """
-    with np.errstate(all="ignore"):
+    with unquoted():
         return validate_data(estimator, *data, dtype=np.float64, **options)
+
+
+@contextmanager
+def unquoted() -> Iterator[None]:
+    """No warning of numpy's, and errors of a validation without the rows and words that it quotes: errors go to logs and to mail."""
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except ValueError as problem:
+        if not _QUOTING.match(str(problem)):
+            raise problem from None  # which may quote them, too
+        said = str(problem).splitlines()[0].split(":")[0].split("'")[0].rstrip()
+        raise ArgumentError(f"{said}. Give rows of real numbers.") from None
 
 
 @contextmanager

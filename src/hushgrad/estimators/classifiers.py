@@ -30,6 +30,20 @@ _METHODS = ("auto", "objective", "output", "gd")
 _INTERCEPT = 0.25
 
 
+def class_numbers(classes: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The place of each label in ``classes``, which are sorted.
+
+    Raises:
+        ArgumentError: for a label that is none of them, or for a single class.
+    """
+    if len(classes) < 2:
+        raise ArgumentError("Classifier can't train when only one class is present. Give classes= if the other is known.")
+    numbers = np.searchsorted(classes, y).clip(max=len(classes) - 1)
+    if (classes[numbers] != y).any():
+        _check.fail("classes", list(classes), "to contain every label in y", "Add the missing label or drop its rows.")
+    return numbers
+
+
 class _LinearClassifier(ClassifierMixin, BaseEstimator):
     """What the private linear classifiers share: validation, methods, one predictor per class or one in all."""
 
@@ -41,7 +55,7 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):
         X, y = validated(self, X, y)
         check_classification_targets(y)
         self.classes_ = np.unique(y if self.classes is None else list(self.classes))
-        numbers = self._class_numbers(y)
+        numbers = class_numbers(self.classes_, y)
         budget = Budget(self.epsilon, self.delta, Relation.of(self.relation))
         rows = bounded_rows(X, self.data_norm, out_of_bounds=self.out_of_bounds)
         constant = _INTERCEPT * self.data_norm if self.fit_intercept else 0.0
@@ -68,15 +82,6 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):
         """The most likely class of each row."""
         scores = self.decision_function(X)
         return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]
-
-    def _class_numbers(self, y: np.ndarray) -> np.ndarray:
-        if len(self.classes_) < 2:
-            raise ArgumentError("Classifier can't train when only one class is present. Give classes= if the other is known.")
-        numbers = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
-        unknown = self.classes_[numbers] != y
-        if unknown.any():
-            _check.fail("classes", list(self.classes_), "to contain every label in y", "Add the missing label or drop its rows.")
-        return numbers
 
     def _solve(self, X, numbers, row_norm: float, budget: Budget, random: Randomness) -> list[Release]:
         joint = self._joint_loss(len(self.classes_))

@@ -17,8 +17,8 @@ from hushgrad import _check
 from hushgrad.accounting import calibrate
 from hushgrad.accounting.trials import number_at
 from hushgrad.errors import HushgradError
-from hushgrad.estimators.bounded import RowTooLong
-from hushgrad.estimators.classifiers import LABELS_FROM_DATA
+from hushgrad.estimators.bounded import RowTooLong, unquoted
+from hushgrad.estimators.classifiers import LABELS_FROM_DATA, class_numbers
 from hushgrad.estimators.methods import Budget
 from hushgrad.estimators.randomness import Randomness, randomness
 from hushgrad.events import Event, PureDP, Relation, RepeatAndSelect
@@ -38,13 +38,14 @@ def _best_has(name: str):
 class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
     r"""Grid search whose privacy cost does not grow with the number of candidates.
 
-    Every record is put, by a coin, into a training or a scoring part. A random number K of times a random candidate is trained on the
-    one part, epsilon_0-DP with delta 0, and its number of correct predictions on the other is released with Laplace noise 1/epsilon_0;
-    only the best scored model is kept.
+    Every record is put, by a coin, into a training or a scoring part; a row of zeros of each class, which belongs to nobody, joins the
+    first. A random number K of times a random candidate is trained on the one part, epsilon_0-DP with delta 0, and its number of correct
+    predictions on the other is released with Laplace noise 1/epsilon_0; only the best scored model is kept.
 
-    **Formal guarantee.** Each trial is epsilon_0-DP (a record is in one part only). With K truncated negative binomial of shape η the
-    selection is (2 + η) epsilon_0-DP, and (epsilon, delta)-DP for the smaller epsilon that the Rényi analysis gives (Papernot and Steinke
-    2022, corollary 4 and theorem 2). epsilon_0 is chosen so that the total is the ``epsilon`` asked for. The winner was chosen by its
+    **Formal guarantee.** Each trial is epsilon_0-DP (a record is in one part only, and the training part is never empty: that would be a
+    lost trial, with a probability that a record changes fivefold). With K truncated negative binomial of shape η the selection
+    is (2 + η) epsilon_0-DP, and (epsilon, delta)-DP for the smaller epsilon that the Rényi analysis gives (Papernot and Steinke 2022,
+    corollary 4 and theorem 2). epsilon_0 is chosen so that the total is the ``epsilon`` asked for. The winner was chosen by its
     score, so its own ``guarantee_`` is that of the selection, too.
 
     **K is a secret** of the theorem, as are the scores, the losers and how often each candidate was drawn: together with the winner they
@@ -106,11 +107,13 @@ class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
         self._check_estimator()
         self.base_epsilon_ = base_epsilon(budget, mean=self.mean_trials, shape=self.shape)
         X, y = indexable(X, np.asarray(y))
-        with np.errstate(all="ignore"):  # a warning about a huge number would tell of its record
-            check_X_y(X, y, dtype=None)
+        with unquoted():
+            y = check_X_y(X, y)[1]  # in one dimension: a column beside predictions would be compared with all of them
         scoring = random.uniform(len(y)) < _check.between(0, 1, scoring_share=self.scoring_share)
-        train, held = ((_safe_indexing(X, part), y[part]) for part in (~scoring, scoring))
         self.classes_ = np.unique(y if self.estimator.classes is None else list(self.estimator.classes))
+        class_numbers(self.classes_, y)  # of all rows: a candidate that finds an unknown label would be a lost trial
+        train, held = ((_safe_indexing(X, part), y[part]) for part in (~scoring, scoring))
+        train = _with_nobody(*train, self.classes_)
         self.best_params_, self.best_estimator_ = self._selected(train, held, np.shape(X)[1], budget, random)
         event = RepeatAndSelect(of=PureDP(self.base_epsilon_), mean=self.mean_trials, shape=self.shape)
         self.guarantee_ = budget.guarantee(
@@ -200,6 +203,12 @@ class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
         """The winner's accuracy on other data."""
         check_is_fitted(self)
         return self.best_estimator_.score(X, y)
+
+
+def _with_nobody(X: Any, y: np.ndarray, classes: np.ndarray) -> _Part:
+    """The training part with a row of zeros of each class before it; names of columns stay."""
+    rows = np.vstack([np.zeros((len(classes), np.shape(X)[1])), np.asarray(X)])
+    return type(X)(rows, columns=X.columns) if hasattr(X, "iloc") else rows, np.concatenate([classes, y])
 
 
 def base_epsilon(budget: Budget, *, mean: float, shape: float) -> float:
