@@ -5,12 +5,15 @@ One record moves the clipped sum by at most C, whenever the branch is taken firs
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from test_clipping_neighbours import REFUSED, SEEDS, C, Sorted, Two, clipped, drawn, gap
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat
+from hushgrad.clipping.proof.quiet import draw_from, host_draws
+from hushgrad.errors import NotIsolated
 
 # Numbers that the forward looks for -------------------------------------------------------------------------------------------
 
@@ -289,3 +292,56 @@ def test_an_example_without_a_gradient_changes_nobody_elses():
     with pytest.raises(REFUSED):
         clipped(capture, model, (drawn(0, 12, 6),))
     capture.detach()
+
+
+class _Sometimes(nn.Module):
+    """Leaves out layers by Python's or numpy's generator; ``mixes``: and lets examples influence each other, sometimes."""
+
+    def __init__(self, draw, *, mixes=False):
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(6, 6) for _ in range(3)), nn.Linear(6, 3)
+        self.draw, self.mixes = draw, mixes
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.draw() < 0.7:
+                x = x + layer(x).tanh()
+        if self.mixes and self.draw() < 0.3:
+            x = x - x.detach().mean(0)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.random_sample])
+def test_random_numbers_of_other_generators(draw):
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    model = _Sometimes(draw).double()
+    capture = Capture(model, loss_reduction="sum", unused="zero")
+    capture.attach()
+    for step in range(12):
+        x, began = drawn(step, 5, 6).double(), host_draws()
+        model(x).sin().sum().backward()
+        norms = capture.collect(Flat(1.0)).raw_norms
+        after, alone = host_draws(), []
+        for one in x.split(1):
+            draw_from(began)
+            with capture.pause():
+                grads = torch.autograd.grad(model(one).sin().sum(), list(model.parameters()), allow_unused=True)
+            alone.append(torch.stack([g.square().sum() for g in grads if g is not None]).sum().sqrt())
+        torch.testing.assert_close(norms, torch.stack(alone))
+        draw_from(after)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.random_sample])
+def test_a_branch_that_such_a_number_opens_is_proved_when_it_is_taken(draw):
+    random.seed(2)
+    np.random.seed(2)
+    torch.manual_seed(2)
+    model = _Sometimes(draw, mixes=True).double()
+    capture = Capture(model, loss_reduction="sum", unused="zero")
+    capture.attach()
+    with pytest.raises(NotIsolated):
+        for step in range(40):
+            model(drawn(step, 5, 6).double()).sin().sum().backward()
+            capture.collect(Flat(1.0))

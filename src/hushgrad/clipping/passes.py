@@ -9,6 +9,7 @@ import torch
 from hushgrad.clipping._torch import nodes_made, pop_packing, push_packing
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.proof.course import Course
+from hushgrad.clipping.proof.quiet import Draws
 from hushgrad.clipping.proof.shares import Packing
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Structure, is_packed
 
@@ -22,7 +23,7 @@ class Pass:
     """One call of the model."""
 
     __slots__ = (
-        "before", "calls", "candidates", "course", "examples", "fast", "fresh", "inputs", "is_aside", "key", "nodes", "packing",
+        "before", "calls", "candidates", "course", "draws", "examples", "fast", "fresh", "inputs", "is_aside", "key", "nodes", "packing",
         "structure",
     )  # fmt: skip
 
@@ -35,6 +36,7 @@ class Pass:
         self.fast: bool | None = None  # attention's fast path, as it was
         self.nodes = 0
         self.course: Course | None = None
+        self.draws: Draws | None = None  # where it began to draw, of a model that draws from other generators than torch's
         self.is_aside = False
 
     @classmethod

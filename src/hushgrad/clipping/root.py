@@ -22,6 +22,7 @@ from hushgrad.clipping.proof.given import floats
 from hushgrad.clipping.proof.inputs import examples_of, leaves
 from hushgrad.clipping.proof.known import Known
 from hushgrad.clipping.proof.live import Reader
+from hushgrad.clipping.proof.quiet import host_draws
 from hushgrad.clipping.proof.state import Attributes
 from hushgrad.clipping.proof.structure import NATIVE, Structure, is_packed
 from hushgrad.clipping.proof.survey import Run
@@ -102,6 +103,7 @@ class Root:
         batch = tape.enter(here.examples)
         batch.structure = here.structure
         here.before, tape.calls = tape.calls, here.calls
+        here.draws = host_draws() if self._trials.draws else None
         here.enter(training=self.model.training, watched=self._seal and (self.proving or here.structure is not None))
 
     @eagerly
@@ -162,7 +164,8 @@ class Root:
         structure = here.structure
         if (not here.fresh or self._trials.lifts) and self._capture.whole:
             self._trials.lifts = False  # a model may look at what its parameters are
-            structure = self._proved(here.inputs, here.examples)
+            with self._trials.drawing(here.draws):
+                structure = self._proved(here.inputs, here.examples)
             here.key = self._key(leaves(here.inputs))
             if self._read(here, structure, run):
                 return

@@ -52,7 +52,8 @@ def fit_of(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int) 
             _unclear(what, next(tuple(t.shape) for t in leaves(inputs) if t.shape[said : said + 1] == (examples,)))
         )
     fit = fits[0]
-    rival = next((other for other in fits if _differ(fit, other)), None)
+    others = found if stage.dim() is None else fits
+    rival = next((other for other in others if _differ(fit, other)), None)
     fit = fit if rival is None else _told_apart(fit, rival, stage.dim(), inputs)
     _require_told(fit.reading, inputs, examples, stage.shared)
     return fit

@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hushgrad.clipping.costs import COMPARED
 from hushgrad.clipping.proof.state import attributes_restored
 
-__all__ = ["ALMOST_ONE", "Quiet", "as_it_was", "buffers_of", "hushed", "put_back", "quieted"]
+__all__ = ["ALMOST_ONE", "Draws", "Quiet", "as_it_was", "buffers_of", "draw_from", "host_draws", "hushed", "put_back", "quieted"]
 
+Draws = tuple[Any, Any]  # states of Python's and numpy's global generators
 aten = torch.ops.aten
 _ONES = (aten.bernoulli_, aten.exponential_, aten.uniform_, aten.rand, aten.rand_like, aten.bernoulli)
 _ZEROS = (aten.normal_, aten.randn, aten.randn_like, aten.normal)
@@ -111,22 +112,31 @@ def put_back(model: nn.Module, buffers: dict[str, Tensor]) -> None:
 @contextmanager
 def as_it_was(model: nn.Module) -> Iterator[None]:
     """Buffers, attributes and random states are put back."""
-    start, state = buffers_of(model), (torch.get_rng_state(), random.getstate(), _numpy_state())
+    start, state, host = buffers_of(model), torch.get_rng_state(), host_draws()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
         with attributes_restored(model):
             yield
     finally:
         put_back(model, start)
-        torch.set_rng_state(state[0])
-        random.setstate(state[1])
-        _numpy_state(state[2])
+        torch.set_rng_state(state)
+        draw_from(host)
         if devices:
             torch.cuda.set_rng_state_all(devices)
 
 
-def _numpy_state(state: Any = None) -> Any:
-    """Numpy's global generator, which speech models draw their masks from."""
+def host_draws() -> Draws:
+    """Where Python's and numpy's global generators are: models leave out layers by the one, and draw masks from the other."""
     import numpy as np
 
-    return np.random.get_state() if state is None else np.random.set_state(state)
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), (kind, keys.tobytes(), *rest)
+
+
+def draw_from(draws: Draws) -> None:
+    """Set both generators there."""
+    import numpy as np
+
+    kind, keys, *rest = draws[1]
+    random.setstate(draws[0])
+    np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *rest))

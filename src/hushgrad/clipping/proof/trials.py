@@ -22,7 +22,18 @@ from hushgrad.clipping.proof.inputs import leaves, readings
 from hushgrad.clipping.proof.known import Known
 from hushgrad.clipping.proof.others import swayed
 from hushgrad.clipping.proof.prove import prove
-from hushgrad.clipping.proof.quiet import ALMOST_ONE, Quiet, as_it_was, buffers_of, hushed, put_back, quieted
+from hushgrad.clipping.proof.quiet import (
+    ALMOST_ONE,
+    Draws,
+    Quiet,
+    as_it_was,
+    buffers_of,
+    draw_from,
+    host_draws,
+    hushed,
+    put_back,
+    quieted,
+)
 from hushgrad.clipping.proof.seal import Broken, broken
 from hushgrad.clipping.proof.state import Attributes, Place, attributes_restored
 from hushgrad.clipping.proof.structure import Structure
@@ -63,8 +74,22 @@ class Trials:
         self._spares_parameters = not seal  # shown, or of no concern
         self._quiet = Quiet()
         self._wrote = False
+        self.draws = False  # from Python's or numpy's generator, in some pass
+        self._draws = host_draws()  # where each pass of a proof begins: one example alone takes the branches that its batch takes
 
     # Proofs ----------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def drawing(self, draws: Draws | None) -> Iterator[None]:
+        """Proofs inside draw what a pass drew that began there."""
+        now = host_draws() if draws is not None else None
+        try:
+            if draws is not None:
+                draw_from(draws)
+            yield
+        finally:
+            if now is not None:
+                draw_from(now)
 
     def proved(self, inputs: Any, B: int, known: Structure | None = None) -> Structure:
         """Prove and seal; ``known``, if these inputs show no more than it says. Raises NotIsolated or CaptureError."""
@@ -169,7 +194,7 @@ class Trials:
     def _proving(self, quiet: Quiet) -> Iterator[None]:
         tape: Tape = self._tape
         grads = [(p, p.grad) for p in self.model.parameters()]
-        self._start, self._quiet, self._clocks = buffers_of(self.model), quiet, None
+        self._start, self._quiet, self._clocks, self._draws = buffers_of(self.model), quiet, None, host_draws()
         self.runs = []
         try:
             lift = lifted(self._capture.trained.values() if self.lifts else ())
@@ -210,11 +235,13 @@ class Trials:
         args, kwargs = copied(inputs)
         self._quiet.seeds.clear()
         self._quiet.listens = True
+        draw_from(self._draws)
         try:
             with hushed():
                 return self.model(*args, **kwargs)
         finally:
             self._quiet.listens = False
+            self.draws = self.draws or host_draws() != self._draws
 
     def _first_called(self, inputs: Any) -> Any:
         """The first, ordinary pass of a proof. What it writes to parameters is found before anything extreme is written there."""
