@@ -345,3 +345,40 @@ def test_a_branch_that_such_a_number_opens_is_proved_when_it_is_taken(draw):
         for step in range(40):
             model(drawn(step, 5, 6).double()).sin().sum().backward()
             capture.collect(Flat(1.0))
+
+
+class _Turns(nn.Module):
+    """Two layers take turns, by a counter; ``mixes``: in one of five passes examples influence each other."""
+
+    def __init__(self, *, mixes=False):
+        super().__init__()
+        self.a, self.b, self.head, self.passes, self.mixes = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3), 0, mixes
+
+    def forward(self, x):
+        self.passes += 1
+        if self.mixes and self.passes % 5 == 4:
+            x = x - x.detach().mean(0)
+        return self.head((self.a if self.passes % 2 else self.b)(x).tanh())
+
+
+def test_layers_that_take_turns():
+    torch.manual_seed(3)
+    model = _Turns().double()
+    capture = Capture(model, loss_reduction="sum", unused="zero")
+    capture.attach()
+    for step in range(12):
+        x = drawn(step, 5, 6).double()
+        model(x).sin().sum().backward()
+        norms, alone = capture.collect(Flat(1.0)).raw_norms, []
+        for one in x.split(1):
+            model.passes = step
+            with capture.pause():
+                grads = torch.autograd.grad(model(one).sin().sum(), list(model.parameters()), allow_unused=True)
+            alone.append(torch.stack([g.square().sum() for g in grads if g is not None]).sum().sqrt())
+        torch.testing.assert_close(norms, torch.stack(alone))
+    capture = Capture(_Turns(mixes=True).double(), loss_reduction="sum", unused="zero")
+    capture.attach()
+    with pytest.raises(REFUSED):
+        for step in range(6):
+            capture.model(drawn(step, 5, 6).double()).sin().sum().backward()
+            capture.collect(Flat(1.0))

@@ -11,6 +11,7 @@ from hushgrad.clipping.call import Call
 from hushgrad.clipping.proof.course import Course
 from hushgrad.clipping.proof.quiet import Draws
 from hushgrad.clipping.proof.shares import Packing
+from hushgrad.clipping.proof.state import Time
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Structure, is_packed
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Pass:
 
     __slots__ = (
         "before", "calls", "candidates", "course", "draws", "examples", "fast", "fresh", "inputs", "is_aside", "key", "nodes", "packing",
-        "structure",
+        "structure", "times",
     )  # fmt: skip
 
     def __init__(self, inputs: Any, examples: int, candidates: list[Structure], key: Any, *, fresh: bool) -> None:
@@ -37,6 +38,7 @@ class Pass:
         self.nodes = 0
         self.course: Course | None = None
         self.draws: Draws | None = None  # where it began to draw, of a model that draws from other generators than torch's
+        self.times: list[Time] = []  # what the model's clocks said when it began
         self.is_aside = False
 
     @classmethod

@@ -103,7 +103,7 @@ class Root:
         batch = tape.enter(here.examples)
         batch.structure = here.structure
         here.before, tape.calls = tape.calls, here.calls
-        here.draws = host_draws() if self._trials.draws else None
+        here.draws, here.times = host_draws() if self._trials.draws else None, self._attributes.times()
         here.enter(training=self.model.training, watched=self._seal and (self.proving or here.structure is not None))
 
     @eagerly
@@ -164,7 +164,7 @@ class Root:
         structure = here.structure
         if (not here.fresh or self._trials.lifts) and self._capture.whole:
             self._trials.lifts = False  # a model may look at what its parameters are
-            with self._trials.drawing(here.draws):
+            with self._trials.drawing(here.draws), self._attributes.at(here.times):  # as the pass began
                 structure = self._proved(here.inputs, here.examples)
             here.key = self._key(leaves(here.inputs))
             if self._read(here, structure, run):

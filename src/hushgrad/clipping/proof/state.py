@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from hushgrad.clipping.costs import SCHEDULE
 from hushgrad.clipping.proof.wiring import PLAIN, Wiring
 
-__all__ = ["Attributes", "attributes_restored"]
+__all__ = ["Attributes", "Time", "attributes_restored"]
 
 _HELD = (list, dict, set, deque)
 _TORCHS = frozenset(vars(nn.Module())) - {"training"}  # hooks, parameters and children: not the forward's to write
 
 Place = tuple[dict[str, Any], str]
+Time = tuple[dict[str, Any], str, Any]  # a clock and its value
 
 
 class Attributes:
@@ -33,6 +34,7 @@ class Attributes:
         self._clocks: set[tuple[int, str]] = set()
         self._dicts: list[dict[str, Any]] = []
         self._places: list[Place] = []
+        self._timed: list[Place] = []  # the clocks
         self._values: dict[tuple[int, str], set[Any]] = {}  # of numbers, in passes that were proved
         self._size = -1  # listed when they are first asked for: a copy's modules are not there before
         self._wiring, self._wired = Wiring(model), -1
@@ -56,7 +58,9 @@ class Attributes:
         self._wired = self._wiring.number()
         self._dicts = _dicts(self._model)
         self._size = sum(map(len, self._dicts))
-        self._places = [place for place in self._all() if (id(place[0]), place[1]) not in self._clocks]
+        every = [(place, (id(place[0]), place[1]) in self._clocks) for place in self._all()]
+        self._places = [place for place, is_clock in every if not is_clock]
+        self._timed = [place for place, is_clock in every if is_clock]
 
     def _all(self) -> list[Place]:
         return [(d, name) for d in self._dicts for name, v in d.items() if type(v) in PLAIN and name not in _TORCHS]
@@ -89,6 +93,22 @@ class Attributes:
                 if type(now) in (int, float):
                     found.append((d, name))
         self._list()
+
+    def times(self) -> list[Time]:
+        """What the clocks say now."""
+        return [(d, name, d[name]) for d, name in self._timed if name in d]
+
+    @contextmanager
+    def at(self, times: list[Time]) -> Iterator[None]:
+        """Inside, the clocks say this."""
+        now = self.times() if times else []
+        try:
+            for d, name, value in times:
+                d[name] = value
+            yield
+        finally:
+            for d, name, value in now:
+                d[name] = value
 
     @contextmanager
     def later(self, clocks: list[Place], passes: int) -> Iterator[bool]:
