@@ -129,7 +129,8 @@ def host_draws() -> Draws:
     """Where Python's and numpy's global generators are: models leave out layers by the one, and draw masks from the other."""
     import numpy as np
 
-    kind, keys, *rest = np.random.get_state()
+    state: Any = np.random.get_state()
+    kind, keys, *rest = state
     return random.getstate(), (kind, keys.tobytes(), *rest)
 
 
