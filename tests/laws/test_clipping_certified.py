@@ -17,6 +17,10 @@ from hushgrad.clipping.certificate import KAPPA, Certificate, gamma
 from hushgrad.clipping.sums import RoundedSum, Sum, weighted_rows
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.events import Everyone, Gaussian
+from hushgrad.release.core import Release
+from hushgrad.release.keys import RunKey
+from hushgrad.release.placement import Replicated
+from hushgrad.release.placement.world import World
 from hushgrad.train import Plan, make_private
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "faults"))
@@ -199,3 +203,35 @@ def test_a_certified_run_is_the_ordinary_one_with_its_own_bound(noise, monkeypat
     for one, two in zip(*results, strict=True):
         assert one.dtype is two.dtype is torch.float32
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+
+
+class _Recorded(Replicated):
+    """One process of several, alone: what it would send is noted."""
+
+    def __init__(self, params, world):
+        super().__init__(params, world)
+        self.sent = []
+
+    def add_up(self, buffers):
+        self.sent.append({name: total.clone() for name, total in buffers.items()})
+
+    def gather(self, buffers):
+        self.sent.append({name: total.clone() for name, total in buffers.items()})
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_processes_add_up_certified_sums_before_any_noise(secure):
+    """Noise that is in one process's sum when others are added to it takes part in the roundings of the sum, which no kappa counts."""
+    plan = _plan(noise_multiplier=1e6, certified=True, secure=secure)
+    model = nn.Linear(3, 2)
+    placement = _Recorded(dict(model.named_parameters()), World(0, 2))
+    release = Release(plan, placement, RunKey(b"k" * 32, reproducible=True, fresh=True))
+    sums = {name: torch.randn(p.shape, dtype=torch.float64) for name, p in model.named_parameters()}
+    before = {name: total.clone() for name, total in sums.items()}
+    release.begin(0)
+    made = release.release(0, sums, torch.ones(4), None, begun={})
+    added, gathered = placement.sent
+    for name, total in before.items():
+        assert added[name].dtype is torch.float64 and torch.equal(added[name], total)
+        own, _ = placement.own(name, made[name])
+        assert gathered[name].dtype is made[name].dtype is torch.float32 and float(own.abs().max()) > 1e3

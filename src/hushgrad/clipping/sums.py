@@ -195,7 +195,8 @@ class RoundedSum(Sum):
     @property
     def done(self) -> Tensor:  # type: ignore[override]
         """``onto``, with the sum in it."""
-        if self.tensor is None and not self._scattered and self._product is not None:
+        rounds = self._onto.dtype is not self._dtype  # else the kernel would add block by block to what is there
+        if rounds and self.tensor is None and not self._scattered and self._product is not None:
             columns, rows, by = _flat(*self._product)
             if _fused.add_wide_sums(columns, rows, by, self._onto):
                 return self._onto

@@ -193,11 +193,11 @@ int hushgrad_outer_sq_norms(const float *x, size_t d, const float *g, size_t p, 
                             double *of_bias);
 
 /* factor sum_k parts[k][i], as squared norms of examples, and their roots; whether all are finite.
- * Reference, to rounding: hushgrad.clipping.base.Clipper.clip. */
+ * Reference, to rounding: hushgrad.clipping.clipper.Clipper.clip. */
 int hushgrad_total(const double *const *parts, size_t count, size_t rows, double factor, double *total, double *norms);
 
 /* Their roots and min(1, bound / root), 0 below `least`, in single or double precision; whether all are finite. Where one is not, its
- * weight is 0. Reference, to rounding: hushgrad.clipping.base.Clipper.clip. */
+ * weight is 0. Reference, to rounding: hushgrad.clipping.clipper.Clipper.clip. */
 int hushgrad_clip(const double *const *parts, size_t count, size_t rows, double factor, double bound, double least, int single,
                   void *norms, void *weights);
 

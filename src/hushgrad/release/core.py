@@ -158,9 +158,7 @@ class Release:
             raise CaptureError(
                 "The clipped sum was not added to the noise. This is a defect of the capture; nothing was released."
             )
-        buffers = self._rounded(step, sums) if self._plan.secure else self._noised(step, sums, begun)
-        if self._plan.certified:  # sum and noise were added in double precision; from here on it is post-processing
-            buffers = {name: total.to(self._like(name).dtype) for name, total in buffers.items()}
+        buffers = self._rounded(step, sums) if self._plan.certified and not begun else self._noised(step, sums, begun)
         moved = self._moved_clip(step, norms)
         if self.agree is not None and (self.placement.waited_for or not self.agree_later(step, norms)):
             covered = {**{name: sums[name] for name in self.lazy}, **buffers}
@@ -183,27 +181,27 @@ class Release:
             rest = {name: total for name, total in sums.items() if name not in begun and name not in self.lazy}
             buffers = {name: begun.get(name, total) for name, total in sums.items() if name not in self.lazy}
         if self.agree is None or not self.placement.finishes:
-            self._add_row(step, rest)
+            self._add(step, rest)
         else:
-            self._seen = self.source.seen(self._witness.hashed, partial(self._add_row, step, rest))
+            self._seen = self.source.seen(self._witness.hashed, partial(self._add, step, rest))
         self.placement.add_up(buffers)
         return buffers
 
     def _rounded(self, step: int, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The sums over all processes, each number rounded with its noise to the grid, once, by the process that draws it."""
-        buffers = {name: total.to(torch.float64) for name, total in sums.items()}
-        self.placement.add_up(buffers)
-        self._add(step, buffers)
-        self.placement.gather(buffers)
-        return buffers
+        """The sums over all processes, each number rounded with its noise, once, by the process that draws it.
 
-    def _add_row(self, step: int, sums: dict[str, Tensor]) -> None:
-        """Add row ``step`` to these sums, in place; a row is single precision, also where the sums of a certified run are double."""
-        if not self._plan.certified:
-            self._add(step, sums)
-        elif sums:
-            for name, row in self._fresh(step, sums).items():
-                sums[name].add_(row)
+        A row is single precision, also where sums are double; of a secure run it is whatever brings the sum to the public grid.
+        """
+        buffers = {name: total.to(torch.float64) for name, total in sums.items() if name not in self.lazy}
+        self.placement.add_up(buffers)
+        if self._plan.secure:
+            self._add(step, buffers)
+        else:
+            for name, row in self._fresh(step, buffers).items():
+                buffers[name].add_(row)
+        rounded = {name: total.to(self._like(name).dtype) for name, total in buffers.items()}
+        self.placement.gather(rounded)
+        return rounded
 
     def _add(self, step: int, buffers: dict[str, Tensor]) -> None:
         """Add this process's part of row ``step`` to sums, in place."""

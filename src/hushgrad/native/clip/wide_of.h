@@ -38,11 +38,11 @@ TARGET INLINE void NAME(wide_tile)(const NAME(wide_product) *m, const double *a,
                                    const int add) {
     DOUBLES sum[HIGH][2] = {{{0}}};
     const size_t high = m->rows - i < HIGH ? m->rows - i : HIGH, wide = m->columns - j < WIDE ? m->columns - j : WIDE;
-    double *out = m->out + i * m->out_row + j;
-    float *onto = m->onto ? m->onto + i * m->out_row + j : NULL;
+    const size_t at = i * m->out_row + j;
     for (size_t h = 0; h < high; h++) /* while the tile is computed: its rows are no stretch of memory that the processor sees coming */
-        if (onto) __builtin_prefetch(onto + h * m->out_row, 1, 2);
-        else __builtin_prefetch(out + h * m->out_row, 1, 2), __builtin_prefetch(out + h * m->out_row + HALF, 1, 2);
+        if (m->onto) __builtin_prefetch(m->onto + at + h * m->out_row, 1, 2);
+        else
+            __builtin_prefetch(m->out + at + h * m->out_row, 1, 2), __builtin_prefetch(m->out + at + h * m->out_row + HALF, 1, 2);
     for (size_t t = 0; t < some; t++, a += HIGH, b += WIDE) {
         const DOUBLES b0 = *(const DOUBLES *)b, b1 = *(const DOUBLES *)(b + HALF);
         for (size_t h = 0; h < HIGH; h++) {
@@ -51,21 +51,23 @@ TARGET INLINE void NAME(wide_tile)(const NAME(wide_product) *m, const double *a,
         }
     }
     if (high < HIGH || wide < WIDE) {
-        for (size_t h = 0; h < high; h++, out += m->out_row)
+        for (size_t h = 0; h < high; h++)
             for (size_t k = 0; k < wide; k++) {
+                const size_t to = at + h * m->out_row + k;
                 const double term = k < HALF ? sum[h][0][k] : sum[h][1][k - HALF];
-                if (onto) onto[h * m->out_row + k] = (float)(onto[h * m->out_row + k] + term);
-                else out[k] = add ? out[k] + term : term;
+                if (m->onto) m->onto[to] = (float)(m->onto[to] + term);
+                else m->out[to] = add ? m->out[to] + term : term;
             }
         return;
     }
-    for (size_t h = 0; h < HIGH; h++, out += m->out_row)
-        for (size_t k = 0; k < 2; k++)
-            if (onto) {
-                float *at = onto + h * m->out_row + k * HALF;
-                *(NAME(narrow) *)at = __builtin_convertvector(WIDENED(at) + sum[h][k], NAME(narrow));
-            } else if (add) *(DOUBLES *)(out + k * HALF) += sum[h][k];
-            else *(DOUBLES *)(out + k * HALF) = sum[h][k];
+    for (size_t h = 0; h < HIGH; h++)
+        for (size_t k = 0; k < 2; k++) {
+            const size_t to = at + h * m->out_row + k * HALF;
+            if (m->onto)
+                *(NAME(narrow) *)(m->onto + to) = __builtin_convertvector(WIDENED(m->onto + to) + sum[h][k], NAME(narrow));
+            else if (add) *(DOUBLES *)(m->out + to) += sum[h][k];
+            else *(DOUBLES *)(m->out + to) = sum[h][k];
+        }
 }
 
 /* room: DEEP (columns rounded up to WIDE + TALL) doubles. */
