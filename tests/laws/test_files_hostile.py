@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 
@@ -82,6 +83,31 @@ with replacing(Path({str(path)!r})) as new:
         new.write_text("whole")
     assert {p.name for p in tmp_path.iterdir()} == {"key.json", *(other.name for other in others)}
     assert path.read_text() == "whole"
+
+
+def test_threads_that_replace_one_file_never_meet_in_it(tmp_path):
+    """Each fills a file of its own, and sweeps nobody's: who reads sees one of them, whole."""
+    path, wrong, size = tmp_path / "state", [], 100_000
+    start = threading.Barrier(4)
+
+    def write(letter):
+        start.wait()
+        for _ in range(20):
+            try:
+                with replacing(path) as new:
+                    new.write_text(letter * size)
+            except OSError as error:
+                wrong.append(error)
+            found = path.read_text()
+            if len(found) != size or len(set(found)) != 1:
+                wrong.append(found[:10])
+
+    threads = [threading.Thread(target=write, args=(letter,)) for letter in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [] and [file.name for file in tmp_path.iterdir()] == ["state"]
 
 
 def test_exact_roundings_have_a_precision_of_their_own(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from safetensors import SafetensorError
 from hushgrad.errors import StorageError
 
 __all__ = ["replacing", "sweep"]
+
+_filling: set[Path] = set()  # by this process: each of its threads has a file of its own
 
 
 @contextmanager
@@ -33,7 +36,8 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
     Raises:
         StorageError: if the disk is full, the folder is read-only, or something else is in the way.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.{os.getpid()}")
+    _filling.add(temporary)
     try:
         sweep(path)
         _create(temporary, mode)
@@ -50,13 +54,15 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    finally:
+        _filling.discard(temporary)
 
 
 def sweep(path: Path) -> None:
     """Remove what killed processes of this machine left half written of ``path``."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*"):
         owner = leftover.name.rpartition(".")[2]
-        if owner.isdecimal() and not _alive(int(owner)):
+        if owner.isdecimal() and leftover not in _filling and not _alive(int(owner)):
             leftover.unlink(missing_ok=True)
 
 
