@@ -42,6 +42,19 @@ def test_less_delta_than_is_revealed_outright_buys_nothing(accountant: str) -> N
     assert epsilon(ApproxDP(1.0, 1e-6), delta=1e-6, accountant=accountant) <= 1.0 + 1e-9 or accountant == "zcdp"
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "optimal", "advanced", "basic"])
+def test_the_delta_that_a_sample_reveals_buys_an_epsilon_and_a_digit_less_does_not(accountant: str) -> None:
+    """It was rounded up by 1e-12, so that half of a mechanism's delta had no epsilon on half of the records."""
+    rng = random.Random(24)
+    cases = [(0.5, 1e-6), (0.25, 1e-5), (0.1, 1e-6), *((rng.uniform(0.01, 0.99), 10 ** rng.uniform(-20, -2)) for _ in range(8))]
+    for q, d in cases:
+        event, truth = ApproxDP(1.0, d).sampled(rate=q), Fraction(q) * Fraction(d)
+        least = math.nextafter(_just_below(truth), 1.0)
+        assert epsilon(event, delta=_just_below(truth), accountant=accountant) == math.inf
+        assert epsilon(event, delta=least, accountant=accountant) <= math.log1p(q * math.expm1(1.0)) * (1 + 1e-9)
+        assert Fraction(delta(event, epsilon=1.0, accountant=accountant)) >= truth
+
+
 def _largest(rng: random.Random) -> tuple[Event, mpmath.mpf, str]:
     """An event with a largest loss, that loss, and a relation."""
     kind = rng.choice(["laplace", "discrete", "response", "sampled"])

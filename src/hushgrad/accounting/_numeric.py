@@ -15,6 +15,7 @@ __all__ = [
     "least_over_orders",
     "log_add",
     "positive_up",
+    "product_up",
     "ratio_up",
     "reached",
     "revealed",
@@ -47,6 +48,15 @@ def ratio_up(a: float, b: float) -> float:
     (0.5, True)
     """
     return above(Fraction(a) / Fraction(b))
+
+
+def product_up(rate: float, share: float) -> float:
+    """The least double that is not below rate x share, where share > 0: what a sample reveals outright. It has all its digits.
+
+    >>> product_up(0.5, 1e-6), product_up(0.1, 1e-6) > 1e-7  # as doubles a tenth and 1e-6 are a little more than 1e-7
+    (5e-07, True)
+    """
+    return max(above(Fraction(rate) * Fraction(share)), sys.float_info.min)
 
 
 def revealed(shares: Iterable[tuple[float, int]]) -> float:

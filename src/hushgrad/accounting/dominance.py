@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 
-from hushgrad.accounting._numeric import positive_up, ratio_up, up
+from hushgrad.accounting._numeric import positive_up, product_up, ratio_up, up
 from hushgrad.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from hushgrad.accounting.participation import Way, sampling
 from hushgrad.errors import NoTheorem
@@ -136,7 +136,7 @@ def _(event: Sampled, relation: Relation) -> Statement:
         inner = base.delta(epsilon if shown else deamplified(epsilon, rate))
         return positive_up(rate * inner) if inner > 0.0 else 0.0
 
-    return Statement(epsilon, delta, fixed=positive_up(rate * base.fixed) if base.fixed > 0.0 else 0.0, flexible=base.flexible)
+    return Statement(epsilon, delta, fixed=product_up(rate, base.fixed) if base.fixed > 0.0 else 0.0, flexible=base.flexible)
 
 
 _LEAST_LIE = 1e-200  # a smaller probability may leave the range of doubles when it is divided by the categories

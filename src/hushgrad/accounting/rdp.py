@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hushgrad import _check, _papers
 from hushgrad.accounting import renyi, renyi_sampled
-from hushgrad.accounting._numeric import Shares, least_over_orders, positive_up, ratio_up, revealed, smallest_true, total_loss, up
+from hushgrad.accounting._numeric import Shares, least_over_orders, product_up, ratio_up, revealed, smallest_true, total_loss, up
 from hushgrad.accounting.base import Accountant, Loss, Nothing, Unbounded
 from hushgrad.accounting.conversion import delta_beside, delta_from_renyi, epsilon_beside
 from hushgrad.accounting.dominance import amplified, pure_epsilon
@@ -205,7 +205,7 @@ def _sampled(event: Sampled, relation: Relation) -> Loss:
 def _sampled_approximate(of: Event, how: Sampling) -> Loss:
     if not isinstance(of, ApproxDP):
         raise NoTheorem("The rdp accountant samples single (epsilon, delta)-DP mechanisms, not compositions of them. Ask pld.")
-    share = positive_up(how.rate * of.delta)
+    share = product_up(how.rate, of.delta)
     if how.way is Way.SHOWN:
         return _of(renyi_sampled.shown(renyi.pure(of.epsilon), how.rate), share)
     return _of(renyi.pure(up(amplified(of.epsilon, how.rate))), share)

@@ -53,9 +53,10 @@ def _composed(dataset: Dataset, charges: tuple[Event, ...]) -> float:
     Everything by Rényi divergences, or each such part as an (epsilon_i, delta_i)-DP step, whose deltas are half of the budget's.
     """
     event = Compose(charges)
-    if _has_distribution(dataset, event):
-        return _epsilon(dataset, event)
-    known = [_has_distribution(dataset, part) for part in event.events]
+    found = _epsilon(dataset, event)
+    known = [_has_distribution(dataset, part) for part in event.events] if math.isinf(found) else []
+    if all(known):
+        return found
     share = dataset.delta / (2 * known.count(False))
     steps = (part if fine else _as_step(dataset, part, share) for part, fine in zip(event.events, known, strict=True))
     return min(_epsilon(dataset, event, accountant="rdp"), _epsilon(dataset, Compose(steps)))
