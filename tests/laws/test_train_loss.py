@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -312,3 +313,88 @@ def test_what_is_added_to_a_loss_of_the_run_is_not_vouched_for_by_it(options):
             private.optimizer.step()
     assert options or VOUCHED in private.spent().notes
     private.detach()
+
+
+SEEN = []
+
+
+class _Centre(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(CLASSES))
+        self.calls = 0
+
+    def forward(self, out, y):
+        made = F.cross_entropy(out - (self.centre if self.calls > 1000 else 0), y)
+        self.centre.mul_(0.9).add_(0.1 * out.detach().mean(0))
+        self.calls += 1
+        return made
+
+
+class _Slots:
+    __slots__ = ("last",)
+
+    def __call__(self, out, y):
+        self.last = out.detach()
+        return F.cross_entropy(out, y)
+
+
+def _running(by):
+    state = {"mean": 1.0, "counts": [0] * CLASSES, "array": np.zeros(CLASSES)}
+
+    def loss(out, y):
+        made = F.cross_entropy(out, y)
+        by(state, made, y)
+        return made
+
+    return loss
+
+
+def _globally(out, y):
+    [SEEN.append(row.detach()) for row in out]
+    return F.cross_entropy(out, y)
+
+
+def _average(state, made, y):
+    state["mean"] = 0.9 * state["mean"] + 0.1 * made.item()
+
+
+def _count(state, made, y):
+    state["counts"][int(y[0])] += 1
+
+
+def _array(state, made, y):
+    state["array"][int(y[0])] += 1
+
+
+REMEMBERS = {
+    "a buffer": _Centre,
+    "a slot": _Slots,
+    "a closure": lambda: _running(_average),
+    "counts of classes": lambda: _running(_count),
+    "an array": lambda: _running(_array),
+    "a global": lambda: _globally,
+}
+
+
+@pytest.mark.parametrize("name", REMEMBERS)
+def test_a_loss_that_remembers_is_vouched_for(name):
+    assert VOUCHED in _run(REMEMBERS[name](), per_example=True)[0].spent().notes
+
+
+class _Counting:
+    """Knows how often it was called, and nothing of whom."""
+
+    def __init__(self):
+        self.calls, self.weights = 0, [torch.ones(CLASSES)]
+
+    def __call__(self, out, y):
+        self.calls += 1
+        return F.cross_entropy(out, y, reduction="none")
+
+
+@pytest.mark.parametrize(
+    "loss", [F.cross_entropy, nn.CrossEntropyLoss(), _Counting(), partial(F.cross_entropy, label_smoothing=0.1)]
+)
+def test_a_loss_that_keeps_nothing_is_not(loss):
+    assert VOUCHED not in _run(loss)[0].spent().notes

@@ -23,6 +23,7 @@ from hushgrad.clipping.there import filled
 from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
 from hushgrad.sampling.batch import Batch
 from hushgrad.train.handed import PREPARED, Handed
+from hushgrad.train.kept import Kept
 
 __all__ = ["ROUNDED", "VOUCHED", "Losses", "PrivateLoss", "aside", "has_rows"]
 
@@ -175,10 +176,19 @@ class PrivateLoss:
     def _each(self, rows: _Rows) -> Tensor:
         if not self._by_loop:
             try:
-                return rows.at_once()
+                return self._watched(rows.at_once, calls=1)
             except (RuntimeError, ValueError, TypeError):  # what it does cannot be done for all examples at once (.item(), say)
                 self._by_loop = True
-        return rows.one_by_one()
+        return self._watched(rows.one_by_one, calls=rows.count)
+
+    def _watched(self, evaluate: Callable[[], Tensor], *, calls: int) -> Tensor:
+        """The losses; where the function keeps something, one example may be in another's loss, and the user vouches for it."""
+        if self._losses.vouched:
+            return evaluate()
+        before = Kept(self._fn)
+        made = evaluate()
+        self._losses.vouched = self._losses.vouched or not before.is_still(Kept(self._fn), calls=calls)
+        return made
 
     def _reduced(self, losses: Tensor) -> Tensor:
         return losses.sum() if self._losses.capture.loss_reduction == "sum" else losses.mean()
@@ -270,8 +280,12 @@ class _Rows:
         return torch.func.vmap(self._one, randomness="different")(*(self.leaves[i] for i in self._places))  # type: ignore[no-any-return]
 
     def one_by_one(self) -> Tensor:
-        count = len(self.leaves[self._places[0]])
-        return torch.stack([self._one(*(self.leaves[i][k] for i in self._places)) for k in range(count)])
+        return torch.stack([self._one(*(self.leaves[i][k] for i in self._places)) for k in range(self.count)])
+
+    @property
+    def count(self) -> int:
+        """Of examples."""
+        return len(self.leaves[self._places[0]])
 
     def _one(self, *rows: Tensor) -> Tensor:
         leaves = list(self.leaves)

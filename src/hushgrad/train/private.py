@@ -263,8 +263,9 @@ class Private(Saving):
     def loss(self, fn: Callable[..., Tensor], *, per_example: bool = False) -> PrivateLoss:
         """``fn`` as a loss of this run: (1/B) sum_i fn(output_i, target_i), each example's by itself.
 
-        **Formal guarantee.** Example i enters the loss only through fn of its own rows, whatever ``fn`` does. Steps whose passes
-        all came through such a loss need nobody's word for it; else ``spent()`` says that the loss is vouched for by the user.
+        **Formal guarantee.** Example i enters the loss only through fn of its own rows, if ``fn`` keeps nothing. Steps whose passes
+        all came through such a loss need nobody's word for it; else, and from the first pass on in which ``fn`` was seen to keep
+        something (a centre, a queue, a running mean; but for counts of its calls), ``spent()`` says that the user vouches for the loss.
 
         On the first batch the result is compared with ``fn`` of the whole batch. Class weights, ``ignore_index``, contrastive
         losses and a maximum over the batch are no mean over the examples, and are refused; ``fn`` may give one number for each
