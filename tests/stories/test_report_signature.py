@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import dataclasses
 import json
@@ -195,3 +196,17 @@ def test_the_folder_of_a_run_names_its_model(run, key, signed, tmp_path):
     assert verify(written(signed, tmp_path), model=run).model
     with pytest.raises(ArgumentError, match="or the run's folder"):
         verify(written(signed, tmp_path), model=tmp_path)
+
+
+def test_keys_of_every_other_kind_are_refused_in_a_sentence(tmp_path):
+    """The last byte of the algorithm's number says which curve it is; a key of Ed25519's length is too short for some."""
+    path = tmp_path / "officer.key"
+    new_signing_key(path)
+    lines = path.read_text().splitlines()
+    content = base64.b64decode("".join(lines[1:-1]))
+    at = content.index(bytes.fromhex("06032b6570")) + 4
+    for kind in set(range(256)) - {0x70}:
+        other = base64.b64encode(content[:at] + bytes([kind]) + content[at + 1 :]).decode()
+        path.write_text("\n".join([lines[0], other, lines[-1], ""]))
+        with pytest.raises(ArgumentError, match="key"):
+            sign(None, path)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -257,5 +257,6 @@ def _loaded(path: Path, load: Any, remedy: str) -> Any:
         return load(path.read_bytes())
     except OSError as error:
         raise ArgumentError(f"Expected a readable key file {str(path)!r}: {error.strerror}. {remedy}") from None
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # not PEM, or one with a password; what is in it is not shown
+    # Not PEM, one with a password, or a key that OpenSSL itself cannot make; what is in it is not shown.
+    except (ValueError, TypeError, UnsupportedAlgorithm, InternalError):
         raise ArgumentError(f"Expected {str(path)!r} to hold a key in PEM form, without a password. {remedy}") from None
