@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
+from hushgrad.release.born import born
 from hushgrad.release.frames import FRAME, Frames, damaged
 from hushgrad.release.owner import boot_identity
 
@@ -74,13 +76,12 @@ class Earlier:
             "for by the same files and program, not shown"
         )
 
-    def _copied(self, path: str, number: int) -> str:
+    def _copied(self, path: str, *identity: int) -> str:
         """Refuse a copy of a journal that is still where it was; of a copy alone, say that it is one."""
-        before, last = self._place or (path, number)
-        if last == number:
+        before, *last = self._place or (path, *identity)
+        if last == list(identity[: len(last)]):  # those of an earlier version know the number alone
             return ""
-        there = Path(before)
-        if there.exists() and there.stat().st_ino == last:
+        if _is_there(Path(before), last):
             raise ArgumentError(
                 f"Expected the run itself, not a copy of it: {before!r} is still there, and two that go on would release one noise twice. "
                 "Go on with that one, or remove it first."
@@ -89,3 +90,12 @@ class Earlier:
             f"The run's folder was copied or put back after {self._steps} releases: that nobody went on from the original is vouched for, "
             "not shown"
         )
+
+
+def _is_there(path: Path, identity: list[int]) -> bool:
+    """Whether the very file is at ``path``, by its number on the disk and its birth."""
+    try:
+        with open(path, "rb") as file:
+            return [os.fstat(file.fileno()).st_ino, born(file.fileno())][: len(identity)] == identity
+    except OSError:  # nobody can go on from what cannot be read
+        return False

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hushgrad.errors import ArgumentError, StorageError
+from hushgrad.release.born import born
 from hushgrad.release.owner import locked
 
 __all__ = ["FRAME", "SHORT", "WAYS_ON", "Frame", "Frames", "damaged", "frames_in"]
@@ -77,8 +78,8 @@ class Frames:
 
     @property
     def place(self) -> list[Any]:
-        """Where the file lies: its path, and its number on the disk, which a copy has not."""
-        return [str(self.path), os.fstat(self._held()).st_ino]
+        """Where the file lies: its path, and its number on the disk and its birth, which a copy has not."""
+        return [str(self.path), os.fstat(self._held()).st_ino, born(self._held())]
 
     def close(self) -> None:
         """No more frames."""

@@ -25,12 +25,13 @@ import hashlib
 import os
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
-from hushgrad.errors import ArgumentError
+from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.release.earlier import Earlier
 from hushgrad.release.frames import SHORT, WAYS_ON, Frames, frames_in
 from hushgrad.release.keys import RunKey
@@ -60,6 +61,7 @@ class Journal:
         self._frames: Frames | None = None
         self._owner: Owner | None = None
         self._closed, self._process = False, os.getpid()
+        self._half = False  # something was entered and not done, or done and not entered
         self._recorded: list[tuple[int, bytes]] = []  # (kind, short digest): what earlier lives released
         self._mark, self._block, self._flushed_at, self._took = 0, 1, 0.0, 0.0
         self.bound: dict[str, Any] = {}
@@ -203,6 +205,10 @@ class Journal:
 
     # What a run calls -----------------------------------------------------------------------------------------------------
 
+    def vouched(self, note: str) -> None:
+        """Have the guarantee say what nobody can show."""
+        self.notes = (*self.notes, *({note} - {*self.notes}))
+
     def bind(self, name: str, value: Any) -> None:
         """Remember a part of the run's identity, or find it to be the remembered one.
 
@@ -234,6 +240,30 @@ class Journal:
         """
         self._next(ord("r"), struct.pack("<Q", step) + witness)
 
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Inside, something is entered here and done: both, or neither, or a run with a folder goes on from its last save.
+
+        Half of it may stay where somebody interrupts a program (Ctrl-C) that then goes on: the step would be taken again, on other
+        random states, and a later life would repeat what was entered first.
+
+        Raises:
+            ArgumentError: where this has happened, or in a forked process.
+        """
+        self._require_process()
+        if self._half:
+            raise ArgumentError(
+                "Expected a run that was not interrupted while it entered a release into its journal. Nothing was released since; call "
+                "detach(), then make_private and Checkpoint again: it goes on from its last save."
+            )
+        position, self._half = self.position, self.durable
+        try:
+            yield
+        except HushgradError:  # a refusal: nothing is half done where nothing was entered
+            self._half = self.durable and self.position != position
+            raise
+        self._half = False
+
     def read_all(self, step: int) -> None:
         """Before the noise of all lazy tables is drawn after ``step`` steps."""
         self._next(ord("a"), struct.pack("<Q", step))
@@ -248,13 +278,16 @@ class Journal:
     def _require_open(self) -> None:
         if self._closed:
             raise ArgumentError("Expected a run that is attached: this one's journal is closed.")
+        self._require_process()
+        if self._owner is not None:
+            self._owner.require()
+
+    def _require_process(self) -> None:
         if os.getpid() != self._process:
             raise ArgumentError(
                 "Expected a step in the process that began this run: a forked one has a copy of its key, and would release its noise a "
-                "second time. Nothing was released; call make_private in the process that trains."
+                "second time. Nothing was released; call make_private in the process that trains, and settle() lazy tables before a fork."
             )
-        if self._owner is not None:
-            self._owner.require()
 
     def _next(self, kind: int, content: bytes) -> None:
         self._require_open()

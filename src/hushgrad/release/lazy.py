@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ from torch.optim import SGD, Optimizer
 
 from hushgrad import _check
 from hushgrad.clipping import Capture
+from hushgrad.clipping._torch import unwatched
 from hushgrad.errors import CaptureError, HushgradError
 from hushgrad.noise.independent import Independent
 from hushgrad.noise.row_draws import rows_of
@@ -83,14 +85,17 @@ class LazyTable:
 
     # Methods, not closures, which copy.deepcopy would share: then a copied model would settle the table of the original.
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.tables.in_step():
-            self.settle(self.reads(args, kwargs))
-        else:
-            self.tables.settle()
+        with unwatched():  # what a row owes is not the model's doing
+            if self.tables.in_step():
+                self.settle(self.reads(args, kwargs))
+            else:
+                self.tables.settle()
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        ids = self.reads(args, kwargs)
-        if ids is not None and bool((self.owed[ids.detach().to(device="cpu", dtype=torch.int64)] > 0).any()):
+        with unwatched():
+            ids = self.reads(args, kwargs)
+            owes = ids is not None and bool((self.owed[ids.detach().to(device="cpu", dtype=torch.int64)] > 0).any())
+        if owes:
             raise CaptureError(
                 f"The module of {self.name} has read other rows than it was called with: a later forward pre-hook changed the ids. "
                 "Change them before the module is called."
@@ -142,6 +147,16 @@ class LazyTable:
             ids = ids.detach().reshape(-1).to(device="cpu", dtype=torch.int64)
             rows = ids[self.owed[ids] > 0].unique()  # type: ignore[no-untyped-call]
             self.tables.note(self.index, rows)
+        if len(rows):
+            with self.tables.whole():
+                self._pay(rows)
+
+    @torch.no_grad()
+    def settle_all(self) -> None:
+        """Give all rows the noise that they owe, within what is done to all tables."""
+        self._pay(self.owed.nonzero().squeeze(1))
+
+    def _pay(self, rows: Tensor) -> None:
         weight = self.param.data  # not a new version for autograd: rows that a pending backward has read do not change
         for some in rows.split(max(1, _AT_ONCE // weight.shape[1])):
             z = rows_of(self.source(), self.step, self.index, some, weight.shape[1], dtype=weight.dtype)
@@ -159,6 +174,7 @@ class LazyTables:
         self._noted = hashlib.blake2b(digest_size=16)
         self.in_step: Callable[[], bool] = lambda: True
         self._before: Callable[[], None] = lambda: None
+        self.whole: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def attached(self) -> bool:
@@ -174,10 +190,12 @@ class LazyTables:
         *,
         in_step: Callable[[], bool],
         before: Callable[[], None],
+        whole: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """Take over all tables of a captured model; ``source`` gives the run's noise.
 
-        ``in_step`` says whether a forward pass is one of a step, and ``before`` is called before all tables are settled.
+        ``in_step`` says whether a forward pass is one of a step, ``before`` is called before all tables are settled, and ``whole`` is
+        around whatever gives a row its noise.
 
         Raises:
             ArgumentError: where the optimizer or the model do not allow it.
@@ -189,7 +207,7 @@ class LazyTables:
             remedy = f"There is nothing to gain. {_EAGER}"
             _check.fail("model", type(capture.model).__name__, "to have a trainable embedding table of its own", remedy)
         numbered = [(name, index) for index, name in enumerate(params) if name in capture.scattered]
-        self.in_step, self._before = in_step, before
+        self.in_step, self._before, self.whole = in_step, before, whole
         self._tables = [_table(capture, name, params[name], index, optimizer, source, self) for name, index in numbered]
         for table in self._tables:
             self._handles += table.hooks(capture.owners(table.name)[0].module)
@@ -216,9 +234,10 @@ class LazyTables:
             ArgumentError: where an interrupted run did not read its tables at this point.
         """
         if any(bool(table.owed.any()) for table in self._tables):
-            self._before()
-            for table in self._tables:
-                table.settle()
+            with self.whole():
+                self._before()
+                for table in self._tables:
+                    table.settle_all()
 
     def note(self, index: int, rows: Tensor) -> None:
         """Remember which rows a step has read."""

@@ -193,6 +193,7 @@ class Private(Saving):
                 lambda: self._release.source,
                 in_step=self._in_step,
                 before=lambda: self._journal.read_all(self.steps),
+                whole=lambda: self._journal.whole(),
             )
             self._release.lazy, self._release.noted = self._capture.by_rows, self._lazy.noted
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))

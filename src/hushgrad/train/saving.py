@@ -16,6 +16,11 @@ from hushgrad.train.stepping import Stepping
 
 __all__ = ["Saving"]
 
+_WITHOUT_JOURNAL = (
+    "The run was continued from a state without a journal: that nothing was released after it, or is repeated as it was, is vouched for, not "
+    "shown (a Checkpoint shows it)"
+)
+
 
 class Saving(Stepping):
     """A run that can be interrupted and continued, bit for bit, under the same plan and the same key."""
@@ -85,6 +90,8 @@ class Saving(Stepping):
         if self._key.fingerprint != state["key_fingerprint"]:
             raise ArgumentError("Expected key to be the interrupted run's. Load it from its own file, or start a new run.")
         self._journal.seek(state["journal"]["position"], bytes.fromhex(state["journal"]["chain"]))
+        if self._journal.position and not self._journal.durable and self._world.rank == 0:  # one process has the journal of all
+            self._journal.vouched(_WITHOUT_JOURNAL)
         self._books.load_state_dict(state["books"])
         self._release.use_key(self._key)
         self._release.load_noise(state.get("noise"), self.steps)

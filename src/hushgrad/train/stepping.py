@@ -241,15 +241,18 @@ class Stepping:
         """``enter`` the release of ``step`` into the books, all processes or none, and charge it."""
         issued = self._issued
         records = None if self._attendance is None or issued is None else issued.records
-        with self._world.together():
+        with self._journal.whole():
+            with self._world.together():
+                if step != self._books.taken:
+                    raise CaptureError(f"Step {step} was taken by another thread meanwhile; nothing of this one was released.")
+                if self._attendance is not None and records is not None:
+                    self._attendance.require(step, records)
+                enter()
             if self._attendance is not None and records is not None:
-                self._attendance.require(step, records)
-            enter()
-        if self._attendance is not None and records is not None:
-            self._attendance.note(step, records)
-        self._books.charge(issued=issued is not None)
-        self.losses.settle(None if issued is None else issued.examples - issued.padding)
-        self._issued = None
+                self._attendance.note(step, records)
+            self._books.charge(issued=issued is not None)
+            self.losses.settle(None if issued is None else issued.examples - issued.padding)
+            self._issued = None
 
     def _entered(self, step: int, found: bytes) -> None:
         self._journal.released(step, found)
