@@ -78,7 +78,7 @@ class Earlier:
 
     def _copied(self, path: str, *identity: int) -> str:
         """Refuse a copy of a journal that is still where it was; of a copy alone, say that it is one."""
-        before, *last = self._place or (path, *identity)
+        before, *last = self._place or [path, *identity]
         if last == list(identity[: len(last)]):  # those of an earlier version know the number alone
             return ""
         if _is_there(Path(before), last):
