@@ -30,7 +30,8 @@ def optimise_banded(steps: int, bands: int, loss: str, gap: int, times: int) -> 
     comb[: gap * times : gap] = 1.0
 
     def objective(c: np.ndarray) -> tuple[float, np.ndarray]:
-        beta = inverse(c, steps)
+        with np.errstate(over="ignore", invalid="ignore"):  # of an unstable trial
+            beta = inverse(c, steps)
         if not np.all(np.abs(beta) < _UNSTABLE):  # a barrier that the line search steps back from
             return 1e10, np.zeros_like(c)
         b = np.cumsum(beta)
