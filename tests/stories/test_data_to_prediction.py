@@ -149,6 +149,38 @@ def test_pictures_and_texts_in_folders_of_their_classes(tmp_path, capsys):
         load_predictor(tmp_path / "m.safetensors")(load_predictor(tmp_path / "m.safetensors").rows(tmp_path / "pictures"))
 
 
+@pytest.mark.parametrize("name, suffix", [("images", ".png"), ("text-files", ".txt")])
+@pytest.mark.parametrize("stray", ["three/a", "a", "one/deeper/a"])
+def test_no_file_of_a_folder_is_left_out_without_a_word(tmp_path, name, suffix, stray):
+    for place in ("one/a", "two/a", stray):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / (place + suffix)).write_text("word")
+    (tmp_path / ".trash").mkdir()
+    (tmp_path / ".trash" / f"b{suffix}").write_text("hidden files are nobody's records")
+    read = ImageEncoder(channels=1, height=2, width=2).read if name == "images" else TextEncoder(length=2).read
+    with pytest.raises(ArgumentError, match=f"file='{stray}{suffix}' to lie in a folder of .* called by its class"):
+        read(tmp_path, ["one", "two"])
+    (tmp_path / (stray + suffix)).unlink()
+    found = read(tmp_path, ["one", "two"])
+    assert found.labels == ["one", "two"] and found.files == [tmp_path / f"{label}/a{suffix}" for label in ("one", "two")]
+
+
+def test_predictions_for_a_folder_of_texts_name_their_files(tmp_path, capsys):
+    for label in ("ham", "spam"):
+        (tmp_path / "texts" / label).mkdir(parents=True)
+        for i in range(20):
+            (tmp_path / "texts" / label / f"{i}.txt").write_text(f"{label} {i}")
+    data = {"name": "text-files", "path": str(tmp_path / "texts"), "classes": ["ham", "spam"], "length": 4}
+    tables = {"model": {"name": "text"}, "data": data, "plan": PLAN}
+    with pytest.raises(ArgumentError, match=r"Recipe\.from_tables makes one"):
+        train(tables, tmp_path / "run")  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+    train(Recipe.from_tables(tables), tmp_path / "run", progress=False)
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path / "texts"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["predictions"]
+    assert {row["file"] for row in said} == {str(file) for file in (tmp_path / "texts").glob("*/*.txt")}
+
+
 def test_torch_data_sets_become_data_with_declared_classes(tmp_path):
     pairs = [(torch.full((3,), float(i)), i % 2) for i in range(40)]
     data = from_datasets(pairs[:30], pairs[30:], classes=["even", "odd"])

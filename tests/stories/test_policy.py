@@ -7,6 +7,8 @@ import dataclasses
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,39 @@ def test_train_tune_ledger_and_card_obey(place, tmp_path, capsys, rules, match):
         assert match in capsys.readouterr().err
     assert not (tmp_path / "out" / "model.safetensors").exists()
     assert [dataset.name for dataset in Ledger(ledger).datasets()] == ["digits"]
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+@pytest.mark.parametrize("there", [False, True])
+def test_what_is_refused_leaves_its_folder_as_it_was(tmp_path, capsys, command, there):
+    Ledger.create(tmp_path / "budget.db").add("tiny", epsilon=0.001, delta=1e-7)
+    recipe = tmp_path / "r.py"
+    recipe.write_text(f"recipe = {TABLES}")
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    words = [command, str(recipe), "--out", str(out), *(["--over", "optimizer.lr=0.1,1"] if command == "tune" else [])]
+    paid = ["--ledger", str(tmp_path / "budget.db"), "--dataset", "tiny"]
+    for more in (["--policy", _policy(tmp_path, max_epsilon=0.01)], paid):
+        assert main([*words, *more]) == 3, capsys.readouterr().err
+        assert out.exists() is there and (not there or not list(out.iterdir()))
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+@pytest.mark.parametrize(
+    "words, match",
+    [
+        (["--ledger", "nope.db", "--dataset", "digits"], "to be a ledger"),
+        (["--ledger", "budget.db", "--dataset", "digit"], "to be in the ledger (digits"),
+        (["--policy", "nope.toml"], "Expected a policy"),
+    ],
+)
+def test_a_payer_that_is_not_there_is_missed_before_torch_and_data(place, command, words, match):
+    program = "import sys; sys.modules['torch'] = None; from hushgrad.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    there = [str(place / word) if "." in word else word for word in words]
+    line = [sys.executable, "-c", program, command, "no-such-recipe.toml", "--out", str(place / "never"), *there]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 2 and match in done.stderr and not (place / "never").exists(), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,7 @@ def test_broken_folders_are_listed_with_what_is_wrong(client):
         "sparse": "larger than",
     }.items():
         assert runs[name]["state"] == "unreadable" and problem in runs[name]["problem"]
+        assert runs[name]["check"] == "not verified", "whatever epsilon its files claim"
     assert runs["pipe"]["state"] == "starting"
     assert runs["digits"]["epsilon"] is None or runs["digits"]["epsilon"] == "inf"
     assert runs["nan"]["epsilon"] is None

@@ -143,6 +143,10 @@ class Ledger:
         """All data sets, in the order in which they were added."""
         return tuple(self._books().datasets.values())
 
+    def dataset(self, name: str) -> Dataset:
+        """The data set of that name, or an ArgumentError that names those that there are."""
+        return self._books().dataset(name)
+
     def status(self, dataset: str) -> Status:
         """How much of a data set's budget is spent, open reservations included."""
         books = self._books()

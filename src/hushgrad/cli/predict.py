@@ -60,9 +60,10 @@ def run(words: list[str]) -> int:
 
 
 def _answers(predictor: Predictor, options: argparse.Namespace) -> tuple[list[str], list[list[Any]]]:
-    rows = predictor.rows(options.file)
-    titles = [*(["file"] if rows and isinstance(rows[0], Path) else []), "prediction"]
-    first = [[str(row)] if isinstance(row, Path) else [] for row in rows]
+    records = predictor.records(options.file)
+    rows = records.rows
+    titles = [*(["file"] if records.files else []), "prediction"]
+    first = [[str(file)] for file in records.files] if records.files else [[] for _ in rows]
     if predictor.description.vocabulary == predictor.description.classes:  # a language model: text follows text
         return titles, [[*start, text] for start, text in zip(first, predictor(rows), strict=True)]
     found = predictor.probabilities(rows)

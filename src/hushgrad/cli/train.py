@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json, quoted
+from hushgrad.cli._payer import require_payer
 from hushgrad.cli.advise import add_budget, advice_of
 from hushgrad.guarantee import questions
 
@@ -58,11 +59,10 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Train; see ``hushgrad train --help``."""
     options = _parser().parse(words)
-    if (options.ledger is None) != (options.dataset is None):
-        raise UsageError("--ledger and --dataset belong together: who pays, and from which budget.")
     if options.ledger is not None and options.resume:
         raise UsageError("An interrupted run knows its ledger: leave --ledger and --dataset out with --resume.")
     _require_auto(options)
+    require_payer(options)
     from hushgrad.recipes import train  # torch: imported after the words have been understood
     from hushgrad.recipes.metrics import compared
 

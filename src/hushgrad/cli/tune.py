@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hushgrad._printed import at_most
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json, quoted
+from hushgrad.cli._payer import require_payer
 from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def run(words: list[str]) -> int:
     _require_sense(options)
     if options.dry and options.recipe is None and options.epsilon is not None:
         return _answer(options)
+    require_payer(options)
     from hushgrad.tuning import priced, settings_of, tune
 
     recipe = None if options.resume else _recipe(options)
@@ -91,8 +93,6 @@ def run(words: list[str]) -> int:
 
 
 def _require_sense(options: argparse.Namespace) -> None:
-    if (options.ledger is None) != (options.dataset is None):
-        raise UsageError("--ledger and --dataset belong together: who pays, and from which budget.")
     if (options.epsilon is None) != (options.delta is None):
         raise UsageError("--epsilon and --delta belong together.")
     if options.epsilon is not None and (options.recipe is not None or not options.dry):

@@ -31,11 +31,12 @@ WORD_BUCKETS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """What a file of records holds: the rows that an encoder takes, and their labels and owners where the file has them."""
+    """What a file of records holds: the rows that an encoder takes, and their labels, owners and own files where it has them."""
 
     rows: list[Any]
     labels: list[str] | None = None
     owners: list[str] | None = None
+    files: list[Path] | None = None
 
 
 class Encoder(Value, family="encoder"):
@@ -195,17 +196,29 @@ def _text_lines(path: Path, names: Sequence[str]) -> Records:
 
 
 def files_of_classes(path: Path, names: Sequence[str], suffixes: Sequence[str]) -> tuple[list[Path], list[str] | None]:
-    """The files of a folder in order, with labels where they lie in folders that are called by the classes."""
+    """The files of a folder in order, with labels where they lie in folders that are called by the classes; none is left out."""
     there = [name for name in names if (path / name).is_dir()]
-    if not there:
-        return sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes), None
-    found = [(file, name) for name in there for file in sorted((path / name).iterdir()) if file.suffix.lower() in suffixes]
-    return [file for file, _ in found], [name for _, name in found]
+    labelled = {file: name for name in there for file in _visible(path / name, suffixes, "*")}
+    found = list(labelled) if there else _visible(path, suffixes, "*")
+    for file in _visible(path, suffixes, "**/*"):
+        if file not in labelled and (there or file.parent != path):
+            place = str(file.relative_to(path))
+            remedy = "Add the class to the recipe's classes, or move the file out of the folder."
+            _check.fail("file", place, f"to lie in a folder of {str(path)!r} that is called by its class ({list(names)})", remedy)
+    return found, list(labelled.values()) if there else None
+
+
+def _visible(path: Path, suffixes: Sequence[str], pattern: str) -> list[Path]:
+    """The files of these kinds in a folder (``**/*``: and in those below it), in order, but for hidden ones."""
+    files = (file for file in path.glob(pattern) if file.suffix.lower() in suffixes and file.is_file())
+    return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts))
 
 
 def _text_folder(path: Path, names: Sequence[str]) -> Records:
     files, labels = files_of_classes(path, names, (".txt",))
-    return Records(rows=["\n".join(lines(file)) for file in files], labels=labels)
+    if not files:
+        _check.fail("folder", str(path), "to hold .txt files")
+    return Records(rows=["\n".join(lines(file)) for file in files], labels=labels, files=files)
 
 
 @dataclass(frozen=True, kw_only=True)

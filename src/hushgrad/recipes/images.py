@@ -69,9 +69,9 @@ class ImageEncoder(Encoder):
             files, labels = files_of_classes(path, names, _PICTURES)
             if not files:
                 _check.fail("folder", str(path), f"to hold pictures ({', '.join(_PICTURES)})")
-            return Records(rows=list(files), labels=labels)
+            return Records(rows=list(files), labels=labels, files=files)
         if path.suffix.lower() in _PICTURES:
-            return Records(rows=[path])
+            return Records(rows=[path], files=[path])
         if path.suffix in (".npy", ".npz"):
             return read_arrays(path, names)
         if ".bin" in path.suffixes:

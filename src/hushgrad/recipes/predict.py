@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from hushgrad import _check
 from hushgrad.recipes.dataset import label_numbers
-from hushgrad.recipes.encoders import ByteEncoder, Encoder
+from hushgrad.recipes.encoders import ByteEncoder, Encoder, Records
 from hushgrad.recipes.saved import Description, load_model, read_description
 
 __all__ = ["Predictor", "load_predictor"]
@@ -77,9 +77,13 @@ class Predictor:
         records = self.encoder.read(_there(path), self.names)
         return TensorDataset(self.encoder(records.rows), label_numbers(records, self.names, path))
 
+    def records(self, path: str | Path) -> Records:
+        """The raw records of a file, with labels or without, and the file of each where there is one."""
+        return self.encoder.read(_there(path), self.names)
+
     def rows(self, path: str | Path) -> list[Any]:
-        """The raw records of a file, with labels or without."""
-        return self.encoder.read(_there(path), self.names).rows
+        """The raw records of a file alone."""
+        return self.records(path).rows
 
 
 def load_predictor(path: str | Path, *, allow_code: bool = False) -> Predictor:

@@ -119,6 +119,12 @@ class Recipe:
         given = {"model": tables["model"], "data": tables["data"], "plan": plan, "optimizer": optimizer}
         return cls(**given, run=Run(**run), ledger=ledger, tune=tune, allow_code=allow_code)
 
+    @classmethod
+    def given(cls, recipe: object) -> Recipe:
+        """What somebody gave as a recipe, if it is one."""
+        remedy = "Recipe.from_tables makes one of a dict of tables, load_recipe of a file."
+        return _check.instance(Recipe, remedy, recipe=recipe)
+
     def paid_by(self, place: str, dataset: str) -> Recipe:
         """This recipe with the budget of ``dataset`` in the ledger at ``place`` paying for the run."""
         return replace(self, ledger=_ledger_table({"place": place, "dataset": dataset}))

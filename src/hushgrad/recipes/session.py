@@ -27,7 +27,7 @@ from hushgrad.recipes.interrupt import Interrupt
 from hushgrad.recipes.metrics import confusion, evaluate, verdict
 from hushgrad.recipes.recipe import DEMO, Recipe
 from hushgrad.recipes.saved import describe, save_model
-from hushgrad.recipes.spending import Spending, alone_in, require_allowed
+from hushgrad.recipes.spending import Spending, new_folder, require_allowed
 from hushgrad.recipes.summary import write_report
 from hushgrad.release.atomic import replacing
 from hushgrad.release.journal import WAYS_ON
@@ -111,12 +111,12 @@ def train(
         PolicyRefused: where the policy does not allow the plan; nothing was trained then.
     """
     rules = policy if isinstance(policy, Policy) else read_policy(policy)
+    recipe = None if recipe is None else Recipe.given(recipe)
     out = Path(out)
     if resume and not (out / "recipe.json").exists():
         _check.fail("--out", str(out), "to hold an interrupted run", "Leave --resume out to start a new one.")
     finish(out)  # what a crash at the very end may have left
-    out.mkdir(parents=True, exist_ok=True)
-    with alone_in(out, take_over=take_over):  # before anything in it is looked at, or removed
+    with new_folder(out, take_over=take_over):  # before anything in it is looked at, or removed
         recipe = _opened(recipe, out, resume, allow_code)
         return _trained(recipe, out, resume, progress, key, data, take_over, rules)
 

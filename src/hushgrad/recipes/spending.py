@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,13 @@ from hushgrad.events import Event
 from hushgrad.guarantee import Guarantee
 from hushgrad.release.atomic import replacing
 from hushgrad.release.keys import KEY
-from hushgrad.release.owner import Owner
+from hushgrad.release.owner import LOCK, Owner
 from hushgrad.train.plan import Plan
 
 if TYPE_CHECKING:
     from hushgrad.recipes.recipe import Recipe
 
-__all__ = ["Spending", "alone_in", "public_size", "require_allowed"]
+__all__ = ["Spending", "alone_in", "new_folder", "public_size", "require_allowed"]
 
 
 def public_size(plan: Plan) -> float | None:
@@ -63,6 +63,41 @@ def alone_in(out: Path, *, take_over: bool = False) -> Iterator[Owner]:
         yield owner
     finally:
         owner.release()
+
+
+@contextmanager
+def new_folder(out: Path, *, take_over: bool = False, undo: Collection[str] = ()) -> Iterator[Owner]:
+    """The folder, made if need be, and owned; what is refused before anything begins leaves it as it was found.
+
+    Args:
+        out: the folder.
+        take_over: from an owner that is gone, where the file system cannot tell.
+        undo: files below it, by their paths, that begin nothing yet: removed again where there is nothing else.
+    """
+    there = out.exists()
+    empty = not there or not any(out.iterdir())
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with alone_in(out, take_over=take_over) as owner:
+            try:
+                yield owner
+            except BaseException:
+                if empty:  # and it is ours: nobody else's files are in it
+                    _undo(out, undo)
+                raise
+    except BaseException:
+        if not there:
+            with suppress(OSError):  # what has begun stays
+                out.rmdir()
+        raise
+
+
+def _undo(out: Path, names: Collection[str]) -> None:
+    files = {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir()}
+    for name in names if files <= {LOCK, *names} else ():
+        (out / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            (out / name).parent.rmdir()
 
 
 class Spending:

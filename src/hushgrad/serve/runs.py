@@ -77,7 +77,7 @@ class Run:
             "latest": {**{name: points[-1][1] for name, points in self.series.curves.items()}, **self.results},
             "raw_metrics_hidden": self.series.has_raw,
             "problem": self.problem,
-            "check": self.check if self.state == "finished" else None,
+            "check": None if self.is_live else self.check,
         }
         return {**content, "series": {k: list(v) for k, v in self.series.curves.items()}} if curves else content
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from hushgrad.recipes.data import Data
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.saved import put_weights
 from hushgrad.recipes.session import train
-from hushgrad.recipes.spending import Spending, alone_in, require_allowed
+from hushgrad.recipes.spending import Spending, new_folder, require_allowed
 from hushgrad.recipes.summary import write_report
 from hushgrad.release.atomic import replacing
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
@@ -98,11 +97,11 @@ def tune(
     **Formal guarantee.** What is in ``out`` afterwards (the winner, its metrics, its score, and which candidate it was) is
     (epsilon, delta)-DP with the epsilon of :func:`priced`, which counts the search. See :class:`Stopping` for the theorem.
     """
-    out = Path(out)
+    out, recipe = Path(out), None if recipe is None else Recipe.given(recipe)
     if resume and not any((out / name).exists() for name in ("search/recipe.json", "tuning.json", SETTLED)):
         _check.fail("--out", str(out), "to hold an interrupted search", "Leave --resume out to start a new one.")
     finish(out)  # what a crash at the very end may have left
-    with _owned(out, take_over) as owner:  # before anything in it is looked at
+    with new_folder(out, take_over=take_over, undo=("search/recipe.json",)) as owner:  # before anything in it is looked at
         recipe, settings = _opened(recipe, settings, out, resume, allow_code)
         data = recipe.make_data()
         search = priced(recipe, settings=settings, data=data)
@@ -160,6 +159,7 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
     if settings.score == "private":
         data, records = held_out(data, settings, draws.scoring(trial))
     if not (folder / "guarantee.json").exists() and not _trained(recipe, folder, progress, key, data):
+        folder.mkdir(exist_ok=True)  # what is refused leaves none
         _write(known, {"score": -math.inf})
         return -math.inf
     if records is None:
@@ -196,20 +196,6 @@ def _outcome(folder: Path) -> dict[str, Any]:
 
 
 # The folder ---------------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _owned(out: Path, take_over: bool) -> Iterator[Owner]:
-    """The folder, made if need be; a search that is refused before it writes anything leaves none behind."""
-    fresh = not out.exists()
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        with alone_in(out, take_over=take_over) as owner:
-            yield owner
-    except BaseException:
-        if fresh and all(path.name == LOCK for path in out.iterdir()):
-            shutil.rmtree(out)
-        raise
 
 
 def _opened(
