@@ -14,6 +14,7 @@ from torch import nn
 
 from hushgrad.clipping import Capture, Flat, _fused
 from hushgrad.clipping.certificate import KAPPA, Certificate, gamma
+from hushgrad.clipping.rules import linear
 from hushgrad.clipping.sums import RoundedSum, Sum, weighted_rows
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.events import Everyone, Gaussian
@@ -235,3 +236,25 @@ def test_processes_add_up_certified_sums_before_any_noise(secure):
         assert added[name].dtype is torch.float64 and torch.equal(added[name], total)
         own, _ = placement.own(name, made[name])
         assert gathered[name].dtype is made[name].dtype is torch.float32 and float(own.abs().max()) > 1e3
+
+
+def test_one_record_more_makes_no_other_take_another_formula():
+    """From 8193 examples on Gram matrices cost less than kept gradients, which are rounded otherwise: all others moved together."""
+    generator = torch.Generator().manual_seed(0)
+    B, T, d = 8192, 16, 16
+    assert B * d * d == linear._FAR  # the border
+    model = nn.Linear(d, d, bias=False)
+    x, y = (torch.randn(1, T // 2, d, generator=generator).repeat(1, 2, 1) for _ in range(2))
+    y[:, T // 2 :] *= -0.9
+    x, y = x.repeat(B + 8, 1, 1), y.repeat(B + 8, 1, 1)
+    y[B:] = 0  # rows without a gradient
+
+    def total(count):
+        capture = Capture(model, loss_reduction="sum", certificate=Certificate(33_768, 33_768), check_isolation=False)
+        capture.attach()
+        (model(x[:count]) * y[:count]).sum().backward()
+        (made,) = capture.collect(Flat(1.0)).raw_sums.values()
+        capture.detach()
+        return made
+
+    assert float((total(B) - total(B + 8)).norm()) < 1e-9

@@ -61,7 +61,7 @@ class Record:
     of the others they are the norms.
     """
 
-    __slots__ = ("args", "grads", "kept", "kwargs", "masses", "memory", "module", "names", "pieces")
+    __slots__ = ("args", "grads", "kept", "kwargs", "masses", "memory", "module", "most", "names", "pieces")
 
     def __init__(
         self,
@@ -74,6 +74,7 @@ class Record:
     ) -> None:
         self.module, self.names, self.args, self.kwargs, self.grads = module, names, args, kwargs, grads
         self.memory = memory  # what the rule noted before the call
+        self.most: int | None = None  # examples at most, where that is public
         self.kept: dict[str, Tensor] = {}
         self.pieces: dict[str, Pieces] = {}
         self.masses: dict[str, Mass] = {}
@@ -89,6 +90,13 @@ class Record:
         g = self.grads[0]
         assert g is not None
         return g
+
+    def among(self, examples: int) -> int:
+        """The number of examples that a choice between formulas goes by: in a certified run a public one.
+
+        Formulas round otherwise. If one more record made all others take another, it would move the sum by their roundings.
+        """
+        return examples if self.most is None else self.most
 
     @property
     def complete(self) -> bool:

@@ -188,6 +188,7 @@ class Call:
         if kwargs or args is not self.args:
             self.versions = _versions(args, kwargs)
         self.record = Record(site.module, site.names, args, kwargs, grads, self.memory)
+        self.record.most = site.tape.most
         self.args, self.kwargs = (), {}
         self.batch.calls.append(self)
 

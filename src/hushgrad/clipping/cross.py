@@ -207,7 +207,7 @@ def _same(record: Record) -> Record:
     """A record of its own over the same tensors."""
     record.join()
     own = Record(record.module, record.names, record.args, record.kwargs, record.grads, record.memory)
-    own.kept = dict(record.kept)
+    own.kept, own.most = dict(record.kept), record.most
     return own
 
 

@@ -71,6 +71,7 @@ class Tape:
         self.rounded = False  # gradients or inputs came in half precision
         self.summing = False  # gradients that come back are of a sum
         self.vouched = False  # somebody answers for calls that no proof has seen
+        self.most: int | None = None  # examples of a step, where a public number is needed
         self.calls: list[Call] | None = None  # of the pass through the model that is running
         self.dim: int | Callable[[], int | None] | None = 0  # of the examples in the inputs, where nobody counts them
         self.before_batch: Callable[[], None] | None = None

@@ -99,9 +99,9 @@ class Conv(Rule):
         norms = measured_here(record.kept)
         if "weight" in record.names:
             geometry = _geometry(record.module)
-            if not record.g.is_cpu and record.g.numel() and not _too_large(record.x, record.g, geometry):
+            if not record.g.is_cpu and record.g.numel() and not _too_large(record, geometry):
                 record.kept["weight"] = _at_once(_padded(record), record.g, geometry)
-            elif _prefers_gram(record.x, record.g, geometry):
+            elif _prefers_gram(record, geometry):
                 norms["weight"], record.masses["weight"] = _gram_sq_norm(_padded(record), record.g, geometry)
             else:
                 record.kept["weight"], norms["weight"] = _measured_kernel(record, geometry)
@@ -133,10 +133,11 @@ def _at_once(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     return G.view(B, g.shape[1], C_in // groups, *geometry.kernel)
 
 
-def _too_large(x: Tensor, g: Tensor, geometry: Geometry) -> bool:
+def _too_large(record: Record, geometry: Geometry) -> bool:
     """More patches, or gradients, of a batch than a device should hold at once."""
+    x, g = record.x, record.g
     taps, channels = prod(geometry.kernel), x.shape[1] // geometry.groups
-    return x.shape[0] * channels * taps * max(prod(g.shape[2:]) * geometry.groups, g.shape[1]) > _KEEP_AT_MOST
+    return record.among(x.shape[0]) * channels * taps * max(prod(g.shape[2:]) * geometry.groups, g.shape[1]) > _KEEP_AT_MOST
 
 
 def _measured_kernel(record: Record, geometry: Geometry) -> tuple[Tensor, Tensor]:
@@ -236,13 +237,14 @@ def _in_two_steps(channels: int, geometry: Geometry) -> bool:
     return len(geometry.kernel) > 1 and geometry.dilation[-1] == 1 and channels * geometry.kernel[-1] < _SHORT
 
 
-def _prefers_gram(x: Tensor, g: Tensor, geometry: Geometry) -> bool:
+def _prefers_gram(record: Record, geometry: Geometry) -> bool:
     """Compare the multiply-adds that each way spends on top of the weighted sum."""
     if geometry.groups != 1:
         return False
+    x, g = record.x, record.g
     positions, floats = prod(g.shape[2:]), x.shape[1] * g.shape[1] * prod(geometry.kernel)
     gram = positions**2 * g.shape[1] + min(_cost_of_shifts(x, g, geometry), _cost_of_patches(x, g, geometry))
-    return gram < _READ_COST * floats or x.shape[0] * floats > _KEEP_AT_MOST
+    return gram < _READ_COST * floats or record.among(x.shape[0]) * floats > _KEEP_AT_MOST
 
 
 def _cost_of_shifts(x: Tensor, g: Tensor, geometry: Geometry) -> int:

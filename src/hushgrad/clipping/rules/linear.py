@@ -76,7 +76,7 @@ class Linear(Rule):
         norms = {}
         if "bias" in record.names:
             record.kept["bias"] = g.sum(1)  # small; with the weight's kept too, x and g are released
-        if "weight" in record.names and (x.is_cpu or _too_large(len(x), x.shape[2], g.shape[2])):
+        if "weight" in record.names and (x.is_cpu or _too_large(record.among(len(x)), x.shape[2], g.shape[2])):
             norms["weight"] = self._sq_norm_of_weight(record, x, g)
         elif "weight" in record.names:
             record.kept["weight"] = torch.bmm(g.transpose(1, 2), x)
@@ -93,7 +93,7 @@ class Linear(Rule):
     def _sq_norm_of_weight(self, record: Record, x: Tensor, g: Tensor) -> Tensor:
         B, T, d = x.shape
         p = g.shape[2]
-        if _prefers_gram(B, T, d, p):
+        if _prefers_gram(record.among(B), T, d, p):
             norms, record.masses["weight"] = gram_sq_norm(x, g)
             return norms
         some = max(1, _PIECE // (d * p))

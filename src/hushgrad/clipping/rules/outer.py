@@ -38,13 +38,12 @@ class Block(NamedTuple):
         """(B, rows, columns), or (B, rows)."""
         return self.left.sum(1) if self.right is None else torch.bmm(self.left.transpose(1, 2), self.right)
 
-    @property
-    def prefers_gram(self) -> bool:
+    def prefers_gram(self, examples: int) -> bool:
         """Gram matrices are cheaper than making, keeping and reading G, or G is too large to be kept."""
         if self.right is None:
             return False
-        (B, T, m), n = self.left.shape, self.right.shape[2]
-        return T * T * (m + n) < _READ_COST * m * n or B * m * n > _KEEP_AT_MOST
+        (T, m), n = self.left.shape[1:], self.right.shape[2]
+        return T * T * (m + n) < _READ_COST * m * n or examples * m * n > _KEEP_AT_MOST
 
     def add_weighted(self, out: Sum, weights: Tensor) -> None:
         """``out += sum_i weights[i] G_i`` in one matrix product."""
@@ -99,7 +98,7 @@ class OuterProducts(Rule):
         terms = self.terms(record)
         norms = {}
         for name, blocks in terms.items():
-            if any(block.prefers_gram for block in blocks):
+            if any(block.prefers_gram(record.among(len(block.left))) for block in blocks):
                 norms[name], record.masses[name] = _by_gram(blocks)
             else:
                 rows = [block.per_example for block in blocks]
