@@ -86,7 +86,7 @@ class Capture(Collecting):
             _check.fail("loss_reduction", loss_reduction, 'to be "sum" for a certified run', remedy)
         self._fixed = None if fixed is None else _check.positive_int(fixed=fixed)
         self._tape = Tape()
-        self._tape.most = None if certificate is None else certificate.here
+        self._tape.most = None if certificate is None else certificate.usual or certificate.here
         self._tape.vouched = not check_isolation
         self._root = Root(self, seal=check_isolation)
         self._handles: list[Any] = []

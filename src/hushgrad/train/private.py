@@ -137,7 +137,10 @@ class Private(Saving):
             for device in {p.device for p in self._params.values()}:
                 require_double(device, "certified sums")
             ask_for_own_bits()
-        certificate = Certificate(plan.capacity, plan.capacity // self._world.size) if plan.certified else None
+        certificate = None
+        if plan.certified:
+            size = self._world.size
+            certificate = Certificate(plan.capacity, plan.capacity // size, usual=-(-plan.batch_size // size))
         self._capture = Capture(
             model,
             loss_reduction=loss_reduction or ("sum" if plan.certified else "mean"),
