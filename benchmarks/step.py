@@ -93,7 +93,7 @@ def certified(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Ste
 
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     capacity = 4 * case.size + 1000
-    capture = Capture(model, loss_reduction="sum", certificate=Certificate(capacity, capacity))
+    capture = Capture(model, loss_reduction="sum", certificate=Certificate(capacity, capacity, usual=case.size))
     capture.attach()
     params, source, clipper = dict(model.named_parameters()), Source(seed=0), Flat(CLIP)
     likes, scale, taken = list(params.values()), SIGMA * CLIP / case.size, 0
