@@ -201,8 +201,8 @@ def test_a_certified_run_pads_and_is_the_run_that_does_not(name, micro, secure, 
     data = TensorDataset(torch.randn(40, 9), torch.randint(3, (40,)))
     weights, seen, examples = [], [], Capture.examples
 
-    def noted(self, count, *, padding=0, dim=None):
-        examples(self, count, padding=padding, dim=dim)
+    def noted(self, count, *, padding=0, dim=None, usual=None):
+        examples(self, count, padding=padding, dim=dim, usual=usual)
         if self._certificate is not None:
             seen.append((count, padding))
 

@@ -238,7 +238,8 @@ def test_processes_add_up_certified_sums_before_any_noise(secure):
         assert gathered[name].dtype is made[name].dtype is torch.float32 and float(own.abs().max()) > 1e3
 
 
-def test_one_record_more_makes_no_other_take_another_formula():
+@pytest.mark.parametrize("certificate", [None, Certificate(33_768, 33_768)], ids=["ordinary", "certified"])
+def test_one_record_more_makes_no_other_take_another_formula(certificate):
     """From 8193 examples on Gram matrices cost less than kept gradients, which are rounded otherwise: all others moved together."""
     generator = torch.Generator().manual_seed(0)
     B, T, d = 8192, 16, 16
@@ -250,8 +251,9 @@ def test_one_record_more_makes_no_other_take_another_formula():
     y[B:] = 0  # rows without a gradient
 
     def total(count):
-        capture = Capture(model, loss_reduction="sum", certificate=Certificate(33_768, 33_768), check_isolation=False)
+        capture = Capture(model, loss_reduction="sum", certificate=certificate, check_isolation=False)
         capture.attach()
+        capture.examples(count, usual=None if certificate else B)
         (model(x[:count]) * y[:count]).sum().backward()
         (made,) = capture.collect(Flat(1.0)).raw_sums.values()
         capture.detach()

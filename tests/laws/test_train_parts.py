@@ -84,3 +84,20 @@ def _first_for_all(batch, passed):
 def test_parts_that_are_repeated_left_out_or_exchanged_are_refused(loop):
     with pytest.raises((CaptureError, NotIsolated)):
         _run(loop)
+
+
+@pytest.mark.parametrize("size, chosen_by", [(None, 12), (4, 4), (100, 12)])
+def test_formulas_are_chosen_by_public_numbers_whatever_a_batch_has(size, chosen_by):
+    """By the plan's batch size, or the size of micro-batches: batches of other sizes, empty ones too, change nothing."""
+    x, y = torch.randn(N, 5), torch.randint(2, (N,))
+    model = nn.Linear(5, 2)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=12, dataset_size=N, steps=6)
+    private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, seed=3)
+    sizes, seen = set(), set()
+    for batch in private.loader(TensorDataset(x, y)):
+        sizes.add(batch.examples)
+        for part in [batch] if size is None else batch.split(size):
+            seen.add(private._capture._tape.most)
+            F.cross_entropy(model(part[0]), part[1]).backward()
+        private.optimizer.step()
+    assert len(sizes) > 1 and seen == {chosen_by}

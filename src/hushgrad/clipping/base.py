@@ -92,7 +92,7 @@ class Record:
         return g
 
     def among(self, examples: int) -> int:
-        """The number of examples that a choice between formulas goes by: in a certified run a public one.
+        """The number of examples that a choice between formulas goes by: a public one where there is one.
 
         Formulas round otherwise. If one more record made all others take another, it would move the sum by their roundings.
         """

@@ -86,7 +86,7 @@ class Capture(Collecting):
             _check.fail("loss_reduction", loss_reduction, 'to be "sum" for a certified run', remedy)
         self._fixed = None if fixed is None else _check.positive_int(fixed=fixed)
         self._tape = Tape()
-        self._tape.most = None if certificate is None else certificate.usual or certificate.here
+        self._most = self._tape.most = None if certificate is None else certificate.usual or certificate.here
         self._tape.vouched = not check_isolation
         self._root = Root(self, seal=check_isolation)
         self._handles: list[Any] = []
@@ -192,7 +192,9 @@ class Capture(Collecting):
 
     # What hooks cannot know --------------------------------------------------------------------------------------------
 
-    def examples(self, count: int, *, padding: int = 0, dim: int | Callable[[], int | None] | None = None) -> None:
+    def examples(
+        self, count: int, *, padding: int = 0, dim: int | Callable[[], int | None] | None = None, usual: int | None = None
+    ) -> None:
         """The next physical batch has ``count`` examples, of which the last ``padding`` fill it up and do not count.
 
         Args:
@@ -200,9 +202,12 @@ class Capture(Collecting):
             padding: examples at the end that do not count.
             dim: the dimension of the inputs that holds the examples (or a function that tells it); asked for only where two
                 dimensions are both as long as the batch.
+            usual: a public number of examples of such a batch, by which formulas are chosen. They round otherwise, so that a choice by
+                ``count`` lets one record more or less move all others.
         """
         self._root.announces = True
         self._tape.dim = dim
+        self._tape.most = self._most if usual is None else usual
         self._tape.announce(examples=_check.integer(0, count=count), padding=_check.integer(0, padding=padding))
 
     def units(self, ids: Tensor) -> None:

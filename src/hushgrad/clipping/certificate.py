@@ -43,7 +43,7 @@ class Certificate(NamedTuple):
     capacity: int
     here: int
     width: int = 0
-    usual: int | None = None  # examples of a step, a public number that formulas are chosen by; None: as many as there may be here
+    usual: int | None = None  # examples of a step, a public number that formulas are chosen by; None: all that may be here
     above: bool = True  # False: the norms as they were computed, not bounds of them; nothing of that may be released
 
     def cap(self, parts: int) -> float:

@@ -34,6 +34,7 @@ class Batch:
     units: Tensor | None
     padding: int
     part: int | None  # None: the whole batch of its step; else the number of this micro-batch
+    cut: int | None  # the size that was asked for, of a micro-batch
     _issue: Callable[[Batch], None] | None
     _multiple: int  # of examples that a batch or part is filled up to
     _fixed: bool  # every batch of the run has this one's size
@@ -48,6 +49,7 @@ class Batch:
         size = _check.positive_int(size=size)
         for number, (first, last) in enumerate(self._cuts(size)):
             part = self._part(first, last, number)
+            part.cut = size
             if self._issue is not None:
                 self._issue(part)
             yield part
@@ -123,7 +125,7 @@ def stamp(
         batch = _kind(dict)(data)
     else:
         _check.fail("batch", type(data).__name__, "to be a tensor, tuple, list or dict", "Let collate_fn return one of these.")
-    batch.step, batch.examples, batch.units, batch.part = step, examples, units, part
+    batch.step, batch.examples, batch.units, batch.part, batch.cut = step, examples, units, part, None
     batch.padding, batch._multiple, batch._fixed, batch._issue, batch._records = padding, multiple, fixed, issue, records
     return batch  # type: ignore[no-any-return]
 

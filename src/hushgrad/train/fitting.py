@@ -31,6 +31,8 @@ from hushgrad.train.words import OPACUS
 
 __all__ = ["Passes", "fit", "run_steps"]
 
+_WHOLE = 1 << 62  # examples of a part: more than any batch has
+
 LossFunction = Callable[[Any, Any], Tensor]
 
 
@@ -185,7 +187,7 @@ class Passes:
         self.raw_loss, self.raw_correct, self.examples = [], [], batch.examples - batch.padding
         if not batch.examples and self._private.sharding is None:
             return None
-        for part in self._private.split(batch, self._size or max(1, batch.examples)):
+        for part in self._private.split(batch, self._size or _WHOLE):
             output, target, loss = self._forward(_moved(part, self._device), part.examples)
             loss.backward()  # type: ignore[no-untyped-call]
             counted = part.examples - part.padding

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from importlib import import_module
+from math import ceil
 from typing import Any
 
 import torch
@@ -137,10 +138,9 @@ class Private(Saving):
             for device in {p.device for p in self._params.values()}:
                 require_double(device, "certified sums")
             ask_for_own_bits()
-        certificate = None
-        if plan.certified:
-            size = self._world.size
-            certificate = Certificate(plan.capacity, plan.capacity // size, usual=-(-plan.batch_size // size))
+        certificate = Certificate(plan.capacity, plan.capacity // self._world.size) if plan.certified else None
+        # Public; how many records the units of a batch have is not, unless micro-batches say it.
+        self._usual = None if plan.unit == "user" else ceil(plan.batch_size * plan.augmentations / self._world.size)
         self._capture = Capture(
             model,
             loss_reduction=loss_reduction or ("sum" if plan.certified else "mean"),

@@ -50,6 +50,7 @@ class Issued(NamedTuple):
     units: Tensor | None
     padding: int = 0  # examples at the end that fill it up and do not count
     records: np.ndarray | None = None  # who takes part, in every process
+    cut: int | None = None  # it is no micro-batch
 
     @property
     def contributions(self) -> int:
@@ -83,6 +84,7 @@ class Stepping:
     _attendance: Attendance | None
     _issued: Issued | None
     _dim: Callable[[], int | None] | None
+    _usual: int | None
     _rejected: Rejected
     _raw_norms: Tensor
     _raw_loss: Any
@@ -163,7 +165,10 @@ class Stepping:
         self._announce(batch)
 
     def _announce(self, batch: Batch | Issued) -> None:
-        self._capture.examples(batch.examples, padding=batch.padding, dim=self._dim)
+        usual = self._usual
+        if batch.cut is not None and (usual is None or batch.cut < usual):
+            usual = batch.cut
+        self._capture.examples(batch.examples, padding=batch.padding, dim=self._dim, usual=usual)
         if batch.units is not None:
             self._capture.units(batch.units)
 
