@@ -127,7 +127,7 @@ class _FirstOfTwo(Sharded):
     def __init__(self) -> None:
         self.shards, self.params = {"w": Shard.of((5, 2), 0, 2)}, {"w": torch.zeros(5, 2)}
 
-    def local(self, name: str, p: torch.Tensor) -> torch.Tensor:
+    def here(self, name: str) -> torch.Tensor:
         return torch.zeros(3, 2)
 
     def wrap(self, rows: torch.Tensor, shape: object) -> torch.Tensor:

@@ -263,15 +263,26 @@ class _Statistics(nn.Module):
 
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("how", ["written", "replaced", "data", "added"])
-def test_statistics_that_begin_after_the_first_batch_are_refused(data, how, moved):
+@pytest.mark.parametrize(
+    "proved, error, words",
+    [
+        (
+            True,
+            NotIsolated,
+            r"buffer (mean|another) keeps something of the data",
+        ),  # a pass does what none has done, and is proved
+        (False, CaptureError, r"Buffer (mean|another) was changed"),  # by the watch over all that is released
+    ],
+)
+def test_statistics_that_begin_after_the_first_batch_are_refused(data, how, moved, proved, error, words):
     model = _Statistics(how)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=10, dataset_size=40, steps=20)
-    private = make_private(model, optimizer, plan, seed=1)
+    private = make_private(model, optimizer, plan, seed=1, check_isolation=proved)
     model.begun = lambda: private.steps >= 2  # the proof on the first batch has passed by then, and sees no clock
     if moved:  # as a move to another device does
         model._buffers["mean"] = model.mean.clone()
-    with pytest.raises(CaptureError, match=r"Buffer (mean|another) was changed"):
+    with pytest.raises(error, match=words):
         _train(model, optimizer, private.loader(data))
     assert 0 < private.steps < 20
 

@@ -43,6 +43,7 @@ class Adaptive(Clipper):
     for independent noise (DP-SGD), every relation and every sampling of examples into steps. With correlated noise the two releases
     are composed instead: the gradient with its own event, and :meth:`count_event` of each step with its sampling.
 
+        >>> import torch
         >>> clip = Adaptive(0.1, batch_size=100)
         >>> norms = torch.tensor([0.05, 0.2, 0.3, 0.4]).repeat(25)
         >>> clip.raw_count(norms)  # 25 below, 75 above

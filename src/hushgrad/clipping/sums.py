@@ -66,7 +66,10 @@ class Sum:
             self.tensor = torch.zeros(self._like.shape, dtype=self._dtype, device=self._like.device)
         return self.tensor
 
-    done = buffer  # what is handed out when all has been added
+    @property
+    def done(self) -> Tensor:
+        """What is handed out when all has been added."""
+        return self.buffer
 
     def add_rows(self, ids: Tensor, values: Tensor) -> None:
         """Add ``values[k]`` to row ``ids[k]``, for every k."""
@@ -193,7 +196,7 @@ class RoundedSum(Sum):
         self._scattered.append((ids, values))
 
     @property
-    def done(self) -> Tensor:  # type: ignore[override]
+    def done(self) -> Tensor:
         """``onto``, with the sum in it."""
         rounds = self._onto.dtype is not self._dtype  # else the kernel would add block by block to what is there
         if rounds and self.tensor is None and not self._scattered and self._product is not None:
