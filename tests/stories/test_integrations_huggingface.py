@@ -479,7 +479,7 @@ def test_a_loss_that_depends_on_how_long_others_are_is_refused(make, collate, ap
     if apart:
         trainer.get_train_dataloader()
         return
-    with pytest.raises(ArgumentError, match=r"loss of a text=.*with other padding.*attention_mask"):
+    with pytest.raises(ArgumentError, match=r"text's loss not to depend.*with other padding.*attention_mask"):
         trainer.get_train_dataloader()
     PrivateTrainer(make(), arguments(tmp_path), a_plan(), **given, check_isolation=False).get_train_dataloader()
 
