@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 import hushgrad.release.placement.sharded_sums as sharded_sums
 from hushgrad.clipping import Adaptive, Automatic, PerLayer
-from hushgrad.denoise import SVRG, Chain, ExponentialAverage, Kalman, Laplacian
+from hushgrad.denoise import SVRG, Chain, ExponentialAverage, Kalman, Laplacian, ScaleThenPrivatise
 from hushgrad.errors import HushgradError
 from hushgrad.events import Relation
 from hushgrad.noise import BLT, Banded, Tree
@@ -130,6 +130,9 @@ CASES: dict[str, Case] = {
         lambda: Plain(),
         lambda: _dpsgd(denoise=Chain([SVRG(period=3), Laplacian(0.5), ExponentialAverage(0.5)])),
         contributes=None,
+    ),
+    "scaled": Case(
+        lambda: Twice(2, layers=True), lambda: _dpsgd(denoise=ScaleThenPrivatise(beta=0.5)), micro=2, contributes=None
     ),
     "average and box": Case(lambda: Plain(), lambda: _dpsgd(average="tail", projection=Box(-0.4, 0.4)), contributes=None),
     "blt": Case(lambda: Plain(), lambda: _dpftrl(BLT(buffers=2))),

@@ -10,7 +10,18 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from hushgrad.denoise import Chain, DebiasedSecondMoment, Denoiser, JamesStein, Kalman, Laplacian, LowPass, SoftThreshold
+from hushgrad.denoise import (
+    Chain,
+    DebiasedSecondMoment,
+    DelayedPreconditioner,
+    Denoiser,
+    JamesStein,
+    Kalman,
+    Laplacian,
+    LowPass,
+    ScaleThenPrivatise,
+    SoftThreshold,
+)
 from hushgrad.noise import BLT, Banded
 from hushgrad.train import Plan, make_private
 
@@ -25,6 +36,8 @@ DENOISERS: dict[str, Denoiser] = {
     "james-stein": JamesStein(),
     "soft-threshold": SoftThreshold(),
     "second-moment": DebiasedSecondMoment(),
+    "delayed": DelayedPreconditioner(delay=2),
+    "scale-first": ScaleThenPrivatise(),
     "chain": Chain([LowPass(), Laplacian(1.0)]),
 }
 NOISES = {"independent": None, "blt": BLT(buffers=2), "banded": Banded(bands=3)}

@@ -50,8 +50,13 @@ _HERE = (Probe(),)
 # The sum -------------------------------------------------------------------------------------------------------------------
 
 
-def contributions(model: nn.Module, loss: Loss, batch: Batch, probes: Sequence[Probe] = _HERE) -> list[Rows]:
-    """The query of every example, or of every unit's examples together: the gradient of its own loss, or a combination over probes."""
+def contributions(
+    model: nn.Module, loss: Loss, batch: Batch, probes: Sequence[Probe] = _HERE, scales: Rows | None = None
+) -> list[Rows]:
+    """The query of every example, or of every unit's examples together: the gradient of its own loss, or a combination over probes.
+
+    ``scales``: what the coordinates are multiplied by before they are clipped.
+    """
     rows: dict[Any, Rows] = {}
     start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     for probe in probes:
@@ -62,7 +67,9 @@ def contributions(model: nn.Module, loss: Loss, batch: Batch, probes: Sequence[P
                 added = probe.coefficient * grad
                 own[name] = own[name] + added if name in own else added
         put(model, start)
-    return list(rows.values())
+    if scales is None:
+        return list(rows.values())
+    return [{name: value * scales[name].double() for name, value in row.items()} for row in rows.values()]
 
 
 def _gradients(model: nn.Module, loss: Loss, batch: Batch) -> Any:
@@ -192,6 +199,11 @@ class Twin:
         """Where the denoiser asks for gradients."""
         with torch.no_grad():
             return _HERE if self.plan.denoise is None else self.plan.denoise.probes(before, self.state)
+
+    def scales(self) -> Rows | None:
+        """In which measure the denoiser has gradients clipped."""
+        with torch.no_grad():
+            return None if self.plan.denoise is None else self.plan.denoise.scales(self.state)
 
     def given(self, seen: Seen) -> Rows:
         """The gradient that the optimizer must be given."""

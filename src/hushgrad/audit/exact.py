@@ -62,14 +62,14 @@ def compare(
         twin, still = Twin.of(bench, live.private.plan), _still(live)
         for seen in live.steps(count):
             put(model, seen.before)
-            rows = contributions(model, bench.loss, seen.batch, twin.probes(seen.before))
+            rows = contributions(model, bench.loss, seen.batch, twin.probes(seen.before), twin.scales())
             yield _compared(live, seen, rows, twin, still)
         if first or live.private.sharding is not None or live.private.steps == live.private.steps_allowed:
             return
         with bench.resumed(live) as again:
             for seen in again.steps(1):
                 put(model, seen.before)
-                rows = contributions(model, bench.loss, seen.batch, twin.probes(seen.before))
+                rows = contributions(model, bench.loss, seen.batch, twin.probes(seen.before), twin.scales())
                 yield _compared(again, seen, rows, twin, still)
 
 

@@ -15,7 +15,7 @@ from hushgrad.clipping._torch import left_alone
 from hushgrad.clipping.base import ClippedSum
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper
-from hushgrad.clipping.collecting import Collecting
+from hushgrad.clipping.collecting import Collecting, unscaled
 from hushgrad.clipping.held import Held
 from hushgrad.clipping.proof.explain import explained
 from hushgrad.clipping.reduce import Part
@@ -78,6 +78,9 @@ class Capture(Collecting):
         self.model = _check.instance(nn.Module, model=model)
         self.loss_reduction = _check.one_of(("mean", "sum"), loss_reduction=loss_reduction)
         self.unused = _check.one_of(("raise", "zero"), unused=unused)
+        self.scales = (
+            unscaled  # asked when sums are made: public factors of every coordinate, taken in before gradients are clipped
+        )
         self._held = held or Held()
         self._certificate = certificate
         self._copies = _check.positive_int(copies=copies)  # of each example; their mean is clipped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from hushgrad.clipping.call import Call
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.clipping.held import Held
+from hushgrad.clipping.preconditioned import precondition
 from hushgrad.clipping.reconcile import problem_of
 from hushgrad.clipping.reduce import Group, Part, Use, add_clipped, add_usual
 from hushgrad.clipping.rejected import joined
@@ -24,7 +25,7 @@ from hushgrad.clipping.tape import Batch, Tape
 from hushgrad.errors import CaptureError
 from hushgrad.events import Relation
 
-__all__ = ["Collecting"]
+__all__ = ["Collecting", "unscaled"]
 
 
 class Collecting:
@@ -33,6 +34,7 @@ class Collecting:
     model: nn.Module
     loss_reduction: str
     unused: str
+    scales: Callable[[], Mapping[str, Tensor] | None]
     _tape: Tape
     _held: Held
     _certificate: Certificate | None
@@ -92,6 +94,7 @@ class Collecting:
         rows, self._by_rows = self._by_rows, frozenset()
         folded, self._folded = self._folded, None
         copies, self._copies = self._copies, 1
+        scales, self.scales = self.scales, unscaled
         unused, self.unused, reduction, self.loss_reduction = self.unused, "zero", self.loss_reduction, "sum"
         certificate = self._certificate
         self._certificate = certificate and certificate._replace(above=False)
@@ -104,7 +107,7 @@ class Collecting:
             return {name: total.buffer for name, total in sums.items()}, norms
         finally:
             self._by_rows, self._folded, self.unused, self.loss_reduction = rows, folded, unused, reduction
-            self._certificate, self._copies = certificate, copies
+            self._certificate, self._copies, self.scales = certificate, copies, scales
 
     # Sums ----------------------------------------------------------------------------------------------------------------
 
@@ -141,8 +144,9 @@ class Collecting:
         return parts
 
     def _added(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
-        certificate = self._certificate
-        usual = self._usual() if certificate is None and clipper.groups(list(sums)) is None else None
+        certificate, scales = self._certificate, self.scales()
+        plain = certificate is None and scales is None and clipper.groups(list(sums)) is None
+        usual = self._usual() if plain else None
         if usual is not None:
             part = self._tape.quiet(
                 partial(add_usual, usual.calls, self._factor(usual), clipper, sums, scale, self._counted(usual))
@@ -150,6 +154,9 @@ class Collecting:
             if part is not None:
                 return [part]
         self._reconcile()
+        if scales is not None:
+            calls = [call for batch in self._tape.batches for call in batch.calls]
+            self._tape.quiet(partial(precondition, calls, scales))
         groups = self._groups()
         if certificate is not None:
             self._require_capacity(certificate, groups)
@@ -257,6 +264,11 @@ class Collecting:
         if problem:
             self._tape.failure = problem  # until the passes are discarded
             raise CaptureError(problem)
+
+
+def unscaled() -> None:
+    """Gradients are clipped as they are."""
+    return None
 
 
 class _Given(Clipper):

@@ -13,9 +13,11 @@ from hushgrad.denoise.spectrum import beta, gamma
 
 if TYPE_CHECKING:
     from hushgrad.denoise.chain import Chain
+    from hushgrad.denoise.delayed import DelayedPreconditioner
     from hushgrad.denoise.kalman import ExponentialAverage, Kalman
     from hushgrad.denoise.laplacian import Laplacian
     from hushgrad.denoise.lowpass import LowPass
+    from hushgrad.denoise.scale_first import ScaleThenPrivatise
     from hushgrad.denoise.second_moment import DebiasedSecondMoment
     from hushgrad.denoise.shrinkage import JamesStein, SoftThreshold
     from hushgrad.denoise.svrg import SVRG
@@ -24,6 +26,7 @@ __all__ = [
     "SVRG",
     "Chain",
     "DebiasedSecondMoment",
+    "DelayedPreconditioner",
     "Denoiser",
     "ExponentialAverage",
     "JamesStein",
@@ -32,6 +35,7 @@ __all__ = [
     "LowPass",
     "NoiseInfo",
     "Probe",
+    "ScaleThenPrivatise",
     "SoftThreshold",
     "beta",
     "gamma",
@@ -42,12 +46,14 @@ __getattr__ = later(
     __name__,
     {
         "chain": ("Chain",),
+        "delayed": ("DelayedPreconditioner",),
         "kalman": (
             "ExponentialAverage",
             "Kalman",
         ),
         "laplacian": ("Laplacian",),
         "lowpass": ("LowPass",),
+        "scale_first": ("ScaleThenPrivatise",),
         "second_moment": ("DebiasedSecondMoment",),
         "shrinkage": (
             "JamesStein",

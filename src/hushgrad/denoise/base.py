@@ -70,7 +70,9 @@ class Denoiser(Value, family="denoiser"):
     **Formal guarantee.** A denoiser sees privatised gradients, the parameters (functions of earlier privatised gradients) and
     public facts, so whatever it computes is post-processing: every (epsilon, delta) of the run stays as it was. A denoiser that
     probes chooses *where* the next query is asked, from the same private material, and the query is clipped after its probes are
-    combined: its sensitivity is still one clip norm, which is adaptive composition as in plain DP-SGD.
+    combined: its sensitivity is still one clip norm, which is adaptive composition as in plain DP-SGD. One that ``rescales`` chooses
+    in which measure the next query is clipped, from the same material: clip_C(s ⊙ g_i) has norm at most C whatever s is, and the noise
+    is added to a sum of these, so again nothing changes.
     """
 
     @classmethod
@@ -94,6 +96,11 @@ class Denoiser(Value, family="denoiser"):
         return type(self).probes is not Denoiser.probes
 
     @property
+    def rescales(self) -> bool:
+        """Whether ``scales`` may give something, so that gradients are clipped in another measure than their own."""
+        return type(self).scales is not Denoiser.scales
+
+    @property
     def needs_whole_tensor(self) -> bool:
         """Whether a part of a parameter is not enough: ``on_shards`` then gathers the tensor, denoises it and keeps the part."""
         return False
@@ -101,7 +108,7 @@ class Denoiser(Value, family="denoiser"):
     @property
     def needs_all_tensors(self) -> bool:
         """Whether the tensors cannot be denoised one at a time. A sharded model's are never whole all at once: it is refused."""
-        return False
+        return self.rescales  # an example's gradient is formed whole
 
     @property
     def needs_noise_std(self) -> bool:
@@ -111,6 +118,14 @@ class Denoiser(Value, family="denoiser"):
     def probes(self, params: dict[str, Tensor], state: dict[str, Any]) -> list[Probe]:
         """Where to ask for gradients in this step; the default is once, at the parameters."""
         return [Probe()]
+
+    def scales(self, state: dict[str, Any]) -> dict[str, Tensor] | None:
+        """What every example's gradient of this step is multiplied by, coordinate by coordinate, before it is clipped; None: nothing.
+
+        Tensors by parameter name, each of its parameter's shape, positive, and made of ``state`` alone, that is of earlier releases.
+        ``grads`` of the step are then privatised in the scaled space, and ``__call__`` brings them back, or leaves them there.
+        """
+        return None
 
     @abstractmethod
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ class Chain(Denoiser):
     | refused | why |
     |---|---|
     | two members that probe | a step has one query |
-    | a member that uses the noise's std, other than first | the one before it has changed the noise |
+    | a member that uses the noise's std, or rescales, other than first | the one before it has changed the noise, or its measure |
 
     **Formal guarantee.** Post-processing of post-processing: no privacy is spent.
 
@@ -70,9 +70,17 @@ class Chain(Denoiser):
             _check.instance(Denoiser, members=member)
         if sum(member.needs_closure for member in members) > 1:
             _check.fail("members", members, "to hold at most one that probes", "A step has one query: keep one of them.")
+        if any(member.rescales for member in members[1:]):
+            remedy = "Put it first: it is handed the gradient in the measure that it has chosen."
+            _check.fail("members", members, "to rescale in the first place only", remedy)
         if any(member.needs_noise_std for member in members[1:]):
             remedy = "Put it first: the noise that the others leave is not the noise that it is told of."
             _check.fail("members", members, "to use the noise's standard deviation in the first place only", remedy)
+
+    @property
+    def rescales(self) -> bool:
+        """If its first member does."""
+        return any(member.rescales for member in self.members)
 
     @property
     def needs_closure(self) -> bool:
@@ -106,6 +114,10 @@ class Chain(Denoiser):
                     raise ArgumentError("Two members of a Chain ask for gradients elsewhere, but a step has one query. Keep one.")
                 asked = points
         return asked
+
+    def scales(self, state: dict[str, Any]) -> dict[str, Tensor] | None:
+        """Those of the first member."""
+        return self.members[0].scales(_own(state, 0)) if self.members else None
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
         """The gradients after the last member."""

@@ -112,6 +112,13 @@ class Release:
         """The same as the denoiser holds it here, to be asked for its probes."""
         return self._filter_state
 
+    def scales(self) -> dict[str, Tensor] | None:
+        """What every example's gradient of the next step is multiplied by before it is clipped, as the denoiser says."""
+        if self._plan.denoise is None or not self._plan.denoise.rescales:
+            return None
+        with torch.no_grad():
+            return self._plan.denoise.scales(self._filter_state)
+
     # One step --------------------------------------------------------------------------------------------------------
 
     def privatise(self, capture: Capture, step: int, learning_rate: float | None, contributions: int | None) -> Released:

@@ -59,7 +59,7 @@ def check_denoiser(denoiser: Denoiser) -> None:
 
     Its JSON form is itself; shapes and dtypes are kept; nothing that goes out aliases what came in or what is kept; the state
     holds tensors and numbers only and a run resumed from it continues bit for bit; its probes' coefficients sum to 1. If it
-    says that it ``never_grows``, no output is longer than the longest input so far.
+    says that it ``never_grows``, no output is longer than the longest input so far. Its scales are positive and finite.
 
         >>> check_denoiser(Laplacian(1.0))
     """
@@ -71,6 +71,7 @@ def check_denoiser(denoiser: Denoiser) -> None:
         if denoiser.never_grows:
             _check_growth(denoiser, dtype)
     _check_probes(denoiser)
+    _check_scales(denoiser)
 
 
 def _check_shapes(denoiser: Denoiser, dtype: torch.dtype) -> None:
@@ -142,6 +143,22 @@ def _check_probes(denoiser: Denoiser) -> None:
             assert first.coefficient == second.coefficient and same, f"{denoiser} answers a retried step differently."
             assert not _storages(first.shift or {}) & (_storages(state) | _storages(params)), f"{denoiser}'s shift is an alias."
         denoiser(_normal(step, torch.float32), _info(step), state)
+
+
+def _check_scales(denoiser: Denoiser) -> None:
+    state: dict[str, Any] = {}
+    for step in range(6):
+        made, again = denoiser.scales(state), denoiser.scales(state)
+        assert denoiser.rescales or made is None, f"{denoiser} scales, but says that it does not."
+        grads = _normal(step, torch.float32)
+        if made is not None:
+            assert again is not None and _same(made, again), f"{denoiser} scales a retried step differently."
+            assert made.keys() == grads.keys(), f"{denoiser} scales other names than it was given."
+            assert not _storages(made) & _storages(state), f"{denoiser}'s scales are an alias."
+            for name, s in made.items():
+                ok = s.shape == grads[name].shape and bool(torch.isfinite(s).all()) and bool((s > 0).all())
+                assert ok, f"{denoiser}'s scales of {name} are not positive, finite and of its shape."
+        denoiser(grads, _info(step), state)
 
 
 def apply_operator(u: Tensor, sigma: float, boundary: str, axes: int) -> Tensor:

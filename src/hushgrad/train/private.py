@@ -152,6 +152,7 @@ class Private(Saving):
             fixed=None if plan.pad_to is None else -(-plan.pad_to // self._world.size),
         )
         self._release = Release(plan, self.placement, self._key)
+        self._capture.scales = self._release.scales
         self._release.agree, self._release.agree_later = self._agree, self._agree_later
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
         self._journal, self._contract = Journal(self._key), DataContract()

@@ -1,0 +1,91 @@
+"""Scale, then privatise: noise in the measure in which an adaptive optimizer will divide it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hushgrad import _check, _papers
+from hushgrad.denoise._sizes import inverse_sizes
+from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
+
+__all__ = ["ScaleThenPrivatise"]
+
+_SQUARE = "square."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleThenPrivatise(Denoiser):
+    r"""Gradients are divided by the second moments of the steps before, clipped, given their noise, and multiplied back.
+
+    Adam divides each coordinate by sqrt(v). Noise of one size for all coordinates then dominates v wherever gradients are small. Here
+
+        h_t = [sum_i clip_C(s_t ⊙ g_i) + noise] / batch_size,    g̃_t = h_t / s_t,    s_t = k / (sqrt(v_{t-1}) + ``eps`` rms(sqrt(v_{t-1})))
+
+    with v_t = β v_{t-1} + (1 - β) g̃_t²: noise is as large as the optimizer takes the coordinate to be, which is also what correlated
+    noise wants, since after Adam's division it is of one size again from step to step. k is such that a gradient of the usual shape keeps
+    its norm, so that the clip norm keeps its meaning; larger ``eps`` makes all coordinates more alike. The first step is not scaled.
+
+    **Use it with** ``torch.optim.Adam(betas=(..., beta))`` or another adaptive optimizer with the same β; it gets g̃_t.
+
+    **Formal guarantee.** s_t is a function of earlier releases. Given them, an example's part of the sum is clip_C(s_t ⊙ g_i), of norm at
+    most C, and the mechanism adds the same noise as in any step; dividing by s_t is post-processing. So T steps are the adaptive
+    composition that ``plan.event()`` describes, those of DP-SGD. State: one copy of the parameters; each example's gradient is
+    formed, see :mod:`hushgrad.clipping.preconditioned`.
+
+        >>> import torch
+        >>> denoiser, state = ScaleThenPrivatise(), {}
+        >>> info = NoiseInfo(std=0.0, step=0, max_grad_norm=1.0)
+        >>> g = denoiser({"w": torch.tensor([4.0, 1.0])}, info, state)
+        >>> [round(s, 3) for s in denoiser.scales(state)["w"].tolist()]
+        [0.793, 2.635]
+
+    Reference: Ganesh, McMahan and Thakurta, "On design principles for private adaptive optimizers", 2025, arXiv:2507.01129, algorithm 8
+    (its eps is absolute and its k is 1).
+    """
+
+    papers = (
+        _papers.Paper(
+            "ganesh2025design",
+            "misc",
+            "Ganesh, Arun and McMahan, H. Brendan and Thakurta, Abhradeep",
+            "On Design Principles for Private Adaptive Optimizers",
+            2025,
+            arxiv="2507.01129",
+        ),
+    )
+
+    beta: float = 0.999
+    eps: float = 0.1
+
+    @classmethod
+    def examples(cls) -> tuple[Denoiser, ...]:
+        """A long memory and a short one."""
+        return cls(), cls(beta=0.5, eps=1.0)
+
+    def __post_init__(self) -> None:
+        beta = _check.between(0, 1, closed="left", beta=self.beta, remedy="Adam's own is 0.999.")
+        remedy = "Without it a coordinate that was never seen would get no noise at all, and no gradient."
+        self._keep(beta=beta, eps=_check.positive(eps=self.eps, remedy=remedy))
+
+    @property
+    def never_grows(self) -> bool:
+        """What was clipped in one measure may be longer in another."""
+        return False
+
+    def scales(self, state: dict[str, Any]) -> dict[str, Tensor] | None:
+        """Large where released gradients were small; None before the first."""
+        return inverse_sizes(state, _SQUARE, self.eps)
+
+    def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
+        """Back into the gradient's own measure, and noted."""
+        scales, out = self.scales(state), {}
+        for name, g in grads.items():
+            value = g.detach().to(working_dtype(g))
+            value = value.clone() if scales is None else value / scales[name]
+            square = state.get(_SQUARE + name)
+            state[_SQUARE + name] = value.square() if square is None else square.lerp(value.square(), 1 - self.beta)
+            out[name] = value.to(g.dtype) if value.dtype is not g.dtype else value
+        return out
