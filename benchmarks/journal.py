@@ -2,90 +2,124 @@
 
     python benchmarks/journal.py
 
-Two runs under one seed, so that their batches are alike, block by block: one with its journal and the other without, in turns, for
-they lie in different places of the memory, which alone makes a percent. The figure is the median over two blocks each of (with /
-without), of processor time and of time on the wall. Flushing waits for the disk, which only the wall shows.
+One run, so that everything lies in the same places of the memory. Of every four steps the first and the last are taken with the
+journal and the other two without, or the other way round; in the end the steps that had none count for the same noise. The figure is
+the median over these fours of (with - without), in parts of a median step without, of processor time and of time on the wall; beside it
+the interval that covers the median with 95 % (order statistics). Flushing waits for the disk, which only the wall shows.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import patch
+from typing import Any
 
 import torch
 from models import CASES
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from hushgrad.noise.source import Source
-from hushgrad.release.journal import Journal
-from hushgrad.release.witness import Witness
 from hushgrad.train import Checkpoint, Plan, make_private
 from hushgrad.train.private import Private
 
-_BLOCK, _ROUNDS = 10, 60
-_NONE = [(Source, "seen", lambda self, hashed, work: work()), (Witness, "of", lambda *_: bytes(32))]
-_NONE += [(Journal, name, lambda *_: None) for name in ("begin", "released")]
+_WARM, _FOURS = 10, 300
+_STEPS = 4 * (_WARM + _FOURS)
 
 
-def _run(folder: str):
+class _NoJournal:
+    """What a step asks of a journal, without one."""
+
+    chain, durable = bytes(16), True
+
+    def __init__(self) -> None:
+        self._nothing = nullcontext()
+
+    def begin(self, step: int) -> None: ...
+
+    def released(self, step: int, witness: bytes) -> None: ...
+
+    def read_all_before(self, step: int) -> bool:
+        return False
+
+    def whole(self) -> Any:
+        return self._nothing
+
+
+class _NoWitness:
+    """Nothing is hashed."""
+
+    hashed = None
+
+    def of(self, *_: Any) -> bytes:
+        return bytes(32)
+
+
+def _run(folder: str) -> tuple[Private, Checkpoint, Iterator[Any]]:
     case = next(c for c in CASES if c.name == "mlp" and c.size == 64)
     torch.manual_seed(0)
     model, (x, y) = case.model(), case.batch(64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=64, dataset_size=6400, steps=2 * _BLOCK * (_ROUNDS + 1))
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=64, dataset_size=6400, steps=_STEPS)
     private = make_private(model, optimizer, plan, seed=1)
     checkpoint = Checkpoint(folder, private)
     data = TensorDataset(x.repeat(100, 1), y.repeat(100))
     return private, checkpoint, iter(private.loader(data))
 
 
-def _block(private: Private, batches) -> tuple[float, float]:
+def _step(private: Private, batches: Iterator[Any]) -> tuple[float, float]:
+    inputs, targets = next(batches)
     began = time.process_time(), time.perf_counter()
-    for _ in range(_BLOCK):
-        inputs, targets = next(batches)
-        private.optimizer.zero_grad()
-        F.cross_entropy(private.model(inputs), targets).backward()
-        private.optimizer.step()
+    private.optimizer.zero_grad()
+    F.cross_entropy(private.model(inputs), targets).backward()
+    private.optimizer.step()
     return time.process_time() - began[0], time.perf_counter() - began[1]
 
 
-def _turn(runs, which: int) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The next block of both runs, with the journal of the first and without that of the second; ``which`` is the first."""
-    with ExitStack() as stack:
-        for patched in _NONE:
-            stack.enter_context(patch.object(*patched))
-        without = _block(runs[1 - which][0], runs[1 - which][2])
-    return _block(runs[which][0], runs[which][2]), without
+def _measured(private: Private, batches: Iterator[Any]) -> tuple[list[Any], list[Any]]:
+    """The times of all steps with the journal and of all without, four by four."""
+    ways = [(private._journal, private._release._witness), (_NoJournal(), _NoWitness())]
+    times: tuple[list[Any], list[Any]] = ([], [])
+    for four in range(_STEPS // 4):
+        for which in (0, 1, 1, 0) if four % 2 else (1, 0, 0, 1):
+            private._journal, private._release._witness = ways[which]
+            took = _step(private, batches)
+            if four >= _WARM:
+                times[which].append(took)
+    private._journal, private._release._witness = ways[0]
+    return times
 
 
-def _sizes(folder: str) -> int:
-    return sum((Path(folder) / str(number) / "journal").stat().st_size for number in range(2))
+def _cost(with_it: list[float], without: list[float]) -> tuple[float, float, float]:
+    """The median difference of neighbours, in parts of a step, and the interval of its median."""
+    pairs = zip(zip(with_it[::2], with_it[1::2], strict=True), zip(without[::2], without[1::2], strict=True), strict=True)
+    differences = sorted(sum(a) / 2 - sum(b) / 2 for a, b in pairs)
+    n = len(differences)
+    low = int(n / 2 - 0.98 * math.sqrt(n))
+    return tuple(
+        x / statistics.median(without) for x in (statistics.median(differences), differences[low], differences[-1 - low])
+    )  # type: ignore[return-value]
 
 
 def main() -> None:
     """Print one line."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        runs = [_run(f"{folder}/{number}") for number in range(2)]
-        before = _sizes(folder)
-        ratios = []
-        for number in range(_ROUNDS + 1):
-            with_it, without = zip(*(_turn(runs, which) for which in range(2)), strict=True)
-            if number:  # the first warms up
-                ratios.append(
-                    [sum(a) / sum(b) for a, b in zip(zip(*with_it, strict=True), zip(*without, strict=True), strict=True)]
-                )
-        cpu, wall = (statistics.median(column) - 1 for column in zip(*ratios, strict=True))
-        size = (_sizes(folder) - before) / runs[0][0].steps  # half the steps of both
-        step = without[0][0] / _BLOCK
-    print(
-        f"journal: {cpu:+.2%} of a step's processor time ({step * 1e3:.1f} ms), {wall:+.2%} on the wall, {size:.1f} bytes a step"
-    )
+        private, _checkpoint, batches = _run(folder)
+        journal = Path(folder) / "journal"
+        before = journal.stat().st_size
+        times = _measured(private, batches)
+        size = (journal.stat().st_size - before) / (_STEPS // 2)
+    columns = [[list(column) for column in zip(*way, strict=True)] for way in times]
+    words = [
+        "{:+.2%} ({:+.2%} to {:+.2%}) {}".format(*_cost(with_it, without), of)
+        for with_it, without, of in zip(*columns, ("of a step's processor time", "on the wall"), strict=True)
+    ]
+    print(f"journal: {', '.join(words)}; a step without {statistics.median(columns[1][0]) * 1e3:.1f} ms; {size:.1f} bytes a step")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+from array import array
+from collections.abc import Collection, Iterator
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ __all__ = ["Seen", "UniversalHash"]
 _WORDS, _LANES = _abi.WITNESS_WORDS, _abi.WITNESS_LANES  # of a block
 _BLOCK = 4 * _WORDS  # bytes
 _AT_ONCE = 64 * _BLOCK  # bytes, of which the products stay in the cache
+_LINE = 64  # bytes that the processor fetches together
 _LOW = 0xFFFFFFFF
 _HASH = None if native.EXACT is None else native.EXACT.witness
 
@@ -38,8 +41,18 @@ class UniversalHash:
     """
 
     def __init__(self, key: bytes) -> None:
-        self._key = np.frombuffer(hashlib.shake_256(key).digest(_BLOCK), "<u4").copy()
+        room = np.empty(_BLOCK + _LINE, np.uint8)
+        begin = -room.ctypes.data % _LINE  # at the beginning of a line of the cache: each of its loads would touch two otherwise
+        self._key = room[begin : begin + _BLOCK].view("<u4")
+        self._key[:] = np.frombuffer(hashlib.shake_256(key).digest(_BLOCK), "<u4")
         self.place: int = self._key.ctypes.data  # where C finds it
+        self._room: _Room | None = None
+
+    def room(self, counts: list[int], kinds: list[torch.dtype]) -> _Room:
+        """Where the hashes of tensors of so many elements go; the same place again for the next ones of the same sizes."""
+        if self._room is None or self._room.sizes != (counts, kinds):
+            self._room = _Room(counts, kinds)
+        return self._room
 
     def of(self, parts: list[Tensor]) -> Iterator[Any]:
         """The hashes of all blocks of every one of ``parts``, which are contiguous, as arrays of whole numbers."""
@@ -61,10 +74,24 @@ class UniversalHash:
         return self.of([torch.from_numpy(flat if flat.flags.writeable else flat.copy())])
 
 
+class _Room:
+    """The memory for the hashes of tensors of some sizes, and what does not change from one row of noise to the next."""
+
+    def __init__(self, counts: list[int], kinds: list[torch.dtype]) -> None:
+        self.sizes = counts, kinds
+        self.counts = array("q", counts).tobytes()
+        ends = list(accumulate(-(-count * kind.itemsize // _BLOCK) * 8 for count, kind in zip(counts, kinds, strict=True)))
+        self.bounds = list(pairwise([0, *ends]))
+        self.hashes = bytearray(ends[-1] if ends else 0)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(self.hashes)) if self.hashes else 0
+        self.places = [at + begin for begin, _ in self.bounds]
+
+
 class Seen:
     """Hashes of tensors that were made while they were written: whoever writes one has it in the cache.
 
-    They hold for these objects as they were left. Whoever changes one afterwards, by torch or otherwise, does not ask for its hash.
+    They hold for these objects as they were left, until others are made under the same key: they are there for one step. Whoever
+    changes one afterwards, by torch or otherwise, does not ask for its hash.
 
     >>> x, hashed = torch.zeros(5000), UniversalHash(bytes(32))
     >>> seen = Seen(hashed, [x])
@@ -73,36 +100,38 @@ class Seen:
     (True, None, None)
     """
 
-    def __init__(self, hashed: UniversalHash, tensors: Iterable[Tensor]) -> None:
-        self.hashed, self._kept, end = hashed, dict[int, tuple[Tensor, int, int, int]](), 0
-        for tensor in tensors:
-            begin, end = end, end + (tensor.nbytes + _BLOCK - 1) // _BLOCK * 8
-            self._kept[id(tensor)] = tensor, tensor._version, begin, end
-        self._hashes = bytearray(end)
-        at = ctypes.addressof(ctypes.c_char.from_buffer(self._hashes)) if end else 0
-        self.places = {name: at + begin for name, (_, _, begin, _) in self._kept.items()}  # where C puts the hashes of an object
+    def __init__(self, hashed: UniversalHash, tensors: list[Tensor]) -> None:
+        self.hashed, self._room = (
+            hashed,
+            hashed.room([tensor.numel() for tensor in tensors], [tensor.dtype for tensor in tensors]),
+        )
+        self._kept = [(tensor, tensor._version) for tensor in tensors]
+        self.places = dict(zip(map(id, tensors), self._room.places, strict=True))  # where C puts the hashes of an object
 
     def look(self, tensor: Tensor, low: int, size: int) -> None:
         """Hash the elements [low, low + size): its last ones, or whole blocks."""
-        first = self._kept[id(tensor)][2] + low * tensor.itemsize // _BLOCK * 8
+        first = self._bounds(tensor)[0] + low * tensor.itemsize // _BLOCK * 8
         for hashes in self.hashed.of([tensor.detach().reshape(-1)[low : low + size]]):
-            self._hashes[first : first + 8 * len(hashes)] = hashes.tobytes()
+            self._room.hashes[first : first + 8 * len(hashes)] = hashes.tobytes()
 
-    def all_of(self, tensors: Collection[Tensor]) -> bytearray | None:
-        """The hashes of these tensors, if they are all that were looked at, in that order, as they were left."""
+    def all_of(self, tensors: Collection[Tensor]) -> tuple[bytes, bytearray] | None:
+        """Sizes and hashes of these tensors, if they are all that were looked at, in that order, as they were left."""
         if len(tensors) != len(self._kept):
             return None
-        for tensor, (kept, version, _, _) in zip(tensors, self._kept.values(), strict=True):
+        for tensor, (kept, version) in zip(tensors, self._kept, strict=True):
             if kept is not tensor or version != tensor._version:
                 return None
-        return self._hashes
+        return self._room.counts, self._room.hashes
 
     def of(self, tensor: Tensor) -> bytearray | None:
         """The hashes of a tensor; None of one that was not looked at, or that torch has changed since."""
-        kept = self._kept.get(id(tensor))
-        if kept is None or kept[0] is not tensor or kept[1] != tensor._version:
+        if not any(kept is tensor and version == tensor._version for kept, version in self._kept):
             return None
-        return self._hashes[kept[2] : kept[3]]
+        begin, end = self._bounds(tensor)
+        return self._room.hashes[begin:end]
+
+    def _bounds(self, tensor: Tensor) -> tuple[int, int]:
+        return next(bounds for (kept, _), bounds in zip(self._kept, self._room.bounds, strict=True) if kept is tensor)
 
 
 def by_torch(tensor: Tensor, key: Tensor) -> Tensor:

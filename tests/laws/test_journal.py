@@ -25,7 +25,7 @@ from hushgrad.events import Everyone, FixedSize, Gaussian, MinSep, Poisson
 from hushgrad.guarantee import Ledger
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams import IndependentStream
-from hushgrad.release import earlier, frames, keys, owner
+from hushgrad.release import earlier, frames, keys, marks, owner
 from hushgrad.release import journal as journals
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey, erase, finish, read_key, secrets_in, write_key
@@ -115,7 +115,7 @@ def _releases(data):
 
 def test_a_machine_that_stopped_may_lose_what_was_behind_the_last_mark_and_the_guarantee_says_so(tmp_path, monkeypatch):
     path = tmp_path / "journal"
-    monkeypatch.setattr(journals, "_SHARE", 1e9)  # blocks double each time
+    monkeypatch.setattr(marks, "_SHARE", 1e9)  # blocks double each time
     after = _life(path, 40)
     whole = path.read_bytes()
     lost = whole[: -5 * 8] + bytes(3 * 8)  # zeros, as file systems leave them
@@ -210,7 +210,7 @@ def test_blocks_are_reserved_so_that_flushing_takes_little_time(tmp_path, monkey
         flushes.append(clock[0])
 
     monkeypatch.setattr(journals.os, "fsync", flush)
-    monkeypatch.setattr(journals.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(marks.time, "perf_counter", lambda: clock[0])
     journal = Journal.create(tmp_path / "journal", KEY, Owner(tmp_path), {})
     for step in range(5000):
         clock[0] += 0.002
@@ -585,7 +585,7 @@ def test_a_state_is_never_on_the_disk_before_the_journal_that_it_counts_on(tmp_p
     plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=40)
     private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan)
     checkpoint = Checkpoint(tmp_path, private)
-    monkeypatch.setattr(journals, "_SHARE", 1e9)  # marks are rare
+    monkeypatch.setattr(marks, "_SHARE", 1e9)  # marks are rare
     flushed, flush = [0], os.fsync
 
     def lasting(file):

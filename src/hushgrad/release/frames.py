@@ -102,7 +102,7 @@ class Frames:
 
     def _write(self, data: bytes) -> None:
         """All of it or nothing: half a frame would hide those behind it."""
-        file = self._held()
+        file = self._file if self._file is not None else self._held()
         try:
             written = os.write(file, data)
         except OSError as error:

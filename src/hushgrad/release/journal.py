@@ -13,8 +13,8 @@ One file, ``journal``, beside the key, mode 0600, of :mod:`frames <hushgrad.rele
 | ``m`` | a mark: steps below it may be taken | flushed to the disk before the first of them begins |
 | ``j`` | the length of a JSON object that follows | what the run is bound to; each opening; what somebody vouches for |
 
-The digests are a chain: each is over all before it, under a key of its own. Flushing takes milliseconds, so a mark reserves as many
-steps as fit into four hundred times that. A killed process loses nothing that it had written; a machine that stops may lose digests
+The digests are a chain: each is over all before it, under a key of its own. A mark reserves some steps at once
+(:mod:`marks <hushgrad.release.marks>`). A killed process loses nothing that it had written; a machine that stops may lose digests
 behind the last mark, and the steps up to the mark count as released: they are repeated, nobody can compare them, and the guarantee
 says so (``notes``), also after later restarts. A copy is refused where the original is still there; else the guarantee says so, too.
 """
@@ -23,28 +23,25 @@ from __future__ import annotations
 
 import hashlib
 import os
-import struct
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hushgrad import _check
 from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.release.earlier import Earlier
-from hushgrad.release.frames import SHORT, WAYS_ON, Frames, frames_in
+from hushgrad.release.frames import SHORT, WAYS_ON, Frames
 from hushgrad.release.keys import RunKey
+from hushgrad.release.marks import Marks
 from hushgrad.release.owner import Owner, boot_identity
+from hushgrad.release.shown import Shown
 
 __all__ = ["JOURNAL", "WAYS_ON", "Journal"]
 
 JOURNAL = "journal"
 _CHAIN = 16  # bytes of the whole digest, of which a frame has some
-_SHARE = 400  # flushing takes at most one part in so many of the time
 
 
-class Journal:
+class Journal(Shown):
     """The releases of one run: in a file that :meth:`create` and :meth:`open` know, or, without one, in memory alone.
 
     ``position`` counts the releases so far and ``chain`` is their digest; both belong into a checkpoint, and :meth:`seek` takes
@@ -63,7 +60,7 @@ class Journal:
         self._closed, self._process = False, os.getpid()
         self._half = False  # something was entered and not done, or done and not entered
         self._recorded: list[tuple[int, bytes]] = []  # (kind, short digest): what earlier lives released
-        self._mark, self._block, self._flushed_at, self._took = 0, 1, 0.0, 0.0
+        self._marks = Marks()
         self.bound: dict[str, Any] = {}
         # Keyed from the start: the place that the first release is witnessed at follows from it, and must not be known.
         self.position, self.chain = 0, hashlib.blake2b(b"start", digest_size=_CHAIN, key=self._key).digest()
@@ -96,34 +93,10 @@ class Journal:
         except BaseException:
             journal.close()
             raise
-        journal._recorded, journal._mark = earlier.recorded, earlier.mark
+        journal._recorded, journal._marks = earlier.recorded, Marks(earlier.mark)
         journal.bound, journal.notes = earlier.bound, earlier.notes
         journal._opening()
         return journal
-
-    @classmethod
-    def is_begun(cls, path: Path) -> bool:
-        """Whether the journal in ``path`` shows that a step may have been released; its key is not needed."""
-        return any(frame.kind in b"ram" for frame in frames_in(path))
-
-    @classmethod
-    def steps_released(cls, path: Path) -> int:
-        """How many releases the journal in ``path`` shows; its key is not needed."""
-        return len(cls.digests(path))
-
-    @classmethod
-    def digests(cls, path: Path) -> list[bytes]:
-        """The digest of every release that the journal in ``path`` shows, as far as it is written there; its key is not needed."""
-        return [frame.content for frame in frames_in(path) if frame.kind == ord("r")]
-
-    @classmethod
-    def bound_in(cls, path: Path) -> dict[str, Any]:
-        """What the run of the journal in ``path`` is bound to; its key is not needed."""
-        bound = dict[str, Any]()
-        for frame in frames_in(path):
-            if frame.kind == ord("j"):
-                bound.update(_check.parsed(frame.content).get("bind", {}))
-        return bound
 
     @property
     def durable(self) -> bool:
@@ -191,7 +164,7 @@ class Journal:
 
     def after(self, step: int, witness: bytes) -> bytes:
         """What ``chain`` will be when ``step`` is released."""
-        return self._digest(ord("r"), struct.pack("<Q", step) + witness)
+        return self._digest(ord("r"), step.to_bytes(8, "little") + witness)
 
     @property
     def ahead(self) -> int:
@@ -201,7 +174,7 @@ class Journal:
     @property
     def begun(self) -> int:
         """Steps below this may have been released."""
-        return self._mark
+        return self._marks.reached
 
     # What a run calls -----------------------------------------------------------------------------------------------------
 
@@ -228,9 +201,10 @@ class Journal:
 
     def begin(self, step: int) -> None:
         """Before the noise of ``step`` is drawn: whoever restarts must know that it may have been released."""
-        if self._frames is None or step >= self._mark:  # else it is asked before the release, and has been here before
+        if self._frames is None or step >= self._marks.reached:  # else it is asked before the release, and has been here before
             self._require_open()
-            self._reserve(step)
+            if self._frames is not None:
+                self._marks.reserve(step, self._frames)
 
     def released(self, step: int, witness: bytes) -> None:
         """Before ``step`` is handed out. ``witness`` are bytes that another release would not have.
@@ -238,10 +212,9 @@ class Journal:
         Raises:
             ArgumentError: where an earlier life released another value under this noise. Nothing has been released.
         """
-        self._next(ord("r"), struct.pack("<Q", step) + witness)
+        self._next(ord("r"), step.to_bytes(8, "little") + witness)
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole(self) -> _Entering:
         """Inside, something is entered here and done: both, or neither, or a run with a folder goes on from its last save.
 
         Half of it may stay where somebody interrupts a program (Ctrl-C) that then goes on: the step would be taken again, on other
@@ -251,28 +224,17 @@ class Journal:
             ArgumentError: where this has happened, or in a forked process.
         """
         self._require_process()
-        if self._half:
-            raise ArgumentError(
-                "Expected a run that was not interrupted while it entered a release into its journal. Nothing was released since; call "
-                "detach(), then make_private and Checkpoint again: it goes on from its last save."
-            )
-        position, self._half = self.position, self.durable
-        try:
-            yield
-        except HushgradError:  # a refusal: nothing is half done where nothing was entered
-            self._half = self.durable and self.position != position
-            raise
-        self._half = False
+        return _Entering(self)
 
     def read_all(self, step: int) -> None:
         """Before the noise of all lazy tables is drawn after ``step`` steps."""
-        self._next(ord("a"), struct.pack("<Q", step))
+        self._next(ord("a"), step.to_bytes(8, "little"))
 
     def read_all_before(self, step: int) -> bool:
         """Whether an earlier life read all lazy tables at this point, so that the same must be done again."""
         if not self.ahead:
             return False
-        chain = self._digest(ord("a"), struct.pack("<Q", step))
+        chain = self._digest(ord("a"), step.to_bytes(8, "little"))
         return self._recorded[self.position] == (ord("a"), chain[:SHORT])
 
     def _require_open(self) -> None:
@@ -291,40 +253,21 @@ class Journal:
 
     def _next(self, kind: int, content: bytes) -> None:
         self._require_open()
-        chain = self._digest(kind, content)
-        if self.ahead:
-            if self._recorded[self.position] != (kind, chain[:SHORT]):
+        chain, recorded = self._digest(kind, content), self._recorded
+        if self.position < len(recorded):
+            if recorded[self.position] != (kind, chain[:SHORT]):
                 raise ArgumentError(
                     f"Expected release {self.position} to be repeated as it was; it came out differently (other data, learning rate, "
                     f"augmentation, code or machine), and two values under one noise give the sums away. Nothing was released. {WAYS_ON}"
                 )
         elif self._frames is not None:
             self._frames.append(kind, chain[:SHORT])
-            self._recorded.append((kind, chain[:SHORT]))
+            recorded.append((kind, chain[:SHORT]))
         self.chain = chain
         self.position += 1
 
     def _digest(self, kind: int, content: bytes) -> bytes:
         return hashlib.blake2b(self.chain + bytes([kind]) + content, digest_size=_CHAIN, key=self._key).digest()
-
-    # Marks -----------------------------------------------------------------------------------------------------------------
-
-    def _reserve(self, step: int) -> None:
-        if self._frames is None:
-            return
-        began = time.perf_counter()
-        spent = began - self._flushed_at
-        mark = step + self._block
-        self._frames.append(ord("m"), mark.to_bytes(SHORT, "little"))
-        self.flush()
-        self._mark = mark
-        self._flushed_at = time.perf_counter()
-        took = self._flushed_at - began
-        self._took = (3 * self._took + took) / 4 if self._took else took  # one quick flush says little about the next
-        if spent < _SHARE * self._took:
-            self._block = min(2 * self._block, 1 << 20)
-        elif spent > 2 * _SHARE * self._took:
-            self._block = max(1, self._block // 2)
 
     def _bind(self, name: str, value: Any) -> None:
         self.bound[name] = value
@@ -335,6 +278,29 @@ class Journal:
         """Have the disk hold all that was written: before a state is saved that counts on it."""
         if self._frames is not None:
             self._frames.flush()
+
+
+class _Entering:
+    """See :meth:`Journal.whole`; a generator would take longer than all that it does."""
+
+    __slots__ = ("_journal", "_position")
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal, self._position = journal, journal.position
+
+    def __enter__(self) -> None:
+        if self._journal._half:
+            raise ArgumentError(
+                "Expected a run that was not interrupted while it entered a release into its journal. Nothing was released since; call "
+                "detach(), then make_private and Checkpoint again: it goes on from its last save."
+            )
+        self._journal._half = self._journal._frames is not None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self._journal._half = False
+        elif issubclass(kind, HushgradError):  # a refusal: nothing is half done where nothing was entered
+            self._journal._half = self._journal.durable and self._journal.position != self._position
 
 
 def _other_story(how: str) -> ArgumentError:

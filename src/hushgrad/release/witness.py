@@ -43,23 +43,22 @@ class Witness:
             more: whatever else was released.
             seen: hashes that were made when the noise was added; of whatever is not among them they are made now.
         """
-        sizes = array("q", [norms.numel()])
-        hashes = None if seen is None or not norms.is_cpu else seen.all_of(released.values())
-        if hashes is not None:
-            sizes.extend(map(Tensor.numel, released.values()))
-            return _digest(sizes, norms, hashes, more)
+        size = norms.numel().to_bytes(8, "little")
+        known = None if seen is None or not norms.is_cpu else seen.all_of(released.values())
+        if known is not None:
+            return _digest(size + known[0], norms, known[1], more)
         parts = [part for tensor in released.values() for part in _parts(tensor)]
         if not norms.is_cpu:
             parts.append(norms.detach().contiguous())
-        known = [None if seen is None else seen.of(part) for part in parts]
-        rest = self.hashed.of([part for part, hashes in zip(parts, known, strict=True) if hashes is None])
-        sizes.extend(map(Tensor.numel, parts))
-        return _digest(sizes, norms, b"".join(next(rest).tobytes() if hashes is None else hashes for hashes in known), more)
+        some = [None if seen is None else seen.of(part) for part in parts]
+        rest = self.hashed.of([part for part, hashes in zip(parts, some, strict=True) if hashes is None])
+        sizes = size + array("q", map(Tensor.numel, parts)).tobytes()
+        return _digest(sizes, norms, b"".join(next(rest).tobytes() if hashes is None else hashes for hashes in some), more)
 
 
-def _digest(sizes: array[int], norms: Tensor, hashes: bytes | bytearray, more: bytes) -> bytes:
+def _digest(sizes: bytes, norms: Tensor, hashes: bytes | bytearray, more: bytes) -> bytes:
     numbers = _memory(norms) if norms.is_cpu else b""  # of a device they are among the hashes
-    return hashlib.blake2b(b"".join((sizes.tobytes(), numbers, hashes, more)), digest_size=32).digest()
+    return hashlib.blake2b(b"".join((sizes, numbers, hashes, more)), digest_size=32).digest()
 
 
 def _memory(tensor: Tensor) -> bytes:
