@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hushgrad.clipping.functional import clipped_sum
     from hushgrad.clipping.isolated import isolation, isolation_at_first_call
     from hushgrad.clipping.rules.parameter import Shared
+    from hushgrad.clipping.rules.standardised import WSConv2d
     from hushgrad.clipping.selfcheck import self_check
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Record",
     "Rule",
     "Shared",
+    "WSConv2d",
     "clipped_sum",
     "isolation",
     "isolation_at_first_call",
@@ -63,6 +65,7 @@ __getattr__ = later(
         ),
         "rules": ("rules",),
         "rules.parameter": ("Shared",),
+        "rules.standardised": ("WSConv2d",),
         "selfcheck": ("self_check",),
     },
 )

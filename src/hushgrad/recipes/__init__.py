@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from hushgrad._later import later
 
 if TYPE_CHECKING:
+    from hushgrad.recipes.augmented import AugmentedImages
     from hushgrad.recipes.data import DATA
     from hushgrad.recipes.dataset import Data, from_datasets, label_numbers, labelled
     from hushgrad.recipes.encoders import ByteEncoder, Encoder, Records, TableEncoder, TensorEncoder, TextEncoder
     from hushgrad.recipes.exporting import export
     from hushgrad.recipes.images import ImageEncoder
-    from hushgrad.recipes.models import MODELS
+    from hushgrad.recipes.models import MODELS, WideResNet
     from hushgrad.recipes.planned import read_plan
     from hushgrad.recipes.predict import Predictor, load_predictor
     from hushgrad.recipes.recipe import DEMO, Recipe, load_recipe
@@ -23,6 +24,7 @@ __all__ = [
     "DATA",
     "DEMO",
     "MODELS",
+    "AugmentedImages",
     "ByteEncoder",
     "Data",
     "Description",
@@ -35,6 +37,7 @@ __all__ = [
     "TableEncoder",
     "TensorEncoder",
     "TextEncoder",
+    "WideResNet",
     "describe",
     "evaluate",
     "export",
@@ -54,6 +57,7 @@ __all__ = [
 __getattr__ = later(
     __name__,
     {
+        "augmented": ("AugmentedImages",),
         "data": ("DATA",),
         "dataset": (
             "Data",
@@ -71,7 +75,7 @@ __getattr__ = later(
         ),
         "exporting": ("export",),
         "images": ("ImageEncoder",),
-        "models": ("MODELS",),
+        "models": ("MODELS", "WideResNet"),
         "planned": ("read_plan",),
         "predict": (
             "Predictor",

@@ -7,6 +7,7 @@ scaled by constants, words and categories are hashed, rows are normalised one by
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hushgrad import _check
+from hushgrad.recipes.augmented import AugmentedImages
 from hushgrad.recipes.columns import Columns
 from hushgrad.recipes.dataset import Data, Learn, labelled, split
 from hushgrad.recipes.encoders import WORD_BUCKETS, ByteEncoder, Encoder, TableEncoder, TextEncoder, read_table
@@ -65,14 +67,20 @@ def mnist(*, path: str) -> Data:
     return _of_images(sets["train"], sets["test"], _DIGITS)
 
 
-def cifar10(*, path: str) -> Data:
-    """CIFAR-10, binary version: as many of data_batch_1..5.bin as there are, and test_batch.bin (plain, .gz or .xz)."""
+def cifar10(*, path: str, shift: int = 0, mirrored: bool = False) -> Data:
+    """CIFAR-10, binary version: as many of data_batch_1..5.bin as there are, and test_batch.bin (plain, .gz or .xz).
+
+    Training pictures are moved by up to ``shift`` pixels and ``mirrored`` at random, as often as they are read.
+    """
     folder = Path(path)
     names = [f"data_batch_{i}.bin" for i in range(1, 6)]
     there = [name for name in names if any((folder / (name + end)).is_file() for end in ("", ".gz", ".xz"))]
     parts = [read_cifar10(find(folder, name)) for name in there or names[:1]]
     images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return _of_images((images, labels), read_cifar10(find(folder, "test_batch.bin")), _OBJECTS)
+    data = _of_images((images, labels), read_cifar10(find(folder, "test_batch.bin")), _OBJECTS)
+    if not shift and not mirrored:
+        return data
+    return replace(data, train=AugmentedImages(*data.train.tensors, shift=shift, mirrored=mirrored))
 
 
 def table(

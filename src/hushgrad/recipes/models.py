@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hushgrad import _check
+from hushgrad.clipping.rules.standardised import WSConv2d
 from hushgrad.recipes.data import Data
 
 __all__ = ["GPT", "MODELS", "TextClassifier", "WideResNet"]
@@ -99,12 +100,12 @@ def _image(data: Data, *, smallest: int) -> tuple[int, int, int]:
 class _Block(nn.Module):
     """Pre-activation residual block with group norms."""
 
-    def __init__(self, width_in: int, width: int, stride: int, groups: int) -> None:
+    def __init__(self, width_in: int, width: int, stride: int, groups: int, conv: type[nn.Conv2d]) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.GroupNorm(min(groups, width_in), width_in), nn.GroupNorm(groups, width)
-        self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
-        self.skip = nn.Conv2d(width_in, width, 1, stride=stride) if (stride, width_in) != (1, width) else None
+        self.conv1 = conv(width_in, width, 3, stride=stride, padding=1)
+        self.conv2 = conv(width, width, 3, padding=1)
+        self.skip = conv(width_in, width, 1, stride=stride) if (stride, width_in) != (1, width) else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Residual sum."""
@@ -115,10 +116,17 @@ class _Block(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """Wide residual net with group norms, WRN-``depth``-``width`` (Zagoruyko and Komodakis 2016; De et al. 2022)."""
+    """Wide residual net with group norms, WRN-``depth``-``width`` (Zagoruyko and Komodakis 2016; De et al. 2022).
 
-    def __init__(self, channels: int, classes: int, *, depth: int = 16, width: int = 4, groups: int = 16) -> None:
+    With ``standardised`` its convolutions are :class:`~hushgrad.clipping.WSConv2d`, as in De et al. 2022, who also average the iterates
+    (``Plan(average="ema")``) and clip the mean gradient of several augmented copies (``augmentations=16``).
+    """
+
+    def __init__(
+        self, channels: int, classes: int, *, depth: int = 16, width: int = 4, groups: int = 16, standardised: bool = False
+    ) -> None:
         super().__init__()
+        conv = WSConv2d if _check.instance(bool, standardised=standardised) else nn.Conv2d
         if depth < 10 or (depth - 4) % 6:
             _check.fail("depth", depth, "to be 6 n + 4, at least 10")
         widths = [16, 16 * width, 32 * width, 64 * width]
@@ -127,8 +135,8 @@ class WideResNet(nn.Module):
             for number in range((depth - 4) // 6):
                 first = number == 0
                 start = widths[stage] if first else widths[stage + 1]
-                blocks.append(_Block(start, widths[stage + 1], 2 if first and stage else 1, groups))
-        self.stem = nn.Conv2d(channels, 16, 3, padding=1)
+                blocks.append(_Block(start, widths[stage + 1], 2 if first and stage else 1, groups, conv))
+        self.stem = conv(channels, 16, 3, padding=1)
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.GroupNorm(groups, widths[3])
         self.head = nn.Linear(widths[3], classes)
@@ -139,9 +147,9 @@ class WideResNet(nn.Module):
         return scores
 
 
-def wide_resnet(data: Data, *, depth: int = 16, width: int = 4) -> nn.Module:
+def wide_resnet(data: Data, *, depth: int = 16, width: int = 4, standardised: bool = False) -> nn.Module:
     """WRN-16-4 with group norms by default."""
-    return WideResNet(_image(data, smallest=16)[0], data.classes, depth=depth, width=width)
+    return WideResNet(_image(data, smallest=16)[0], data.classes, depth=depth, width=width, standardised=standardised)
 
 
 class TextClassifier(nn.Module):

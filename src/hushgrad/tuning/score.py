@@ -18,12 +18,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from hushgrad import _check
 from hushgrad.events import Compose, Event, Gaussian
 from hushgrad.noise import Source
+from hushgrad.recipes.augmented import AugmentedImages
 from hushgrad.recipes.data import Data
 from hushgrad.recipes.session import evaluate
 from hushgrad.tuning.space import Settings
@@ -42,8 +43,12 @@ def held_out(data: Data, settings: Settings, key: bytes) -> tuple[Data, TensorDa
         _check.fail("score", "private", "to be 'public' where users are protected", "A user may have many held-out records.")
     coins = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
     scored = torch.from_numpy(coins.random(len(data.train)) < settings.holdout)
-    parts = [TensorDataset(*(t[mask] for t in data.train.tensors)) for mask in (~scored, scored)]
-    return replace(data, train=parts[0]), parts[1]
+    rest = data.train.part(~scored) if isinstance(data.train, AugmentedImages) else _part(data.train, ~scored)
+    return replace(data, train=rest), _part(data.train, scored)
+
+
+def _part(records: TensorDataset, chosen: Tensor) -> TensorDataset:
+    return TensorDataset(*(t[chosen] for t in records.tensors))
 
 
 def private_score(model: nn.Module, records: TensorDataset, settings: Settings, key: bytes) -> float:

@@ -15,6 +15,7 @@ from hushgrad.clipping.rules.parameter import Shared, SharedRule
 from hushgrad.clipping.rules.rms_norm import RMSNorm
 from hushgrad.clipping.rules.rnn import Recurrent
 from hushgrad.clipping.rules.rnn_cell import RecurrentCell
+from hushgrad.clipping.rules.standardised import StandardisedConv, WSConv2d
 from hushgrad.clipping.rules.vmap import Vmap, VmapTree
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "RecurrentCell",
     "Shared",
     "SharedRule",
+    "StandardisedConv",
     "Vmap",
     "VmapTree",
+    "WSConv2d",
 ]

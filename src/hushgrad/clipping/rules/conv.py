@@ -86,10 +86,15 @@ class Conv(Rule):
         """G_i of the kernel by offsets or patches, of the bias by a sum over positions."""
         made = {}
         if "weight" in record.names:
-            made["weight"] = per_example_kernel(_padded(record), record.g, _geometry(record.module))
+            made["weight"] = self.kernel(record)
         if "bias" in record.names:
             made["bias"] = record.g.flatten(2).sum(2)
         return made
+
+    @staticmethod
+    def kernel(record: Record) -> Tensor:
+        """G_i of what the input is convolved with, (B, *its shape)."""
+        return per_example_kernel(_padded(record), record.g, _geometry(record.module))
 
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
         """Make and keep G where that is cheaper than the Gram matrices; the bias' gradient is always kept."""
