@@ -1,9 +1,8 @@
 """Small defects in the privacy-critical files, one at a time: does a test see each? ``make mutate``.
 
 A mutant is one file with one change: a comparison, sum or product turned into its neighbour, a condition negated, `and` for `or`, `max` for
-`min`, a number made larger, a truth turned round, a statement left out. The file's own tests run on it in a forked child of a process that
-has already imported torch, so that a mutant costs a second or two. A mutant that no test sees is a *survivor*: a test is missing, or the
-change changes nothing (EQUIVALENT says why).
+`min`, a number made larger, a truth turned round, a statement left out. The tests that reach the statement run on it
+(``mutant_trials.py``). A mutant that no test sees is a *survivor*: a test is missing, or the change changes nothing (EQUIVALENT says why).
 
     python faults/mutate.py --only sampling/poisson.py --limit 50
     python faults/mutate.py --seconds 3000 --docs docs/reliability.md
@@ -12,19 +11,15 @@ change changes nothing (EQUIVALENT says why).
 from __future__ import annotations
 
 import argparse
-import ast
-import copy
-import importlib.machinery
 import os
 import random
-import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from table import Row, write_table
+from mutant_trials import caught_quickly, caught_slowly
+from mutants import Mutant, mutants
+from table import between, cell
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "hushgrad"
@@ -54,179 +49,68 @@ TESTS = {
     "clipping/automatic.py": CLIPPERS,
     "clipping/adaptive.py": CLIPPERS,
     "clipping/per_layer.py": CLIPPERS,
-    "estimators/objective.py": [f"{GOLDEN}estimators_objective.py"],
+    "estimators/objective.py": [f"{GOLDEN}estimators_objective.py", f"{LAWS}estimators.py", f"{LAWS}estimators_extremes.py"],
     "train/books.py": [f"{LAWS}train_step.py", f"{LAWS}train_before.py"],
 }
-# (file, line of code, change) -> why no test can see it.
+# (file, line of code, what a part of it becomes) -> why no test can see it.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-    ("guarantee.py", "costs.append((_FORKED, 1))", "number"): "an event that nobody analysed is as infinite twice as once",
+    ("guarantee.py", "costs.append((_FORKED, 1))", "2"): "an event that nobody analysed is as infinite twice as once",
 }
-
-_FOR_OTHERS = {
-    "examples",
-    "suggestions",
-    "__repr__",
-    "__str__",
-}  # read by tests, the planner and people; no guarantee rests on them
-
-_COMPARED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
-_COMPUTED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult, ast.FloorDiv: ast.Mult}
-_CALLED = {"min": "max", "max": "min", "ceil": "floor", "floor": "ceil", "any": "all", "all": "any"}
+_HEAD = [
+    "| file | mutants | change nothing | tried | seen | score | unseen (line, change) |",
+    "|---|---:|---:|---:|---:|---:|---|",
+]
 
 
-class Mutant(NamedTuple):
-    """One change of one file."""
-
-    file: str
-    line: int
-    change: str
-    source: str
-
-    def key(self, text: str) -> tuple[str, str, str]:
-        """What EQUIVALENT knows it by, wherever the line moves to."""
-        return self.file, text.splitlines()[self.line - 1].strip(), self.change
-
-
-def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """The ways in which one node can be wrong."""
-    new = copy.deepcopy(node)
-    if isinstance(new, ast.Compare) and type(new.ops[0]) in _COMPARED:
-        new.ops[0] = _COMPARED[type(new.ops[0])]()
-        yield "comparison", new
-    elif isinstance(new, ast.BinOp) and type(new.op) in _COMPUTED and not isinstance(new.right, ast.JoinedStr):
-        new.op = _COMPUTED[type(new.op)]()
-        yield "arithmetic", new
-    elif isinstance(new, ast.BoolOp):
-        new.op = ast.Or() if isinstance(new.op, ast.And) else ast.And()
-        yield "and/or", new
-    elif isinstance(new, ast.UnaryOp) and isinstance(new.op, ast.Not | ast.USub):
-        yield "sign", new.operand
-    elif isinstance(new, ast.If | ast.IfExp | ast.While):
-        new.test = ast.UnaryOp(ast.Not(), new.test)
-        yield "condition", new
-    elif isinstance(new, ast.Constant) and isinstance(new.value, bool):
-        yield "truth", ast.Constant(not new.value)
-    elif isinstance(new, ast.Constant) and isinstance(new.value, int | float):
-        yield "number", ast.Constant(new.value + 1)
-    elif isinstance(new, ast.Call) and isinstance(new.func, ast.Name | ast.Attribute):
-        name = new.func.id if isinstance(new.func, ast.Name) else new.func.attr
-        if name in _CALLED:
-            new.func = ast.copy_location(_renamed(new.func, _CALLED[name]), new.func)
-            yield "function", new
-    elif isinstance(new, ast.Raise | ast.Expr) and not (isinstance(new, ast.Expr) and isinstance(new.value, ast.Constant)):
-        yield "left out", ast.Pass()
-
-
-def _renamed(func: ast.Name | ast.Attribute, name: str) -> ast.expr:
-    return ast.Name(name, ast.Load()) if isinstance(func, ast.Name) else ast.Attribute(func.value, name, ast.Load())
-
-
-class _Replace(ast.NodeTransformer):
-    def __init__(self, at: int, new: ast.AST) -> None:
-        self.at, self.new, self.count = at, new, -1
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        self.count += 1
-        if self.count == self.at:
-            return ast.copy_location(self.new, node)
-        return self.generic_visit(node)
-
-
-def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """In the order in which a transformer visits."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        yield from _walk(child)
-
-
-def _messages(tree: ast.AST) -> set[int]:
-    """Nodes of sentences, annotations, decorators, citations and examples for tests: to change them harms nobody."""
-    aside = [node.annotation for node in ast.walk(tree) if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation]
-    aside += [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr | ast.Assert)]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            aside += node.decorator_list
-        if isinstance(node, ast.FunctionDef):
-            aside += node.body if node.name in _FOR_OTHERS else [node.returns] if node.returns else []
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "papers":
-            aside.append(node.value)
-        if isinstance(node, ast.Raise) and node.exc:
-            aside.append(node.exc)
-    return {id(part) for node in aside for part in ast.walk(node)}
-
-
-def mutants(file: str) -> list[Mutant]:
-    """All of one file."""
-    text = (PACKAGE / file).read_text()
-    tree = ast.parse(text)
-    aside, found = _messages(tree), []
-    for at, node in enumerate(_walk(tree)):
-        if id(node) in aside:
-            continue
-        for change, new in changes(node):
-            changed = _Replace(at, new).visit(ast.parse(text))
-            found.append(Mutant(file, getattr(node, "lineno", 1), change, ast.unparse(ast.fix_missing_locations(changed))))
+def _chosen(files: list[str], limit: int, seed: int) -> list[Mutant]:
+    """So many mutants of each file, drawn by the seed; those that change nothing are left out."""
+    found = []
+    for file in files:
+        alive = [mutant for mutant in mutants(PACKAGE, file) if mutant.key not in EQUIVALENT]
+        found += random.Random(seed).sample(alive, min(limit, len(alive)))
     return found
 
 
-def _child(path: str, source: str | None, tests: list[str]) -> None:
-    """Run the tests with ``source`` in place of the file; ends the process with 0 if they pass."""
-    import pytest
-
-    real = importlib.machinery.SourceFileLoader.get_code
-
-    def get_code(self: importlib.machinery.SourceFileLoader, name: str) -> object:
-        return compile(source, path, "exec") if source is not None and self.path == path else real(self, name)
-
-    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[assignment, method-assign]
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-m", "not slow", *tests])
-    os._exit(0 if code == 0 else 1)
-
-
-def passes(file: str, source: str | None, limit: float) -> bool:
-    """Whether the file's tests pass on ``source`` (None: as it is); one that does not end in time does not."""
-    child = os.fork()
-    if child == 0:
-        _child(str(PACKAGE / file), source, TESTS[file])
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status) == 0
-        time.sleep(0.02)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
+def examine(files: list[str], limit: int, seed: int, deadline: float) -> dict[Mutant, bool]:
+    """Whether a test sees each of the chosen mutants that there was time for."""
+    chosen, verdicts = _chosen(files, limit, seed), dict[int, str]()
+    tests = sorted({test for file in files for test in TESTS[file]})
+    caught_quickly([(mutant, PACKAGE / mutant.file) for mutant in chosen], tests, deadline, verdicts.__setitem__)
+    found = {}
+    for index, word in verdicts.items():
+        mutant = chosen[index]
+        found[mutant] = word == "caught" or (
+            word == "unknown" and caught_slowly(mutant, PACKAGE / mutant.file, TESTS[mutant.file], 600.0)
+        )
+        if not found[mutant]:
+            print(f"survived: {mutant.file}:{mutant.line} {mutant.change}: {mutant.text}   ->   {mutant.into}", flush=True)
+    return found
 
 
-def examine(file: str, limit: int, deadline: float, rng: random.Random) -> tuple[Row, list[Mutant]]:
-    """Some mutants of one file: how many were caught, and who survived."""
-    start = time.monotonic()
-    if not passes(file, None, 600.0):
-        raise SystemExit(f"The tests of {file} fail on the file as it is.")
-    patience = 10 + 5 * (time.monotonic() - start)
-    text, all_of_it = (PACKAGE / file).read_text(), mutants(file)
-    row, survivors = Row(file), list[Mutant]()
-    for mutant in rng.sample(all_of_it, min(limit, len(all_of_it))):
-        if time.monotonic() > deadline:
-            break
-        if mutant.key(text) in EQUIVALENT:
-            continue
-        caught = not passes(file, mutant.source, patience)
-        row = row.counted(caught, f"of {len(all_of_it)}")
-        if not caught:
-            survivors.append(mutant)
-            print(f"survived: {file}:{mutant.line} {mutant.change}: {mutant.key(text)[1]}", flush=True)
-    return row, survivors
+def _row(file: str, found: dict[Mutant, bool]) -> str:
+    mine = {mutant: seen for mutant, seen in found.items() if mutant.file == file}
+    unseen = ", ".join(f"{mutant.line} {mutant.change}" for mutant, seen in mine.items() if not seen)
+    same = sum(mutant.key in EQUIVALENT for mutant in mutants(PACKAGE, file))
+    score = f"{sum(mine.values()) / len(mine):.1%}".replace("100.0%", "100%")
+    print(f"{file}: {sum(mine.values())} of {len(mine)} caught", flush=True)
+    return (
+        f"| `{file}` | {len(mutants(PACKAGE, file))} | {same} | {len(mine)} | {sum(mine.values())} | {score} | {cell(unseen)} |"
+    )
+
+
+def _write(page: Path, rows: dict[str, str], command: str) -> None:
+    """Rows of files that were not tried this time stay as they are."""
+    before, inside, after = between(page, "mutate")
+    old = {line.split("`")[1]: line for line in inside.splitlines() if line.startswith("| `")}
+    known = [row for file in TESTS if (row := rows.get(file) or old.get(file))]
+    written = f"Written by `{command}`" + (", and the rows of other files before." if len(known) > len(rows) else ".")
+    page.write_text("\n".join([before, "", written, "", *_HEAD, *known, "", after]), encoding="utf-8")
 
 
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=TESTS, help="these files")
+    parser.add_argument("--only", nargs="*", choices=TESTS, help="these files; the page's other rows stay")
     parser.add_argument("--limit", type=int, default=10_000, help="mutants of a file, drawn at random")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
     parser.add_argument("--seed", type=int, default=0)
@@ -237,23 +121,12 @@ def main() -> int:
     import scipy.stats  # noqa: F401
     import torch  # noqa: F401
 
-    start, rows, survivors = time.monotonic(), list[Row](), list[Mutant]()
-    for file in options.only or TESTS:
-        row, alive = examine(file, options.limit, start + options.seconds, random.Random(options.seed))
-        lines = ", ".join(sorted({f"{mutant.line} ({mutant.change})" for mutant in alive}))
-        row = row.__class__(row.name, row.tried, row.survived, row.seen + (f"; lines {lines}" if lines else ""))
-        print(f"{file}: {row.survived} of {row.tried} caught", flush=True)
-        rows.append(row)
-        survivors += alive
+    files = options.only or list(TESTS)
+    found = examine(files, options.limit, options.seed, time.monotonic() + options.seconds)
+    rows = {file: _row(file, found) for file in files if any(mutant.file == file for mutant in found)}
     if options.docs:
-        command = f"python faults/mutate.py --limit {options.limit} --seed {options.seed}"
-        write_table(
-            options.docs, "mutate", [r for r in rows if r.tried], command, time.monotonic() - start, part=bool(options.only)
-        )
-    tried, caught = sum(row.tried for row in rows), sum(row.survived for row in rows)
-    print(
-        f"{caught} of {tried} mutants caught ({caught / max(1, tried):.1%}); {len(EQUIVALENT)} known to change nothing were not tried."
-    )
+        _write(options.docs, rows, f"python faults/mutate.py --limit {options.limit} --seed {options.seed}")
+    print(f"{sum(found.values())} of {len(found)} mutants caught ({sum(found.values()) / max(1, len(found)):.1%}).")
     return 0
 
 

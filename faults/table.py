@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Row", "Trial", "write_table"]
+__all__ = ["Row", "Trial", "between", "cell", "write_table"]
 
 _HEAD = ["| what | tried | survived | deaths | seed | seen |", "|---|---:|---:|---:|---:|---|"]
 
@@ -38,11 +38,7 @@ def write_table(
     page: Path, section: str, rows: list[Row], command: str, seconds: float, *, seed: int | None = None, part: bool = False
 ) -> None:
     """Replace what stands between the marks of ``section`` in ``page``; with ``part``, add to the rows that are there."""
-    begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
-    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    inside, found, after = rest.partition(end)
-    if not found:
-        raise SystemExit(f"{page} has no marks {begin} ... {end}.")
+    before, inside, after = between(page, section)
     known = _rows_in(inside) if part else {}
     for row in rows:
         old, seeds = known.get(row.name, (Row(row.name), ()))
@@ -52,12 +48,22 @@ def write_table(
     written = f"Written by `{command}`" + (", and parts of it before" if part else f" in {seconds:.0f} s") + "."
     written += f" {total:,} processes were killed." if total else ""
     lines = [_line(*entry) for entry in known.values()]
-    page.write_text("\n".join([before + begin, "", written, "", *_HEAD, *lines, "", end + after]), encoding="utf-8")
+    page.write_text("\n".join([before, "", written, "", *_HEAD, *lines, "", after]), encoding="utf-8")
+
+
+def between(page: Path, section: str) -> tuple[str, str, str]:
+    """What stands in ``page`` up to the first mark of ``section``, between its marks, and from the second one on."""
+    begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    inside, found, after = rest.partition(end)
+    if not found:
+        raise SystemExit(f"{page} has no marks {begin} ... {end}.")
+    return before + begin, inside, end + after
 
 
 def _line(row: Row, seeds: tuple[str, ...]) -> str:
     deaths = f"{row.deaths:,}" if row.deaths else ""
-    return f"| {row.name} | {row.tried:,} | {row.survived:,} | {deaths} | {', '.join(seeds)} | {_cell(row.seen)} |"
+    return f"| {row.name} | {row.tried:,} | {row.survived:,} | {deaths} | {', '.join(seeds)} | {cell(row.seen)} |"
 
 
 def _rows_in(text: str) -> dict[str, tuple[Row, tuple[str, ...]]]:
@@ -71,7 +77,7 @@ def _rows_in(text: str) -> dict[str, tuple[Row, tuple[str, ...]]]:
     return found
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """One line without anything that a table or a stranger's machine would mind: paths are cut to their last part."""
     words = [word if "/" not in word else "…/" + word.rsplit("/", 1)[-1] for word in text.replace("|", "/ ").split()]
     line = " ".join(words)

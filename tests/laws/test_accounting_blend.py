@@ -106,7 +106,7 @@ def plane(count: int) -> Event:
 
 
 def test_blended_bounds_hold_and_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    loss = PLD().loss(plane(290))
+    loss = PLD().loss(plane(150))
     assert isinstance(loss, PrivacyLoss)
     low, high = loss.epsilon_interval(1e-5)  # so few are not merged
     for cells, near in ((20, 1.2), (100, 1.03)):

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Hashable
+from functools import cache
 
 import pytest
 
@@ -78,6 +79,12 @@ def _worst(law_of: Callable[[tuple[int, ...]], Law], n: int, k: int, delta: floa
     return max(_epsilon(law_of(a), law_of(b), delta) for a, b in pairs)
 
 
+@cache
+def _truth(how: Participation, n: int, p: float, k: int, delta: float, *, named: bool) -> float:
+    """The same for every relation, and however the event says that its answers are known."""
+    return _worst(lambda data: _responses(data, how, p, k, named=named), n, k, delta)
+
+
 SAMPLES: list[tuple[Participation, int]] = [
     (Poisson(0.01), 1),
     (Poisson(0.3), 2),
@@ -96,10 +103,7 @@ def test_sampled_responses_against_all_data_sets(
 ) -> None:
     event = Sampled(how, RandomizedResponse(p, k, answers=answers))
     for delta in DELTAS:
-        truths = [
-            _worst(lambda data, named=named: _responses(data, how, p, k, named=named), n, k, delta) for named in (True, False)
-        ]  # type: ignore[misc]
-        named, counted = truths
+        named, counted = (_truth(how, n, p, k, delta, named=named) for named in (True, False))
         low, high = epsilon_interval(event, delta=delta, relation=relation)
         if answers is Answers.ANONYMOUS:
             named = counted

@@ -36,19 +36,20 @@ def clip(norm: "1 + 1", bound=2.0):
 '''
 
 
-def test_every_kind_of_change_is_made_in_one_place(mutate, tmp_path, monkeypatch):
+def test_every_kind_of_change_is_made_in_one_place(mutate, tmp_path):
     (tmp_path / "clip.py").write_text(SNIPPET)
-    monkeypatch.setattr(mutate, "PACKAGE", tmp_path)
-    made = mutate.mutants("clip.py")
+    made = mutate.mutants(tmp_path, "clip.py")
     kinds = {"comparison", "and/or", "condition", "left out", "truth", "sign", "function", "number", "arithmetic"}
     assert {one.change for one in made} == kinds
     plain = ast.unparse(ast.parse(SNIPPET)).splitlines()
     for one in made:
-        changed = ast.unparse(ast.parse(one.source)).splitlines()  # it is Python
+        changed = ast.unparse(one.tree).splitlines()
+        compile(one.tree, "clip.py", "exec")  # it is Python
         different = [(a, b) for a, b in zip(plain, changed, strict=False) if a != b]
         assert len(plain) == len(changed) and len(different) == 1, one
-        assert "negative" not in one.source or "negative {norm + 1}" in one.source  # sentences are left alone
-    assert len({one.source for one in made}) == len(made)
+        assert "negative" not in str(changed) or "negative {norm + 1}" in str(changed)  # sentences are left alone
+        assert one.line in one.lines
+    assert len({ast.unparse(one.tree) for one in made}) == len(made)
 
 
 def test_files_and_tests_exist(mutate):
