@@ -30,8 +30,8 @@ from hushgrad.clipping.certificate import KAPPA, Certificate
 from hushgrad.errors import HushgradError
 from hushgrad.events import Relation
 from hushgrad.release.placement import Replicated, Sharded, Whole
+from hushgrad.release.placement.together import CheckedTogether
 from hushgrad.release.placement.world import World
-from hushgrad.train.isolation import IsolationGate
 
 sys.path.insert(0, str(File(__file__).parent))
 from worst_paths import PATHS, Path
@@ -114,7 +114,8 @@ class Sums:
         if self._capture is None:
             certificate = Certificate(1024, 1024 // self.world.size) if self.certified else None
             self._capture = Capture(self.model, loss_reduction="sum", certificate=certificate, held=self._placement)
-            self._gate = IsolationGate(self._capture).attach(self.world, sharded=self.place == "sharded") or _Nothing()
+            together = self.place == "sharded"
+            self._gate = CheckedTogether(self.model, self.world, self._capture.pause) if together else _Nothing()
             self._capture.attach()
             x, y, units = self._share(None)
             self._gate.before(len(x))

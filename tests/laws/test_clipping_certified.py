@@ -230,11 +230,11 @@ def test_processes_add_up_certified_sums_before_any_noise(secure):
     sums = {name: torch.randn(p.shape, dtype=torch.float64) for name, p in model.named_parameters()}
     before = {name: total.clone() for name, total in sums.items()}
     release.begin(0)
-    made = release.release(0, sums, torch.ones(4), None, begun={})
+    made = release.finished(release.noised(0, sums, torch.ones(4), begun={}), None)
     added, gathered = placement.sent
     for name, total in before.items():
         assert added[name].dtype is torch.float64 and torch.equal(added[name], total)
-        own, _ = placement.own(name, made[name])
+        ((_, own, _),) = placement.own({name: made[name]})
         assert gathered[name].dtype is made[name].dtype is torch.float32 and float(own.abs().max()) > 1e3
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
 from hushgrad.train import Plan, fit, make_private
-from hushgrad.train.loss import ROUNDED, VOUCHED
+from hushgrad.train.losses import ROUNDED, VOUCHED
 
 N, CLASSES = 24, 3
 

@@ -151,7 +151,7 @@ def _gradients(n_removed: int | None, divisor_is_actual: bool = False) -> tuple[
     if n_removed is not None:
         keep = torch.arange(len(x)) != n_removed
         x, y = x[keep], y[keep]
-        private._issued = private._issued._replace(examples=len(x))
+        private._issued = private._issued._replace(examples=len(x), counted=len(x), contributions=len(x))
         private._capture.examples(len(x))
     F.cross_entropy(model(x), y).backward()
     optimizer.step()

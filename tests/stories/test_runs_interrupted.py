@@ -77,17 +77,17 @@ def test_interrupted_at_any_line_of_a_release_and_gone_on_with_no_row_has_two_va
         first = Life(tmp_path / str(number), rows).to(1)
         first.checkpoint.save()
         first.to(2)
-        agree = first.private._release.agree
+        take = first.private._take
 
-        def interrupted(step, witness, interrupt=interrupt, agree=agree):
+        def interrupted(noised, interrupt=interrupt, take=take):
             sys.settrace(interrupt)
             try:
-                agree(step, witness)
+                take(noised)
             finally:
                 sys.settrace(None)
 
         with monkeypatch.context() as patch:
-            patch.setattr(first.private._release, "agree", interrupted)
+            patch.setattr(first.private, "_take", interrupted)
             try:
                 first.one()
             except KeyboardInterrupt:

@@ -73,7 +73,7 @@ class Drawer:
         self._plan = replace(plan, denoise=None, average=None, projection=None)
         self.key = place.world.share_key(RunKey.make())
         self._release = Release(self._plan, place, self.key)
-        likes = {name: self._release._like(name) for name in place.params}
+        likes = {name: place.like(name) for name in place.params}
         wide = {name: like.double() if plan.certified else like for name, like in likes.items()}
         self._nobody = _Nobody(likes=wide, scattered=scattered)
         self._place, self._taken = place, 0
@@ -100,7 +100,8 @@ class Drawer:
     def _next(self) -> dict[str, np.ndarray]:
         release, step = self._release, self._taken
         release.use_clip(self._plan.clip)  # an adaptive one must not move
-        grads = release.privatise(cast(Any, self._nobody), step, None, None).grads
+        noised, _ = release.privatise(cast(Any, self._nobody), step, None)
+        grads = release.finished(noised, None)
         self._taken += 1
         found = {name: whole(grad) for name, grad in grads.items()}
         rows = {name: self._smooth(row, found[name].dtype) * self._unit for name, row in numbers(found).items()}

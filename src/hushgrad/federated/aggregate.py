@@ -79,7 +79,7 @@ class Aggregator:
         self._release.placement.params[_MODEL] = total
         self._release.begin(step)
         norms = torch.tensor(self._norms, dtype=torch.float64)
-        return self._release.release(step, {_MODEL: total}, norms, None, begun={})[_MODEL]
+        return self._release.finished(self._release.noised(step, {_MODEL: total}, norms, begun={}), None)[_MODEL]
 
     def state_dict(self) -> dict[str, Any]:
         """The stream's buffers and the clip norm. As secret as the key."""

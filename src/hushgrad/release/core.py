@@ -8,18 +8,20 @@ One step, in the order in which it happens:
     noise        the rest of the row is added to the other sums
     add up       over the processes (stage 6 of the path; before it every process has its own part of sum and noise)
     count        how many norms lie below the clip norm, with its own noise, where the clip norm adapts
-    agree        the journal is shown a witness of all of it; nothing of the run has changed yet, and from here on the row is spent
+                 so far nothing of the run has changed: now whoever keeps its books enters a witness of all of it, or refuses
     denoise      post-processing
     adapt        the clip norm of the next step, post-processing as well
 
-Where the tensors lie is the placement's business; nothing here asks what kind of placement it is.
+:meth:`Release.privatise` goes down to the books, :meth:`Release.finished` from there on. Where the tensors lie is the placement's
+business; nothing here asks what kind of placement it is.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -29,7 +31,7 @@ from hushgrad._universal import Seen
 from hushgrad.clipping import Capture, ClippedSum
 from hushgrad.clipping.adaptive import Adaptive, AdaptiveThere
 from hushgrad.clipping.clipper import Clipper
-from hushgrad.denoise.base import NoiseInfo
+from hushgrad.denoise.base import NoiseInfo, Probe
 from hushgrad.errors import CaptureError
 from hushgrad.events import Relation
 from hushgrad.noise.source import Source
@@ -40,18 +42,18 @@ from hushgrad.release.witness import Witness
 if TYPE_CHECKING:
     from hushgrad.train.plan import Plan
 
-__all__ = ["Release", "Released", "require_contributions"]
+__all__ = ["Noised", "Release", "require_contributions"]
 
 
-class Released(NamedTuple):
-    """The gradient of a step by parameter, what is known of its examples, and the standard deviation of its noise.
+class Noised(NamedTuple):
+    """The sums of a step with their noise, not released yet: its row is drawn, and the books do not know of it."""
 
-    ``clipped.raw_sums`` holds what is *not* free to be released: the sums of lazy tables, whose noise is added later.
-    """
-
-    grads: dict[str, Tensor]
-    clipped: ClippedSum
-    std: float
+    step: int
+    sums: dict[str, Tensor]
+    norms: Tensor  # of the contributions, which tell one batch from another
+    moved: Adaptive | AdaptiveThere | None  # what an adaptive clip norm moves to
+    std: float  # of the noise
+    raw_rows: dict[str, Tensor]  # the sums of lazy tables, whose noise is added later: never released as they are
 
 
 class Release:
@@ -64,11 +66,9 @@ class Release:
     def __init__(self, plan: Plan, placement: Whole, key: RunKey) -> None:
         self._plan, self.placement = plan, placement
         self.lazy: frozenset[str] = frozenset()  # tables whose noise is added where they are read, not here
-        # Asked with a witness before anything is released: it raises, or the step is taken. None where nobody keeps a journal here.
-        self.agree: Callable[[int, bytes], None] | None = None
-        # The same for a device that is not to be waited for: whether it will do to have the norms entered when somebody asks.
-        self.agree_later: Callable[[int, Tensor], bool] = lambda step, norms: False
-        self.noted: Callable[[], bytes] = lambda: b""  # of what else was released since the last step
+        self.witnesses = False  # somebody will ask for a digest of what is released
+        self.noted: Callable[[], bytes] | None = None  # of what else was released since the last step
+        self._first: list[str] | None = None  # sums whose noise is drawn first, as soon as it is known which
         self._filter_state: dict[str, Any] = {}
         self.use_clip(plan.clip)
         self.use_key(key)
@@ -107,10 +107,14 @@ class Release:
     def filter_state(self, state: dict[str, Any]) -> None:
         self._filter_state = self.placement.loaded(state)
 
-    @property
-    def live_filter_state(self) -> dict[str, Any]:
-        """The same as the denoiser holds it here, to be asked for its probes."""
-        return self._filter_state
+    def probes(self) -> list[Probe]:
+        """Where the denoiser asks for the gradients of the next step."""
+        if self._plan.denoise is None:
+            return [Probe()]
+        with torch.no_grad():
+            return self._plan.denoise.probes(
+                {name: self.placement.here(name) for name in self.placement.params}, self._filter_state
+            )
 
     def scales(self) -> dict[str, Tensor] | None:
         """What every example's gradient of the next step is multiplied by before it is clipped, as the denoiser says."""
@@ -121,64 +125,72 @@ class Release:
 
     # One step --------------------------------------------------------------------------------------------------------
 
-    def privatise(self, capture: Capture, step: int, learning_rate: float | None, contributions: int | None) -> Released:
-        """The gradient of ``step`` from what the capture saw, and the clipped sum's norms and weights.
+    def privatise(self, capture: Capture, step: int, contributions: int | None) -> tuple[Noised, ClippedSum]:
+        """The noised sums of ``step`` from what the capture saw, and what is known of its examples.
 
         ``contributions`` is how many examples or units the issued batch has; None for a batch from elsewhere.
         """
-        early = self._early(capture)
+        if self._first is None:
+            self._first = self._early(capture.scattered)
         begun: dict[str, Tensor] = {}
-        if early:
+        if self._first:
             require_contributions(step, capture.check(), contributions)  # a step is refused before its noise is drawn
             self.begin(step)
-            begun = self._fresh(step, early)
+            begun = self._fresh(step, self._first)
         clipped = capture.collect(self.live_clip, out=begun, scale=1.0 / self._plan.batch_size)
         require_contributions(step, clipped.raw_norms.shape[0], contributions)
-        if not early:
+        if not self._first:
             self.begin(step)
-        std = self._scale  # of this step, before an adaptive clip norm moves on
         norms = clipped.raw_norms if clipped.fixed_norms is None or self.placement.waited_for else clipped.fixed_norms
-        grads = self.release(step, clipped.raw_sums, norms, learning_rate, begun=begun)
-        lazy = {name: clipped.raw_sums[name] for name in self.lazy}
-        return Released(grads, ClippedSum(lazy, *clipped[1:]), std)
+        noised = self.noised(step, clipped.raw_sums, norms, begun=begun)
+        return noised, clipped._replace(raw_sums=noised.raw_rows)
 
-    def _early(self, capture: Capture) -> list[str]:
+    def _early(self, scattered: frozenset[str]) -> list[str]:
         """Sums whose noise is drawn first. One that is rounded with its noise to a grid, or sent as it is, must be complete before.
 
         A certified sum is complete before it is added to its noise, once, and rounded: then it is never in memory in double precision.
         """
         if self._plan.secure or (self._plan.certified and not self.placement.finishes):
             return []
-        names = list(self.placement.params) if self._plan.certified else self.placement.early(capture.scattered)
-        return [name for name in names if name not in self.lazy] if self.lazy else names
+        names = list(self.placement.params) if self._plan.certified else self.placement.early(scattered)
+        return [name for name in names if name not in self.lazy]
 
     def begin(self, step: int) -> None:
-        """Step ``step`` begins: its row is about to be drawn, and is not released yet. The place for a journal's first line."""
-        self.settle(step)
+        """Step ``step`` begins: its row is about to be drawn, and is not released yet."""
+        if self._ahead:
+            self.settle(step)
         self._ahead = True
 
-    def release(
-        self, step: int, sums: dict[str, Tensor], norms: Tensor, learning_rate: float | None, *, begun: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """The gradient of a step that has begun. ``sums`` are divided by the batch size; ``begun`` has those with their noise."""
-        if sums.keys() != self.placement.params.keys() or any(sums[name] is not buffer for name, buffer in begun.items()):
-            raise CaptureError(
-                "The clipped sum was not added to the noise. This is a defect of the capture; nothing was released."
-            )
+    def noised(self, step: int, sums: dict[str, Tensor], norms: Tensor, *, begun: Mapping[str, Tensor]) -> Noised:
+        """``sums`` of a step that has begun, divided by the batch size, with their noise; ``begun`` has those that have it already."""
+        given = map(sums.get, begun)
+        if sums.keys() != self.placement.params.keys() or not all(map(is_, given, begun.values())):
+            raise CaptureError("The clipped sum was not added to its noise: a defect of the capture. Nothing was released.")
+        rows = {name: sums[name] for name in self.lazy} if self.lazy else {}
+        std = self._scale  # of this step, before an adaptive clip norm moves on
         buffers = self._rounded(step, sums) if self._plan.certified and not begun else self._noised(step, sums, begun)
         moved = self._moved_clip(step, norms)
-        if self.agree is not None and (self.placement.waited_for or not self.agree_later(step, norms)):
-            covered = {**{name: sums[name] for name in self.lazy}, **buffers}
-            self.agree(step, self._witnessed(covered, norms, moved))
+        return Noised(step, buffers, norms, moved, std, rows)
+
+    def witness(self, noised: Noised) -> bytes:
+        """A digest of all that the step will release: its sums with their noise, and where the clip norm moves to."""
+        moved = noised.moved.fetched if isinstance(noised.moved, AdaptiveThere) else noised.moved
+        more = (b"" if self.noted is None else self.noted()) + (b"" if moved is None else struct.pack("<d", moved.max_grad_norm))
+        seen, self._seen = self._seen, None
+        covered = {**noised.raw_rows, **noised.sums} if noised.raw_rows else noised.sums
+        return self._witness.of(covered, noised.norms, more, seen)
+
+    def finished(self, noised: Noised, learning_rate: float | None) -> dict[str, Tensor]:
+        """The gradient of a step that is in the books: denoised, and the clip norm moves on."""
         self._ahead = False  # its row is spent, whatever fails from here on
         try:
-            grads = buffers if self._plan.denoise is None else self._denoised(buffers, step, learning_rate)
+            grads = noised.sums if self._plan.denoise is None else self._denoised(noised, learning_rate)
         finally:
-            if moved is not None:
-                self.use_clip(moved)
+            if noised.moved is not None:
+                self.use_clip(noised.moved)
         return self.placement.gradients(grads)
 
-    def _noised(self, step: int, sums: dict[str, Tensor], begun: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _noised(self, step: int, sums: dict[str, Tensor], begun: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The sums, each with its noise: those in ``begun`` have it already, if they are what the capture was given.
 
         Lazy tables are left out: the noise is added where they are read.
@@ -187,10 +199,10 @@ class Release:
         if begun or self.lazy:
             rest = {name: total for name, total in sums.items() if name not in begun and name not in self.lazy}
             buffers = {name: begun.get(name, total) for name, total in sums.items() if name not in self.lazy}
-        if self.agree is None or not self.placement.finishes:
-            self._add(step, rest)
-        else:
+        if self.witnesses and self.placement.finishes:
             self._seen = self.source.seen(self._witness.hashed, partial(self._add, step, rest))
+        else:
+            self._add(step, rest)
         self.placement.add_up(buffers)
         return buffers
 
@@ -206,18 +218,16 @@ class Release:
         else:
             for name, row in self._fresh(step, buffers).items():
                 buffers[name].add_(row)
-        rounded = {name: total.to(self._like(name).dtype) for name, total in buffers.items()}
+        rounded = {name: total.to(self.placement.like(name).dtype) for name, total in buffers.items()}
         self.placement.gather(rounded)
         return rounded
 
     def _add(self, step: int, buffers: dict[str, Tensor]) -> None:
         """Add this process's part of row ``step`` to sums, in place."""
-        place = self.placement
         indices, out, offsets = [], [], []
-        for name, buffer in buffers.items():
-            part, offset = place.own(name, buffer)
+        for name, part, offset in self.placement.own(buffers):
             if part.numel():
-                indices.append(place.index[name])
+                indices.append(self.placement.index[name])
                 out.append(part)
                 offsets.append(offset)
         if out:
@@ -225,68 +235,47 @@ class Release:
 
     def _fresh(self, step: int, names: Iterable[str]) -> dict[str, Tensor]:
         """This process's part of row ``step`` in new tensors: the row itself where all of it is drawn here, else added to zeros."""
-        likes = {name: self._like(name) for name in names}
+        likes = {name: self.placement.like(name) for name in names}
         if not self.placement.draws_all:
             buffers = {name: torch.zeros(p.shape, dtype=p.dtype, device=p.device) for name, p in likes.items()}
             self._add(step, buffers)
             return buffers
-        held = {name: like for name, like in likes.items() if like.numel()}
-        indices = [self.placement.index[name] for name in held]
-        offsets = [self.placement.own(name, like)[1] for name, like in held.items()]
-        rows = self.stream.rows(step, list(held.values()), indices=indices, offsets=offsets, scale=self._scale)
-        drawn = dict(zip(held, rows, strict=True))
+        own = [part for part in self.placement.own(likes) if part[1].numel()]
+        held, indices = [part for _, part, _ in own], [self.placement.index[name] for name, _, _ in own]
+        rows = self.stream.rows(step, held, indices=indices, offsets=[offset for _, _, offset in own], scale=self._scale)
+        drawn = {name: row for (name, _, _), row in zip(own, rows, strict=True)}
         # In the parameters' order, whatever is held here: denoisers gather tensor by tensor, in all processes at once.
         return {name: drawn[name] if name in drawn else torch.zeros_like(like) for name, like in likes.items()}
 
-    def _like(self, name: str) -> Tensor:
-        """A tensor of a sum's shape, device and type: sums and noise are float32 for parameters of lower precision."""
-        p = self.placement.here(name)
-        wide = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
-        return p if p.dtype is wide else torch.empty(p.shape, dtype=wide, device=p.device)
-
-    def _denoised(self, grads: dict[str, Tensor], step: int, learning_rate: float | None) -> dict[str, Tensor]:
-        plan = self._plan
+    def _denoised(self, noised: Noised, learning_rate: float | None) -> dict[str, Tensor]:
+        plan, step = self._plan, noised.step
         assert plan.denoise is not None
-        std = float(self._scale) * plan.noise.row_std(step, steps=plan.steps)
+        std = float(noised.std) * plan.noise.row_std(step, steps=plan.steps)
         info = NoiseInfo(std=std, step=step, max_grad_norm=float(self.clip_norm), learning_rate=learning_rate)
         with torch.no_grad():
-            return self.placement.denoised(plan.denoise, grads, info, self._filter_state)
+            return self.placement.denoised(plan.denoise, noised.sums, info, self._filter_state)
 
     def _moved_clip(self, step: int, norms: Tensor) -> Adaptive | AdaptiveThere | None:
         """What an adaptive clip norm moves to: it follows how many norms lie below it, with noise of its own. None for a fixed one."""
-        if not self.placement.waited_for and isinstance(self.live_clip, (Adaptive, AdaptiveThere)):
-            return self._moved_there(step, norms)
-        clip = self.clip
-        if not isinstance(clip, Adaptive):
+        clip = self.clip if self.placement.waited_for else self.live_clip
+        if not isinstance(clip, (Adaptive, AdaptiveThere)):
             return None
-        count = torch.tensor([clip.raw_count(norms)], dtype=torch.float64)
-        self.placement.world.add_up([count])
-        index = len(self.placement.params)  # that no tensor has
-        self.source.z(step, index, count, out=count, scale=clip.count_noise or 0.0)
-        return clip.moved(float(count))
-
-    def _witnessed(self, covered: dict[str, Tensor], norms: Tensor, moved: Adaptive | AdaptiveThere | None) -> bytes:
-        """A digest of all that the step releases: its sums with their noise, and where the clip norm moves to."""
-        here = moved.fetched if isinstance(moved, AdaptiveThere) else moved
-        more = b"" if here is None else struct.pack("<d", here.max_grad_norm)
-        seen, self._seen = self._seen, None
-        return self._witness.of(covered, norms, self.noted() + more, seen)
-
-    def _moved_there(self, step: int, norms: Tensor) -> AdaptiveThere:
-        """The same on a device, in which the clip norm stays."""
-        clip = self.live_clip
         options, norm = (clip.options, clip.norm) if isinstance(clip, AdaptiveThere) else (clip, None)
-        assert isinstance(options, Adaptive)
-        index, scale = len(self.placement.params), options.count_noise or 0.0
+        index = len(self.placement.params)  # that no tensor has
 
         def noise(count: Tensor) -> None:
-            self.source.z(step, index, count, out=count, scale=scale)
+            self.source.z(step, index, count, out=count, scale=options.count_noise or 0.0)
 
-        return options.counted_there(norms, noise, norm)
+        if not self.placement.waited_for:  # the clip norm stays there
+            return options.counted_there(norms, noise, norm)
+        count = torch.tensor([options.raw_count(norms)], dtype=torch.float64)
+        self.placement.world.add_up([count])
+        noise(count)
+        return options.moved(float(count))
 
     def load_noise(self, state: dict[str, Any] | None, steps: int) -> None:
         """Bring the stream of a fresh key to row ``steps``: from its saved state, or by drawing the rows before it once more."""
-        if state is not None and self.stream.takes(state, [self._like(name) for name in self.placement.params]):
+        if state is not None and self.stream.takes(state, [self.placement.like(name) for name in self.placement.params]):
             self.stream.load_state_dict(state)
         else:
             self.replay(steps)

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -166,22 +166,9 @@ class LazyTable:
 
 
 class LazyTables:
-    """The tables of a run whose noise is added when their rows are read: none, until :meth:`attach`."""
+    """The tables of a captured model whose noise is added when their rows are read."""
 
-    def __init__(self) -> None:
-        self._tables: list[LazyTable] = []
-        self._handles: list[Any] = []
-        self._noted = hashlib.blake2b(digest_size=16)
-        self.in_step: Callable[[], bool] = lambda: True
-        self._before: Callable[[], None] = lambda: None
-        self.whole: Callable[[], AbstractContextManager[None]] = nullcontext
-
-    @property
-    def attached(self) -> bool:
-        """Whether there are any."""
-        return bool(self._tables)
-
-    def attach(
+    def __init__(
         self,
         capture: Capture,
         params: Mapping[str, Tensor],
@@ -192,7 +179,7 @@ class LazyTables:
         before: Callable[[], None],
         whole: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Take over all tables of a captured model; ``source`` gives the run's noise.
+        """Take them over; ``source`` gives the run's noise.
 
         ``in_step`` says whether a forward pass is one of a step, ``before`` is called before all tables are settled, and ``whole`` is
         around whatever gives a row its noise.
@@ -208,6 +195,8 @@ class LazyTables:
             _check.fail("model", type(capture.model).__name__, "to have a trainable embedding table of its own", remedy)
         numbered = [(name, index) for index, name in enumerate(params) if name in capture.scattered]
         self.in_step, self._before, self.whole = in_step, before, whole
+        self._noted = hashlib.blake2b(digest_size=16)
+        self._handles: list[Any] = []
         self._tables = [_table(capture, name, params[name], index, optimizer, source, self) for name, index in numbered]
         for table in self._tables:
             self._handles += table.hooks(capture.owners(table.name)[0].module)
@@ -246,14 +235,8 @@ class LazyTables:
             self._noted.update(rows.numpy())  # type: ignore[arg-type]  # an array is a buffer
 
     def noted(self) -> bytes:
-        """A digest of the rows that were read since the last step; empty without tables."""
-        return self._noted.digest() if self._tables else b""
-
-    def resume(self, was_lazy: bool) -> None:
-        """Before an interrupted run is continued: was its noise added in the same way?"""
-        if was_lazy != self.attached:
-            _check.fail("lazy_tables", self.attached, f"to be {was_lazy} as in the interrupted run, whose noise must be repeated")
-        self.settle()  # a run that goes back must not drop what it owes
+        """A digest of the rows that were read since the last step."""
+        return self._noted.digest()
 
     def detach(self) -> None:
         """Settle, and remove all hooks. Rows that may not get their noise here are made unreadable instead."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hushgrad.clipping import Capture
-from hushgrad.denoise.base import Denoiser, Probe
+from hushgrad.denoise.base import Probe
 from hushgrad.errors import ArgumentError
 from hushgrad.release.core import Release
 
@@ -19,21 +19,17 @@ Closure = Callable[[], Any]
 _HERE = [Probe()]
 
 
-def run_passes(
-    denoiser: Denoiser | None, release: Release, capture: Capture, closure: Closure | None, announce: Callable[[], None]
-) -> Any:
+def run_passes(release: Release, capture: Capture, closure: Closure | None, announce: Callable[[], None]) -> Any:
     """Let ``closure`` do this step's passes, once for each point that the denoiser asks for; return its first result.
 
     The parameters are moved to each point and restored bit for bit. ``announce`` tells the capture what a pass is over.
     """
-    if closure is None and denoiser is None:
-        return None
-    probes = _HERE if denoiser is None else _asked(denoiser, release)
+    probes = release.probes()
     if closure is None:
         if probes != _HERE:
             raise ArgumentError(
-                f"{type(denoiser).__name__} asks for gradients at {len(probes)} points. Put zero_grad, forward and "
-                "backward into a function and call optimizer.step(closure)."
+                f"The plan's denoiser asks for gradients at {len(probes)} points. Put zero_grad, forward and backward into a "
+                "function and call optimizer.step(closure)."
             )
         return None
     capture.discard()  # a closure does all of the step's passes; what was run before it is not part of them
@@ -43,12 +39,6 @@ def run_passes(
             return closure()
     first, *_ = [_at(probe, release, capture, closure, announce) for probe in probes]
     return first
-
-
-def _asked(denoiser: Denoiser, release: Release) -> list[Probe]:
-    place = release.placement
-    with torch.no_grad():
-        return denoiser.probes({name: place.here(name) for name in place.params}, release.live_filter_state)
 
 
 def _at(probe: Probe, release: Release, capture: Capture, closure: Closure, announce: Callable[[], None]) -> Any:

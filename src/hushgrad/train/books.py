@@ -28,8 +28,8 @@ class Books:
     def __init__(self, plan: Plan, run: str, *, prior: Ledger | None = None, max_epsilon: float | None = None) -> None:
         self.plan, self.run, self.prior = plan, run, prior if prior is not None else Ledger()
         self.content = ""  # a digest of what was released so far
-        self.issued = 0
-        self.foreign = 0
+        self.issued = self.foreign = 0
+        self.taken = 0  # all steps charged so far: the number of the next one
         self.declared: Participation | None = None
         self.broken = ""  # how the batches broke the sampler's promise, if they did
         self._step = plan.event(1)
@@ -37,17 +37,8 @@ class Books:
         if any(run in (entry.run, entry.stream) for entry in self.prior):
             raise ArgumentError("Expected key to be a fresh one: the prior ledger holds a run with it. One key serves one run.")
         self.max_epsilon = None if max_epsilon is None else _check.positive(max_epsilon=max_epsilon)
-        self._limit = plan.steps if self.max_epsilon is None else self._affordable(self.max_epsilon)
-
-    @property
-    def taken(self) -> int:
-        """All steps charged so far: the number of the next one."""
-        return self.issued + self.foreign
-
-    @property
-    def limit(self) -> int:
-        """How many steps the plan and the budget allow in all."""
-        return self._limit
+        # How many steps the plan and the budget allow in all.
+        self.limit = plan.steps if self.max_epsilon is None else self._affordable(self.max_epsilon)
 
     def require_room(self, *, issued: bool) -> None:
         """Raise if the next step may not be taken; nothing has been touched yet.
@@ -58,7 +49,7 @@ class Books:
         taken = self.taken
         if taken >= self.plan.steps:
             raise BudgetExceeded(f"All {self.plan.steps} steps of the plan are taken. Make a longer plan to train on.")
-        if taken >= self._limit:
+        if taken >= self.limit:
             raise BudgetExceeded(
                 f"Step {taken + 1} would exceed max_epsilon={at_most(self.max_epsilon or 0.0, 6)}; it was not taken."
             )
@@ -69,6 +60,7 @@ class Books:
 
     def charge(self, *, issued: bool) -> None:
         """One more step."""
+        self.taken += 1
         if issued:
             self.issued += 1
         else:
@@ -82,7 +74,7 @@ class Books:
         self.plan.noise.event(1.0, participation, self.plan.steps)  # its theorem, or NoTheorem now rather than in spent()
         self.declared = participation
         if self.max_epsilon is not None:
-            self._limit = self._affordable(self.max_epsilon)
+            self.limit = self._affordable(self.max_epsilon)
 
     def ledger(self) -> Ledger:
         """What happened: the prior phases, then this run."""
@@ -137,6 +129,7 @@ class Books:
         """Continue the books of an interrupted run."""
         self.issued = _check.integer(0, issued=state["issued"])
         self.foreign = _check.integer(0, foreign=state["foreign"])
+        self.taken = self.issued + self.foreign
         self.broken, self.content = str(state.get("broken", "")), str(state.get("content", ""))
         self.declared = None if state["declared"] is None else Participation.from_json(state["declared"])
         stored = Ledger.from_json(state["prior"])
@@ -147,7 +140,7 @@ class Books:
             )
         self.prior = stored
         if self.max_epsilon is not None:
-            self._limit = self._affordable(self.max_epsilon)
+            self.limit = self._affordable(self.max_epsilon)
 
 
 _CERTIFIED = (

@@ -49,7 +49,7 @@ class DataContract:
         self._latest: _Data | None = None
         self._content: dict[str, str] = {}
         self._key: RunKey | None = None
-        self._is_read = False
+        self.is_read = False
         self.notes: tuple[str, ...] = ()
 
     def require(self, dataset: Any, groups: Grouping | None, identity: str | None, key: RunKey, journal: Journal) -> None:
@@ -76,9 +76,8 @@ class DataContract:
         Raises:
             ArgumentError: where it has.
         """
-        if not self._is_read:
-            self.require_unchanged()
-            self._is_read = True
+        self.require_unchanged()
+        self.is_read = True
 
     def changed(self) -> str:
         """In what the data are no longer those of the first loader; empty where they are."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import count
-from typing import Any
+from itertools import chain, count
+from operator import attrgetter, itemgetter
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 import torch
@@ -42,6 +43,8 @@ register_module_module_registration_hook(_registered)
 
 _DIVIDES = "_step_supports_amp_scaling"  # of an optimizer, asked by torch's GradScaler: whether its step divides by the scale
 
+_requires_grad, _params = attrgetter("requires_grad"), itemgetter("params")
+
 _ONE_GRADIENT = "Use an optimizer that takes one gradient per step: SGD, Adam, AdamW, RMSprop, Adafactor and so on."
 
 
@@ -60,9 +63,10 @@ class Guard:
         self.params: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._require_same_parameters()
         self._all = list(model.parameters())
-        self._trainable = [p.requires_grad for p in self._all]
-        self._owned = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        self._trainable = [*map(_requires_grad, self._all)]
+        self._owned = _owned_by(optimizer)
         self._walked_at = _registrations
+        self._checks, self._due = 0, True
         self.released = Released(model, self.params)
         self._kept: dict[str, Any] = {}
 
@@ -87,41 +91,44 @@ class Guard:
         _private.discard(self._optimizer)
         _captured.discard(self._model)
 
-    def check(self) -> None:
-        """Before a step: is everything still as attached, and did no raw gradient come in?
+    def before(self) -> None:
+        """A batch is handed out.
+
+        Raises:
+            CaptureError: if the model or the optimizer has other parameters: a pass would end in an error of autograd's.
+        """
+        self._require_same()
+        if self._due:
+            self.released.before()
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Before a step: is everything still as attached, and did no raw gradient come in? ``options`` are the step's own.
 
         Raises:
             CaptureError: if not; nothing has been released.
         """
-        self.require_same()
+        due, self._checks = self._due, self._checks + 1
+        self._due = (self._checks + 1) & self._checks == 0  # at steps 1, 2, 4, 8 and so on
+        if "grad_scale" in vars(self._optimizer) or "grad_scaler" in options:
+            self._refuse_scale()
+        self._require_same()
         for name, p in self.params.items():
             if p.grad is not None:
                 raise CaptureError(
                     f"Parameter {name} has a gradient that did not pass the clipping, from a use outside the model's layers or "
                     "a backward pass before make_private. Clear it with optimizer.zero_grad(); for a penalty use weight_decay."
                 )
-        self.released.check()
+        if due or self.released.seen:
+            self.released.check(values=due)
 
-    def require_unscaled(self, options: Mapping[str, Any]) -> None:
-        """Before a step's passes: a GradScaler that steps leaves its scale with the optimizer, or gives itself as an option.
+    def _refuse_scale(self) -> NoReturn:
+        """A GradScaler that steps leaves its scale with the optimizer, or gives itself as an option; nothing of it stays behind."""
+        vars(self._optimizer).pop("grad_scale", None)
+        vars(self._optimizer).pop("found_inf", None)
+        raise CaptureError(SCALED)
 
-        Raises:
-            CaptureError: if one does; nothing of it stays behind.
-        """
-        own = vars(self._optimizer)
-        if "grad_scale" in own or "grad_scaler" in options:
-            own.pop("grad_scale", None)
-            own.pop("found_inf", None)
-            raise CaptureError(SCALED)
-
-    def require_same(self) -> None:
-        """Before a pass, too: without the parameters that it was made for, it would end in an error of autograd's.
-
-        Raises:
-            CaptureError: if the model or the optimizer has other ones.
-        """
-        owned = [id(p) for group in self._optimizer.param_groups for p in group["params"]]
-        changed = [p.requires_grad for p in self._all] != self._trainable or owned != self._owned
+    def _require_same(self) -> None:
+        changed = [*map(_requires_grad, self._all)] != self._trainable or _owned_by(self._optimizer) != self._owned
         if not changed and self._walked_at != _registrations:
             changed = list(map(id, self._model.parameters())) != list(map(id, self._all))
             if not changed:
@@ -136,7 +143,7 @@ class Guard:
     def _require_same_parameters(self) -> None:
         if not self.params:
             _check.fail("model", type(self._model).__name__, "to have a trainable parameter")
-        owned = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        owned = set(_owned_by(self._optimizer))
         strangers = owned - {id(p) for p in self._model.parameters()}
         if strangers:
             remedy = "Build the optimizer from model.parameters(), after every change of the model."
@@ -148,3 +155,8 @@ class Guard:
         sparse = [name for name, p in self.params.items() if p.layout is not torch.strided]
         if sparse:
             _check.fail("model", sparse, "to have dense parameters")
+
+
+def _owned_by(optimizer: Optimizer) -> list[int]:
+    """Which parameters an optimizer has, in its order."""
+    return [*map(id, chain.from_iterable(map(_params, optimizer.param_groups)))]

@@ -22,29 +22,34 @@ class Parts:
     are told apart by their memory: the tensors that the model is given are those of one part. No part is passed twice.
     """
 
-    def __init__(self, announce: Callable[[Batch], None]) -> None:
-        self._announce = announce
-        self._clear()
+    def __init__(self, model: nn.Module, announce: Callable[[Batch], None]) -> None:
+        self._model, self._announce = model, announce
+        self._handle: Any = None
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """A whole batch is handed out: it has no parts yet."""
+        self.any = False
         self._parts: list[Batch] = []
         self._used: set[int] = set()
         self._listed = False
         self._passed = True  # the part that was cut last, or there is none
 
-    def attach(self, model: nn.Module) -> Any:
-        """Watch the model's passes; the handle to remove the hook with."""
-        return model.register_forward_pre_hook(_Hook(model, self._enter), with_kwargs=True, prepend=True)
-
-    def issued(self, batch: Batch) -> None:
-        """The loader hands out a batch, or one part of it."""
-        if batch.part is None or batch.part == 0:
-            self._clear()
-        if batch.part is None:
-            return
+    def issued(self, part: Batch) -> None:
+        """The loader hands out a part of a batch; from the first one of a run on the model's passes are watched."""
+        if part.part == 0:
+            self.clear()
+        if self._handle is None:  # before the capture's own hook: it says which part is passed
+            hook = _Hook(self._model, self._enter)
+            self._handle = self._model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
         self._listed = self._listed or not self._passed
-        self._parts.append(batch)
-        self._passed = False
+        self._parts.append(part)
+        self.any, self._passed = True, False
+
+    def remove(self) -> None:
+        """Watch no longer."""
+        if self._handle is not None:
+            self._handle.remove()
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._passed and not self._listed:

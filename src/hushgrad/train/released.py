@@ -52,12 +52,12 @@ class Released:
 
     def __init__(self, model: nn.Module, trainable: dict[str, Tensor]) -> None:
         self._model, self._trainable = model, trainable
-        self._checks = 0
+        self.moves = False  # other things than a step may move the parameters (lazy tables)
         self.renew()
 
     def renew(self) -> None:
         """Take everything as it is now for granted (after loading a checkpoint)."""
-        self._seen = {name: _Seen.now(home, key) for name, home, key in self._homes()}
+        self.seen = {name: _Seen.now(home, key) for name, home, key in self._homes()}
         self._extra = self._extra_marks()
         self._before: dict[str, Any] = {}
 
@@ -77,30 +77,25 @@ class Released:
         keepers = ((path, m) for path, m in self._model.named_modules() if type(m).get_extra_state is not own)
         return {path: [_mark(leaf) for leaf in tree_flatten(m.get_extra_state())[0]] for path, m in keepers}
 
-    def before(self, *, parameters: bool) -> None:
-        """A batch is handed out; ``parameters``: nothing but its step may move them (lazy tables, for one, may)."""
-        if parameters and self._is_due():
+    def before(self) -> None:
+        """A batch is handed out, and values will be compared at its step."""
+        if not self.moves:
             self._before = {name: _mark(p) for name, p in self._trainable.items() if not is_sharded(p)}
 
-    def _is_due(self) -> bool:
-        return (self._checks + 1) & self._checks == 0
-
-    def check(self) -> None:
-        """Raise if the data wrote to anything that is released.
+    def check(self, *, values: bool) -> None:
+        """Raise if the data wrote to anything that is released; ``values`` are compared as well.
 
         Raises:
             CaptureError: with its name; nothing has been released.
         """
-        due = self._is_due()
-        self._checks += 1
-        for name, seen in self._seen.items():
-            if seen.is_untouched() and not due:
+        for name, seen in self.seen.items():
+            if seen.is_untouched() and not values:
                 continue
             now = seen.home.get(seen.key)
             if now is None or _mark(now) != seen.mark:
                 raise _kept(name, frozen=isinstance(seen.tensor, nn.Parameter))
-            self._seen[name] = seen._replace(tensor=now, version=now._version, address=_address(now))
-        if due:
+            self.seen[name] = seen._replace(tensor=now, version=now._version, address=_address(now))
+        if values:
             self._check_values()
 
     def _check_values(self) -> None:
@@ -120,7 +115,7 @@ class Released:
     def require_known(self) -> None:
         """Raise if something that is released was registered since."""
         for name, home, key in self._homes():
-            if name not in self._seen:
+            if name not in self.seen:
                 raise _kept(name, frozen=isinstance(home[key], nn.Parameter))
 
 

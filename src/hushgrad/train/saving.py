@@ -42,7 +42,7 @@ class Saving(Stepping):
             "books": self._books.state_dict(),
             "clip": self._release.clip.to_json(),
             "filter": dict(self._release.filter_state),
-            "lazy_tables": self._lazy.attached,
+            "lazy_tables": self._lazy is not None,
             "loss_vouched": self.losses.vouched,
             "loss_rounded": self.losses.rounded,
             "batches_prepared": self.losses.handed.prepared,
@@ -80,7 +80,7 @@ class Saving(Stepping):
         another key: steps after the last checkpoint may have been released, and would be taken again with fresh noise.
         """
         self.require_resumable(state)
-        self._lazy.resume(state.get("lazy_tables", False))
+        self.settle()  # a run that goes back must not drop what it owes
         self.losses.vouched = bool(state.get("loss_vouched", True))
         self.losses.rounded = bool(state.get("loss_rounded", False))
         self.losses.handed.prepared = bool(state.get("batches_prepared", True))
@@ -107,6 +107,9 @@ class Saving(Stepping):
         """Refuse a state of another plan, and one of an earlier step: two releases under one noise differ by bare gradients."""
         if Plan.from_json(state["plan"]) != self.plan:
             _check.fail("plan", self.plan.digest[:12], "to be the plan of the interrupted run", "Make a new run for a new plan.")
+        was_lazy = state.get("lazy_tables", False)
+        if was_lazy != (self._lazy is not None):
+            _check.fail("lazy_tables", not was_lazy, f"to be {was_lazy} as in the interrupted run, whose noise must be repeated")
         taken = state["books"]["issued"] + state["books"]["foreign"]
         if taken < self.steps:
             raise ArgumentError(

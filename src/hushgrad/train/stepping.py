@@ -2,15 +2,20 @@
 
 1, 2   the loader hands out a batch, stamped: :meth:`Stepping._on_issue`
 3, 4   forward and backward: the capture's
-5      ``optimizer.step()`` begins: :meth:`Stepping._before_step` refuses what may be refused; then clip norms and one weighted pass
-6 - 8  over all processes, with noise, denoised: :mod:`hushgrad.release.core`
+5      ``optimizer.step()`` begins: :meth:`Stepping._check_passes` refuses what may be refused; then norms, weights, one weighted pass
+6, 7   over all processes, with noise: :meth:`hushgrad.release.core.Release.privatise`; the step is charged, :meth:`Stepping._take`
+8      released, denoised: :meth:`hushgrad.release.core.Release.finished`
 9      the user's own optimizer
-10     :meth:`Stepping._after_step`; the step was charged before anything of it was released, in :meth:`Stepping._take`
+10     :meth:`Stepping._after_step`
+
+What only some runs need (lazy tables, sharded parameters, several processes, certified sums) is decided when a run is made: it is in the
+lists of what is done before a pass and asked before a step, or it is not there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +25,8 @@ from torch.optim import Optimizer
 
 from hushgrad.clipping import Capture, Clipper
 from hushgrad.clipping.rejected import Rejected
-from hushgrad.errors import ArgumentError, CaptureError
-from hushgrad.release.core import Release, require_contributions
+from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
+from hushgrad.release.core import Noised, Release, require_contributions
 from hushgrad.release.journal import Journal
 from hushgrad.release.later import Later
 from hushgrad.release.lazy import LazyTables
@@ -34,8 +39,7 @@ from hushgrad.train.after.averaged import Averaged
 from hushgrad.train.books import Books
 from hushgrad.train.contract import DataContract
 from hushgrad.train.guard import Guard
-from hushgrad.train.isolation import IsolationGate
-from hushgrad.train.loss import Losses
+from hushgrad.train.losses import Losses
 from hushgrad.train.own_bits import OwnBits
 from hushgrad.train.parts import Parts
 from hushgrad.train.plan import Plan
@@ -48,15 +52,11 @@ class Issued(NamedTuple):
 
     examples: int
     units: Tensor | None
-    padding: int = 0  # examples at the end that fill it up and do not count
-    records: np.ndarray | None = None  # who takes part, in every process
+    padding: int  # examples at the end that fill it up and do not count
+    records: np.ndarray | None  # who takes part, in every process
+    counted: int  # examples that do count
+    contributions: int  # gradients that will be clipped: one for each of them, or for each unit
     cut: int | None = None  # it is no micro-batch
-
-    @property
-    def contributions(self) -> int:
-        """How many gradients will be clipped: one for each example, or for each unit."""
-        count = self.examples - self.padding
-        return count if self.units is None else len(torch.unique(self.units[:count]))
 
 
 class Stepping:
@@ -76,10 +76,12 @@ class Stepping:
     _journal: Journal
     _contract: DataContract
     _later: Later
-    _lazy: LazyTables
-    _gate: IsolationGate
+    _lazy: LazyTables | None
     _bits: OwnBits
     _parts: Parts
+    _together: Callable[[], AbstractContextManager[None]]  # all processes leave the block, or none
+    _before_pass: list[Callable[[int], None]]  # what is done before a pass over so many examples
+    _checks: list[Callable[[], None]]  # what is asked before a step
     _averaged: Averaged | None
     _attendance: Attendance | None
     _issued: Issued | None
@@ -103,7 +105,8 @@ class Stepping:
 
     def settle(self) -> None:
         """Give every row of lazy tables the noise that it owes: then their memory is as private as everything else."""
-        self._lazy.settle()
+        if self._lazy is not None:
+            self._lazy.settle()
 
     @property
     def clip(self) -> Clipper:
@@ -132,37 +135,46 @@ class Stepping:
         passing = torch.is_grad_enabled() or self._capture.proving
         return not self._journal.durable or (self._issued is not None and passing)
 
+    # A batch is handed out -------------------------------------------------------------------------------------------
+
     def _on_issue(self, batch: Batch) -> None:
         """The loader is about to hand out a batch, or one micro-batch of it."""
         if not self._attached:
             raise CaptureError("This run is detached: a step on its batches would be an ordinary one, without any privacy.")
         if batch.part is None:
-            taken = self._books.taken
-            if batch.step != taken:
-                raise CaptureError(
-                    f"The loader is at step {batch.step}, but {taken} steps have been taken. Call optimizer.step() once for "
-                    "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
-                )
-            self._contract.read()
-            self._guard.require_same()
-            self._guard.released.before(parameters=not self._lazy.attached)
-            self._issued = Issued(batch.examples, batch.units, batch.padding, batch._records)
-            self._capture.discard()
-            if self._journal.read_all_before(taken):
-                self._lazy.settle()
-        elif self.placement.in_parts and not self._splitting:
-            raise ArgumentError(
-                "Expected private.split(batch, size) instead of batch.split(size): with fully_shard all processes must run "
-                "equally many micro-batches."
-            )
-        self._parts.issued(batch)
+            self._begin(batch)
+        else:
+            self._begin_part(batch)
         self.losses.issued(batch, whole=batch.part is None)
-        self._gate.before(batch.examples)
-        if self.plan.certified:
-            self._bits.before(batch.examples)
-        # Micro-batches are clipped as they come and their activations released; a whole batch needs no second buffer.
-        self._capture.fold_with(None if batch.part is None else self._release.live_clip)
+        for prepare in self._before_pass:
+            prepare(batch.examples)
         self._announce(batch)
+
+    def _begin(self, batch: Batch) -> None:
+        taken = self._books.taken
+        if batch.step != taken:
+            raise CaptureError(
+                f"The loader is at step {batch.step}, but {taken} steps have been taken. Call optimizer.step() once for "
+                "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
+            )
+        if not self._contract.is_read:
+            self._contract.read()
+        self._guard.before()
+        counted = batch.examples - batch.padding
+        contributions = counted if batch.units is None else len(torch.unique(batch.units[:counted]))
+        self._issued = Issued(batch.examples, batch.units, batch.padding, batch._records, counted, contributions)
+        self._capture.discard()
+        if self._parts.any:
+            self._parts.clear()
+            self._capture.fold_with(None)  # a whole batch needs no second buffer
+        if self._lazy is not None and self._journal.read_all_before(taken):
+            self._lazy.settle()
+
+    def _begin_part(self, part: Batch) -> None:
+        if self.placement.in_parts and not self._splitting:
+            raise ArgumentError("Expected private.split(batch, size): with fully_shard all processes must run equally many parts.")
+        self._parts.issued(part)
+        self._capture.fold_with(self._release.live_clip)  # clipped as they come, and their activations released
 
     def _announce(self, batch: Batch | Issued) -> None:
         usual = self._usual
@@ -180,16 +192,13 @@ class Stepping:
         if self._issued is not None:
             self._announce(self._issued)
 
+    # The optimizer steps ---------------------------------------------------------------------------------------------
+
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         closure: Closure | None = args[1] if len(args) > 1 else kwargs.get("closure")
         try:
-            with self._world.together():
-                self._guard.require_unscaled(kwargs)
-                self._gate.require_passed()
-                self._books.require_room(issued=self._issued is not None)
-                self._raw_loss = run_passes(self.plan.denoise, self._release, self._capture, closure, self._announce_whole)
-                self._check_passes()
-                step = self._books.taken
+            with self._together():
+                step = self._check_passes(closure, kwargs)
                 self._journal.begin(step)
             self._release_gradient(step)  # the capture forgets what it has handed over
         except BaseException:
@@ -198,68 +207,70 @@ class Stepping:
         # A closure that stayed in the arguments would run after this hook, and its raw gradients would be stepped on.
         return args[:1], {}
 
-    def _check_passes(self) -> None:
-        """Everything that a step may be refused for, before its noise is drawn and anything is sent."""
-        self.placement.moved(self.model)  # an evaluation may have left it otherwise
-        self._guard.check()
-        self._parts.check()
-        self._lazy.check()
+    def _check_passes(self, closure: Closure | None, options: dict[str, Any]) -> int:
+        """Everything that a step may be refused for, before its noise is drawn and anything is sent; the step's number."""
+        if self._capture.not_isolated:  # for good, also if the proof's own error was caught
+            raise NotIsolated(self._capture.not_isolated)
+        self._books.require_room(issued=self._issued is not None)
+        self._raw_loss = None
+        if closure is not None or self.plan.denoise is not None:
+            self._raw_loss = run_passes(self._release, self._capture, closure, self._announce_whole)
+        if self.placement.in_parts:
+            self.placement.moved(self.model)  # an evaluation may have left it otherwise
+        self._guard.check(options)
+        for check in self._checks:
+            check()
+        if self._parts.any:
+            self._parts.check()
+        return self._books.taken
+
+    def _check_losses(self) -> None:
+        """Of a certified run: the losses were sums."""
         if self._issued is not None:
-            self.losses.require(self._issued.examples - self._issued.padding)
-        if self._world.size > 1:  # alone, the release asks this itself
-            contributions = None if self._issued is None else self._issued.contributions
-            require_contributions(self._books.taken, self._capture.check(), contributions)
+            self.losses.require(self._issued.counted)
+
+    def _check_captured(self) -> None:
+        """Of several processes: one that would refuse must do so before any sends. Alone, the release asks this itself."""
+        contributions = None if self._issued is None else self._issued.contributions
+        require_contributions(self._books.taken, self._capture.check(), contributions)
 
     def _release_gradient(self, step: int) -> None:
-        issued = self._issued
+        contributions = None if self._issued is None else self._issued.contributions
+        noised, clipped = self._release.privatise(self._capture, step, contributions)
+        self._take(noised)
         rate = self.optimizer.param_groups[0].get("lr")
-        contributions = None if issued is None else issued.contributions
-        grads, clipped, std = self._release.privatise(self._capture, step, None if rate is None else float(rate), contributions)
+        for name, grad in self._release.finished(noised, None if rate is None else float(rate)).items():
+            self._params[name].grad = grad
         self._raw_norms = clipped.raw_norms
         self._rejected.add(clipped.rejected)
-        for name, grad in grads.items():
-            self._params[name].grad = grad
-        self._lazy.update(clipped.raw_sums, std, step)
+        if self._lazy is not None:
+            self._lazy.update(noised.raw_rows, noised.std, step)
 
-    def _agree(self, step: int, witness: bytes) -> None:
+    def _take(self, noised: Noised) -> None:
         """The last line before a release: a row of noise that was released before must give the same value again.
 
-        Charged before it is released: whatever fails from here on, this noise is spent and is never used again.
+        Entered by all processes or none, and charged before it is released: whatever fails from here on, this noise is spent.
         """
-        found = int.from_bytes(witness[:6], "little")
-        self._later.settle()
-
-        def enter() -> None:
-            self._journal.released(step, self._world.total(found).to_bytes(8, "little"))
-            self._books.content = self._journal.chain.hex()
-
-        self._take(step, enter)
-
-    def _agree_later(self, step: int, norms: Tensor) -> bool:
-        """Without a journal on disk nothing is compared: the digest is taken when somebody asks, and a device is not waited for."""
-        if self._journal.durable:
-            return False
-        self._take(step, lambda: self._later.add(step, norms))
-        return True
-
-    def _take(self, step: int, enter: Callable[[], None]) -> None:
-        """``enter`` the release of ``step`` into the books, all processes or none, and charge it."""
-        issued = self._issued
-        records = None if self._attendance is None or issued is None else issued.records
+        step, issued, book = noised.step, self._issued, self._attendance
+        records = None if issued is None or book is None else issued.records
+        witness = self._release.witness(noised) if self.placement.waited_for or self._journal.durable else None
         with self._journal.whole():
-            with self._world.together():
+            with self._together():
                 if step != self._books.taken:
                     raise CaptureError(f"Step {step} was taken by another thread meanwhile; nothing of this one was released.")
-                if self._attendance is not None and records is not None:
-                    self._attendance.require(step, records)
-                enter()
-            if self._attendance is not None and records is not None:
-                self._attendance.note(step, records)
+                if book is not None and records is not None:
+                    book.require(step, records)
+                if witness is None:  # nothing is compared without a journal on disk, and a device is not waited for
+                    self._later.add(step, noised.norms)
+                else:
+                    self._enter(step, self._world.total(int.from_bytes(witness[:6], "little")).to_bytes(8, "little"))
+            if book is not None and records is not None:
+                book.note(step, records)
             self._books.charge(issued=issued is not None)
-            self.losses.settle(None if issued is None else issued.examples - issued.padding)
+            self.losses.settle(None if issued is None else issued.counted)
             self._issued = None
 
-    def _entered(self, step: int, found: bytes) -> None:
+    def _enter(self, step: int, found: bytes) -> None:
         self._journal.released(step, found)
         self._books.content = self._journal.chain.hex()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from hushgrad.release.placement.whole import Whole
@@ -19,16 +21,18 @@ class Replicated(Whole):
         """One part of W, of every parameter."""
         return False
 
-    def own(self, name: str, buffer: Tensor) -> tuple[Tensor, int]:
-        """A range of the flattened sum; ranges are dealt like FSDP's, so that a checkpoint fits both."""
-        offset, count = self.world.part(buffer.numel())
-        return buffer.view(-1).narrow(0, offset, count), offset  # a view, or an error: never a copy
+    def own(self, buffers: Mapping[str, Tensor]) -> list[tuple[str, Tensor, int]]:
+        """A range of each flattened sum; ranges are dealt like FSDP's, so that a checkpoint fits both."""
+        parts = []
+        for name, buffer in buffers.items():
+            offset, count = self.world.part(buffer.numel())
+            parts.append((name, buffer.view(-1).narrow(0, offset, count), offset))  # a view, or an error: never a copy
+        return parts
 
     def gather(self, buffers: dict[str, Tensor]) -> None:
         """Sums of one part and zeros: the parts themselves, bit for bit."""
-        for name, buffer in buffers.items():
-            part, offset = self.own(name, buffer)
-            flat = buffer.view(-1)
+        for name, part, offset in self.own(buffers):
+            flat = buffers[name].view(-1)
             flat[:offset] = 0
             flat[offset + part.numel() :] = 0
         self.world.add_up(buffers.values())

@@ -161,9 +161,9 @@ class Sharded(Whole):
 
     # Noise -----------------------------------------------------------------------------------------------------------
 
-    def own(self, name: str, buffer: Tensor) -> tuple[Tensor, int]:
+    def own(self, buffers: Mapping[str, Tensor]) -> list[tuple[str, Tensor, int]]:
         """All rows that are here."""
-        return buffer, self.shards[name].offset
+        return [(name, buffer, self.shards[name].offset) for name, buffer in buffers.items()]
 
     def early(self, scattered: frozenset[str]) -> list[str]:
         """All: what other processes send is added to the noise as it arrives."""

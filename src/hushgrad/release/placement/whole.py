@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import repeat
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping.held import Held
@@ -38,8 +40,14 @@ class Whole(Held):
         """What this process holds of a parameter, sharing its memory."""
         return self.params[name].detach()
 
+    def like(self, name: str) -> Tensor:
+        """A tensor of a sum's shape, device and type: sums and noise are float32 for parameters of lower precision."""
+        p = self.here(name)
+        wide = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
+        return p if p.dtype is wide else torch.empty(p.shape, dtype=wide, device=p.device)
+
     def gradients(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``sums`` as the parameters' gradients. Sums and noise are float32 for parameters of lower precision."""
+        """``sums`` as the parameters' gradients, in their precision."""
         grads = {}
         for name, g in sums.items():
             dtype = self.params[name].dtype
@@ -60,14 +68,13 @@ class Whole(Held):
         """Whether this process draws the noise of everything that it holds."""
         return True
 
-    def own(self, name: str, buffer: Tensor) -> tuple[Tensor, int]:
-        """The part of a sum whose noise is drawn here, and where it begins in the whole flattened parameter."""
-        return buffer, 0
+    def own(self, buffers: Mapping[str, Tensor]) -> list[tuple[str, Tensor, int]]:
+        """The part of each sum whose noise is drawn here, and where it begins in the whole flattened parameter."""
+        return list(zip(buffers, buffers.values(), repeat(0)))
 
     def ranges(self) -> list[tuple[int, int]]:
         """(offset, count) of each parameter's part whose noise is drawn here, in the parameters' order."""
-        parts = [self.own(name, self.here(name)) for name in self.params]
-        return [(offset, part.numel()) for part, offset in parts]
+        return [(offset, part.numel()) for _, part, offset in self.own({name: self.here(name) for name in self.params})]
 
     def early(self, scattered: frozenset[str]) -> list[str]:
         """Sums that are cheapest added to their noise: of tables of which few rows are touched. The others get it afterwards."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hushgrad.noise import BLT, Banded, Source, Tree
-from hushgrad.release.core import Release
+from hushgrad.release.core import Noised, Release
 from hushgrad.release.keys import RunKey
 from hushgrad.testing.defects.base import defect, patched
 from hushgrad.testing.defects.noise import AMPLITUDE, ONCE, OWN, Rows, changed, flat, row_of, scaled
@@ -96,18 +96,18 @@ def _() -> Iterator[None]:
 
 @defect("noise halved in large batches", law=AMPLITUDE)
 def _() -> Iterator[None]:
-    release = Release.release
+    noised = Release.noised
 
-    def wrong(self: Release, step: int, sums: Rows, norms: Tensor, rate: float | None, *, begun: Rows) -> Rows:
+    def wrong(self: Release, step: int, sums: Rows, norms: Tensor, *, begun: Rows) -> Noised:
         kept = self._scale
         if len(norms) > 14:
             self._scale = kept / 2
         try:
-            return release(self, step, sums, norms, rate, begun=begun)
+            return noised(self, step, sums, norms, begun=begun)
         finally:
             self._scale = kept
 
-    with patched(Release, "release", wrong):
+    with patched(Release, "noised", wrong):
         yield
 
 

@@ -1,7 +1,8 @@
-"""What a loop does to a batch between the loader, the model and the loss: nothing that is not seen, or the user vouches for it.
+"""What is known of a run's losses: which passes came through one of them, and what the loop did between loader, model and loss.
 
 The proof of a model begins at its inputs, and a loss is taken of single rows of what it is given. Mixup, centring by the batch, or a
-mean over the outputs in between let one example into the rows of another, and neither of the two sees it.
+mean over the outputs in between let one example into the rows of another, and neither of the two sees it: it is seen here, or the
+user vouches for it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,120 @@ from torch import Tensor, nn
 from hushgrad.clipping import Capture
 from hushgrad.clipping._torch import memory_of
 from hushgrad.clipping.runs import leaves_of
+from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Batch
 
-__all__ = ["PREPARED", "Handed"]
+__all__ = ["PREPARED", "ROUNDED", "VOUCHED", "Losses"]
 
 PREPARED = (
     "What the loop or its collate function does to a batch is vouched for by the user: that it treats every example by itself was not "
     "tested. It is where it is done by the data set, or inside the model"
 )
+
+VOUCHED = "The loss is vouched for by the user: that it is a mean over the examples was not tested"
+
+ROUNDED = (
+    "Means over the batch were differentiated in half precision: whether one example is there moves the rounding of all others, which no "
+    "bound covers. Use private.loss(fn), or sums"
+)
+
+
+class Losses:
+    """All losses of a run: how many examples a pass has, and whether every step's passes went through one of them."""
+
+    def __init__(self, capture: Capture, *, together: bool = False, must: bool = False) -> None:
+        self.capture, self.must = capture, must  # whether every pass must come through one of them
+        self.together = together  # all processes must make the same passes, so none can try a loss by itself
+        self.examples: int | None = None  # of the pass that was issued last; None: not by the run's loader
+        self.padding = 0  # of them, at the end, that do not count
+        self.fixed = False  # all passes have one shape
+        self.vouched = False
+        self.rounded = False  # some step's gradients were those of a mean, in half precision
+        self.handed = Handed(capture)
+        self._covered = 0
+        self._begun = False  # a backward pass that runs begins at a loss of the run
+
+    def issued(self, batch: Batch, *, whole: bool) -> None:
+        """The loader hands out a batch (``whole``) or one of its micro-batches."""
+        self.examples, self.padding, self.fixed = batch.examples, batch.padding, batch._fixed
+        self.handed.issued(batch, whole=whole)
+        if whole:
+            self._covered = 0
+
+    def covered(self, loss: Tensor, *, alone: bool = False) -> Tensor:
+        """``loss`` of the pass that was issued last, known to be a mean over its examples; counted when ``loss.backward()`` is called.
+
+        Where it is a term of something else nothing is known of the other terms, unless the caller says that it is ``alone``.
+        """
+        counted = (self.examples or 0) - self.padding
+
+        def count(_: Tensor) -> None:
+            self._covered += counted if alone or self._begun else 0
+
+        if loss.requires_grad:
+            loss.register_hook(count)
+            if not alone:
+                self._begins(loss, self.examples or 1)
+        return loss
+
+    def _begins(self, loss: Tensor, examples: int) -> None:
+        """Have ``loss.backward()`` say that it begins there; with a mean, begin with the gradient of the sum.
+
+        Divided by their number, the ``examples`` then get theirs without rounding.
+        """
+        by = examples if self.capture.loss_reduction == "mean" else 1
+
+        def backward(
+            gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+        ) -> None:
+            if not retain_graph:
+                del loss.backward  # a circle, which would keep the graph until the garbage collector comes
+            first = torch.ones_like(loss) if gradient is None else gradient
+            self._begun = True
+            try:
+                with self.capture.summing():
+                    torch.autograd.backward(loss, first * by, retain_graph, create_graph, inputs=inputs)
+            finally:
+                self._begun = False
+
+        loss.backward = backward  # type: ignore[method-assign]
+
+    def settle(self, examples: int | None) -> None:
+        """A step over ``examples`` was taken; None: on a batch from elsewhere."""
+        vouched = examples is None or not self._complete(examples)
+        self.vouched = self.vouched or vouched
+        divided = vouched and self.capture.loss_reduction == "mean" and not self.fixed  # by what is not public
+        self.rounded = self.rounded or (divided and self.capture.rounded)
+        self._covered = 0
+        self.handed.forget()
+
+    def _complete(self, examples: int) -> bool:
+        if examples:  # a closure may be asked several times
+            return self._covered > 0 and self._covered % examples == 0
+        return self._covered == 0
+
+    def require(self, examples: int) -> None:
+        """Refuse a step of a certified run whose loss may be a mean: it divides everybody's gradient by how many there are.
+
+        Raises:
+            CaptureError: nothing has been released.
+        """
+        if self.must and not self._complete(examples):
+            raise CaptureError(
+                "A certified run needs the sum of its examples' losses, and nothing else. Use loss = private.loss(fn), which takes it, and "
+                "call loss(...).backward() itself, not that of a multiple or of a sum with other terms; or give the sum yourself and say "
+                'so: make_private(..., loss_reduction="sum").'
+            )
+
+    def summed(self, mean: Tensor, examples: int) -> Tensor:
+        """A mean over ``examples`` as the run's loss: in a certified run their sum."""
+        return mean * examples if self.capture.loss_reduction == "sum" else mean
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a guarantee has to say of the losses."""
+        said = ((VOUCHED, self.vouched), (PREPARED, self.handed.prepared), (ROUNDED, self.rounded))
+        return tuple(note for note, holds in said if holds)
 
 
 class Handed:

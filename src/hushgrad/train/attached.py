@@ -1,0 +1,162 @@
+"""What a private run is made of, and its hooks on a model and an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hushgrad import _check
+from hushgrad._widest import require_double
+from hushgrad.clipping import Capture
+from hushgrad.clipping.bits import ask_for_own_bits
+from hushgrad.clipping.certificate import Certificate
+from hushgrad.clipping.rejected import Rejected
+from hushgrad.guarantee import Ledger
+from hushgrad.release.core import Release
+from hushgrad.release.journal import Journal
+from hushgrad.release.keys import RunKey
+from hushgrad.release.later import Later
+from hushgrad.release.lazy import LazyTables, require_lazy_plan
+from hushgrad.release.placement import placement_of
+from hushgrad.release.placement.device import with_cipher
+from hushgrad.release.placement.sharded import is_sharded
+from hushgrad.release.placement.together import CheckedTogether
+from hushgrad.release.placement.world import World
+from hushgrad.sampling.attendance import Attendance
+from hushgrad.train.after.averaged import Averaged
+from hushgrad.train.books import Books
+from hushgrad.train.contract import DataContract
+from hushgrad.train.guard import Guard
+from hushgrad.train.losses import Losses
+from hushgrad.train.own_bits import OwnBits
+from hushgrad.train.parts import Parts
+from hushgrad.train.plan import Plan
+from hushgrad.train.saving import Saving
+
+__all__ = ["Attached"]
+
+
+class Attached(Saving):
+    """A run from the time when it is made, on a model and an optimizer that are as they were before, to the time when it is detached."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        plan: Plan,
+        *,
+        key: RunKey,
+        max_epsilon: float | None = None,
+        prior: Ledger | None = None,
+        loss_reduction: str | None = None,
+        check_isolation: bool = True,
+        lazy_tables: bool = False,
+        unused: str = "raise",
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self._guard = Guard(model, optimizer)
+        self._params = self._guard.params
+        plan = self.plan = with_cipher(_check.instance(Plan, plan=plan), self._params)
+        self._world = World.here()
+        self._key = self._world.share_key(key)
+        self._books = Books(plan, self._key.run_name(), prior=prior, max_epsilon=max_epsilon)
+        self.placement = placement_of(self._params, self._world, plan)
+        if plan.certified:
+            for device in {p.device for p in self._params.values()}:
+                require_double(device, "certified sums")
+            ask_for_own_bits()
+        certificate = Certificate(plan.capacity, plan.capacity // self._world.size) if plan.certified else None
+        # Public; how many records the units of a batch have is not, unless micro-batches say it.
+        self._usual = None if plan.unit == "user" else ceil(plan.batch_size * plan.augmentations / self._world.size)
+        self._capture = Capture(
+            model,
+            loss_reduction=loss_reduction or ("sum" if plan.certified else "mean"),
+            unused=unused,
+            held=self.placement,
+            certificate=certificate,
+            copies=plan.augmentations,
+            check_isolation=check_isolation,
+            fixed=None if plan.pad_to is None else -(-plan.pad_to // self._world.size),
+        )
+        self._release = Release(plan, self.placement, self._key)
+        self._release.witnesses = True
+        self._capture.scales = self._release.scales
+        self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
+        self._journal, self._contract = Journal(self._key), DataContract()
+        self._attendance: Attendance | None = None
+        self._issued = None
+        self._dim: Callable[[], int | None] | None = None  # of the examples, as the loader deals them
+        self._raw_norms: Tensor = torch.empty(0)
+        self._raw_loss: Any = None
+        self._rejected, self._splitting = Rejected(), False
+        self._later = Later(self._enter)
+        self._lazy: LazyTables | None = None
+        self._bits = OwnBits(self._capture, self._world)
+        self._parts = Parts(model, self._announce_part)
+        self.losses = Losses(self._capture, together=self.sharding is not None, must=plan.certified and loss_reduction is None)
+        self._handles: list[Any] = [self._parts]
+        self._before_pass: list[Callable[[int], None]] = []
+        self._checks: list[Callable[[], None]] = []
+        self._together = self._world.together if self._world.size > 1 else nullcontext
+        self._asked = {"unused": unused, "check_isolation": check_isolation, "lazy_tables": lazy_tables}
+        self._attached = True
+        self._guard.attach()
+        try:
+            self._attach(check_isolation, lazy_tables)
+        except BaseException:  # a model that was refused is as it was
+            self.detach()
+            raise
+
+    def _attach(self, check_isolation: bool, lazy_tables: bool) -> None:
+        self._world.share_parameters([t for t in (*self.model.parameters(), *self.model.buffers()) if not is_sharded(t)])
+        self._guard.released.renew()
+        # Before the capture's own hooks, which then see the check's passes from their beginning and leave them out.
+        if check_isolation and self.placement.in_parts:
+            gate = CheckedTogether(self.model, self._world, self._capture.pause)
+            self._handles.append(gate)
+            self._before_pass.append(gate.before)
+        if self.plan.certified:
+            self._handles.append(self._bits.attach(self.model))
+            self._before_pass.append(self._bits.before)
+        self._capture.attach()
+        self._handles.append(self.losses.handed.attach(self.model))
+        if lazy_tables:
+            self._attach_tables()
+        if self.losses.must:
+            self._checks.append(self._check_losses)
+        if self._world.size > 1:
+            self._checks.append(self._check_captured)
+        self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
+        self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
+
+    def _attach_tables(self) -> None:
+        require_lazy_plan(self.plan, self._world, sharded=self.placement.in_parts)
+        self._lazy = LazyTables(
+            self._capture,
+            self._params,
+            self.optimizer,
+            lambda: self._release.source,
+            in_step=self._in_step,
+            before=lambda: self._journal.read_all(self.steps),
+            whole=lambda: self._journal.whole(),
+        )
+        self._release.lazy, self._release.noted = self._capture.by_rows, self._lazy.noted
+        self._guard.released.moves = True
+        self._checks.append(self._lazy.check)
+
+    def detach(self) -> None:
+        """Remove all hooks; model and optimizer are ordinary again, and what they do then is not private."""
+        self._attached = False
+        if self._lazy is not None:
+            self._lazy.detach()
+        self._journal.close()
+        for handle in self._handles:
+            handle.remove()
+        self._capture.detach()
+        self._guard.detach()
