@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from hushgrad.noise.secure import SecureNoise
 
 __all__ = ["Source"]
+
+_target = attrgetter("target")
 
 
 class Source:
@@ -152,7 +155,7 @@ class Source:
             finished: these numbers are the row; nothing else will be added to the tensors, so that they may be hashed as they are.
         """
         if self._hashed is not None and self._grid is None and finished and not fresh:
-            self._seen = Seen(self._hashed, [piece.target for piece in pieces])
+            self._seen = Seen(self._hashed, [*map(_target, pieces)])
         if worth_one_thread(pieces):
             self.write(step, scale, fresh, pieces)
         else:

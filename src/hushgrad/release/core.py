@@ -143,7 +143,7 @@ class Release:
             self.begin(step)
         norms = clipped.raw_norms if clipped.fixed_norms is None or self.placement.waited_for else clipped.fixed_norms
         noised = self.noised(step, clipped.raw_sums, norms, begun=begun)
-        return noised, clipped._replace(raw_sums=noised.raw_rows)
+        return noised, ClippedSum(noised.raw_rows, *clipped[1:])
 
     def _early(self, scattered: frozenset[str]) -> list[str]:
         """Sums whose noise is drawn first. One that is rounded with its noise to a grid, or sent as it is, must be complete before.
@@ -257,7 +257,7 @@ class Release:
 
     def _moved_clip(self, step: int, norms: Tensor) -> Adaptive | AdaptiveThere | None:
         """What an adaptive clip norm moves to: it follows how many norms lie below it, with noise of its own. None for a fixed one."""
-        clip = self.clip if self.placement.waited_for else self.live_clip
+        clip = self.live_clip
         if not isinstance(clip, (Adaptive, AdaptiveThere)):
             return None
         options, norm = (clip.options, clip.norm) if isinstance(clip, AdaptiveThere) else (clip, None)
@@ -266,7 +266,7 @@ class Release:
         def noise(count: Tensor) -> None:
             self.source.z(step, index, count, out=count, scale=options.count_noise or 0.0)
 
-        if not self.placement.waited_for:  # the clip norm stays there
+        if norm is not None or not self.placement.waited_for:  # it stays on the device
             return options.counted_there(norms, noise, norm)
         count = torch.tensor([options.raw_count(norms)], dtype=torch.float64)
         self.placement.world.add_up([count])

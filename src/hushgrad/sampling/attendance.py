@@ -57,7 +57,8 @@ class Attendance:
         """
         if self._size is not None and not self._size[0] <= len(chosen) <= self._size[1]:
             raise self._broken(f"{len(chosen)} records took part in step {step},")
-        self._require(step, self._gaps(step, chosen), self._count[chosen])
+        if self._least > 1 or self._most <= _MOST:  # else nothing is promised of a record
+            self._require(step, self._gaps(step, chosen), self._count[chosen])
 
     def _gaps(self, step: int, chosen: np.ndarray) -> np.ndarray:
         last = self._last[chosen]

@@ -34,7 +34,8 @@ class Draws:
 
     def at(self, step: int) -> np.random.Generator:
         """The generator of one step, always from its beginning."""
-        return self._generator(b"step" + _check.integer(0, step=step).to_bytes(8, "little"))
+        number = step if type(step) is int and step >= 0 else _check.integer(0, step=step)
+        return self._generator(b"step" + number.to_bytes(8, "little"))
 
     def once(self) -> np.random.Generator:
         """The generator of what is drawn once for the whole run (an order, a partition)."""

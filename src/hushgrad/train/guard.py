@@ -64,7 +64,7 @@ class Guard:
         self._require_same_parameters()
         self._all = list(model.parameters())
         self._trainable = [*map(_requires_grad, self._all)]
-        self._owned = _owned_by(optimizer)
+        self._owned = [id(p) for group in optimizer.param_groups for p in group["params"]]
         self._walked_at = _registrations
         self._checks, self._due = 0, True
         self.released = Released(model, self.params)
@@ -128,7 +128,8 @@ class Guard:
         raise CaptureError(SCALED)
 
     def _require_same(self) -> None:
-        changed = [*map(_requires_grad, self._all)] != self._trainable or _owned_by(self._optimizer) != self._owned
+        owned = [*map(id, chain.from_iterable(map(_params, self._optimizer.param_groups)))]
+        changed = [*map(_requires_grad, self._all)] != self._trainable or owned != self._owned
         if not changed and self._walked_at != _registrations:
             changed = list(map(id, self._model.parameters())) != list(map(id, self._all))
             if not changed:
@@ -143,7 +144,7 @@ class Guard:
     def _require_same_parameters(self) -> None:
         if not self.params:
             _check.fail("model", type(self._model).__name__, "to have a trainable parameter")
-        owned = set(_owned_by(self._optimizer))
+        owned = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         strangers = owned - {id(p) for p in self._model.parameters()}
         if strangers:
             remedy = "Build the optimizer from model.parameters(), after every change of the model."
@@ -155,8 +156,3 @@ class Guard:
         sparse = [name for name, p in self.params.items() if p.layout is not torch.strided]
         if sparse:
             _check.fail("model", sparse, "to have dense parameters")
-
-
-def _owned_by(optimizer: Optimizer) -> list[int]:
-    """Which parameters an optimizer has, in its order."""
-    return [*map(id, chain.from_iterable(map(_params, optimizer.param_groups)))]

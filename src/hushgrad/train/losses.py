@@ -53,9 +53,9 @@ class Losses:
     def issued(self, batch: Batch, *, whole: bool) -> None:
         """The loader hands out a batch (``whole``) or one of its micro-batches."""
         self.examples, self.padding, self.fixed = batch.examples, batch.padding, batch._fixed
-        self.handed.issued(batch, whole=whole)
         if whole:
             self._covered = 0
+        self.handed.issued(batch, whole=whole)
 
     def covered(self, loss: Tensor, *, alone: bool = False) -> Tensor:
         """``loss`` of the pass that was issued last, known to be a mean over its examples; counted when ``loss.backward()`` is called.
@@ -160,7 +160,7 @@ class Handed:
             self._batch, self._outputs = {}, {}
         # Its class is none that torch knows as a container.
         items: Any = [batch] if isinstance(batch, Tensor) else dict(batch) if isinstance(batch, dict) else list(batch)  # type: ignore[call-overload]
-        for leaf in leaves_of(items):
+        for leaf in items if {*map(type, items)} <= {Tensor} else leaves_of(items):
             if isinstance(leaf, Tensor) and not leaf.is_inference():
                 self._batch[id(leaf)] = leaf, leaf._version
 

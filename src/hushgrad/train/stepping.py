@@ -172,7 +172,9 @@ class Stepping:
 
     def _begin_part(self, part: Batch) -> None:
         if self.placement.in_parts and not self._splitting:
-            raise ArgumentError("Expected private.split(batch, size): with fully_shard all processes must run equally many parts.")
+            raise ArgumentError(
+                "Expected private.split(batch, size): with fully_shard all processes must run equally many parts."
+            )
         self._parts.issued(part)
         self._capture.fold_with(self._release.live_clip)  # clipped as they come, and their activations released
 
@@ -242,7 +244,8 @@ class Stepping:
         for name, grad in self._release.finished(noised, None if rate is None else float(rate)).items():
             self._params[name].grad = grad
         self._raw_norms = clipped.raw_norms
-        self._rejected.add(clipped.rejected)
+        if not isinstance(clipped.rejected, int) or clipped.rejected:  # on a device it is not known yet
+            self._rejected.add(clipped.rejected)
         if self._lazy is not None:
             self._lazy.update(noised.raw_rows, noised.std, step)
 
@@ -253,7 +256,8 @@ class Stepping:
         """
         step, issued, book = noised.step, self._issued, self._attendance
         records = None if issued is None or book is None else issued.records
-        witness = self._release.witness(noised) if self.placement.waited_for or self._journal.durable else None
+        later = not self.placement.waited_for and not self._journal.durable
+        witness = None if later else self._release.witness(noised)
         with self._journal.whole():
             with self._together():
                 if step != self._books.taken:
@@ -263,7 +267,8 @@ class Stepping:
                 if witness is None:  # nothing is compared without a journal on disk, and a device is not waited for
                     self._later.add(step, noised.norms)
                 else:
-                    self._enter(step, self._world.total(int.from_bytes(witness[:6], "little")).to_bytes(8, "little"))
+                    found = int.from_bytes(witness[:6], "little")
+                    self._enter(step, (found if self._world.size == 1 else self._world.total(found)).to_bytes(8, "little"))
             if book is not None and records is not None:
                 book.note(step, records)
             self._books.charge(issued=issued is not None)

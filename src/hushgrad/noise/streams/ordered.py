@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -118,14 +119,19 @@ class OrderedStream(NoiseStream):
         scale: float | Tensor = 1.0,
     ) -> list[Tensor]:
         """See NoiseStream. No row is drawn unless all can be."""
-        kernel = self._kernel_of(step, likes)
+        kernel = None if likes and likes[0].is_cpu else self._kernel_of(step, likes)
         if kernel is not None:
             return self._rows_there(kernel, step, likes, indices, offsets, out, scale)
         scale = float(scale)
         pieces = pieces_of(likes, indices, offsets, out, exact=self._source.secure)
-        lanes = [self._lane(piece) for piece in pieces]
-        step, scale = _check.integer(0, step=step), _check.number(scale=scale)
-        if len({id(lane) for lane in lanes}) < len(lanes):
+        lanes = []
+        for piece in pieces:
+            lane = self._lanes.get((piece.which, piece.start))
+            known = lane is not None and lane.count == piece.size and lane.dtype is piece.target.dtype
+            lanes.append(lane if known and lane is not None else self._lane(piece))
+        if type(step) is not int or step < 0 or not isfinite(scale):
+            step, scale = _check.integer(0, step=step), _check.number(scale=scale)
+        if len({*map(id, lanes)}) < len(lanes):
             _check.fail("indices", list(indices or ()), "to name each shard once", "Two tensors must not share their noise.")
         end = step + 1 if self._steps is None else self._steps
         for lane in lanes:
