@@ -12,6 +12,7 @@ import hashlib
 from array import array
 from collections.abc import Collection, Iterator
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ _BLOCK = 4 * _WORDS  # bytes
 _AT_ONCE = 64 * _BLOCK  # bytes, of which the products stay in the cache
 _LINE = 64  # bytes that the processor fetches together
 _LOW = 0xFFFFFFFF
+_dtype = attrgetter("dtype")
 _HASH = None if native.EXACT is None else native.EXACT.witness
 
 
@@ -101,10 +103,7 @@ class Seen:
     """
 
     def __init__(self, hashed: UniversalHash, tensors: list[Tensor]) -> None:
-        self.hashed, self._room = (
-            hashed,
-            hashed.room([tensor.numel() for tensor in tensors], [tensor.dtype for tensor in tensors]),
-        )
+        self.hashed, self._room = hashed, hashed.room([*map(Tensor.numel, tensors)], [*map(_dtype, tensors)])
         self._kept = [(tensor, tensor._version) for tensor in tensors]
         self.places = dict(zip(map(id, tensors), self._room.places, strict=True))  # where C puts the hashes of an object
 

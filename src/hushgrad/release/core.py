@@ -87,8 +87,7 @@ class Release:
         adaptive = clip.options if isinstance(clip, AdaptiveThere) else clip
         if isinstance(adaptive, Adaptive):
             multiplier = adaptive.gradient_noise(multiplier)  # the rest of the budget goes to the count
-        self.live_clip = clip
-        self.clip_norm = clip.sensitivity(Relation.ADD_REMOVE)
+        self.live_clip, self.clip_norm = clip, clip.sensitivity(Relation.ADD_REMOVE)
         self._scale = multiplier * self.clip_norm / self._plan.batch_size
 
     @property
@@ -111,17 +110,14 @@ class Release:
         """Where the denoiser asks for the gradients of the next step."""
         if self._plan.denoise is None:
             return [Probe()]
+        here = {name: self.placement.here(name) for name in self.placement.params}
         with torch.no_grad():
-            return self._plan.denoise.probes(
-                {name: self.placement.here(name) for name in self.placement.params}, self._filter_state
-            )
+            return self._plan.denoise.probes(here, self._filter_state)
 
     def scales(self) -> dict[str, Tensor] | None:
         """What every example's gradient of the next step is multiplied by before it is clipped, as the denoiser says."""
-        if self._plan.denoise is None or not self._plan.denoise.rescales:
-            return None
         with torch.no_grad():
-            return self._plan.denoise.scales(self._filter_state)
+            return None if self._plan.denoise is None else self._plan.denoise.scales(self._filter_state)
 
     # One step --------------------------------------------------------------------------------------------------------
 
@@ -163,8 +159,7 @@ class Release:
 
     def noised(self, step: int, sums: dict[str, Tensor], norms: Tensor, *, begun: Mapping[str, Tensor]) -> Noised:
         """``sums`` of a step that has begun, divided by the batch size, with their noise; ``begun`` has those that have it already."""
-        given = map(sums.get, begun)
-        if sums.keys() != self.placement.params.keys() or not all(map(is_, given, begun.values())):
+        if sums.keys() != self.placement.params.keys() or not all(map(is_, map(sums.get, begun), begun.values())):
             raise CaptureError("The clipped sum was not added to its noise: a defect of the capture. Nothing was released.")
         rows = {name: sums[name] for name in self.lazy} if self.lazy else {}
         std = self._scale  # of this step, before an adaptive clip norm moves on
@@ -295,11 +290,7 @@ class Release:
 
 
 def require_contributions(step: int, captured: int, contributions: int | None) -> None:
-    """Refuse a step whose passes were over other examples than its batch has.
-
-    Raises:
-        CaptureError: if the numbers differ.
-    """
+    """Raise CaptureError for a step whose passes were over other examples than its batch has."""
     if contributions is not None and captured != contributions:
         raise CaptureError(
             f"The batch of step {step} has {contributions} contributions, but {captured} were captured. Run each "

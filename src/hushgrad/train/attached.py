@@ -86,7 +86,8 @@ class Attached(Saving):
         )
         self._release = Release(plan, self.placement, self._key)
         self._release.witnesses = True
-        self._capture.scales = self._release.scales
+        if plan.denoise is not None and plan.denoise.rescales:
+            self._capture.scales = self._release.scales
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
         self._journal, self._contract = Journal(self._key), DataContract()
         self._attendance: Attendance | None = None

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
 from hushgrad import _check, sampling
+from hushgrad.clipping import Clipper
 from hushgrad.clipping.bits import ROWS
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Participation
@@ -220,6 +221,33 @@ class Private(Attached):
             raise ArgumentError('Expected plan.average=None to be a rule. Make the plan with average="tail", "ema" or "polyak".')
         with self._averaged.swapped_in():
             yield
+
+    @property
+    def steps_allowed(self) -> int:
+        """Steps that the plan and the budget allow in all."""
+        return self._books.limit
+
+    @property
+    def clip(self) -> Clipper:
+        """The clipper of the next step: the plan's, or where adaptive clipping has moved it (released, so not sensitive)."""
+        return self._release.clip
+
+    @property
+    def raw_norms(self) -> Tensor:
+        """Norms of the last step's per-example gradients before clipping. Sensitive: not covered by the guarantee."""
+        if self._raw_norms.is_cpu or any(p.dtype is torch.float64 for p in self._params.values()):
+            return self._raw_norms
+        return self._raw_norms.float()  # on a device they are kept as they were taken
+
+    @property
+    def raw_loss(self) -> Any:
+        """What the last step's closure returned. Sensitive."""
+        return self._raw_loss
+
+    @property
+    def rejected(self) -> int:
+        """Examples so far whose gradient was NaN or infinite; they took part with weight 0. Sensitive if not 0."""
+        return self._rejected.count
 
     @property
     def ledger(self) -> Ledger:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hushgrad.clipping import Capture, Clipper
+from hushgrad.clipping import Capture
 from hushgrad.clipping.rejected import Rejected
 from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
 from hushgrad.release.core import Noised, Release, require_contributions
@@ -98,37 +98,10 @@ class Stepping:
         """Steps taken (charged) so far."""
         return self._books.taken
 
-    @property
-    def steps_allowed(self) -> int:
-        """Steps that the plan and the budget allow in all."""
-        return self._books.limit
-
     def settle(self) -> None:
         """Give every row of lazy tables the noise that it owes: then their memory is as private as everything else."""
         if self._lazy is not None:
             self._lazy.settle()
-
-    @property
-    def clip(self) -> Clipper:
-        """The clipper of the next step: the plan's, or where adaptive clipping has moved it (released, so not sensitive)."""
-        return self._release.clip
-
-    @property
-    def raw_norms(self) -> Tensor:
-        """Norms of the last step's per-example gradients before clipping. Sensitive: not covered by the guarantee."""
-        if self._raw_norms.is_cpu or any(p.dtype is torch.float64 for p in self._params.values()):
-            return self._raw_norms
-        return self._raw_norms.float()  # on a device they are kept as they were taken
-
-    @property
-    def raw_loss(self) -> Any:
-        """What the last step's closure returned. Sensitive."""
-        return self._raw_loss
-
-    @property
-    def rejected(self) -> int:
-        """Examples so far whose gradient was NaN or infinite; they took part with weight 0. Sensitive if not 0."""
-        return self._rejected.count
 
     def _in_step(self) -> bool:
         """Whether a forward pass that runs now reads rows of the step's own batch; a proof's passes do, with gradients and without."""
