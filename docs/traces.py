@@ -1,7 +1,8 @@
 """Writes the walks of one batch, one privacy question and one recipe into docs/explanation/design.md: ``make traces``.
 
 A line is a call from one file of the house into another, indented under the one that made it, in the order of the first; how often it
-was made follows. Calls inside a file are in the count at the head of each walk, and so is everything deeper than what is shown.
+was made follows. Before the calls of one batch stands the stage that begins with each. Calls inside a file are in the count at the head of
+each walk, and so is everything deeper than what is shown.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 HOUSE = ROOT / "src" / "hushgrad"
 PAGE = ROOT / "docs" / "explanation" / "design.md"
+
+# Of one batch: the call with which each stage begins. Stage 9 is the user's own optimizer, outside of the house.
+STAGES = {
+    "sampling/poisson.py Poisson.dealer": 1,
+    "train/stepping.py Stepping._on_issue": 2,
+    "clipping/root.py Root._enter": 3,
+    "clipping/call.py Call.arrive": 4,
+    "train/stepping.py Stepping._before_step": 5,
+    "release/placement/whole.py Whole.add_up": 6,
+    "noise/source.py Source.seen": 7,
+    "release/core.py Release.finished": 8,
+    "train/stepping.py Stepping._after_step": 10,
+}
 
 
 @dataclass
@@ -32,7 +47,8 @@ class Call:
     def lines(self) -> Iterator[str]:
         """Itself left out: the calls below it, as far as they are shown."""
         for name, call in self.made.items():
-            yield "  " * call.depth + name + (f"  x {call.times}" if call.times > 1 else "")
+            stage = f"{STAGES.get(name, ''):<4}"
+            yield stage + "  " * call.depth + name + (f"  x {call.times}" if call.times > 1 else "")
             yield from call.lines()
 
 
@@ -70,7 +86,7 @@ class Walk:
 
     def __str__(self) -> str:
         head = f"{self.calls:,} calls, {len(self.files)} files, {self.changes:,} changes of file"
-        return "\n".join([head, *self._top.lines()])
+        return "\n".join([head, *textwrap.dedent("\n".join(self._top.lines())).splitlines()])
 
 
 def walked(do: Callable[[], object], *, deepest: int = 4) -> str:
