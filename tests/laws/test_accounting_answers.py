@@ -31,7 +31,7 @@ from hushgrad.accounting import (
     gaussian_epsilon,
     trade_off,
 )
-from hushgrad.accounting.calibration import likely_noise
+from hushgrad.accounting.likely import likely_noise
 from hushgrad.accounting.pld import PLD
 from hushgrad.errors import ArgumentError, BudgetExceeded, NoTheorem
 from hushgrad.events import (

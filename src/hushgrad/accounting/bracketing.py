@@ -38,6 +38,10 @@ class Bracket:
         """The largest point below ``u`` that was seen to fail, if any."""
         return max((v for v, value in self.seen.items() if v < u and value > 0.0), default=None)
 
+    def met_above(self, u: float) -> float | None:
+        """The smallest point above ``u`` that was seen not to fail, if any."""
+        return min((v for v, value in self.seen.items() if v > u and value <= 0.0), default=None)
+
 
 def crossing(ask: Bracket, start: float, ends: tuple[float, float], gap: float) -> tuple[float, float | None]:
     """(u, v): g(u) <= 0 < g(v) with v = u - ``gap``; v is None where g is not positive at the lower end. NaN where none is."""
@@ -47,14 +51,14 @@ def crossing(ask: Bracket, start: float, ends: tuple[float, float], gap: float) 
     widths: list[float] = []
     while low is not None:
         widths.append(high - low)
-        if high - low <= gap:
+        if high - low <= gap * (1 + 1e-9):  # low may be high - gap, rounded
             neighbour = max(high - gap, ends[0])
             if ask(neighbour) > 0.0:
                 return high, neighbour
             low, high = _down(ask, neighbour, ends)  # a jump: less is enough after all
             widths.clear()
             continue
-        u = _proposal(ask, low, high, gap, halved=len(widths) < 4 or widths[-1] <= widths[-4] / 2)
+        u = _proposal(ask, low, high, gap, halved=len(widths) < 5 or widths[-1] <= widths[-5] / 2)
         low, high = (u, high) if ask(u) > 0.0 else (low, u)
     return high, None
 
@@ -65,7 +69,8 @@ def _expanded(ask: Bracket, start: float, ends: tuple[float, float]) -> tuple[fl
         return _down(ask, start, ends)
     low, step = start, POLICY.first_step
     while low < ends[1]:
-        u = min(low + step, ends[1])
+        met = ask.met_above(low)
+        u = min(low + _stride(ask, low, step), ends[1]) if met is None else met
         if ask(u) <= 0.0:
             return low, u
         low, step = u, step * POLICY.growth
@@ -75,7 +80,7 @@ def _expanded(ask: Bracket, start: float, ends: tuple[float, float]) -> tuple[fl
 def _down(ask: Bracket, high: float, ends: tuple[float, float]) -> tuple[float | None, float]:
     known, step = ask.failed_below(high), POLICY.first_step
     while known is None and high > ends[0]:
-        u = max(high - step, ends[0])
+        u = max(high - _stride(ask, high, step), ends[0])
         if ask(u) > 0.0:
             known = u
         else:
@@ -83,11 +88,30 @@ def _down(ask: Bracket, high: float, ends: tuple[float, float]) -> tuple[float |
     return known, high
 
 
+def _stride(ask: Bracket, u: float, step: float) -> float:
+    """How far to go from ``u``: a little beyond where the line through it and its neighbour crosses, and ``step`` at least."""
+    others = [v for v, value in ask.seen.items() if v != u and math.isfinite(value)]
+    if not others or not math.isfinite(ask(u)):
+        return step
+    v = min(others, key=lambda v: abs(v - u))
+    slope = (ask(u) - ask(v)) / (u - v)
+    return max(step, min(POLICY.beyond * abs(ask(u) / slope), POLICY.farthest)) if slope < 0.0 else step
+
+
+def _root(ask: Bracket, low: float, high: float) -> float:
+    """Where the line through the two answers nearest to 0 crosses, or the one through both ends if that is not between them."""
+    a, b = sorted(ask.seen, key=lambda u: abs(ask(u)))[:2]
+    if ask(a) != ask(b):
+        root = a - ask(a) * (b - a) / (ask(b) - ask(a))
+        if low < root < high:
+            return root
+    return low + (high - low) * ask(low) / (ask(low) - ask(high))
+
+
 def _proposal(ask: Bracket, low: float, high: float, gap: float, *, halved: bool) -> float:
     """Where to ask next: just above the secant's root, or one gap below the upper end if the root lies in between."""
-    above, below = ask(low), ask(high)
-    if halved and math.isfinite(above) and math.isfinite(below):
-        root = low + (high - low) * above / (above - below)
+    if halved and math.isfinite(ask(low)) and math.isfinite(ask(high)):
+        root = _root(ask, low, high)
         if high - root <= 0.9 * gap:
             return high - gap
         aimed = root + 0.3 * gap

@@ -14,7 +14,7 @@ from hushgrad import _check
 from hushgrad._printed import at_most
 from hushgrad.accounting.base import Accountant
 from hushgrad.accounting.bracketing import largest_integer
-from hushgrad.accounting.gaussian import gaussian_mu
+from hushgrad.accounting.likely import likely_noise
 from hushgrad.accounting.target import WIDEST, Budget, Question, excess
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event, Gaussian, Relation
@@ -177,15 +177,6 @@ def calibrate_noise(
         relation=relation,
         start=likely_noise(epsilon, delta, steps, rate, relation),
     )
-
-
-def likely_noise(epsilon: float, delta: float, steps: int, rate: float, relation: Relation | str) -> float:
-    """The noise by the central limit theorem: rate sqrt(steps (e^{1/sigma^2} - 1)) is the distance of one Gaussian (a guess)."""
-    mu = gaussian_mu(_check.positive(epsilon=epsilon), _check.delta(delta=delta))
-    ratio = mu / rate
-    spread = math.log1p(ratio * ratio / steps)  # a power would raise where a product is infinite
-    alone = min(max(1.0 / math.sqrt(spread), 1e-3), 1e8) if spread > 0.0 else 1e8
-    return alone * Relation.of(relation).contributions
 
 
 def calibrate_steps(

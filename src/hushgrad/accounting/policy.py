@@ -90,6 +90,10 @@ class Policy:
     # Calibration.
     first_step: float = 0.02  # of the expansion, in ln of the unknown: guesses are often that good
     growth: float = 4.0  # of the following steps: from 2 % to a factor of a million in ten
+    beyond: float = (
+        1.2  # of the way to where a line through two answers crosses: epsilon is convex in the unknown, so that it falls short
+    )
+    farthest: float = 1.0  # in ln of the unknown: lines are not trusted beyond
     most_evaluations: int = 200  # bisection of the widest range to the finest tolerance takes 40
 
     # Rényi bounds and filters.

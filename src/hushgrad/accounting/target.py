@@ -65,13 +65,14 @@ class Question:
         sign = 1.0 if self._falls(guess) else -1.0
         ends = sorted((sign * math.log(self.low), sign * math.log(self.high)))
         first = sign * math.log(guess)
-        exact = {first: guess, sign * math.log(self.low): self.low, sign * math.log(self.high): self.high}  # exp(ln x) is not x
+        exact = {sign * math.log(x): x for x in (*self.seen, self.low, self.high, guess)}  # exp(ln x) is not x
 
         def g(u: float) -> float:
             x = exact.setdefault(u, min(max(math.exp(sign * u), self.low), self.high))
             return excess(self.epsilon(x), self.target)
 
-        found, neighbour = crossing(Bracket(g), first, (ends[0], ends[1]), -math.log1p(-tolerance))
+        known = Bracket(g, {u: g(u) for u in exact if exact[u] in self.seen})
+        found, neighbour = crossing(known, first, (ends[0], ends[1]), -math.log1p(-tolerance))
         if math.isnan(found):
             return math.nan, None
         return exact[found], None if neighbour is None else exact[neighbour]

@@ -183,10 +183,17 @@ def answer(question: Question) -> Comparison:
     """The comparison that answers ``question``."""
     scored: list[Candidate] = []
     dropped: list[Dropped] = []
+    ended: dict[str, str] = {}  # families whose last member brought nothing
     for proposal in proposals(question):
+        family = "" if isinstance(proposal, Skipped) else proposal.family
+        if family in ended:
+            dropped.append(Dropped(proposal.name, ended[family]))
+            continue
         found = _scored(question, proposal, scored)
         if isinstance(found, Dropped):
             dropped.append(found)
+            if family:
+                ended[family] = f"Not tried: {proposal.name}, which keeps less, is left out already."
         else:
             scored.append(found)
     if not scored:

@@ -195,13 +195,16 @@ class Plan(UsualPlans, _Description):
     def calibrated(self, *, epsilon: float, accountant: str | Accountant = "pld") -> Plan:
         """This plan with the smallest noise multiplier whose guarantee is at most (``epsilon``, delta)."""
         from hushgrad import accounting
+        from hushgrad.accounting.likely import likely_factor
 
+        epsilon = _check.positive(epsilon=epsilon)
         multiplier = accounting.calibrate(
             self.event_with,
-            epsilon=_check.positive(epsilon=epsilon),
+            epsilon=epsilon,
             delta=self.delta,
             accountant=accountant,
             relation=self.relation,
+            start=likely_factor(self.event_with(1.0), epsilon, self.delta, self.relation),
         )
         return replace(self, noise_multiplier=multiplier)
 

@@ -78,7 +78,7 @@ class PrivacyLoss:
         for k in range(self._count(upper=True)):
             found = delta_bounds(self._direction(k, POLICY.width, upper=True), epsilons, bounds)
             bounds = [max(pair) for pair in zip(bounds, found, strict=True)]
-        return bounds if net is None else [min(bound, net.delta(e)) for bound, e in zip(bounds, epsilons, strict=True)]
+        return bounds if net is None else _least(bounds, epsilons, net)
 
     def epsilon_interval(self, delta: float, width: float = POLICY.width) -> tuple[float, float]:
         """Certified bounds (lower, upper) on epsilon, ``width`` apart relative to epsilon if that can be had."""
@@ -133,7 +133,8 @@ class PrivacyLoss:
         are not attained. The curve of the exponential mechanism is an envelope: no mechanism is that bad at all epsilons at once.
         """
         epsilon = max((answer.epsilon for answer in found), default=0.0)
-        unsure = any(answer.doubtful or math.isinf(answer.epsilon) for answer in found)
+        deciding = [answer for answer in found if answer.epsilon >= epsilon]  # the others may be coarse: they do not matter
+        unsure = any(answer.doubtful or math.isinf(answer.epsilon) for answer in deciding)
         net = self._net() if unsure or not self._attained() else None
         return epsilon if net is None else min(epsilon, net.epsilon(delta))
 
@@ -172,6 +173,19 @@ class PrivacyLoss:
         sides = ((pair.above if upper else pair.below, n) for pair, n in self.parts)
         parts = [(curves[k % len(curves)], n) for curves, n in sides if curves]
         return _simplified(rounded(parts, width, upper=upper))
+
+
+def _least(bounds: Sequence[float], epsilons: Sequence[float], net: Loss) -> list[float]:
+    """The smaller of ``bounds`` and of what ``net`` says of each of the rising ``epsilons``.
+
+    Delta falls with epsilon: where ``net`` says as much as a bound at a larger epsilon, it says no less here, and is not asked again.
+    """
+    found, least = list(bounds), 0.0
+    for k in reversed(range(len(found))):
+        if found[k] > least:
+            least = net.delta(epsilons[k])
+            found[k] = min(found[k], least)
+    return found
 
 
 def _consistent(name: str, lower: float, upper: float) -> tuple[float, float]:
