@@ -3,6 +3,8 @@ VENV ?= .venv
 BIN  := $(VENV)/bin
 # uv does not read pip's settings: hand it the folder of local wheels if pip was told of one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+# Whatever the caller has set: processes that tests start find their modules compiled (a sixth of such tests' time).
+export PYTHONDONTWRITEBYTECODE :=
 # One thread per test process (OpenBLAS counts its own): the tests run in as many processes as there are cores. A file stays in
 # one of them, so that what its tests share is made once; the small files of src/ come last and fill the gaps.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
