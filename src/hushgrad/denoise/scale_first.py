@@ -36,7 +36,7 @@ class ScaleThenPrivatise(Denoiser):
     formed, see :mod:`hushgrad.clipping.preconditioned`.
 
         >>> import torch
-        >>> denoiser, state = ScaleThenPrivatise(), {}
+        >>> denoiser, state = ScaleThenPrivatise(eps=0.1), {}
         >>> info = NoiseInfo(std=0.0, step=0, max_grad_norm=1.0)
         >>> g = denoiser({"w": torch.tensor([4.0, 1.0])}, info, state)
         >>> [round(s, 3) for s in denoiser.scales(state)["w"].tolist()]
@@ -58,12 +58,12 @@ class ScaleThenPrivatise(Denoiser):
     )
 
     beta: float = 0.999
-    eps: float = 0.1
+    eps: float = 1.0
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
         """A long memory and a short one."""
-        return cls(), cls(beta=0.5, eps=1.0)
+        return cls(), cls(beta=0.5, eps=0.1)
 
     def __post_init__(self) -> None:
         beta = _check.between(0, 1, closed="left", beta=self.beta, remedy="Adam's own is 0.999.")

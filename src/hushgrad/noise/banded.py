@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hushgrad import _check, _papers
+from hushgrad._value import LATER
 from hushgrad.events import BallsInBins, CyclicPoisson, Event, Gaussian, Participation, Sampled
 from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps, unresolved
@@ -18,6 +19,7 @@ from hushgrad.noise.optimise_banded import optimise_banded
 from hushgrad.noise.participation import pattern_of
 from hushgrad.noise.series import binomial, inverse
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion
+from hushgrad.noise.workload import SGDWorkload, Workload, as_workload, checked_workload
 
 __all__ = ["Banded"]
 
@@ -28,7 +30,8 @@ _MOST_BANDS = 64
 class Banded(LowerToeplitz):
     """C is Toeplitz with ``bands`` diagonals; optimised for a run (``resolved``), or the cut square root (``square_root``).
 
-    The noise solves C X = Z row by row and so keeps ``bands`` - 1 past rows.
+    The noise solves C X = Z row by row and so keeps ``bands`` - 1 past rows. With a ``workload`` (momentum, a schedule) it is
+    optimised for the error of that one; prefix sums by default. Once optimised the coefficients say it all.
 
     **Formal guarantee.** Without sampling one Gaussian event; the sensitivity is exact where the bands end within the gap
     (participations do not overlap) and for non-increasing coefficients, else an upper bound. Under cyclic Poisson sampling
@@ -63,6 +66,7 @@ class Banded(LowerToeplitz):
     bands: int = 64
     loss: str = "mean"
     coefficients: tuple[float, ...] | None = None
+    workload: Workload | None = field(default=None, metadata=LATER)
 
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
@@ -71,6 +75,7 @@ class Banded(LowerToeplitz):
             cls(bands=3),
             cls.square_root(bands=4),
             cls(bands=3, coefficients=(1.0, -0.4, 0.5)),
+            cls(bands=3, workload=SGDWorkload(momentum=0.9, schedule="linear")),
         )
 
     @classmethod
@@ -81,13 +86,18 @@ class Banded(LowerToeplitz):
             yield Skipped("Banded", f"Two groups of the data cannot fill batches at rate {rate:.3g}, or there is one step only.")
         for bands in (2**k for k in range(1, most.bit_length()) if 2**k * rate <= 1):
             why = f"{bands} bands cancel noise between neighbouring steps; sampling still amplifies, but at rate {bands * rate:.3g}."
-            make = partial(cls if run.tune else cls.square_root, bands=bands)
+            make = partial(cls.square_root, bands=bands)
+            if run.workload is not None:
+                make = partial(cls, bands=bands, workload=as_workload(run.workload, run.steps))
+            elif run.tune:
+                make = partial(cls, bands=bands)
             yield Suggestion(name=f"Banded({bands})", make=make, why=why, work=bands, groups=bands)
 
     def __post_init__(self) -> None:
         bands = _check.positive_int(bands=self.bands)
         object.__setattr__(self, "bands", bands)
         _check.one_of(["mean", "max"], loss=self.loss)
+        checked_workload(self.workload, fixed=self.coefficients is not None)
         if self.coefficients is None:
             return
         c = tuple(_check.number(coefficients=x) for x in self.coefficients)
@@ -102,7 +112,15 @@ class Banded(LowerToeplitz):
         return cls(bands=bands, coefficients=tuple(map(float, binomial(-0.5, bands))))
 
     @classmethod
-    def optimal(cls, *, steps: int, bands: int, loss: str = "mean", participation: Participation | None = None) -> Banded:
+    def optimal(
+        cls,
+        *,
+        steps: int,
+        bands: int,
+        loss: str = "mean",
+        participation: Participation | None = None,
+        workload: Workload | None = None,
+    ) -> Banded:
         """The banded Toeplitz strategy of least mean or max error; one participation within ``bands`` unless told otherwise.
 
         Args:
@@ -110,11 +128,16 @@ class Banded(LowerToeplitz):
             bands: number of non-zero diagonals.
             loss: what is least: "mean" (the root of the mean squared error) or "max".
             participation: when a record may take part; once by default.
+            workload: what the optimizer makes of the gradients; prefix sums by default.
         """
         from hushgrad.events import Once
 
         participation = Once() if participation is None else participation
-        return cls(bands=bands, loss=loss).resolved(steps=steps, participation=participation)
+        return cls(bands=bands, loss=loss, workload=workload).resolved(steps=steps, participation=participation)
+
+    def following(self, workload: Workload) -> Banded | None:
+        """With this workload, while its coefficients and its workload are open."""
+        return replace(self, workload=workload) if self.coefficients is None and self.workload is None else None
 
     def resolved(self, *, steps: int, participation: Participation) -> Banded:
         """Coefficients optimised for this run, if they were left open."""
@@ -124,7 +147,8 @@ class Banded(LowerToeplitz):
         if self.coefficients is not None:
             return self
         pattern = pattern_of(participation, steps)
-        return replace(self, coefficients=optimise_banded(steps, self.bands, self.loss, pattern.gap, pattern.times))
+        found = optimise_banded(steps, self.bands, self.loss, pattern.gap, pattern.times, self.workload)
+        return replace(self, coefficients=found, workload=None)
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
         """c_0, ..., c_{bands-1}, 0, 0, ..."""

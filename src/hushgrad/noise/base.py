@@ -30,7 +30,7 @@ from hushgrad.events import Event, Gaussian, Participation
 from hushgrad.noise.lower_bound import rmse_lower_bound
 from hushgrad.noise.participation import pattern_of
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion
-from hushgrad.noise.workload import AnyWorkload, as_workload
+from hushgrad.noise.workload import AnyWorkload, Workload, as_workload
 
 if TYPE_CHECKING:  # a mechanism's theorem needs no tensors
     from torch import Tensor
@@ -167,6 +167,10 @@ class Mechanism(Value, family="mechanism"):
     @abstractmethod
     def state_size(self, *, steps: int) -> int:
         """How many numbers per model parameter the stream keeps between steps."""
+
+    def following(self, workload: Workload) -> Mechanism | None:
+        """This mechanism, to be optimised for ``workload`` by ``resolved``; None if it is not optimised, or no longer."""
+        return None
 
     def draws(self, steps: int) -> Sequence[int]:
         """Under which step number the source keeps each row of Z, in the order of N's columns."""

@@ -1,7 +1,8 @@
-"""The best banded Toeplitz strategy for the mean or max error of prefix sums, by L-BFGS with the exact gradient.
+"""The best banded Toeplitz strategy for the mean or max error of a workload, by L-BFGS with the exact gradient.
 
-With b = 1 / ((1 - x) C(x)) (prefix sums of the noise) and y = C x (participation comb), the loss is
-log sum_t (n - t) b_t² + log ||y||². A change dc changes b by -(b * beta * dc), so the gradient is one correlation.
+With beta = 1 / C(x), b = beta / (1 - x) (prefix sums of the noise) and y = C x (participation comb), the loss is
+log sum_t (n - t) b_t² + log ||y||². A change dc changes b by -(b * beta * dc), so the gradient is one correlation. Of another
+workload the first term is log betaᵀ M beta (quadratic.py), and dc changes beta by -(beta * beta * dc).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import TypeAlias
 import numpy as np
 import scipy
 
-from hushgrad.noise.series import binomial, convolved, inverse, multiply
+from hushgrad.noise.quadratic import error_form
+from hushgrad.noise.series import binomial, correlate, inverse, multiply
+from hushgrad.noise.workload import Workload
 
 __all__ = ["optimise_banded"]
 
@@ -23,22 +26,29 @@ _UNSTABLE = 1e100  # 1/C of a trial whose C(x) has a root inside the unit circle
 
 
 @lru_cache(maxsize=32)
-def optimise_banded(steps: int, bands: int, loss: str, gap: int, times: int) -> tuple[float, ...]:
+def optimise_banded(
+    steps: int, bands: int, loss: str, gap: int, times: int, workload: Workload | None = None
+) -> tuple[float, ...]:
     """Coefficients c_0 = 1, c_1, ..., c_{bands-1} that minimise sens x error, and for which the leftmost pattern is the worst."""
     weight = np.arange(steps, 0, -1.0) if loss == "mean" else np.ones(steps)
     comb = np.zeros(steps)
     comb[: gap * times : gap] = 1.0
+    form = None if workload is None else error_form(workload, steps, loss)
 
     def objective(c: np.ndarray) -> tuple[float, np.ndarray]:
         with np.errstate(over="ignore", invalid="ignore"):  # of an unstable trial
             beta = inverse(c, steps)
         if not np.all(np.abs(beta) < _UNSTABLE):  # a barrier that the line search steps back from
             return 1e10, np.zeros_like(c)
-        b = np.cumsum(beta)
         y = multiply(comb, np.r_[c, np.zeros(steps - bands)])
-        error, sens = np.sum(weight * b**2), np.sum(y**2)
-        error_slope = -2 * _correlate(weight * b, multiply(b, beta), bands)
-        slope = error_slope / error + 2 * _correlate(y, comb, bands) / sens
+        sens = np.sum(y**2)
+        if form is None:
+            b = np.cumsum(beta)
+            error, error_slope = np.sum(weight * b**2), -2 * correlate(weight * b, multiply(b, beta), bands)
+        else:
+            image = form(beta)
+            error, error_slope = beta @ image, -2 * correlate(image, multiply(beta, beta), bands)
+        slope = error_slope / error + 2 * correlate(y, comb, bands) / sens
         return float(np.log(error) + np.log(sens)), slope
 
     search = _decreasing if times > 1 and gap < bands else _free
@@ -69,9 +79,3 @@ def _decreasing(objective: _Objective, start: np.ndarray) -> np.ndarray:
     )
     c = np.cumsum(found.x[::-1])[::-1]
     return np.asarray(c / c[0])  # neither the sensitivity times the error nor the order depends on the scale
-
-
-def _correlate(a: np.ndarray, b: np.ndarray, lags: int) -> np.ndarray:
-    """sum_t a_{t+j} b_t for j = 0..lags-1."""
-    n = len(a)
-    return np.asarray(convolved(a, b[::-1])[n - 1 : n - 1 + lags])

@@ -10,7 +10,10 @@ b_t = a + sum_j g_j q_j^t with a, g_j > 0. Every sum below has positive terms on
 
 With p = exp(-rate) the differences are expm1's; the rates are parametrised by the logarithms of their increments, so that
 every parameter vector is a valid mechanism, and the gradient is exact: one complex-step evaluation per parameter, all in
-one batch. References: Dvijotham et al. 2024 (arXiv:2404.16706) for BLT, McMahan et al. 2024 (2408.08868) for min-sep.
+one batch. Of another workload than prefix sums the error is betaᵀ M beta (quadratic.py), beta the series of C⁻¹: M meets its real part
+only, since M (beta + i d) gives 2 d M beta as the imaginary part of the error, to first order.
+
+References: Dvijotham et al. 2024 (arXiv:2404.16706) for BLT, McMahan et al. 2024 (2408.08868) for min-sep.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ import numpy as np
 import scipy
 
 from hushgrad.noise.participation import Pattern
+from hushgrad.noise.quadratic import Form, error_form
+from hushgrad.noise.workload import Workload
 
 __all__ = ["blt_errors", "blt_sensitivity", "blt_weights", "optimise_blt"]
 
@@ -30,13 +35,16 @@ _STEP = 1e-30  # of the complex step: no subtraction takes place, so it may be a
 
 
 @lru_cache(maxsize=128)
-def optimise_blt(steps: int, buffers: int, loss: str, gap: int, times: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def optimise_blt(
+    steps: int, buffers: int, loss: str, gap: int, times: int, workload: Workload | None = None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Decays (p, q) of C and of C⁻¹ that minimise sens x error ("mean" or "max") under (gap, times) participation."""
     pattern = Pattern(gap, times)
+    form = None if workload is None else error_form(workload, steps, loss)
 
     def objective(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         inside = _walled(parameters, steps)
-        value = _log_loss(*_rates(inside + 1j * _STEP * np.eye(len(inside)), steps), steps, loss, pattern)
+        value = _log_loss(*_rates(inside + 1j * _STEP * np.eye(len(inside)), steps), steps, loss, pattern, form)
         beyond = parameters - inside
         slope = np.where(beyond == 0, value.imag / _STEP, 2 * beyond)
         return float(value[0].real + beyond @ beyond), slope
@@ -85,8 +93,8 @@ def _rates(parameters: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
     return rates[..., 0::2], rates[..., 1::2]
 
 
-def _log_loss(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, loss: str, pattern: Pattern) -> np.ndarray:
-    error = _error(rate_p, rate_q, steps, loss)
+def _log_loss(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, loss: str, pattern: Pattern, form: Form | None) -> np.ndarray:
+    error = _error(rate_p, rate_q, steps, loss) if form is None else _formed(rate_p, rate_q, steps, form)
     return np.asarray(0.5 * (np.log(error) + np.log(_squared_sensitivity(rate_p, rate_q, steps, pattern))))
 
 
@@ -118,6 +126,16 @@ def _error(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, loss: str) -> np.
     total = constant**2 * flat + 2 * constant * np.sum(g * kernel(rate_q, steps), axis=-1)
     total = total + np.einsum("...i,...ij,...j->...", g, pairs, g)
     return np.asarray(total if loss == "max" else total / steps)
+
+
+def _formed(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, form: Form) -> np.ndarray:
+    """betaᵀ M beta of the series of C⁻¹, whose rows differ in their imaginary parts alone; these to first order."""
+    t = np.arange(steps - 1)
+    tail = np.einsum("...j,...jt->...t", _residues(rate_q, rate_p), np.exp(-rate_q[..., None] * t))
+    beta = np.concatenate([np.ones((*tail.shape[:-1], 1)), tail], axis=-1)
+    real = beta[0].real
+    image = form(real)
+    return np.asarray(real @ image + 2j * (beta.imag @ image))
 
 
 def _squared_sensitivity(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, pattern: Pattern) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import fft
 
-__all__ = ["binomial", "convolved", "inverse", "lower_toeplitz", "multiply"]
+__all__ = ["binomial", "convolved", "correlate", "inverse", "lower_toeplitz", "multiply"]
 
 
 def binomial(exponent: float, steps: int, decay: float = 1.0) -> np.ndarray:
@@ -44,6 +44,12 @@ def convolved(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     length = len(a) + len(b) - 1
     size = fft.next_fast_len(length, real=True)
     return np.asarray(fft.irfft(fft.rfft(a, size) * fft.rfft(b, size), size)[:length])
+
+
+def correlate(a: np.ndarray, b: np.ndarray, lags: int) -> np.ndarray:
+    """sum_t a_{t+j} b_t for j = 0..lags-1."""
+    n = len(a)
+    return np.asarray(convolved(a, b[::-1])[n - 1 : n - 1 + lags])
 
 
 def lower_toeplitz(column: np.ndarray) -> np.ndarray:

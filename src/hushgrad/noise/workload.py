@@ -7,15 +7,15 @@ a schedule, momentum and weight decay give other matrices, and a mechanism's err
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from hushgrad import _check
-from hushgrad._value import Value
+from hushgrad._value import LATER, Value
 
-__all__ = ["AnyWorkload", "PrefixSums", "SGDWorkload", "Workload", "as_workload"]
+__all__ = ["AnyWorkload", "PrefixSums", "SGDWorkload", "Workload", "as_workload", "checked_workload"]
 
 
 class Workload(Value, family="workload"):
@@ -51,7 +51,8 @@ class PrefixSums(Workload):
 class SGDWorkload(Workload):
     """torch.optim.SGD: v_t = momentum v_{t-1} + g_t + weight_decay theta_{t-1}; theta_t = theta_{t-1} - lr_t v_t.
 
-    ``learning_rate`` is a number or one number per step (a schedule).
+    ``learning_rate`` is a number or one number per step; ``schedule`` multiplies it by 1, or lets it fall to 0 over the run, "linear" or
+    "cosine", as a recipe's ``[optimizer]`` does.
 
     >>> SGDWorkload(learning_rate=0.1, momentum=0.9).matrix(3)[:, 0].round(4).tolist()
     [0.1, 0.19, 0.271]
@@ -60,6 +61,7 @@ class SGDWorkload(Workload):
     learning_rate: float | tuple[float, ...] = 1.0
     momentum: float = 0.0
     weight_decay: float = 0.0
+    schedule: str = field(default="constant", metadata=LATER)
 
     def __post_init__(self) -> None:
         rate: Any = self.learning_rate
@@ -70,6 +72,7 @@ class SGDWorkload(Workload):
         object.__setattr__(self, "learning_rate", rate)
         object.__setattr__(self, "momentum", _check.between(0, 1, closed="left", momentum=self.momentum))
         object.__setattr__(self, "weight_decay", _check.non_negative(weight_decay=self.weight_decay))
+        _check.one_of(("constant", "linear", "cosine"), schedule=self.schedule)
 
     def matrix(self, steps: int) -> np.ndarray:
         """Row t by the optimizer's own recursion on unit impulses."""
@@ -95,13 +98,15 @@ class SGDWorkload(Workload):
         return a
 
     def _rates(self, steps: int) -> np.ndarray:
+        done = np.arange(steps) / steps
+        falls = {"constant": np.ones(steps), "linear": 1 - done, "cosine": (1 + np.cos(np.pi * done)) / 2}[self.schedule]
         if isinstance(self.learning_rate, float):
-            return np.full(steps, self.learning_rate)
+            return self.learning_rate * falls
         if len(self.learning_rate) < steps:
             _check.fail(
                 "learning_rate", self.learning_rate, f"to have one rate for each of steps={steps}", "Give the whole schedule."
             )
-        return np.array(self.learning_rate[:steps])
+        return np.array(self.learning_rate[:steps]) * falls
 
 
 @dataclass(frozen=True)
@@ -134,3 +139,12 @@ def as_workload(workload: AnyWorkload, steps: int) -> Workload:
     if A.shape != (steps, steps) or not np.isfinite(A).all() or np.triu(A, 1).any():
         _check.fail("workload", A.shape, f"to be finite and lower-triangular of shape ({steps}, {steps})")
     return _Given(tuple(map(tuple, A.tolist())))
+
+
+def checked_workload(workload: Workload | None, *, fixed: bool) -> None:
+    """Refuse what is no workload, and one for noise that is ``fixed`` already."""
+    _check.instance((Workload, type(None)), workload=workload, remedy="SGDWorkload(...) is torch.optim.SGD.")
+    if workload is not None and fixed:
+        _check.fail(
+            "workload", workload, "to be left out where the coefficients are given", "They are not optimised for anything."
+        )

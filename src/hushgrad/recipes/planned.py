@@ -1,4 +1,4 @@
-"""Plans as input: what ``hushgrad plan --save`` wrote, in the place of a recipe's ``[plan]`` table."""
+"""Plans of recipes: what ``hushgrad plan --save`` wrote, in the place of a ``[plan]`` table, and what an ``[optimizer]`` adds."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian
+from hushgrad.noise.base import Mechanism
+from hushgrad.noise.quadratic import LONGEST_SCHEDULE
+from hushgrad.noise.workload import SGDWorkload
 from hushgrad.train.plan import Plan
 
-__all__ = ["from_table", "read_plan", "table_of"]
+__all__ = ["from_table", "read_plan", "table_of", "workload_of"]
 
 _LARGEST = 1 << 26  # bytes; mechanisms with many coefficients are long
 _KEYS = ("saved", "method", "delta", "noise_multiplier", "epsilon", "unit")
@@ -65,3 +68,21 @@ def from_table(table: Mapping[str, Any], *, learned: float | None = None) -> Pla
     if "epsilon" in table:
         return plan.calibrated(epsilon=table["epsilon"])
     return replace(plan, noise_multiplier=table["noise_multiplier"])
+
+
+def workload_of(optimizer: Mapping[str, Any], options: Mapping[str, Any]) -> SGDWorkload | None:
+    """What an ``[optimizer]`` makes of gradients, where that is known and the noise can be optimised for it; None: prefix sums.
+
+    Args:
+        optimizer: the table.
+        options: of the plan; how long it is, and its noise.
+    """
+    kept = {key: optimizer[key] for key in ("momentum", "weight_decay", "schedule") if key in optimizer}
+    if optimizer["name"] != "sgd" or not kept or optimizer.keys() - {"name", "lr", *kept}:
+        return None
+    size = max(1, _check.number(batch_size=options.get("batch_size", 1)))
+    steps = options.get("steps") or _check.number(epochs=options.get("epochs", 1)) * options["dataset_size"] / size
+    if steps > LONGEST_SCHEDULE:
+        kept.pop("schedule", None)
+    workload, noise = SGDWorkload(**kept), options.get("noise")
+    return workload if not isinstance(noise, Mechanism) or noise.following(workload) is not None else None

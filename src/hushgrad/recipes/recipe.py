@@ -25,7 +25,7 @@ from hushgrad.recipes.calls import call, require_known
 from hushgrad.recipes.data import DATA, Data
 from hushgrad.recipes.dataset import Learn
 from hushgrad.recipes.models import MODELS
-from hushgrad.recipes.planned import from_table, table_of
+from hushgrad.recipes.planned import from_table, table_of, workload_of
 from hushgrad.train.plan import Plan
 
 __all__ = ["DEMO", "Recipe", "load_recipe"]
@@ -176,6 +176,8 @@ class Recipe:
             options.setdefault("unit", "user")
         if data.learned is not None:
             options["before"] = Gaussian(data.learned)
+        if self.plan["method"] == "dpftrl":
+            options.setdefault("workload", workload_of(self.optimizer, options))
         make = _METHODS[self.plan["method"]]
         require_known(options, list(inspect.signature(make).parameters), "[plan]")
         try:

@@ -12,6 +12,7 @@ from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event, Relation
 from hushgrad.noise.base import Mechanism
+from hushgrad.noise.workload import Workload
 from hushgrad.sampling.base import Sampler
 from hushgrad.train.after.averaging import Average
 from hushgrad.train.after.projection import Projection
@@ -44,13 +45,21 @@ def dpftrl(
     steps: int | None,
     sampling: str | Sampler,
     noise: Mechanism | None,
+    workload: Workload | None,
     **common: object,
 ) -> Plan:
     """See :meth:`Plan.dpftrl`."""
     from hushgrad.noise.blt import BLT
 
     sampler = _sampler(sampling, _ORDERED, batch_size, dataset_size, epochs, steps)
-    return _plan(sampler, batch_size, noise or BLT(buffers=4), **common)  # type: ignore[arg-type]
+    noise = noise or BLT(buffers=4)
+    if workload is not None:
+        followed = noise.following(workload)
+        if followed is None:
+            remedy = "BLT and Banded without coefficients are; Dense.optimal(workload=) takes it itself."
+            _check.fail("workload", workload, f"to be left out: {type(noise).__name__} is not optimised for one", remedy)
+        noise = followed
+    return _plan(sampler, batch_size, noise, **common)  # type: ignore[arg-type]
 
 
 def dpgd(*, dataset_size: int, steps: int, noise: Mechanism | None, **common: object) -> Plan:

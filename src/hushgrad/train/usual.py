@@ -9,6 +9,7 @@ from hushgrad.clipping.clipper import Clipper
 from hushgrad.denoise.base import Denoiser
 from hushgrad.events import Event, Relation
 from hushgrad.noise.base import Mechanism
+from hushgrad.noise.workload import Workload
 from hushgrad.sampling.base import Sampler
 from hushgrad.train.after.averaging import Average
 from hushgrad.train.after.projection import Projection
@@ -118,6 +119,7 @@ class UsualPlans:
         sampling: str | Sampler = "round_robin",
         clip: Clipper | None = None,
         noise: Mechanism | None = None,
+        workload: Workload | None = None,
         denoise: Denoiser | None = None,
         relation: Relation | str = Relation.ZERO_OUT,
         unit: str = "example",
@@ -134,7 +136,9 @@ class UsualPlans:
         r"""DP-FTRL: correlated noise over a fixed order of the data; no sampling assumption.
 
         The data are passed ``epochs`` times in one order, so that a record's participations are an epoch apart. ``noise`` is
-        BLT with four buffers if not given; a mechanism that can be optimised is, for this plan's steps and participation.
+        BLT with four buffers if not given; a mechanism that can be optimised is, for this plan's steps and participation, and for the
+        ``workload``: ``noise.SGDWorkload(momentum=0.9, schedule="linear")`` is torch's SGD with this momentum and a rate that falls to 0.
+        The noise of the steps then cancels in what *this* optimizer makes of them; the guarantee is the same for any other.
 
         **Relation.** The theorem compares two data sets whose *other* records take part in the same steps. With the data in
         their own order, removing a record would move every later one to another step; so the honest default is ``ZERO_OUT``
@@ -160,6 +164,7 @@ class UsualPlans:
             sampling: how batches are dealt, by a name of the table or as a sampler.
             clip: another clipper than the flat one.
             noise: the mechanism that correlates the noise of different steps.
+            workload: what the optimizer makes of the gradients, for which ``noise`` is optimised; SGD at a constant rate by default.
             denoise: post-processing of each noisy gradient; costs no privacy.
             relation: which data sets are neighbours.
             unit: what is protected, "example" or "user"; a run with users takes ``groups``.
