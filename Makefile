@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help abi accuracy sanitize mutate demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel dist vulnerabilities docs clean
+.PHONY: help abi accuracy compat sanitize mutate demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel dist vulnerabilities docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -107,6 +107,10 @@ rigorous: $(VENV)/.ready  ## try to refute the accountant's certified ends by ba
 calibrations: $(VENV)/.ready  ## calibrate COUNT=10000 random runs and check every certificate (half an hour)
 	PYTHONPATH=tests/rigorous OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/rigorous/calibrations.py --docs docs/accounting-truth.md \
 	  $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+
+# ONLY=lowest tries that set and leaves the page alone.
+compat: $(VENV)/.ready  ## try the lowest and the newest numpy, scipy, scikit-learn, transformers, lightning, flwr (minutes)
+	$(BIN)/python docs/compat.py $(if $(ONLY),--only $(ONLY))
 
 # Written beside and renamed: a run that fails or is interrupted leaves no list that looks like one.
 sbom: $(VENV)/.ready  ## list every installed package as CycloneDX into build/sbom.json

@@ -30,13 +30,14 @@ class Mutant(NamedTuple):
     lines: range
     change: str
     text: str
-    into: str
+    real: ast.Module
     tree: ast.Module
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """What EQUIVALENT knows it by, wherever the line moves to: the line as it is and what a part of it becomes."""
-        return self.file, self.text, self.into
+    def into(self) -> str:
+        """What the line, as Python writes it, becomes."""
+        before, after = (ast.unparse(tree).splitlines() for tree in (self.real, self.tree))
+        return next(new.strip() for old, new in zip(before, after, strict=False) if old != new)
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
@@ -120,6 +121,5 @@ def mutants(package: Path, file: str) -> list[Mutant]:
             changed = ast.fix_missing_locations(_Replace(at, new).visit(ast.parse(text)))
             assert statement is not None and isinstance(node, ast.expr | ast.stmt)
             reach = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-            into = ast.unparse(new).partition("\n")[0]
-            found.append(Mutant(file, node.lineno, reach, change, lines[node.lineno - 1].strip(), into, changed))
+            found.append(Mutant(file, node.lineno, reach, change, lines[node.lineno - 1].strip(), tree, changed))
     return found

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
+from hushgrad.errors import ArgumentError
 from hushgrad.estimators.losses import HuberHinge, HuberResidual, Logistic, Softmax
 from hushgrad.estimators.objective import (
     Term,
@@ -101,22 +102,40 @@ def test_less_noise_than_the_theorem_asks_for_is_caught(defect):
     assert hockey_stick(p, q, 1.0) > 1e-3
 
 
-def max_loss(loss, record, theta, l2, noise, crowd):
-    p = density(loss, crowd, theta, l2, noise)
+def max_loss(loss, record, theta, l2, noise, crowd, other=()):
+    """Of a record against none, or against another one in its place."""
+    p = density(loss, [*crowd, *other], theta, l2, noise)
     q = density(loss, [*crowd, record], theta, l2, noise)
     return np.abs(np.log(p / q)).max()
 
 
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 3.0])
 @pytest.mark.parametrize("row_norm", [1.0, 12.0, 30.0])
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
 @pytest.mark.parametrize("l2_ratio", [0.3, 1.0, 4.0])
-def test_pure_objective_perturbation_never_exceeds_epsilon(epsilon, row_norm, l2_ratio):
+def test_pure_objective_perturbation_never_exceeds_epsilon(epsilon, row_norm, l2_ratio, relation):
     l2 = l2_ratio * row_norm**2 / epsilon
-    scale = pure_noise(epsilon, loss=Logistic(), row_norm=row_norm, l2=l2, relation=ADD)
+    scale = pure_noise(epsilon, loss=Logistic(), row_norm=row_norm, l2=l2, relation=relation)
+    other = [] if relation is ADD else [(row_norm, -1)]
     theta = np.linspace(-60, 60, 100_001) * scale / l2
     laplace = lambda b: np.exp(-np.abs(b) / scale) / (2 * scale)  # noqa: E731
     for crowd in [[], [(row_norm, -1)], [(row_norm, 1)] * 4]:
-        assert max_loss(Logistic(), (row_norm, 1), theta, l2, laplace, crowd) <= epsilon * (1 + 1e-9)
+        assert max_loss(Logistic(), (row_norm, 1), theta, l2, laplace, crowd, other) <= epsilon * (1 + 1e-9)
+
+
+def test_the_ends_of_the_theorems():
+    """Where the curvature is just free, just takes all of epsilon, and where nothing is left to say."""
+    assert pure_noise(1.0, loss=Logistic(), row_norm=1.0, l2=1.0, relation=ADD) == 1.0
+    assert pure_noise(1.0, loss=Logistic(), row_norm=1.0, l2=2.0, relation=REPLACE) == 2.0
+    assert pure_noise(1.0, loss=Logistic(), row_norm=1.0, l2=1.9, relation=REPLACE) > 2.1
+    terms = (Term(1.0, 3, 0.5),)
+    assert objective_delta(0.4, sigma=9.0, terms=terms) == objective_delta(0.5, sigma=1e-3, terms=terms) == 1.0
+    assert objective_delta(0.5, sigma=9.0, terms=terms) < 1.0
+    with pytest.raises(ArgumentError, match="price"):
+        objective_noise(0.5, 1e-5, terms=terms)
+    price = HuberHinge(0.5).log_det(1.0)
+    with pytest.raises(ArgumentError, match="price"):
+        pure_noise(price, loss=HuberHinge(0.5), row_norm=1.0, l2=1.0, relation=ADD)
 
 
 @pytest.mark.parametrize(("row_norm", "epsilon"), [(12.0, 0.5), (30.0, 1.0)])
