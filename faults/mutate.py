@@ -59,6 +59,24 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "costs.append((_FORKED, 1))",
         "costs.append((_FORKED, 2))",
     ): "an event that nobody analysed is as infinite twice as once",
+    (
+        "sampling/poisson.py",
+        "return np.sort(rng.choice(n, size=size, replace=False, shuffle=False))",
+        "return np.sort(rng.choice(n, size=size, replace=False, shuffle=True))",
+    ): "what is shuffled is sorted afterwards, and nothing is drawn after it",
+    (
+        "sampling/balls_in_bins.py",
+        "of_epoch = lru_cache(maxsize=2)(lambda epoch: parts(n, self.bins, draws.at(epoch * self.bins)))",
+        "of_epoch = lru_cache(maxsize=3)(lambda epoch: parts(n, self.bins, draws.at(epoch * self.bins)))",
+    ): "how many deals are remembered changes no deal",
+    **{
+        (
+            "estimators/objective.py",
+            "low = largest / gaussian_mu(epsilon, delta) * (1 - 1e-9)  # one vertex, no price",
+            f"low = largest / gaussian_mu(epsilon, delta) {wrong}",
+        ): "the noise is larger by 2e-9 of itself, if at all"
+        for wrong in ("/ (1 - 1e-09)", "* (1 + 1e-09)")
+    },
 }
 _HEAD = [
     "| file | mutants | change nothing | tried | seen | score | unseen (line, change) |",

@@ -10,7 +10,7 @@ import hashlib
 
 import pytest
 
-from hushgrad import sampling
+from hushgrad import events, sampling
 
 DRAWS = sampling.Draws(bytes(range(32)))
 
@@ -38,3 +38,9 @@ def test_each_step_has_its_own_philox_key():
         digest = hashlib.blake2b(label, digest_size=16, key=bytes(range(32)), person=b"hushgrad/deal").digest()
         key = DRAWS.at(step).bit_generator.state["state"]["key"]
         assert key.tolist() == [int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")]
+
+
+def test_what_is_not_said():
+    """One epoch of one deal; promises do not change with a default."""
+    plain = sampling.BallsInBins(bins=9)
+    assert plain.participation() == events.BallsInBins(bins=9, epochs=1, fresh=False) and plain.steps == 9
