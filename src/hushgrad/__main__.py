@@ -1,6 +1,6 @@
 """``python -m hushgrad`` is the ``hushgrad`` command."""
 
-from hushgrad.cli.main import main
+from hushgrad.cli import entry
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(entry())

@@ -78,3 +78,58 @@ def test_a_plan_with_a_denoiser_is_read_by_whoever_has_imported_plans_only():
     text = json.dumps(Plan.dpsgd(**options, denoise=denoise.Laplacian(1.0)).to_json())
     done = subprocess.run([sys.executable, "-c", program], input=text, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.split() == ["Laplacian", "Flat"]
+
+
+_WITHOUT = """
+import importlib.abc, sys
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+from hushgrad.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+_TRAIN = ("train --out other --quiet", "tune --over optimizer.lr=0.1,0.3 --out best", "doctor --seconds 1", "audit run")
+_USE = ("predict run records.npy", "evaluate run records.npy", "export run model.pt2")
+
+
+def test_a_command_that_needs_torch_says_so_where_there_is_none(place):
+    (place / "records.npy").touch()
+    for line in _TRAIN + _USE:
+        program = [sys.executable, "-c", _WITHOUT, *line.split()]
+        done = subprocess.run(program, cwd=place, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, (line, done.stderr)
+        assert "Install it with pip install torch" in done.stderr, (line, done.stderr)
+
+
+@pytest.mark.parametrize(
+    "line, match",
+    [
+        ("predict nowhere records.csv", "Expected model='nowhere' to be a model file"),
+        ("predict run nothing.csv", "Expected file='nothing.csv' to be there"),
+        ("evaluate run nothing.csv", "Expected file='nothing.csv' to be there"),
+        ("export . model.pt2", "Expected model='.' to be a model file"),
+    ],
+)
+def test_a_wrong_path_is_answered_without_torch(place, line, match):
+    program = [sys.executable, "-c", _WITHOUT, *line.split()]
+    done = subprocess.run(program, cwd=place, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2 and match in done.stderr
+
+
+def test_an_interrupt_while_the_command_itself_is_imported_is_one_word():
+    program = """
+import importlib.abc, sys
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "argparse":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+import runpy
+runpy.run_module("hushgrad", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
+    script = (Path(__file__).parents[2] / "pyproject.toml").read_text().partition("[project.scripts]")[2]
+    assert 'hushgrad = "hushgrad.cli:entry"' in script

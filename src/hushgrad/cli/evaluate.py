@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hushgrad.cli._parser import Parser, print_json
+from hushgrad.cli._there import require_model, require_records
 from hushgrad.cli._waiting import waiting
 
 __all__ = ["run"]
@@ -26,6 +27,8 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Evaluate; see ``hushgrad evaluate --help``."""
     options = _parser().parse(words)
+    require_model(options.model)
+    require_records(options.file)
     with waiting("Evaluating"):
         from hushgrad.recipes import evaluate, load_predictor
         from hushgrad.recipes.metrics import compared

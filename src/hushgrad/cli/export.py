@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.cli._there import require_model
 from hushgrad.cli._waiting import waiting
 
 __all__ = ["run"]
@@ -32,6 +33,7 @@ def run(words: list[str]) -> int:
         raise UsageError(f"FILE {options.file} must end in .pt2 or .onnx.")
     if not Path(options.file).absolute().parent.is_dir():
         raise UsageError(f"Cannot write {options.file}: there is no such folder.")
+    require_model(options.model)
     with waiting("Exporting"):
         from hushgrad.recipes import load_predictor
         from hushgrad.recipes.exporting import export

@@ -107,6 +107,15 @@ def main(words: Sequence[str] | None = None) -> int:
     except (UsageError, HushgradError) as error:
         print(f"hushgrad: {error}", file=sys.stderr)
         return 3 if isinstance(error, (BudgetExceeded, PolicyRefused)) else 2
+    except ModuleNotFoundError as error:
+        package = (error.name or "hushgrad").partition(".")[0]
+        if package == "hushgrad":
+            raise
+        print(
+            f"hushgrad: Expected {package}, which this needs and is not installed. Install it with pip install {package}.",
+            file=sys.stderr,
+        )
+        return 2
     except BrokenPipeError:  # the reader (head, less) has gone: no more to say
         _drop_output()
         return 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.cli._there import require_model, require_records
 from hushgrad.cli._waiting import waiting
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def run(words: list[str]) -> int:
     options = _parser().parse(words)
     if options.out and not Path(options.out).absolute().parent.is_dir():
         raise UsageError(f"Cannot write {options.out}: there is no such folder.")
+    require_model(options.model)
+    require_records(options.file)
     with waiting("Predicting"):
         from hushgrad.recipes import load_predictor
 
