@@ -1,7 +1,8 @@
 """Joint norms: parameters whose per-example gradient has several parts.
 
 ‖sum_k f_k G_k‖² = sum_k f_k² ‖G_k‖² + 2 sum_{k<l} f_k f_l <G_k, G_l>. Where the parts are sums of outer products, or are kept, the inner
-products need no further gradient: a tied embedding and head cost T_k T_l (m + n) multiply-adds for each example. Many parts that
+products need no further gradient: a tied embedding and head cost T_k T_l (m + n) multiply-adds for each example. Several reads of a table
+(an encoder's and a decoder's) are one, of the ids of all of them. Many parts that
 are sums of outer products (a layer called in a loop) are one such sum, over the positions of all of them. Everything else,
 and all that is grouped by unit, goes the general way: the per-example gradients of all parts are made for a chunk of units at a
 time, added up and measured, so that memory is bounded by the chunk.
@@ -9,7 +10,8 @@ time, added up and measured, so that memory is bounded by the chunk.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +20,9 @@ from hushgrad._widest import widest, widest_dtype
 from hushgrad.clipping.base import Factors, Record, Rule
 from hushgrad.clipping.clipper import added
 from hushgrad.clipping.mass import Mass, outer_mass, sq_norm
+from hushgrad.clipping.rules.embedding import table_sq_norm
 from hushgrad.clipping.rules.gram import gram_sq_norm
+from hushgrad.clipping.sums import Pieces
 
 if TYPE_CHECKING:
     from hushgrad.clipping.reduce import Group, Use
@@ -32,7 +36,7 @@ _WIDENED = 1 << 18
 # With more parts than this, adding gradients up is cheaper than all pairs of inner products.
 _PAIRS_AT_MOST = 4
 
-Form = Tensor | Factors  # (B, *shape), or outer products
+Form = Tensor | Pieces | Factors  # (B, *shape), or outer products
 Shared = dict[str, list[tuple["Use", str]]]
 
 
@@ -58,6 +62,15 @@ def joint_norms(group: Group, shared: Shared, *, wide: bool) -> tuple[dict[str, 
 # Pairs -------------------------------------------------------------------------------------------------------------
 
 
+class _Part(NamedTuple):
+    """One part, times ``factor``; the square of its norm and its mass have the factor in them."""
+
+    form: Form | None
+    factor: float
+    square: Tensor
+    mass: Mass
+
+
 def _by_pairs(uses: list[tuple[Use, str]]) -> tuple[Tensor, Mass] | None:
     """Squares and inner products, or None if some part has no cheap form.
 
@@ -65,27 +78,40 @@ def _by_pairs(uses: list[tuple[Use, str]]) -> tuple[Tensor, Mass] | None:
     """
     if any(use.units is not None for use, _ in uses):
         return None
-    forms = [_form(use, local) for use, local in uses]
-    squares = [use.call.measure()[local] * use.factor**2 for use, local in uses]
-    total = added(squares)
-    for k, (use, _) in enumerate(uses):
-        for other in range(k):
-            product = _inner_if_cheap(forms[k], forms[other])
+    parts = _parts(uses)
+    total = added([part.square for part in parts])
+    for k, part in enumerate(parts):
+        for other in parts[:k]:
+            product = _inner_if_cheap(part.form, other.form)
             if product is None:
                 return None
-            total.add_(product, alpha=2 * use.factor * uses[other][0].factor)
-    masses = [_mass(use, local) for use, local in uses]
-    parts = sum(mass.parts for mass in masses)
-    return total.clamp_(min=0), Mass(
-        added([mass.rows * abs(use.factor) for mass, (use, _) in zip(masses, uses, strict=True)]), parts
-    )
+            total.add_(product, alpha=2 * part.factor * other.factor)
+    masses = [part.mass for part in parts]
+    return total.clamp_(min=0), Mass(added([mass.rows for mass in masses]), sum(mass.parts for mass in masses))
 
 
-def _mass(use: Use, local: str) -> Mass:
-    """Of a call that was measured."""
-    record = use.call.record
+def _parts(uses: list[tuple[Use, str]]) -> list[_Part]:
+    """One for each use; reads of a table are one together."""
+    made: list[_Part] = []
+    tables: list[tuple[Use, str, Factors]] = []
+    for use, local in uses:
+        form, factor = _form(use, local), use.factor
+        if isinstance(form, Factors) and form.left.dim() == 2:
+            tables.append((use, local, form))
+        else:
+            made.append(_part(use, local, form, factor))
+    if len(tables) < 2:
+        return made + [_part(use, local, form, use.factor) for use, local, form in tables]
+    ids, g = torch.cat([f.left for *_, f in tables], 1), torch.cat([f.right * use.factor for use, _, f in tables], 1)
+    square, mass = table_sq_norm(ids, g, len(tables[0][0].call.site.param(tables[0][1])))
+    return [*made, _Part(Factors(ids, g), 1.0, square, mass or Mass(square.sqrt(), 1))]
+
+
+def _part(use: Use, local: str, form: Form | None, factor: float) -> _Part:
+    square, record = use.call.measure()[local], use.call.record
     assert record is not None
-    return record.masses.get(local) or Mass(use.call.measure()[local].sqrt(), 1)
+    mass = record.masses.get(local) or Mass(square.sqrt(), 1)
+    return _Part(form, factor, square * factor**2, Mass(mass.rows * abs(factor), mass.parts))
 
 
 def _by_positions(uses: list[tuple[Use, str]], *, wide: bool) -> tuple[Tensor, Mass] | None:
@@ -111,9 +137,8 @@ def _by_positions(uses: list[tuple[Use, str]], *, wide: bool) -> tuple[Tensor, M
 def _form(use: Use, local: str) -> Form | None:
     record = use.call.record
     assert record is not None
-    record.join()
-    if local in record.kept:
-        return record.kept[local]
+    if local in record.kept or local in record.pieces:
+        return record.kept.get(local, record.pieces.get(local))
     released = not (record.args or record.kwargs or record.grads)
     return None if released else use.call.rule.factors(record).get(local)
 
@@ -133,6 +158,11 @@ def _inner_if_cheap(a: Form | None, b: Form | None) -> Tensor | None:
 
 def inner(a: Form, b: Form) -> Tensor:
     """<G_a, G_b> for each example, of two gradients in either form (not two of one-hot rows): (B,)."""
+    if isinstance(b, Pieces):
+        a, b = b, a
+    if isinstance(a, Pieces):
+        sizes = [len(part) for part in a.parts]
+        return torch.cat([inner(part, some) for part, some in zip(a.parts, _apart(b, sizes), strict=True)])
     if isinstance(a, Factors) and isinstance(b, Factors):
         if a.left.dim() == 2:
             a, b = b, a
@@ -141,6 +171,7 @@ def inner(a: Form, b: Form) -> Tensor:
     if isinstance(a, Factors):
         a, b = b, a
     assert isinstance(a, Tensor)
+    assert not isinstance(b, Pieces)
     if isinstance(b, Tensor):
         step = max(1, _WIDENED // max(1, a[0].numel())) if len(a) else 1
         return torch.cat([(widest(x) * y).flatten(1).sum(1) for x, y in zip(a.split(step), b.split(step), strict=True)])
@@ -149,6 +180,14 @@ def inner(a: Form, b: Form) -> Tensor:
         return torch.bmm(widest(b.left), widest(table)).mul_(b.right).sum(2).sum(1)
     rows = widest(table.gather(1, b.left.clamp(min=0).unsqueeze(2).expand_as(b.right)))
     return rows.mul_(b.right).mul_((b.left >= 0).unsqueeze(2)).sum(2).sum(1)
+
+
+def _apart(form: Form, sizes: Sequence[int]) -> Iterator[Form]:
+    """The same for blocks of consecutive examples."""
+    if isinstance(form, Factors):
+        yield from map(Factors, form.left.split(sizes), form.right.split(sizes))
+    else:
+        yield from (form.whole if isinstance(form, Pieces) else form).split(sizes)
 
 
 def _lefts(left: Tensor, other: Tensor) -> Tensor:

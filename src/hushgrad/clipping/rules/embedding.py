@@ -20,7 +20,7 @@ from hushgrad.clipping.base import Example, Factors, Record, Rule, rule
 from hushgrad.clipping.mass import Mass, sq_norm
 from hushgrad.clipping.sums import Sum
 
-__all__ = ["Embedding", "Rows", "measured", "rows_sq_norm"]
+__all__ = ["Embedding", "Rows", "measured", "rows_sq_norm", "table_sq_norm"]
 
 
 class Rows(NamedTuple):
@@ -66,7 +66,8 @@ class Embedding(Rule):
         """See the formula of this module."""
         weight: Any = record.module.weight
         if not record.g.is_cpu and record.x.numel():
-            norms, record.masses["weight"] = _sq_norm_there(record)
+            ids, g = self.factors(record)["weight"]
+            norms, record.masses["weight"] = _sq_norm_there(ids, g, skips=record.module.padding_idx is not None)
             return {"weight": norms}
         return {"weight": measured(record, _rows(record), weight.shape[0])}
 
@@ -102,13 +103,18 @@ def _rows(record: Record) -> Rows:
     return Rows(ids, example, values, B)
 
 
-def _sq_norm_there(record: Record) -> tuple[Tensor, Mass]:
+def table_sq_norm(ids: Tensor, g: Tensor, table: int) -> tuple[Tensor, Mass | None]:
+    """The squared norm of each example's scattered rows ``g`` (B, T, n) at ``ids`` (B, T), of which negative ones do not count."""
+    if not g.is_cpu:
+        return _sq_norm_there(ids, g, skips=True)
+    example, position = (ids >= 0).nonzero().unbind(1)
+    return rows_sq_norm(Rows(ids[example, position], example, g[example, position], len(ids)), table)
+
+
+def _sq_norm_there(ids: Tensor, g: Tensor, *, skips: bool) -> tuple[Tensor, Mass]:
     """On a device, in shapes that do not depend on the ids: position t of an example goes to the segment of its id, 0 ... T-1."""
-    ids, g = record.x.flatten(1) if record.x.dim() > 1 else record.x.unsqueeze(1), record.g
-    g = g.reshape(*ids.shape, g.shape[-1])
-    padding: Any = record.module.padding_idx
-    if padding is not None:
-        g = g.masked_fill((ids == padding).unsqueeze(2), 0.0)
+    if skips:
+        g = g.masked_fill((ids < 0).unsqueeze(2), 0.0)
     ids, order = ids.sort(1)
     segment = torch.nn.functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0)).cumsum(1)
     g = widest(g.gather(1, order.unsqueeze(2).expand_as(g)))
