@@ -14,6 +14,7 @@ from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.costs import ROUNDING, seal_of
 from hushgrad.clipping.layout import NOBODY, Kind, gathered, padded
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Place
+from hushgrad.clipping.rules.experts import Experts, Routed
 from hushgrad.clipping.rules.parameter import Bare, Nothing, Whole, finite
 
 if TYPE_CHECKING:
@@ -83,8 +84,14 @@ class Call:
             if self.rule.hot:
                 tape.quiet(self.prepare)
 
-    def take(self, output: int, share: Tensor, gross: float = 0.0) -> None:
+    def take(self, output: int, share: Tensor | Routed, gross: float = 0.0) -> None:
         """Each example's share of the gradient of one output: (B, *its shape); ``gross``, the size of what cancelled in it."""
+        if isinstance(share, Routed):
+            if self.record is None:
+                self._take_routed(share)
+                return
+            share = share.dense
+        self._form_shares()
         share = self.site.ready((share.detach(),))[0]
         if self.shapes:  # of a view, the gradient of what it is a view of was read
             share = share.reshape(len(share), *self.shapes[output])
@@ -99,18 +106,38 @@ class Call:
             self.rule = Whole()
         self._add(tuple(grads))
 
+    def _take_routed(self, share: Routed) -> None:
+        """The rows that an expert's shares are made of stand for them, as long as nothing else comes."""
+        left, right = self.site.ready((share.left.detach(), share.right.detach()))
+        self.args, self.rule = (share._replace(left=left, right=right),), Experts()
+        self.versions = _versions(self.args, {})
+        self._add((left,))
+        total = self.site.tape.quiet(self.prepare)[self.site.names[0]].sum()
+        self.batch.largest = max(self.batch.largest, float(total.sqrt()) * share.examples**0.5)
+
+    def _form_shares(self) -> None:
+        """Make the shares of which only the rows are there."""
+        record = self.record
+        if record is not None and isinstance(self.rule, Experts):
+            record.grads, record.args = (self.rule.per_example(record)[self.site.names[0]],), ()
+            record.masses, self.sq_norms, self.rule, self.versions = {}, None, Bare(), []
+
     def require_all(self, output: int, g: Tensor | None) -> None:
         """The shares are all that came back: what the model's outputs do not know of (something that it keeps) has no owner."""
         if g is None:
             return
         self.totals[output] = self.totals[output] + g.detach() if output in self.totals else g.detach()
-        shares = None if self.record is None or output >= len(self.record.grads) else self.record.grads[output]
         total = self.site.ready((self.totals[output],))[0]
         missing = scale = total.norm()
-        if shares is not None:
-            missing = (shares.sum(0) - total.reshape(shares.shape[1:])).norm()
         structure = self.batch.structure
         dtypes = {g.dtype} | (structure.precisions if structure is not None else set())  # float32 inside a float64 model
+        if self.record is not None and isinstance(self.rule, Experts):
+            if bool(10 * self.record.args[0].missing(total) <= seal_of(dtypes) * scale):  # what probes see may be a tenth of it
+                return
+            self._form_shares()
+        shares = None if self.record is None or output >= len(self.record.grads) else self.record.grads[output]
+        if shares is not None:
+            missing = (shares.sum(0) - total.reshape(shares.shape[1:])).norm()
         rounding = (
             ROUNDING * max(torch.finfo(dtype).eps for dtype in dtypes) * self.batch.largest
         )  # all there is, of a gradient of 0

@@ -117,8 +117,8 @@ class Sum:
         for y, h, w in zip(columns.split(_ROWS_AT_ONCE), rows.split(_ROWS_AT_ONCE), by.split(_ROWS_AT_ONCE), strict=True):
             self.buffer.addmm_((h.double() * w.unsqueeze(1)).t(), y.double())
 
-    def rows(self, part: slice) -> Sum:
-        """Some rows of this sum, as a sum of their own that shares its memory."""
+    def rows(self, part: slice | int) -> Sum:
+        """Some rows of this sum, or one, as a sum of their own that shares its memory."""
         buffer = self.buffer[part]
         return Sum(buffer, self._dtype, buffer)
 

@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import Node, accumulated, called, input_shape, saved
-from hushgrad.clipping.layout import NOBODY, Layout, gathered, padded
+from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.graph import Border
 from hushgrad.clipping.proof.survey import one_owner_each
 from hushgrad.clipping.pull import pulled
+from hushgrad.clipping.rules.experts import Routed
 from hushgrad.errors import CaptureError
 
 __all__ = ["Packing", "Reading", "Sink", "has_formula", "watch"]
@@ -38,10 +39,13 @@ _LARGE = 1e15  # products of two such numbers are finite in single precision
 
 
 class Sink(NamedTuple):
-    """A source of shared values, and who takes its shares: a tensor (B, *shape of the edge), and what cancelled in them at most."""
+    """A source of shared values, and who takes its shares: (B, *shape of the edge), and what cancelled in them at most.
+
+    A parameter of experts may take the rows that its shares are made of.
+    """
 
     edge: GradientEdge
-    take: Callable[[Tensor, float], None]
+    take: Callable[[Tensor | Routed, float], None]
 
 
 Deaf = Callable[[], AbstractContextManager[None]]
@@ -126,8 +130,16 @@ def watch(borders: Sequence[Border], sinks: Sequence[Sink], reading: Reading) ->
     return [hook(node, mine) for node, mine in by_node.items()]
 
 
-def send(edge: GradientEdge, share: Tensor, gross: float, sinks: Sequence[Sink], deaf: Deaf) -> None:
+def send(edge: GradientEdge, share: Tensor | Routed, gross: float, sinks: Sequence[Sink], deaf: Deaf) -> None:
     """B cotangents at an edge below the frontier, to all sources that are reached from there."""
+    if isinstance(share, Routed):
+        leaf, share = _straight(edge, share, sinks)
+        if isinstance(share, Routed):
+            for sink in sinks:
+                if sink.edge.node is leaf:
+                    sink.take(share, 0.0)
+            return
+        gross = float(share.norm()) * len(share) ** 0.5
     if accumulated(edge.node) is not None:
         for sink in sinks:
             if sink.edge.node is edge.node:
@@ -145,6 +157,21 @@ def send(edge: GradientEdge, share: Tensor, gross: float, sinks: Sequence[Sink],
     for sink, made in zip(sinks, found, strict=True):
         if made is not None:
             sink.take(made, gross)
+
+
+def _straight(edge: GradientEdge, share: Routed, sinks: Sequence[Sink]) -> tuple[Node | None, Tensor | Routed]:
+    """The parameter of experts at this edge, or the one of which it has the transposed matrices; dense shares for whatever else is there."""
+    node = edge.node
+    if share.few and accumulated(node) is not None:
+        return node, share
+    if share.few and node.name() == "TransposeBackward0" and not any(sink.edge.node is node for sink in sinks):
+        below = node.next_functions[0][0]
+        dims = {int(getattr(node, name)) % 2**64 for name in ("_saved_dim0", "_saved_dim1")}
+        if below is not None and accumulated(below) is not None and dims in ({1, 2}, {2**64 - 2, 2**64 - 1}):
+            return below, share.turned
+    # What comes to the parameter then lies as it does in memory.
+    turned = node.name() == "TransposeBackward0"
+    return None, share.turned.dense.transpose(2, 3) if turned else share.dense
 
 
 def _masks(gs: Grads, layouts: tuple[Layout | None, ...], owners: list[Any] | None, examples: int) -> list[Tensor | None]:
@@ -166,8 +193,8 @@ def _masks(gs: Grads, layouts: tuple[Layout | None, ...], owners: list[Any] | No
 
 def _share(
     border: Border, gs: Grads, masks: list[Tensor | None], reading: Reading, shape: tuple[int, ...]
-) -> tuple[Tensor, float]:
-    """(B, *shape), and the size of what was added up to it, before anything cancelled."""
+) -> tuple[Tensor | Routed, float]:
+    """(B, *shape), and the size of what was added up to it, before anything cancelled; of rows of experts that is told by who takes them."""
     g, layout, examples = gs[0], border.layouts[0], reading.examples
     if len(gs) == 1 and g is not None and layout is not None and layout.regular:
         layout = layout.at(g.shape, examples)
@@ -180,14 +207,15 @@ def _share(
         product = _product(border, name, g, layout, examples)
         if product is not None:
             return product
-    shares = _by_experts(border, gs, masks, examples)
-    if shares is None:
-        shares = _one_by_one(border, gs, masks, reading, shape)
+    routed = _by_experts(border, gs, masks, examples)
+    if routed is not None:
+        return routed, 0.0
+    shares = _one_by_one(border, gs, masks, reading, shape)
     return shares, float(shares.norm()) * examples**0.5
 
 
-def _by_experts(border: Border, gs: Grads, masks: list[Tensor | None], examples: int) -> Tensor | None:
-    """x[rows of expert e] @ W[e] for all experts at once: (B, E, ...), the product of each example's rows in each expert."""
+def _by_experts(border: Border, gs: Grads, masks: list[Tensor | None], examples: int) -> Routed | None:
+    """x[rows of expert e] @ W[e] for all experts at once: each example's rows in each expert."""
     x, ends = (saved(border.node, name) if border.node.name() == "GroupedMmBackward0" else None for name in ("self", "offs"))
     g, mask = gs[0], masks[0]
     if border.slot != 1 or x is None or ends is None or g is None or mask is None or x.dim() != 2 or g.dim() != 2:
@@ -196,15 +224,10 @@ def _by_experts(border: Border, gs: Grads, masks: list[Tensor | None], examples:
     if not one_owner_each(each):
         return None
     owner, expert = each.amax(1), torch.searchsorted(ends.long(), torch.arange(len(g), device=g.device), right=True)
-    index = torch.where((owner >= 0) & (expert < len(ends)), owner * len(ends) + expert, NOBODY)
-    where = padded(index, examples * len(ends))
-    left, right = (gathered(t, where) for t in (x, g))
-    # What comes to the parameter then lies as it does in memory.
-    if border.node.next_functions[1][0].name() == "TransposeBackward0":
-        made = torch.bmm(right.transpose(1, 2), left).transpose(1, 2)
-    else:
-        made = torch.bmm(left.transpose(1, 2), right)
-    return made.unflatten(0, (examples, len(ends)))
+    own = (owner >= 0) & (expert < len(ends))
+    if not bool(own.all()):
+        x, g, owner, expert = x[own], g[own], owner[own], expert[own]
+    return Routed(x, g, owner, expert, examples, len(ends))
 
 
 def _unsummed(border: Border, name: str, g: Tensor) -> Tensor | None:
