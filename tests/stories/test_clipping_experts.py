@@ -44,7 +44,7 @@ def dense(monkeypatch):
     return made
 
 
-def later(model, x, clip=None, **options):
+def later(model, x, **options):
     """The clipped sum of a batch that was not proved, and what its examples give alone; in single precision, as the kernels are."""
     capture = Capture(model, loss_reduction="sum", **options)
     capture.attach()
@@ -87,7 +87,7 @@ def test_two_uses_of_one_parameter_are_one_gradient(dense):
 def test_a_record_that_is_not_finite_is_left_out_alone():
     torch.manual_seed(2)
     model, x = Mixture(), torch.randn(B, T, WIDTH)
-    capture, rows, norms = later(model, x)
+    capture, rows, _ = later(model, x)
     x[2, 1, 0] = float("inf")
     sum_of_sines(model(x)).backward()
     clipped = capture.collect(Flat(1e9))
@@ -110,7 +110,7 @@ def test_units_of_several_examples():
 def test_a_gradient_past_the_outputs_is_refused():
     torch.manual_seed(4)
     model, x = Mixture(), torch.randn(B, T, WIDTH)
-    capture, *_ = later(model, x)
+    later(model, x)
     loss = sum_of_sines(model(x))
     with pytest.raises(CaptureError, match="does not come through the outputs"):
         (loss + 0.01 * model.up.square().sum()).backward()

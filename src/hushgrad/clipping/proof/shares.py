@@ -160,7 +160,7 @@ def send(edge: GradientEdge, share: Tensor | Routed, gross: float, sinks: Sequen
 
 
 def _straight(edge: GradientEdge, share: Routed, sinks: Sequence[Sink]) -> tuple[Node | None, Tensor | Routed]:
-    """The parameter of experts at this edge, or the one of which it has the transposed matrices; dense shares for whatever else is there."""
+    """The parameter of experts at this edge, or the one of which it has the transposed matrices; else dense shares."""
     node = edge.node
     if share.few and accumulated(node) is not None:
         return node, share
@@ -194,7 +194,7 @@ def _masks(gs: Grads, layouts: tuple[Layout | None, ...], owners: list[Any] | No
 def _share(
     border: Border, gs: Grads, masks: list[Tensor | None], reading: Reading, shape: tuple[int, ...]
 ) -> tuple[Tensor | Routed, float]:
-    """(B, *shape), and the size of what was added up to it, before anything cancelled; of rows of experts that is told by who takes them."""
+    """(B, *shape), and the size of what was added up to it, before anything cancelled; of experts' rows who takes them tells it."""
     g, layout, examples = gs[0], border.layouts[0], reading.examples
     if len(gs) == 1 and g is not None and layout is not None and layout.regular:
         layout = layout.at(g.shape, examples)
