@@ -92,15 +92,15 @@ class Call:
                 return
             share = share.dense
         self._form_shares()
-        share = self.site.ready((share.detach(),))[0]
+        own: Tensor = self.site.ready((share.detach(),))[0]
         if self.shapes:  # of a view, the gradient of what it is a view of was read
-            share = share.reshape(len(share), *self.shapes[output])
-        self.batch.largest = max(self.batch.largest, float(share.norm()), gross)
+            own = own.reshape(len(own), *self.shapes[output])
+        self.batch.largest = max(self.batch.largest, float(own.norm()), gross)
         grads: list[Tensor | None] = [None] * max(len(self.shapes), output + 1)
-        grads[output] = share
+        grads[output] = own
         if self.rule.positions:
             x = None if self.record is not None else finite(_first(self.args, self.kwargs))
-            self._add(tuple(grads), None if x is None else x.unsqueeze(0).expand(len(share), *x.shape))
+            self._add(tuple(grads), None if x is None else x.unsqueeze(0).expand(len(own), *x.shape))
             return
         if not isinstance(self.rule, Bare):
             self.rule = Whole()

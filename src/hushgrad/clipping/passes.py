@@ -9,8 +9,8 @@ import torch
 from hushgrad.clipping._torch import nodes_made, pop_packing, push_packing
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.proof.course import Course
+from hushgrad.clipping.proof.packing import Packing
 from hushgrad.clipping.proof.quiet import Draws
-from hushgrad.clipping.proof.shares import Packing
 from hushgrad.clipping.proof.state import Time
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Structure, is_packed
 

@@ -70,8 +70,9 @@ def routed(
     rows: _Sent = {}
     found: dict[Node, list[Owners]] = {}
     for node in _downwards(graph):
-        arrived = _arrived(here, node, rows)
-        move = here.moves.get(node)
+        move, arrived = here.moves.get(node), _arrived(here, node, rows)
+        if move is None and not arrived:
+            continue
         made = _moved(here, node, move, arrived) if move is not None else _kept(here, node, arrived)
         rows |= {(node, slot): owners for slot, owners in made.items()}
         if arrived and node in into:

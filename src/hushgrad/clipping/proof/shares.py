@@ -3,17 +3,17 @@
 | node | share of example i | cost |
 |---|---|---|
 | pointwise, expand | the node's own gradient before the engine sums it, split by example | the node once more |
-| matrix products | the product of example i's rows | the node once more |
+| matrix products, tables | the product of example i's rows; the rows that it looked up | the node once more |
 | any other | the node on example i's cotangent alone (it is linear) | B nodes |
 
 Only the last way lets a record that is not finite reach others (0 * NaN is NaN). There the node is asked again with what it saved made
-finite (:class:`Packing`), and the record itself keeps a share that is not.
+finite (:mod:`hushgrad.clipping.proof.packing`), and the record itself keeps a share that is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -23,19 +23,19 @@ from torch.autograd.graph import GradientEdge
 from hushgrad.clipping._torch import Node, accumulated, called, input_shape, saved
 from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.graph import Border
+from hushgrad.clipping.proof.packing import Packing
 from hushgrad.clipping.proof.survey import one_owner_each
 from hushgrad.clipping.pull import pulled
 from hushgrad.clipping.rules.experts import Routed
 from hushgrad.errors import CaptureError
 
-__all__ = ["Packing", "Reading", "Sink", "has_formula", "watch"]
+__all__ = ["Reading", "Sink", "has_formula", "watch"]
 
 Grads = tuple[Tensor | None, ...]
 
 # Row by row: what comes out for an element depends on that element of the cotangent alone.
 _POINTWISE = frozenset("Add Sub Rsub Mul Div Where Maximum Minimum Addcmul Lerp Pow MaskedFill PreluKernel".split())
 _BIASED = frozenset(("Addmm", "Baddbmm", "Addbmm", "Addmv"))
-_LARGE = 1e15  # products of two such numbers are finite in single precision
 
 
 class Sink(NamedTuple):
@@ -49,36 +49,6 @@ class Sink(NamedTuple):
 
 
 Deaf = Callable[[], AbstractContextManager[None]]
-
-
-class Packing:
-    """What a forward saves for backward, kept as it is, and handed out with finite numbers inside :meth:`finite`."""
-
-    def __init__(self) -> None:
-        self._finite = False
-
-    def pack(self, t: Tensor) -> tuple[Tensor, int]:
-        """Keep a tensor, and how often it was changed so far."""
-        t = t.detach()
-        return t, t._version
-
-    def unpack(self, kept: tuple[Tensor, int]) -> Tensor:
-        """The tensor, if it is as it was: with hooks torch does not look itself."""
-        t, version = kept
-        if t._version != version:
-            raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation")
-        if not self._finite or not t.is_floating_point():
-            return t
-        return t.nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGE, _LARGE)
-
-    @contextmanager
-    def finite(self) -> Iterator[None]:
-        """Inside, numbers that are not finite are 0."""
-        self._finite = True
-        try:
-            yield
-        finally:
-            self._finite = False
 
 
 class Reading(NamedTuple):
@@ -96,8 +66,10 @@ class Reading(NamedTuple):
 def has_formula(node: str, slot: int, layouts: Sequence[Layout | None]) -> bool:
     """Whether the shares of a frontier node (of this name) are told without asking it for one example after the other."""
     name = node.split("Backward")[0]
-    known = name == "Expand" or name in _POINTWISE or (name in _BIASED and slot == 0) or name in ("Mm", "Addmm")
-    return known and len(layouts) == 1 and layouts[0] is not None and layouts[0].regular
+    if len(layouts) != 1 or layouts[0] is None:
+        return False
+    known = name == "Expand" or name in _POINTWISE or (name in _BIASED and slot == 0) or name in ("Mm", "Addmm", "Embedding")
+    return layouts[0].regular if known else node == "GroupedMmBackward0" and slot == 1
 
 
 def watch(borders: Sequence[Border], sinks: Sequence[Sink], reading: Reading) -> list[Any]:
@@ -207,6 +179,9 @@ def _share(
         product = _product(border, name, g, layout, examples)
         if product is not None:
             return product
+        looked_up = _looked_up(border, name, g, masks[0], examples, shape)
+        if looked_up is not None:
+            return looked_up, float(looked_up.norm()) * examples**0.5
     routed = _by_experts(border, gs, masks, examples)
     if routed is not None:
         return routed, 0.0
@@ -260,6 +235,20 @@ def _product(border: Border, name: str, g: Tensor, layout: Layout, examples: int
     left, right = (layout.apart(t, examples).flatten(1, -2) for t in (other, g))
     made = torch.bmm(left.transpose(1, 2), right)
     return made if slot else made.transpose(1, 2), float(left.norm()) * float(right.norm())
+
+
+def _looked_up(
+    border: Border, name: str, g: Tensor, owners: Tensor | None, examples: int, shape: tuple[int, ...]
+) -> Tensor | None:
+    """The rows of a table, each to the share of the example that looked it up."""
+    ids = saved(border.node, "indices") if name == "Embedding" else None
+    if ids is None or owners is None or ids.shape != g.shape[:-1] or border.node._saved_scale_grad_by_freq:
+        return None
+    if owners.dim() == g.dim() and owners.shape[-1] != 1:  # no row is one example's
+        return None
+    used = ids != border.node._saved_padding_idx
+    where = (owners.expand(g.shape)[..., 0] * shape[0] + ids)[used]
+    return g.new_zeros(examples * shape[0], shape[1]).index_add_(0, where, g[used]).view(examples, *shape)
 
 
 def saved_scale(node: Any) -> float:
