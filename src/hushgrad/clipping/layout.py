@@ -148,5 +148,5 @@ def padded(index: Tensor, examples: int) -> Tensor:
 
 def gathered(t: Tensor, where: Tensor) -> Tensor:
     """(B, most rows, ...), 0 where an example has fewer: not a product, for a row that is not finite is nobody else's."""
-    made = t[where.clamp(min=0)]
+    made = t.index_select(0, where.clamp(min=0).flatten()).unflatten(0, where.shape)
     return made.masked_fill_((where < 0).reshape(*where.shape, *(1 for _ in t.shape[1:])), 0)

@@ -136,7 +136,12 @@ def rows_sq_norm(rows: Rows, table: int) -> tuple[Tensor, Mass | None]:
     """The squared norm of each example's scattered rows, rows with equal (example, id) added up first; the mass, where there are such."""
     sq = sq_norm(rows.values)
     total: Tensor = sq.new_zeros(rows.examples)
-    keys, order = (rows.example * table + rows.ids).sort()
+    keys = rows.example * table + rows.ids
+    if (
+        0 < rows.examples * table <= len(keys)
+    ):  # a small table (relative positions): each of its rows is a segment, and nothing is sorted
+        return _dense_sq_norm(rows, keys, sq, table)
+    keys, order = keys.sort()
     again = keys[1:] == keys[:-1]
     if not bool(again.any()):
         return total.index_add_(0, rows.example, sq), None
@@ -152,3 +157,11 @@ def rows_sq_norm(rows: Rows, table: int) -> tuple[Tensor, Mass | None]:
     mass = total.index_add(0, owner, sizes.square_()).sqrt_()
     most = int(torch.bincount(segment).max())
     return total.index_add_(0, owner, sums.square_().sum(1)), Mass(mass, most)
+
+
+def _dense_sq_norm(rows: Rows, keys: Tensor, sq: Tensor, table: int) -> tuple[Tensor, Mass]:
+    segments = rows.examples * table
+    sums = sq.new_zeros(segments, rows.values.shape[1]).index_add_(0, keys, widest(rows.values))
+    sizes = sq.new_zeros(segments).index_add_(0, keys, sq.sqrt())
+    norms, masses = (t.square_().view(rows.examples, -1).sum(1) for t in (sums, sizes))
+    return norms, Mass(masses.sqrt_(), int(torch.bincount(keys).max()))

@@ -78,8 +78,9 @@ class Routed(NamedTuple):
         A probe is a vector of normal numbers, so that ‖M v‖² is ‖M‖² on average, with the quantiles of a chi-square at the worst.
         """
         probes = torch.randn(self.right.shape[1], _PROBES, generator=_lot).to(self.right)
-        made = [left.t() @ some for left, some in self.by_expert(self.left, self.right @ probes)]
-        return (torch.stack(made) - total.to(probes.dtype) @ probes).norm() / _PROBES**0.5
+        made = [some.t() @ left for left, some in self.by_expert(self.left, self.right @ probes)]
+        wanted = (total.to(probes.dtype).reshape(-1, len(probes)) @ probes).view(self.experts, -1, _PROBES)
+        return (torch.stack(made).transpose(1, 2) - wanted).norm() / _PROBES**0.5
 
 
 class Experts(Rule):
@@ -138,6 +139,11 @@ def _routed(record: Record) -> Routed:
 
 def _gram(routed: Routed, where: Tensor) -> tuple[Tensor, Mass]:
     """The squared norms and masses of some groups of rows."""
-    rows, empty = where.clamp(min=0), where < 0
+    rows, empty = where.clamp(min=0).flatten(), where < 0
     outside = empty.unsqueeze(1) | empty.unsqueeze(2)  # not a product: a row that is not finite is nobody else's
-    return gram_sum(*(gram(side[rows]).masked_fill_(outside, 0) for side in (routed.right, routed.left)))
+    return gram_sum(
+        *(
+            gram(side.index_select(0, rows).unflatten(0, where.shape)).masked_fill_(outside, 0)
+            for side in (routed.right, routed.left)
+        )
+    )
