@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.experiments import EXPERIMENTS, Claim, Context, Experiment, Findings, Table, find, reproduce
 from hushgrad.experiments.base import HOLDS, MISPRINT, REFUTED, UNDECIDED
 from hushgrad.experiments.frame import summary
+from hushgrad.experiments.reasons import reason
 from hushgrad.experiments.stationary import Problem, W, best_damping, filter_anti, filter_independent, filter_nu, filtered, mean
 
 
@@ -64,7 +66,15 @@ def test_what_is_undecided_is_said_and_is_no_failure(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "tree" / "results.json").read_text())["claims"][0]["verdict"] == UNDECIDED
     (tmp_path / "tree.json").write_text((tmp_path / "tree" / "results.json").read_text())
     section = summary(tmp_path).partition("## Undecided")[2].partition("\n## [")[0]
-    assert "smoothing helps: printed 0, found 0.1 ± 0.3." in section
+    assert "smoothing helps: printed 0, found 0.1 ± 0.3. If the difference is what it seems, 36 times as many seeds" in section
+
+
+def test_every_claim_that_was_not_reproduced_or_decided_has_a_reason_in_words():
+    files = sorted((Path(__file__).parents[2] / "docs" / "results").glob("*.json"))
+    found = [(result["experiment"], c) for result in (json.loads(f.read_text()) for f in files) for c in result["claims"]]
+    doubtful = [(name, c) for name, c in found if c["verdict"] in (REFUTED, UNDECIDED)]
+    assert doubtful and all(c["note"] or reason(name, c) for name, c in doubtful)
+    assert not any(reason(name, c) for name, c in found if c["verdict"] not in (REFUTED, UNDECIDED))
 
 
 def test_claims_and_tables_refuse_nonsense():

@@ -12,6 +12,7 @@ from typing import Any
 from hushgrad import __version__, _check
 from hushgrad.experiments.base import MISPRINT, REFUTED, UNDECIDED, Context, Experiment, Findings, Table
 from hushgrad.experiments.picture import save
+from hushgrad.experiments.reasons import reason
 from hushgrad.experiments.registry import EXPERIMENTS, SOURCES
 
 __all__ = ["Outcome", "page", "reproduce", "summary", "write_pages"]
@@ -154,11 +155,12 @@ def summary(folder: Path) -> str:
 
 def _listed(claims: list[tuple[str, dict[str, Any]]], verdict: str) -> str:
     found = [(name, claim) for name, claim in claims if claim["verdict"] == verdict]
-    return "\n".join(f"* [{name}](results/{name}.md), {claim['source']}: {_sentence(claim)}" for name, claim in found)
+    return "\n".join(f"* [{name}](results/{name}.md), {claim['source']}: {_sentence(name, claim)}" for name, claim in found)
 
 
-def _sentence(claim: dict[str, Any]) -> str:
-    return f"{claim['says']}: printed {_number(claim['expected'])}, found {_found(claim)}. {claim['note']}".rstrip()
+def _sentence(experiment: str, claim: dict[str, Any]) -> str:
+    why = " ".join(filter(None, (claim["note"], reason(experiment, claim))))
+    return f"{claim['says']}: printed {_number(claim['expected'])}, found {_found(claim)}. {why}".rstrip()
 
 
 def _claims_table(claims: list[dict[str, Any]]) -> str:
