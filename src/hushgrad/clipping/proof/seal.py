@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad._widest import widest_dtype
 from hushgrad.clipping.costs import FEW, WILD, seal_of
+from hushgrad.clipping.mass import sq_norm
 from hushgrad.clipping.proof.others import Sealing, influence, part_of
 from hushgrad.clipping.proof.quiet import hushed
 from hushgrad.clipping.proof.structure import Structure
@@ -102,7 +102,7 @@ def _by_singles(
 
 def _norm(grads: dict[str, Tensor]) -> float:
     """Over all parameters, in double precision, without copies."""
-    return math.hypot(*(float(torch.linalg.vector_norm(g, dtype=widest_dtype(g.device))) for g in grads.values()))
+    return math.sqrt(sum(float(sq_norm(g.unsqueeze(0))) for g in grads.values()))
 
 
 def _tolerance(stage: Sealing, us: list[Tensor], grads: dict[str, Tensor]) -> float:
