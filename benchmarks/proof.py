@@ -3,7 +3,7 @@
     python benchmarks/proof.py [mlp:64 mlp:256 ...]
 
 The first step of a model proves how its gradients are attributed. Later the whole proof is repeated at one step in 4,000, and a part of it
-(about an eighth of the cost) three times as often. As in a run, the number of examples is announced. One thread; the median of several models.
+(about an eighth of the cost) three times as often. The number of examples is announced, as in a run. One thread; the median of 8 models.
 """
 
 from __future__ import annotations
