@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 from hushgrad.clipping.base import ClippedSum
 from hushgrad.clipping.call import Call
@@ -86,7 +85,6 @@ class Collecting:
             if name not in self._bare:
                 self._bare[name] = Site(self._tape, name, self.model, Bare(), {name: p}, {name: name})
             batch.bare[name] = Call(self._bare[name], batch, (), {}, None)
-            batch.bare[name].edges = [get_gradient_edge(p)]
         return batch.bare[name]
 
     def weighed(self, weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:

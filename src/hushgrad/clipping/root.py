@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import eagerly, nodes_made, refuse_tracing
+from hushgrad.clipping.call import Call
 from hushgrad.clipping.costs import AGAIN, TRIES
 from hushgrad.clipping.passes import Pass, is_evaluation, may_hold, place_all
 from hushgrad.clipping.proof.given import floats
@@ -121,7 +123,7 @@ class Root:
         if output is None:  # the forward raised
             return
         if self._trials.runs is not None:
-            run = Run(floats(output), here.calls, made, 0 if here.course is None else here.course.order)
+            run = Run(floats(output), here.calls, _edges(here.calls), made, 0 if here.course is None else here.course.order)
             self._trials.runs.append(run)
             if here.structure is not None:
                 self._read_trial(here, run)
@@ -130,10 +132,9 @@ class Root:
         elif here.structure is None:  # parameters in shards: no process can run the model alone
             self._require_first(here)
         elif not self._as_usual(here, made):
-            self._place(here, Run(floats(output), here.calls, made))
-        if not self.proving:
-            for call in here.calls:
-                call.edges = []  # nodes of the graph know the call: a circle
+            self._place(here, Run(floats(output), here.calls, _edges(here.calls), made))
+        for call in here.calls:
+            call.edges = []  # nodes of the graph know the call: a circle
 
     def _as_usual(self, here: Pass, made: int) -> bool:
         """The usual pass: the same calls, of the same sizes, and as many operations as in the last one, all as their rules expect them."""
@@ -286,3 +287,8 @@ class Root:
     def _key(self, tensors: list[Any]) -> Any:
         cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         return self._attributes.key(), cast, tuple([(t.data.dtype, t.data.dim()) for t in tensors])
+
+
+def _edges(calls: list[Call]) -> dict[Call, list[GradientEdge | None]]:
+    """Where the graph has the outputs of each call, for as long as somebody holds the pass: the calls forget it."""
+    return {call: call.edges for call in calls}

@@ -245,6 +245,7 @@ class Tape:
         try:
             yield
         finally:
+            self.clear_batches()
             vars(self).update(kept)
 
     def fail(self, message: str) -> NoReturn:

@@ -19,7 +19,7 @@ __all__ = ["around"]
 def around(stage: Stage, reading: Reading, inputs: Any, survey: Survey, layouts: tuple[Layout | None, ...]) -> tuple[bool, ...]:
     """Which outputs lead to a parameter on a way that no example's output is on, and are no sum over examples either."""
     stops = {(e.edge.node, e.edge.output_nr) for e in survey.exits}
-    ours = {e.node for call in survey.run.calls for e in call.edges if e is not None}
+    ours = {e.node for edges in survey.run.edges.values() for e in edges if e is not None}
     found = []
     for y, layout in zip(survey.run.outputs, layouts, strict=True):
         leads = layout is None and y.requires_grad and _leads(stage, get_gradient_edge(y), stops, ours)

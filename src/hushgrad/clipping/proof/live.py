@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping.call import Call
@@ -75,9 +76,10 @@ class Reader(NamedTuple):
         else:
             owners = None if by_tags else self._routed(structure, graph, borders, B)
             if owners is None:
-                owners, borders = self._tagged(exits, calls, edges, borders, graph, B)
-        bad = partial(_bad, structure, run, B)
-        watch(borders, self._sinks(calls, shared, graph, names), Reading(B, owners or {}, self.deaf, packing, bad))
+                owners, borders = self._tagged(exits, run, edges, borders, graph, B)
+        # Detached: nodes of the graph will know it, and outputs know their nodes.
+        bad = partial(_bad, structure, [y.detach() for y in run.outputs], B)
+        watch(borders, self._sinks(run, shared, graph, names), Reading(B, owners or {}, self.deaf, packing, bad))
 
     def _routed(self, structure: Structure, graph: Graph, borders: list[Border], B: int) -> dict[Any, Any] | None:
         """The owners of routed rows at the frontier, by the graph's own indices; None if these do not tell."""
@@ -99,11 +101,11 @@ class Reader(NamedTuple):
                 y.register_hook(partial(self.capture.refuse_around, tuple(y.shape)))  # type: ignore[no-untyped-call]
 
     def _tagged(
-        self, exits: list[Exit], calls: dict[Number, Call], edges: list[Source], borders: list[Border], graph: Graph, B: int
+        self, exits: list[Exit], run: Run, edges: list[Source], borders: list[Border], graph: Graph, B: int
     ) -> tuple[dict[Any, Any], list[Border]]:
         """The owners of all rows in this pass: what was proved must not contradict them."""
         live = [
-            (call, k, e) for call in calls.values() for k, e in enumerate(call.edges) if e is not None and e.node in graph.nodes
+            (call, k, e) for call, own in run.edges.items() for k, e in enumerate(own) if e is not None and e.node in graph.nodes
         ]
         with self.deaf():
             found, at_nodes = tagged(exits, [e for *_, e in live] + [s.edge for s in edges], [b.node for b in borders], B)
@@ -115,18 +117,16 @@ class Reader(NamedTuple):
             at_nodes = tagged(exits, [s.edge for s in edges], [b.node for b in borders], B)[1]
         return at_nodes, [b._replace(layouts=_read_as(b, at_nodes.get(b.node, []), B)) for b in borders]
 
-    def _sinks(self, calls: dict[Number, Call], shared: set[Number], graph: Graph, names: set[str]) -> list[Sink]:
-        sinks = []
+    def _sinks(self, run: Run, shared: set[Number], graph: Graph, names: set[str]) -> list[Sink]:
+        sinks, calls = [], numbered(run.calls)
         for number in shared:
             call = calls[number]
-            for k, edge in enumerate(call.edges):
+            for k, edge in enumerate(run.edges[call]):
                 if edge is not None and edge.node in graph.nodes:
                     sinks.append(Sink(edge, partial(call.take, k)))
         for name in names:
             call = self.capture.bare_call(name)
-            edge = call.edges[0]
-            assert edge is not None
-            sinks.append(Sink(edge, partial(call.take, 0)))
+            sinks.append(Sink(get_gradient_edge(self.capture.trained[name]), partial(call.take, 0)))
         return sinks
 
 
@@ -183,10 +183,10 @@ def _packed_owners(packed: PackedSequence) -> Tensor:
     return torch.cat([order[: int(n)] for n in packed.batch_sizes])
 
 
-def _bad(structure: Structure, run: Run, B: int) -> Tensor:
+def _bad(structure: Structure, outputs: list[Tensor], B: int) -> Tensor:
     """Examples whose outputs are not numbers."""
     made = torch.zeros(B, dtype=torch.bool)
-    for y, layout in zip(run.outputs, structure.exits, strict=True):
+    for y, layout in zip(outputs, structure.exits, strict=True):
         if layout is not None:
-            made |= ~layout.apart(y.detach(), B).flatten(1).isfinite().all(1).cpu()
+            made |= ~layout.apart(y, B).flatten(1).isfinite().all(1).cpu()
     return made

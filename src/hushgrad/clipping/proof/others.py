@@ -58,11 +58,11 @@ class Sealing(Stage, Protocol):
         """What passes compare their tensors with, and whether whole numbers may be tried that the batch does not have."""
 
 
-def influence(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: int, lot: Random) -> str | None:
-    """How others change somebody's outputs, in words; None if they do not."""
+def influence(stage: Sealing, structure: Structure, outputs: list[Tensor], inputs: Any, B: int, lot: Random) -> str | None:
+    """How others change somebody's outputs, which are ``outputs`` in the batch, in words; None if they do not."""
     return (
-        _by_parts(stage, structure, run, inputs, B, lot)
-        or _by_crowds(stage, structure, run, inputs, B, lot)
+        _by_parts(stage, structure, outputs, inputs, B, lot)
+        or _by_crowds(stage, structure, outputs, inputs, B, lot)
         or swayed(stage, structure, inputs, B, lot)
         or _by_memory(stage, structure, inputs, B, lot)
         or _by_time(stage, structure, inputs, B, lot)
@@ -97,24 +97,24 @@ def _kept(structure: Structure, a: list[Tensor], b: list[Tensor], mine: Tensor, 
 # Left out and repeated ------------------------------------------------------------------------------------------------------
 
 
-def _by_parts(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: int, lot: Random) -> str | None:
+def _by_parts(stage: Sealing, structure: Structure, outputs: list[Tensor], inputs: Any, B: int, lot: Random) -> str | None:
     cut = B // 2 - (B % 4 == 0)  # an odd number, where both can be: a model that takes even ones only shows it now
     order = lot.sample(range(B), B)
     for part in (order[:cut], order[cut:]):
         its = torch.arange(len(part))
         made = _outputs(stage, part_of(structure.reading, inputs, part, B))
-        if not _kept(structure, run.outputs, made, torch.tensor(part), its, B, len(part)):
+        if not _kept(structure, outputs, made, torch.tensor(part), its, B, len(part)):
             return "the output of one changes when another is left out"
     return None
 
 
-def _by_crowds(stage: Sealing, structure: Structure, run: Run, inputs: Any, B: int, lot: Random) -> str | None:
+def _by_crowds(stage: Sealing, structure: Structure, outputs: list[Tensor], inputs: Any, B: int, lot: Random) -> str | None:
     """A few among so many copies of one as a batch may hold: whatever has room for fewer, or for fewer alike, is full."""
     few = lot.sample(range(B), min(B, FEW))
     copies = [*few, *[lot.randrange(B)] * crowd(B)]
     copies, n = lot.sample(copies, len(copies)), len(copies)
     made = _outputs(stage, part_of(structure.reading, inputs, copies, B))
-    if not _kept(structure, run.outputs, made, torch.tensor(copies), torch.arange(n), B, n):
+    if not _kept(structure, outputs, made, torch.tensor(copies), torch.arange(n), B, n):
         return "the output of one changes when it is among copies of another"
     return _by_kinds(stage, structure, inputs, B, few, lot)
 

@@ -149,7 +149,7 @@ def _carried(own: Owners, other: Owners, examples: int, few: int) -> Layout | No
 def _place(number: Number, first: Survey, second: Survey) -> Place:
     """Where a call has its examples, if both surveys say so."""
     site, call = number[0], numbered(first.run.calls)[number]
-    reached = [e is not None and e.node in first.graph.nodes for e in call.edges]
+    reached = [e is not None and e.node in first.graph.nodes for e in first.run.edges[call]]
     outputs = [
         DEAD
         if not reached[k]
@@ -238,7 +238,7 @@ def sources_of(stage: Names, run: Run, graph: Graph, shared: set[Number]) -> tup
         Source(f"{n[0].path} {n[1]}", e)
         for n in calls
         if n in shared
-        for e in calls[n].edges
+        for e in run.edges[calls[n]]
         if e is not None and e.node in graph.nodes
     ]
     names = set()

@@ -49,7 +49,9 @@ def broken(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Rando
     exits = exits_of(run, structure.exits)
     us = cotangents(exits, seed=1)
     found = stage.weighed(run, exits, us, _weights(picks, B))  # at once: a layer may hold on to its last call
-    others = influence(stage, structure, run, inputs, B, lot)
+    outputs = [y.detach() for y in run.outputs]
+    del run, exits  # what the pass has kept for its gradients
+    others = influence(stage, structure, outputs, inputs, B, lot)
     if others:
         return Broken(others, influence=True)
     alone = [_single(stage, structure, inputs, us, pick.example, B) for pick in picks]

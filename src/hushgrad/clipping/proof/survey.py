@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.layout import MIXED, NOBODY, Kind, Layout
@@ -34,10 +34,14 @@ __all__ = [
 
 
 class Run(NamedTuple):
-    """One pass over some examples: its outputs, and the calls of the sites."""
+    """One pass over some examples: its outputs, the calls of the sites, and where the graph has the outputs of each call.
+
+    The graph's nodes know the calls, so a call that knew its nodes would be a circle: nobody would ever let go of what the pass holds.
+    """
 
     outputs: list[Tensor]
     calls: list[Call]
+    edges: dict[Call, list[GradientEdge | None]]
     nodes: int = 0  # of the graph, that it made
     order: int = 0  # of the functions that it called
 
@@ -153,7 +157,9 @@ def surveyed(run: Run, layouts: Sequence[Layout | None], examples: int) -> Surve
         )
     graph = Graph(e.edge for e in exits)
     calls = numbered(run.calls)
-    places = [(n, k, e) for n, call in calls.items() for k, e in enumerate(call.edges) if e is not None and e.node in graph.nodes]
+    places = [
+        (n, k, e) for n, call in calls.items() for k, e in enumerate(run.edges[call]) if e is not None and e.node in graph.nodes
+    ]
     found, _ = tagged(exits, [e for _, _, e in places], [], examples) if places else ([], {})
     owners: dict[Number, list[Owners]] = {n: [Owners(None, False) for _ in call.shapes] for n, call in calls.items()}
     for (n, k, _), made in zip(places, found, strict=True):
