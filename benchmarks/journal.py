@@ -2,10 +2,10 @@
 
     python benchmarks/journal.py
 
-One run with batches of one size, so that all steps are alike and everything lies in the same places of the memory. Of every four steps the first and the last are taken with the
-journal and the other two without, or the other way round; in the end the steps that had none count for the same noise. The figure is
-the median over these fours of (with - without), in parts of a median step without, of processor time and of time on the wall; beside it
-the interval that covers the median with 95 % (order statistics). Flushing waits for the disk, which only the wall shows.
+One run with batches of one size, so that all steps are alike and everything lies in the same places of the memory. Of every four steps
+the first and the last are taken with the journal and the other two without, or the other way round. The figure is the median over
+these fours of (with - without), in parts of a median step without, of processor time and of time on the wall; beside it the interval
+that covers the median with 95 % (order statistics). Flushing waits for the disk, which only the wall shows.
 """
 
 from __future__ import annotations
