@@ -709,3 +709,26 @@ def test_random_layers_without_a_rule_are_read_as_they_ran():
     y = model(x)
     y.sum().backward()
     agrees(capture.collect(Flat(1e9)), ({"scale": y.detach().sum(0)}, y.detach().norm(dim=1)), tolerance=1e-6)
+
+
+class _Nests(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(torch.nested.as_nested_tensor(list(x.unbind()), layout=torch.jagged)).to_padded_tensor(0.0)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused_in_a_sentence(layout):
+    nested = torch.nested.nested_tensor([torch.randn(n, 3) for n in (2, 4, 1)], layout=layout)
+    with pytest.raises(CaptureError, match=r"was given a nested tensor.*Pad it"):
+        model = nn.Linear(3, 2)
+        attached(model)
+        model(nested)
+    with pytest.raises(CaptureError, match="layer returned a nested tensor"):
+        model = _Nests()
+        attached(model)
+        model(torch.randn(4, 5, 3))

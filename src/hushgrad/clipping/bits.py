@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from hushgrad.clipping.rules.vmap import tensors_of
+from hushgrad.clipping.outputs import tensors_of
 from hushgrad.errors import CaptureError
 
 __all__ = ["ROWS", "ask_for_own_bits", "require_own_bits"]

@@ -214,6 +214,8 @@ class Root:
         expected = tape.expected()
         if self.failed:
             raise NotIsolated(self.failed)
+        if any(t.data.is_nested for t in tensors):
+            tape.refuse_nested("The model was given")
         aside = self.announces and not self.model.training
         if is_evaluation(tape, tensors, expected, aside=aside):
             return None

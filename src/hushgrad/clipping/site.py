@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hushgrad.clipping._torch import backward_task, unwatched
 from hushgrad.clipping.base import Rule
 from hushgrad.clipping.call import Call
-from hushgrad.clipping.rules.vmap import tensors_of, with_tensors
+from hushgrad.clipping.outputs import tensors_of, with_tensors
 
 if TYPE_CHECKING:
     from hushgrad.clipping.tape import Tape
@@ -132,6 +132,8 @@ class Site:
         tape = self.tape
         call = Call(self, tape.batch(), args, kwargs, memory)
         if isinstance(output, Tensor):
+            if output.is_nested:
+                tape.refuse_nested(f"{self.path or 'The model'} returned")
             output, node = self._watch_one(call, output)
             made, nodes = [output], [node]
         elif made := tensors_of(output):

@@ -236,6 +236,13 @@ class Tape:
             "the model's outputs alone in the loss, and detach what the model only keeps."
         )
 
+    def refuse_nested(self, who: str) -> NoReturn:
+        """A nested tensor has no rows of one size, and so no places for examples."""
+        self.fail(
+            f"{who} a nested tensor, in which it cannot be told whose row it is. Pad it (x.to_padded_tensor(0.0), with a mask of what is "
+            "padding), or make a packed sequence of it (torch.nn.utils.rnn.pack_sequence)."
+        )
+
     @contextmanager
     def sandbox(self) -> Iterator[None]:
         """Passes inside are a proof's own; afterwards everything is as it was."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping import Capture, Flat
-from hushgrad.clipping.rules.vmap import tensors_of
+from hushgrad.clipping.outputs import tensors_of
 
 __all__ = ["check_rule", "one_by_one"]
 

@@ -1,50 +1,28 @@
-"""Proofs of one capture: the passes that they make, the state that each begins in, and what a failed one says."""
+"""Proofs of one capture, and what a failed one says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from hushgrad.clipping._torch import checkpoints_off
 from hushgrad.clipping.costs import FEW
 from hushgrad.clipping.isolated import culprit
-from hushgrad.clipping.layout import Layout
-from hushgrad.clipping.marks import mark_of
-from hushgrad.clipping.proof.course import Course, after_all
-from hushgrad.clipping.proof.given import copied, finite, floats, jittered, shuffled, tamed
+from hushgrad.clipping.proof.course import after_all
+from hushgrad.clipping.proof.given import finite, jittered, shuffled, tamed
 from hushgrad.clipping.proof.inputs import leaves, readings
-from hushgrad.clipping.proof.known import Known
 from hushgrad.clipping.proof.others import swayed
 from hushgrad.clipping.proof.prove import prove
-from hushgrad.clipping.proof.quiet import (
-    ALMOST_ONE,
-    Draws,
-    Quiet,
-    as_it_was,
-    buffers_of,
-    draw_from,
-    host_draws,
-    hushed,
-    put_back,
-    quieted,
-)
+from hushgrad.clipping.proof.quiet import ALMOST_ONE, Draws, Quiet, as_it_was, draw_from, host_draws
 from hushgrad.clipping.proof.seal import Broken, broken
-from hushgrad.clipping.proof.state import Attributes, Place, attributes_restored
+from hushgrad.clipping.proof.staged import Staged
 from hushgrad.clipping.proof.structure import Structure
-from hushgrad.clipping.proof.survey import Run, still_there, surveyed
+from hushgrad.clipping.proof.survey import still_there, surveyed
 from hushgrad.clipping.proof.words import refusal
-from hushgrad.clipping.proof.zeros import lifted
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
-
-if TYPE_CHECKING:
-    from hushgrad.clipping.capture import Capture
-    from hushgrad.clipping.tape import Tape
 
 __all__ = ["Trials"]
 
@@ -57,25 +35,8 @@ class _Failure(NamedTuple):
     drawn: frozenset[str]
 
 
-class Trials:
+class Trials(Staged):
     """Proves passes of a model. A stage of :mod:`~hushgrad.clipping.proof.prove` and :mod:`~hushgrad.clipping.proof.seal`."""
-
-    def __init__(self, capture: Capture, attributes: Attributes, lot: Random, known: Known, *, seal: bool) -> None:
-        self.model: nn.Module = capture.model
-        self._capture, self._tape, self._attributes, self._lot, self._seal = capture, capture._tape, attributes, lot, seal
-        self._known = known
-        self.runs: list[Run] | None = None  # of the proof that is running
-        self.courses: list[Course] = []  # of all its passes
-        self.of: tuple[int, Structure | None] = (0, None)
-        self.lifts = True  # parameters that are 0 while a model is proved
-        self._start: dict[str, Tensor] = {}
-        self._clocks: list[Place] | None = None  # until the first pass
-        self._counts: list[str] = []  # buffers of one number that a pass changes
-        self._spares_parameters = not seal  # shown, or of no concern
-        self._quiet = Quiet()
-        self._wrote = False
-        self.draws = False  # from Python's or numpy's generator, in some pass
-        self._draws = host_draws()  # where each pass of a proof begins: one example alone takes the branches that its batch takes
 
     # Proofs ----------------------------------------------------------------------------------------------------------------
 
@@ -189,149 +150,3 @@ class Trials:
         message = found or refusal(name, B, failure.problem, failure.drawn, packed=packed)
         self._tape.failure = message
         raise NotIsolated(message)
-
-    @contextmanager
-    def _proving(self, quiet: Quiet) -> Iterator[None]:
-        tape: Tape = self._tape
-        grads = [(p, p.grad) for p in self.model.parameters()]
-        self._start, self._quiet, self._clocks, self._draws = buffers_of(self.model), quiet, None, host_draws()
-        self.runs = []
-        try:
-            lift = lifted(self._capture.trained.values() if self.lifts else ())
-            with checkpoints_off(), as_it_was(self.model), tape.sandbox(), torch.enable_grad(), quieted(quiet), lift:
-                for p, _ in grads:
-                    p.grad = None
-                tape.deaf = True
-                yield
-        finally:
-            self.runs, self._start = None, {}
-            for p, g in grads:
-                p.grad = g
-
-    # What a proof asks (Stage, Sealing) ---------------------------------------------------------------------------------------
-
-    def run(self, inputs: Any, examples: int, structure: Structure | None = None) -> Run:
-        """A pass under the capture."""
-        assert self.runs is not None
-        tape = self._tape
-        tape.clear()
-        tape.announce(examples=examples)
-        self.runs.clear()
-        self.of = (examples, structure)
-        self._called(inputs)
-        return self.runs.pop()
-
-    def _called(self, inputs: Any, *, after: Any = None) -> Any:
-        """The model, in the state in which the proof began; what it counts is noted."""
-        if self._clocks is None:
-            return self._first_called(inputs)
-        put_back(self.model, self._start)
-        with attributes_restored(self.model, self._note):
-            if after is not None:
-                self._run(after)
-            return self._run(inputs)
-
-    def _run(self, inputs: Any) -> Any:
-        args, kwargs = copied(inputs)
-        self._quiet.seeds.clear()
-        self._quiet.listens = True
-        draw_from(self._draws)
-        try:
-            with hushed():
-                return self.model(*args, **kwargs)
-        finally:
-            self._quiet.listens = False
-            self.draws = self.draws or host_draws() != self._draws
-
-    def _first_called(self, inputs: Any) -> Any:
-        """The first, ordinary pass of a proof. What it writes to parameters is found before anything extreme is written there."""
-        marks = {} if self._spares_parameters else self._marks()
-        with attributes_restored(self.model, self._note), self._attributes.clocks() as clocks:
-            output = self._run(inputs)
-        changed = [name for name, mark in self._marks().items() if mark != marks.get(name, mark)] if marks else []
-        if changed:
-            raise CaptureError(
-                f"Parameter {changed[0]} was changed by the forward pass: it holds something of the data without any noise. Use a layer "
-                "that keeps nothing (Embedding without max_norm, no running mean), and change parameters after optimizer.step() only."
-            )
-        self._spares_parameters = True
-        now = dict(self.model.named_buffers())
-        moved = [n for n, was in self._start.items() if n in now and was.shape == now[n].shape and not torch.equal(was, now[n])]
-        self._wrote = self._wrote or bool(moved)
-        self._counts = [n for n in moved if self._start[n].numel() == 1 and self._start[n].dtype is not torch.bool]
-        self._clocks = clocks
-        return output
-
-    def _marks(self) -> dict[str, Any]:
-        return {name: mark_of(p) for name, p in self.model.named_parameters()}
-
-    def _note(self) -> None:
-        self._wrote = True
-
-    def wrote(self) -> bool:
-        """Whether a pass has left something behind in an attribute."""
-        return self._wrote
-
-    def seeds(self) -> frozenset[int]:
-        """Of the generators that the last pass has drawn from."""
-        return frozenset(self._quiet.seeds)
-
-    def compared(self) -> tuple[list[float], bool]:
-        """What passes compare their tensors with, and whether whole numbers may be tried that the batch does not have."""
-        # Not where a row of a table that is read draws its noise then, nor where one that does not exist ends the process.
-        return list(self._quiet.compared), not self._capture.by_rows and all(p.is_cpu for p in self.model.parameters())
-
-    def dim(self) -> int | None:
-        """The dimension of the inputs in which somebody has said that the examples are."""
-        said = self._tape.dim
-        return said() if callable(said) else said
-
-    def shared(self, tensor: int, shape: tuple[int, ...]) -> bool:
-        """Whether all examples share this input: so it was in an earlier proof, or somebody vouches for the model."""
-        return not self._seal or self._known.shared(tensor, shape)
-
-    def placed(self, tensors: int, tensor: int, layout: Layout) -> bool:
-        """Whether this input, of so many, had the examples there in a batch that was proved; or somebody vouches for the model."""
-        return not self._seal or self._known.placed(tensors, tensor, layout)
-
-    def name_of(self, leaf: Tensor) -> str | None:
-        """The name of a trained parameter."""
-        return self._capture.name_of(leaf)
-
-    def weighed(self, run: Run, exits: Any, us: list[Tensor], weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The sum of the examples' gradients with these weights, by the capture, and the examples' norms."""
-        self._tape.deaf = False
-        try:
-            with hushed():  # a rule, too, may run a layer again
-                torch.autograd.backward([e.edge for e in exits], us)
-                return self._capture.weighed(weights)
-        finally:
-            self._tape.deaf = True
-
-    def alone(self, inputs: Any, *, after: Any = None) -> tuple[list[Tensor], dict[str, nn.Parameter]]:
-        """A pass, and the trained parameters; ``after`` another one."""
-        return floats(self._called(inputs, after=after)), self._capture.trained
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Passes inside are without the capture."""
-        return self._capture.pause()
-
-    def buffers(self) -> dict[str, Tensor]:
-        """Copies of all buffers, as the last pass has left them."""
-        return buffers_of(self.model)
-
-    @contextmanager
-    def later(self, passes: int) -> Iterator[bool]:
-        """Inside, the model's own counts are so much further; False if it keeps none."""
-        start = self._start
-        self._start = start | {name: start[name] + passes for name in self._counts}
-        try:
-            with self._attributes.later(self._clocks or [], passes) as keeps_time:
-                yield keeps_time or bool(self._counts)
-        finally:
-            self._start = start
-
-    def precisions(self) -> set[torch.dtype]:
-        """What the model casts numbers to, by itself or by autocast."""
-        cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        return self._quiet.casts | ({torch.bfloat16} if cast else set())

@@ -15,8 +15,8 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from hushgrad.clipping.base import Example, Record, Rule, rule
+from hushgrad.clipping.outputs import tensors_of
 from hushgrad.clipping.pull import pulled
-from hushgrad.clipping.rules.vmap import tensors_of
 from hushgrad.clipping.sums import Sum
 from hushgrad.errors import CaptureError
 

@@ -10,10 +10,8 @@ examples; where both readings are possible, the one counts whose gradients add u
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +20,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from hushgrad.clipping.base import Record, Rule
+from hushgrad.clipping.outputs import tensors_of
 from hushgrad.errors import CaptureError
 
 __all__ = ["Vmap", "VmapTree"]
@@ -275,37 +274,3 @@ def _random(module: nn.Module) -> CaptureError:
         f"{type(module).__name__} owns parameters, has no rule of its own and draws random numbers, so its forward cannot be "
         "repeated for single examples. Move the dropout into a submodule of its parent, or register a rule for the layer."
     )
-
-
-def tensors_of(output: Any) -> list[Tensor]:
-    """The differentiable tensors in a layer's output, in a fixed order."""
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() or output.is_complex() else []
-    if isinstance(output, dict):
-        return [t for value in output.values() for t in tensors_of(value)]
-    if isinstance(output, (tuple, list)):
-        return [t for value in output for t in tensors_of(value)]
-    if is_dataclass(output) and not isinstance(output, type):
-        return [t for field in fields(output) for t in tensors_of(getattr(output, field.name))]
-    return []
-
-
-def with_tensors(output: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same structure with other tensors, given in the order of :func:`tensors_of`."""
-    made: Any
-    if isinstance(output, Tensor):
-        return next(tensors) if output.is_floating_point() or output.is_complex() else output
-    if isinstance(output, dict):
-        made = copy.copy(output)  # whatever kind of dict it is
-        for key, value in output.items():
-            made[key] = with_tensors(value, tensors)
-        return made
-    if isinstance(output, (tuple, list)):
-        values = [with_tensors(value, tensors) for value in output]
-        return type(output)(values) if type(output) in (tuple, list) else type(output)(*values)  # a named tuple
-    if is_dataclass(output) and not isinstance(output, type):
-        made = copy.copy(output)
-        for field in fields(output):
-            object.__setattr__(made, field.name, with_tensors(getattr(output, field.name), tensors))
-        return made
-    return output

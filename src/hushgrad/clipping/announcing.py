@@ -1,0 +1,92 @@
+"""What hooks cannot know: how many examples a batch has, whose they are, and which passes are no part of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from hushgrad import _check
+from hushgrad.clipping.root import Root
+from hushgrad.clipping.tape import Tape
+
+__all__ = ["Announcing"]
+
+
+class Announcing:
+    """The part of a capture that somebody tells it."""
+
+    _tape: Tape
+    _root: Root
+    _most: int | None
+
+    def examples(
+        self, count: int, *, padding: int = 0, dim: int | Callable[[], int | None] | None = None, usual: int | None = None
+    ) -> None:
+        """The next physical batch has ``count`` examples, of which the last ``padding`` fill it up and do not count.
+
+        Args:
+            count: of examples.
+            padding: examples at the end that do not count.
+            dim: the dimension of the inputs that holds the examples (or a function that tells it); asked for only where two
+                dimensions are both as long as the batch.
+            usual: a public number of examples of such a batch, by which formulas are chosen. They round otherwise, so that a choice by
+                ``count`` lets one record more or less move all others.
+        """
+        self._root.announces = True
+        self._tape.dim = dim
+        self._tape.most = self._most if usual is None else usual
+        self._tape.announce(examples=_check.integer(0, count=count), padding=_check.integer(0, padding=padding))
+
+    def units(self, ids: Tensor) -> None:
+        """Examples of the next physical batch with equal ``ids`` belong to one unit, whose whole gradient is clipped as one."""
+        ids = torch.as_tensor(ids)
+        if ids.dim() != 1 or ids.is_floating_point():
+            _check.fail("ids", ids, "to be a one-dimensional integer tensor, one id for each example")
+        self._tape.announce(units=ids)
+
+    @contextmanager
+    def probe(self, coefficient: float) -> Iterator[None]:
+        """Passes inside are one more probe over the *same* examples as the other probes since the last collect.
+
+        The per-example gradients of all probes are added with their coefficients, then clipped as one.
+        """
+        with self._tape.probing(_check.number(coefficient=coefficient)):
+            yield
+            for batch in self._tape.batches:  # rules that wait for collect read the parameters, which may move after the probe
+                for call in batch.calls:
+                    self._tape.quiet(call.measure)
+
+    @contextmanager
+    def summing(self) -> Iterator[None]:
+        """A backward pass inside is that of the *sum* of the examples' losses, in a run of means, too.
+
+        A mean divides every gradient by how many examples there are and rounds it: then the last bits of everybody's gradient depend on
+        whether a record is there, and of gradients that cancel, or in low precision, those are not the last ones.
+        """
+        self._tape.summing = True
+        try:
+            yield
+        finally:
+            self._tape.summing = False
+
+    @property
+    def proving(self) -> bool:
+        """Whether a pass that runs now is one of a proof: it reads what the pass reads that is to be proved, and nothing else."""
+        return self._root.proving
+
+    @property
+    def aside(self) -> bool:
+        """Whether a pass that runs now is no part of a step: one of a proof, or paused."""
+        return self.proving or self._tape.silent > 0
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Passes inside are not part of the step (an attack on the inputs, say). They must not reach ``p.grad``."""
+        self._tape.silent += 1
+        try:
+            yield
+        finally:
+            self._tape.silent -= 1
