@@ -108,7 +108,7 @@ calibrations: $(VENV)/.ready  ## calibrate COUNT=10000 random runs and check eve
 	PYTHONPATH=tests/rigorous OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/rigorous/calibrations.py --docs docs/accounting-truth.md \
 	  $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
-# ONLY=lowest tries that set and leaves the page alone.
+# ONLY=lowest tries that set.
 compat: $(VENV)/.ready  ## try the lowest and the newest numpy, scipy, scikit-learn, transformers, lightning, flwr (minutes)
 	$(BIN)/python docs/compat.py $(if $(ONLY),--only $(ONLY))
 

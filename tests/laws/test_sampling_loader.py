@@ -214,6 +214,13 @@ def test_wrong_sizes_are_refused():
         sampling.loader(DATA, POISSON, rng_key=b"short")
 
 
+@pytest.mark.parametrize("wrong", [{"batch_size": 41}, {"shuffle": 1}, {"shuffle": "no"}, {"epochs": 0}])
+def test_a_round_robin_that_means_nothing_is_refused(wrong):
+    assert sampling.RoundRobin(batch_size=40, dataset_size=40).steps == 1
+    with pytest.raises(ArgumentError, match=next(iter(wrong))):
+        sampling.RoundRobin(**{"batch_size": 4, "dataset_size": 40, **wrong})
+
+
 def test_two_loops_over_one_loader_are_refused():
     loader = sampling.loader(DATA, POISSON, rng_key=KEY)
     one, two = iter(loader), iter(loader)
