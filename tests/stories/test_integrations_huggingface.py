@@ -437,6 +437,34 @@ def test_what_would_change_the_plan_is_refused(message, tmp_path):
         PrivateTrainer(bert(), arguments(tmp_path, **REFUSED[message]), a_plan(), train_dataset=labelled())
 
 
+def own_loss(outputs, labels, num_items_in_batch=None):
+    return torch.nn.functional.cross_entropy(outputs["logits"], labels)
+
+
+ARGUMENTS = {
+    "compute_loss_func='own_loss' to be left out. It is given a whole batch.* Override compute_loss": {
+        "compute_loss_func": own_loss
+    },
+    "model_init='bert' to be left out. Make the model before": {"model_init": bert},
+    r"optimizer_cls_and_kwargs='tuple' to be left out. Give optimizers=": {"optimizer_cls_and_kwargs": (torch.optim.SGD, {})},
+    r"peft_config='dict' to be left out. Wrap the model before": {"peft_config": {}},
+}
+
+
+@pytest.mark.parametrize("message", ARGUMENTS)
+def test_arguments_of_trainer_without_a_place_here_are_refused(message, tmp_path):
+    with pytest.raises(ArgumentError, match=message):
+        PrivateTrainer(bert(), arguments(tmp_path), a_plan(), train_dataset=labelled(), **ARGUMENTS[message])
+
+
+def test_unknown_arguments_are_no_arguments(tmp_path):
+    with pytest.raises(TypeError, match="has no argument loss_function"):
+        PrivateTrainer(bert(), arguments(tmp_path), a_plan(), train_dataset=labelled(), loss_function=own_loss)
+    given = {"preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1), "compute_loss_func": None}
+    trainer = PrivateTrainer(bert(), arguments(tmp_path), a_plan(), train_dataset=labelled(), **given)
+    assert trainer.preprocess_logits_for_metrics is given["preprocess_logits_for_metrics"]
+
+
 def test_more_refusals(tmp_path):
     two = TwoDevices(output_dir=str(tmp_path), use_cpu=True, save_strategy="no", report_to="none")
     with pytest.raises(ArgumentError, match=r"n_gpu=2 to be 1 in each process. .* torchrun"):

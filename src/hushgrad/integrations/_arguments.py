@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from transformers import TrainingArguments
 
 from hushgrad import _check
 from hushgrad.train.plan import Plan
 
-__all__ = ["as_planned", "require_fitting"]
+__all__ = ["as_planned", "require_fitting", "require_known"]
 
 _WORLDS = (
     "WORLD_SIZE",
@@ -18,6 +20,25 @@ _WORLDS = (
     "OMPI_COMM_WORLD_SIZE",
     "MV2_COMM_WORLD_SIZE",
 )  # where a launcher says how many processes there are
+
+# Arguments of Trainer and of SFTTrainer that a private one does not take, and what to do instead.
+_INSTEAD = {
+    "compute_loss_func": "It is given a whole batch, whose examples it may mix. Override compute_loss with a mean over the examples.",
+    "model_init": "Make the model before: the run is attached to one model, once.",
+    "optimizer_cls_and_kwargs": "Give optimizers=(optimizer, None).",
+    "peft_config": "Wrap the model before: get_peft_model(model, config).",
+    "formatting_func": "Give the data a column of texts before: dataset.map(...).",
+}
+
+
+def require_known(given: Mapping[str, Any]) -> None:
+    """Arguments of Trainer that a private one has no place for are refused with what to do instead; unknown ones are no arguments."""
+    for name, value in given.items():
+        if name != "preprocess_logits_for_metrics" and name not in _INSTEAD:
+            raise TypeError(f"PrivateTrainer has no argument {name}.")
+        if name in _INSTEAD and value is not None:
+            shown = getattr(value, "__name__", type(value).__name__)
+            _check.fail(name, shown, "to be left out", _INSTEAD[name])
 
 
 def as_planned(args: TrainingArguments) -> TrainingArguments:

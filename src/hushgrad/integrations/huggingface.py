@@ -19,7 +19,7 @@ except ImportError as error:  # pragma: no cover
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
-from hushgrad.integrations._arguments import as_planned, require_fitting
+from hushgrad.integrations._arguments import as_planned, require_fitting, require_known
 from hushgrad.integrations._batches import Batches
 from hushgrad.integrations._padding import require_padding_apart
 from hushgrad.integrations._texts import require_texts, require_unmerged
@@ -74,6 +74,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         seed: instead of a key, for experiments.
         max_epsilon: stop before more than this is spent.
         check_isolation: test on the first batch that no example influences another; False: you vouch for it.
+        others: ``preprocess_logits_for_metrics``, for evaluation, as in Trainer. Its other arguments are refused.
     """
 
     def __init__(
@@ -95,7 +96,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         seed: int | None = None,
         max_epsilon: float | None = None,
         check_isolation: bool = True,
+        **others: Any,
     ) -> None:
+        require_known(others)
         self.plan = _check.instance(Plan, plan=plan)
         require_fitting(args, plan)
         super().__init__(
@@ -108,6 +111,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             compute_metrics=compute_metrics,
             callbacks=callbacks,
             optimizers=optimizers,
+            **others,
         )
         self.model_accepts_loss_kwargs = False  # the loss is per example, never divided by the tokens of a whole batch
         self._given = key, seed
