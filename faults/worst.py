@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path as File
 from typing import Any, NamedTuple
 
@@ -30,8 +30,10 @@ from hushgrad.clipping.certificate import KAPPA, Certificate
 from hushgrad.errors import HushgradError
 from hushgrad.events import Relation
 from hushgrad.release.placement import Replicated, Sharded, Whole
-from hushgrad.release.placement.together import CheckedTogether
+from hushgrad.release.placement.together import CheckedTogether, split_evenly
 from hushgrad.release.placement.world import World
+from hushgrad.sampling.batch import Batch, stamp
+from hushgrad.train.own_sizes import OwnSizes
 
 sys.path.insert(0, str(File(__file__).parent))
 from worst_paths import PATHS, Path
@@ -39,6 +41,7 @@ from worst_paths import PATHS, Path
 BOUND = 1 + 1e-4
 PLACES = {"whole": 1, "replicated": 2, "sharded": 2}  # processes
 ONE_PROCESS = {"embedding, rows"}  # lazy tables
+_WHOLE = 2**31  # a batch is one micro-batch
 
 
 class Sums:
@@ -47,7 +50,9 @@ class Sums:
     def __init__(self, path: Path, *, place: str = "whole", certified: bool = False, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.path, self.certified, self.place = path, certified, place
+        torch.set_num_threads(path.threads)
         self.model = path.model().to(path.dtype)
+        self._sizes = OwnSizes.of(self.model, certified=certified).sizes
         self.each = path.inputs[0] if "units" in path.how else 1
         self.others = _examples(path, path.others * self.each)
         self.world = World.here() if place != "whole" else World()
@@ -69,13 +74,13 @@ class Sums:
     def __call__(self, record: Record | None) -> dict[str, Tensor]:
         """The sums; of the others alone where the record is refused."""
         try:
-            return self._added(*self._share(record))
+            return self._added(self._share(record))
         except HushgradError:
             if record is None:
                 raise
             self.refused += 1
             self.detach()
-            return self._added(*self._share(None))
+            return self._added(self._share(None))
 
     def detach(self) -> None:
         """Leave the model as it was; the next call attaches, and proves, anew."""
@@ -84,7 +89,7 @@ class Sums:
             self._capture.detach()
             self._capture = None
 
-    def _share(self, record: Record | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _share(self, record: Record | None) -> Batch:
         """This process's examples: units are dealt, and the record is in the first process."""
         x, y = self.others
         units = torch.arange(len(x)) // self.each
@@ -92,16 +97,22 @@ class Sums:
         x, y, units = x[mine], y[mine], units[mine]
         if record is not None and self.world.rank == 0:
             rows = record if "units" in self.path.how else tuple(t.unsqueeze(0) for t in record)
-            x, y = torch.cat([x, rows[0]]), torch.cat([y, rows[1]])
-            units = torch.cat([units, units.new_full((len(rows[0]),), self.path.others)])
-        return x, y, units if "units" in self.path.how else None
+            x, y = torch.cat([rows[0], x]), torch.cat([rows[1], y])  # before the others: all have other places then
+            units = torch.cat([units.new_full((len(rows[0]),), self.path.others), units])
+        about = {"units": units if "units" in self.path.how else None, "sizes": self._sizes}
+        return stamp([x, y], step=0, examples=len(x), **about)
 
-    def _added(self, x: Tensor, y: Tensor, units: Tensor | None) -> dict[str, Tensor]:
+    def _parts(self, batch: Batch) -> Iterator[Batch]:
+        """As a run cuts it, and fills it up."""
+        size = self.path.cut * self.each if "micro" in self.path.how else _WHOLE
+        return split_evenly(batch, size, self.world) if self.place == "sharded" else batch.split(size)
+
+    def _added(self, batch: Batch) -> dict[str, Tensor]:
         capture = self._attached()
         capture.discard()
         with self.world.together():  # all take the record, or none
-            for some in _parts(self.path, len(x)):
-                self._passes(capture, x[some], y[some], None if units is None else units[some])
+            for part in self._parts(batch):
+                self._passes(capture, part)
                 if "micro" in self.path.how and self.place != "sharded":  # there folding sends
                     capture.fold(self.path.clip)
             capture.check()
@@ -117,25 +128,25 @@ class Sums:
             together = self.place == "sharded"
             self._gate = CheckedTogether(self.model, self.world, self._capture.pause) if together else _Nothing()
             self._capture.attach()
-            x, y, units = self._share(None)
-            self._gate.before(len(x))
-            self._passes(self._capture, x, y, units)
+            (first,) = self._share(None).split(_WHOLE)
+            self._gate.before(first.examples)
+            self._passes(self._capture, first)
             self._capture.discard()
             if self.path.how == "rows":
                 self._capture.keep_rows(self._capture.scattered)
         return self._capture
 
-    def _passes(self, capture: Capture, x: Tensor, y: Tensor, units: Tensor | None) -> None:
-        path = self.path
+    def _passes(self, capture: Capture, part: Any) -> None:
+        path, (x, y) = self.path, part
         x, y = x if path.ids else x.to(path.dtype), y.to(path.dtype)
         for k, sign in enumerate((1.0, -1.0) if path.how == "probes" else ()):
             with capture.probe(sign):
-                capture.examples(len(x), dim=0)
+                capture.examples(len(x), padding=part.padding, dim=0)
                 (self.model(x) * (sign * y[:, k])).sum().backward()
         if path.how != "probes":
-            capture.examples(len(x), dim=0)
-            if units is not None:
-                capture.units(units)
+            capture.examples(len(x), padding=part.padding, dim=0)
+            if part.units is not None:
+                capture.units(part.units)
             (self.model(x) * y).sum().backward()
 
 
@@ -167,6 +178,7 @@ def search(name: str, *, tries: int, seed: int, certified: bool = False, place: 
         return Found(*worst, sums.refused)
     finally:
         sums.detach()
+        torch.set_num_threads(1)
 
 
 def _examples(path: Path, count: int) -> tuple[Tensor, Tensor]:
@@ -176,13 +188,16 @@ def _examples(path: Path, count: int) -> tuple[Tensor, Tensor]:
     y = 1 + 0.1 * torch.randn(count, *target)
     if path.how == "probes":
         y[:, 1] *= -0.5
-    return x, y
+    return _cancelling(path, x, y) if "cancelling" in path.how else (x, y)
 
 
-def _parts(path: Path, count: int) -> list[slice]:
-    each = path.inputs[0] if "units" in path.how else 1  # a unit's examples are in one part
-    size = -(-count // (3 * each)) * each if "micro" in path.how else count
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+def _cancelling(path: Path, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """A unit's second example, or a record's second position, is nearly minus the first: what is left of a large gradient is rounding."""
+    for t, sign in ((x, 1 + 1e-7), (y, -1.0)):
+        parts = t.view(-1, path.inputs[0], *t.shape[1:]) if "units" in path.how else t
+        parts[:, 1] = parts[:, 0] * sign
+    y[2 :: path.inputs[0]] *= 1e-6 if "units" in path.how else 1.0
+    return x, y * 1e6
 
 
 # All searches -------------------------------------------------------------------------------------------------------------

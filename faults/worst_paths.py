@@ -23,9 +23,11 @@ class Path(NamedTuple):
     target: tuple[int, ...]
     ids: int = 0  # inputs are ids below this number
     clip: Clipper = Flat(1.0)
-    how: str = "batch"  # or units, probes, micro-batches, rows
+    how: str = "batch"  # or units, probes, micro-batches, rows; cancelling: the others' parts cancel, so that any rounding shows
     dtype: torch.dtype = torch.float32
     others: int = _OTHERS
+    cut: int = 8  # of micro-batches, in units
+    threads: int = 1
 
 
 class _First(nn.Module):
@@ -97,6 +99,32 @@ def _small() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
 
 
+def _middle() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+
+
+def _few() -> dict[str, Path]:
+    """Batches of 1 to 12 rows, and micro-batches of few: libraries compute these by other kernels than larger ones."""
+    users = Path(_small, (3, 8), (3, 8), how="units, cancelling")
+    texts = Path(_small, (2, 8), (2, 8), how="cancelling")
+    one = Path(lambda: nn.Sequential(nn.Linear(8, 1), nn.Tanh(), nn.Linear(1, 8)), (3, 8), (3, 8), how="units, cancelling")
+    cut = users._replace(how="units, micro-batches, cancelling", others=5)
+    made = {
+        **{f"few users, {n}": users._replace(others=n) for n in (1, 2, 3)},
+        **{f"few texts, {n}": texts._replace(others=n) for n in (1, 2, 5)},
+        "few users, one wide": one._replace(others=5),
+        **{f"few users, cut to {n}": cut._replace(cut=n) for n in (1, 2, 3)},
+        **{f"few texts, cut to {n}": texts._replace(how="micro-batches, cancelling", cut=n, others=7) for n in (1, 2, 3, 5)},
+    }
+    twice = ("few users, 1", "few users, 2", "few users, 3", "few texts, 2", "few users, cut to 3", "few texts, cut to 5")
+    wide = {"model": _middle, "threads": 2}
+    return {**made, **{f"{name}, two threads": _wider(made[name])._replace(**wide) for name in twice}}
+
+
+def _wider(path: Path) -> Path:
+    return path._replace(inputs=(*path.inputs[:-1], 64), target=(*path.target[:-1], 64))
+
+
 _ADAPTIVE = Adaptive(1.0, batch_size=_OTHERS)
 PATHS: dict[str, Path] = {
     "one position": Path(_linear, (64,), (64,)),
@@ -143,4 +171,5 @@ PATHS: dict[str, Path] = {
     "per layer": Path(_small, (4, 8), (4, 8), clip=PerLayer(1.0)),
     "automatic": Path(_linear, (4, 64), (4, 64), clip=Automatic(1.0)),
     "adaptive": Path(_linear, (4, 64), (4, 64), clip=_ADAPTIVE),
+    **_few(),
 }  # fmt: skip

@@ -14,6 +14,7 @@ from hushgrad.clipping.bits import ROWS, require_own_bits
 from hushgrad.denoise import SVRG
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import stamp
+from hushgrad.sampling.sizes import Sizes
 from hushgrad.train import Plan, fit, make_private
 
 
@@ -141,12 +142,14 @@ def test_narrow_layers_have_bits_of_their_own_once_they_were_asked_for():
 @pytest.mark.parametrize("size", [1, 5, 100])
 def test_parts_are_filled_up_with_copies_of_their_first_row(count, size):
     x, words = torch.arange(float(count)), [str(i) for i in range(count)]
-    batch = stamp({"x": x, "words": words, "mask": torch.ones(50, 9)}, step=0, examples=count, multiple=ROWS)
+    batch = stamp({"x": x, "words": words, "mask": torch.ones(50, 9)}, step=0, examples=count, sizes=Sizes(ROWS))
     seen = []
     for part in batch.split(size):
         counted = part.examples - part.padding
         assert (
-            part.examples % ROWS == 0 and len(part["x"]) == len(part["words"]) == part.examples and part["mask"].shape == (50, 9)
+            part.examples % (ROWS if size > 1 else 1) == 0
+            and len(part["x"]) == len(part["words"]) == part.examples
+            and part["mask"].shape == (50, 9)
         )
         assert part["x"][counted:].tolist() == [float(part["x"][0])] * part.padding if counted else part.padding == 0
         assert part["words"] == [str(int(value)) for value in part["x"]]

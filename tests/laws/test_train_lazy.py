@@ -118,10 +118,11 @@ def _by_hand(plan: Plan, decay: float, evaluated: dict[int, list[int]]) -> Tenso
     model, rate = _model(), 0.4
     owed, std, last = [0.0] * ROWS, plan.noise_multiplier * plan.max_grad_norm / plan.batch_size, 0
     shadow = _private(_model(), plan, lazy=False)  # only for its batches
-    for step, (x, y) in enumerate(shadow.loader(_data())):
+    for step, batch in enumerate(shadow.loader(_data())):
+        (x, y), counted = batch, batch.examples - batch.padding
         _settled_by_hand(model.table.weight, owed, x.flatten().unique().tolist(), last)
         with torch.enable_grad():
-            sums = _clipped_sum(model, x, y, plan.max_grad_norm)
+            sums = _clipped_sum(model, x[:counted], y[:counted], plan.max_grad_norm)
         model.table.weight -= rate * sums[0] / plan.batch_size
         for index, p in enumerate(list(model.parameters())[1:], 1):
             p -= rate * (sums[index] / plan.batch_size + std * Source(key=KEY).z(step, index, p))

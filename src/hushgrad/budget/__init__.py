@@ -20,9 +20,7 @@
 | ``store``, ``sqlite``, ``postgresql`` | where the rows are kept |
 | ``policy`` | what an organisation allows |
 | ``folder`` | what the folder of a killed run proves |
-| ``chain`` | rows read, appended under the lock, verified |
-| ``admission``, ``closing`` | runs before they begin, and when they have ended |
-| ``ledger`` | the ledger itself: data sets and all of these |
+| ``ledger`` | the ledger itself |
 """
 
 from hushgrad.budget.ledger import Ledger, Verification

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check
+from hushgrad.sampling.sizes import AS_THEY_COME, Sizes
 
 __all__ = ["Batch", "empty_like", "stamp"]
 
@@ -21,7 +22,7 @@ class Batch:
 
     ``step``: the step that it was drawn for. ``examples``: how many examples it holds; 0 is a batch too, and its step must be
     taken. ``units``: with user-level privacy a (examples,) tensor of unit numbers, else None. ``padding``: how many of the examples,
-    at the end, are copies of the first one that fill the batch up and do not count (certified runs, plans with ``pad_to``).
+    at the end, are copies of the first one that fill the batch up and do not count (few examples, certified runs, plans with ``pad_to``).
 
         >>> batch = stamp([torch.arange(5), torch.ones(5, 2)], step=3, examples=5)
         >>> x, y = batch
@@ -36,7 +37,7 @@ class Batch:
     part: int | None  # None: the whole batch of its step; else the number of this micro-batch
     cut: int | None  # the size that was asked for, of a micro-batch
     _issue: Callable[[Batch], None] | None
-    _multiple: int  # of examples that a batch or part is filled up to
+    _sizes: Sizes  # that a batch or part is filled up to
     _fixed: bool  # every batch of the run has this one's size
     _records: np.ndarray | None  # the numbers of all records, or units, that take part in the step, in every process
 
@@ -48,28 +49,32 @@ class Batch:
         """
         size = _check.positive_int(size=size)
         for number, (first, last) in enumerate(self._cuts(size)):
-            part = self._part(first, last, number)
-            part.cut = size
+            part = self._part(first, last, number, size)
             if self._issue is not None:
                 self._issue(part)
             yield part
 
-    def _part(self, first: int, last: int, number: int) -> Batch:
+    def _part(self, first: int, last: int, number: int, cut: int | None = None) -> Batch:
         """Examples [first, last), filled up with copies of the first of them."""
-        more = (first - last) % self._multiple
-        padding = more + last - max(first, min(last, self.examples - self.padding))
-        rows = slice(first, last) if not more else [*range(first, last), *[first] * more]
+        counted = self.examples - self.padding
+        more = self._sizes.rows(last - first, cut) - (last - first)
+        padding = more + last - max(first, min(last, counted))
+        rows: slice | list[int] = slice(first, last + more)
+        if more and not (first == 0 and counted <= last and last + more <= self.examples):  # else the copies are there already
+            rows = [*range(first, last), *[first] * more]
         data = _rows(_plain(self), rows, self.examples)
         units = None if self.units is None else self.units[rows]
         about: dict[str, Any] = {
             "step": self.step,
             "units": units,
             "padding": padding,
-            "multiple": self._multiple,
+            "sizes": self._sizes,
             "fixed": self._fixed,
             "issue": self._issue,
         }
-        return stamp(data, examples=last - first + more, part=number, **about)
+        part = stamp(data, examples=last - first + more, part=number, **about)
+        part.cut = cut
+        return part
 
     def _cuts(self, size: int) -> list[tuple[int, int]]:
         count = self.examples if self._fixed else self.examples - self.padding
@@ -105,7 +110,7 @@ def stamp(
     examples: int,
     units: Tensor | None = None,
     padding: int = 0,
-    multiple: int = 1,
+    sizes: Sizes = AS_THEY_COME,
     fixed: bool = False,
     part: int | None = None,
     issue: Callable[[Batch], None] | None = None,
@@ -126,7 +131,7 @@ def stamp(
     else:
         _check.fail("batch", type(data).__name__, "to be a tensor, tuple, list or dict", "Let collate_fn return one of these.")
     batch.step, batch.examples, batch.units, batch.part, batch.cut = step, examples, units, part, None
-    batch.padding, batch._multiple, batch._fixed, batch._issue, batch._records = padding, multiple, fixed, issue, records
+    batch.padding, batch._sizes, batch._fixed, batch._issue, batch._records = padding, sizes, fixed, issue, records
     return batch  # type: ignore[no-any-return]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from math import gcd
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -18,6 +17,7 @@ from hushgrad.sampling.batch import Batch, empty_like, stamp
 from hushgrad.sampling.draws import Draws
 from hushgrad.sampling.grown import grown_dim, keeps_apart
 from hushgrad.sampling.seeds import seeded
+from hushgrad.sampling.sizes import AS_THEY_COME, Sizes
 from hushgrad.sampling.units import Grouping, Units
 
 __all__ = ["BatchLoader", "loader"]
@@ -69,12 +69,12 @@ class _Hands(Dataset[_Hand]):
         collate: Callable[[list[Any]], Any],
         seeds: bytes | None = None,
         copies: int = 1,
-        multiple: int = 1,
+        sizes: Sizes = AS_THEY_COME,
         draws: Draws | None = None,
         fixed: int | None = None,
     ) -> None:
         self._dataset, self._units, self._collate, self._seeds, self._draws = dataset, units, collate, seeds, draws
-        self._copies, self.multiple, self.fixed = copies, multiple, fixed
+        self._copies, self.sizes, self.fixed = copies, sizes, fixed
         self._empty: Any = None
 
     def __getitem__(self, asked: tuple[int, np.ndarray]) -> _Hand:
@@ -93,10 +93,13 @@ class _Hands(Dataset[_Hand]):
 
     def _missing(self, count: int) -> int:
         """Examples that are missing to the size of a batch."""
-        padding = (self.fixed or count) - count
-        if padding < 0:
+        size = self.fixed or count
+        if size < count:
             raise ArgumentError(f"Expected a batch to have at most {self.fixed} examples. This is a defect of its sampler.")
-        return padding + -(count + padding) % (self.multiple // gcd(self.multiple, self._copies))
+        fine = self.sizes.fine
+        while (fine is None or size * self._copies < fine) and self.sizes.rows(size * self._copies) > size * self._copies:
+            size += 1
+        return size - count
 
     def _several(self, step: int, indices: np.ndarray) -> Any:
         """Every record read several times, copies of one record side by side; copy c of step t follows from (key, t, c)."""
@@ -197,7 +200,7 @@ class BatchLoader:
                 raise ArgumentError(f"Expected step={hand.step} to be step {self._next}. Do not run two loops over one loader.")
             self._next += 1
             about: dict[str, Any] = {"step": hand.step, "examples": hand.examples, "units": hand.units}
-            about |= {"padding": hand.padding, "multiple": self._hands.multiple, "fixed": self._hands.fixed is not None}
+            about |= {"padding": hand.padding, "sizes": self._hands.sizes, "fixed": self._hands.fixed is not None}
             batch = stamp(hand.data, **about, issue=self._on_issue, records=steps.records(hand.step))
             if self._on_issue is not None:
                 self._on_issue(batch)
@@ -253,7 +256,7 @@ def loader(
     seeds: bytes | None = None,
     attendance: Callable[[int], None] | None = None,
     copies: int = 1,
-    multiple: int = 1,
+    sizes: Sizes = AS_THEY_COME,
     fixed: int | None = None,
     collate_fn: Callable[[list[Any]], Any] = default_collate,
     **dataloader_options: Any,
@@ -275,7 +278,7 @@ def loader(
             from (seeds, t), in workers and here alike, so that an augmentation is the same whenever the step is dealt again.
         attendance: told the number of records, or units, before the first batch.
         copies: how many times each example is read and dealt, as rows of one unit: for random augmentations.
-        multiple: of examples that a batch, or a part of one, is filled up to by copies of its first one; ``batch.padding`` counts them.
+        sizes: that a batch, or a part of one, is filled up to by copies of its first example; ``batch.padding`` counts them.
         fixed: records, or units, that every batch is filled up to over all processes, in the same way; units need a cap.
         collate_fn: list of examples -> batch, as in torch; never called with an empty list.
         dataloader_options: ``num_workers``, ``pin_memory`` and so on of ``torch.utils.data.DataLoader``.
@@ -311,7 +314,7 @@ def loader(
         _check.fail("rank", rank, f"to be below world_size={world_size}")
     rows = None if fixed is None else _rows_of(_check.positive_int(fixed=fixed), units, world_size)
     return BatchLoader(
-        _Hands(dataset, units, collate_fn, seeds, copies, _check.positive_int(multiple=multiple), draws, rows),
+        _Hands(dataset, units, collate_fn, seeds, copies, sizes, draws, rows),
         lambda first: _Steps(deal, first, stop, rank, world_size),
         start=_check.integer(0, start=start),
         stop=stop,

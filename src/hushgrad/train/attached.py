@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from hushgrad import _check
 from hushgrad._widest import require_double
 from hushgrad.clipping import Capture
-from hushgrad.clipping.bits import ask_for_own_bits
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.rejected import Rejected
 from hushgrad.guarantee import Ledger
@@ -32,9 +31,10 @@ from hushgrad.sampling.attendance import Attendance
 from hushgrad.train.after.averaged import Averaged
 from hushgrad.train.books import Books
 from hushgrad.train.contract import DataContract
-from hushgrad.train.guard import Guard, Watch
+from hushgrad.train.guard import Guard
 from hushgrad.train.losses import Losses
 from hushgrad.train.own_bits import OwnBits
+from hushgrad.train.own_sizes import OwnSizes
 from hushgrad.train.parts import Parts
 from hushgrad.train.plan import Plan
 from hushgrad.train.saving import Saving
@@ -70,7 +70,7 @@ class Attached(Saving):
         if plan.certified:
             for device in {p.device for p in self._params.values()}:
                 require_double(device, "certified sums")
-            ask_for_own_bits()
+        self._own = OwnSizes.of(model, certified=plan.certified)
         certificate = Certificate(plan.capacity, plan.capacity // self._world.size) if plan.certified else None
         # Public; how many records the units of a batch have is not, unless micro-batches say it.
         self._usual = None if plan.unit == "user" else ceil(plan.batch_size * plan.augmentations / self._world.size)
@@ -135,7 +135,6 @@ class Attached(Saving):
             self._checks.append(self._check_captured)
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
-        self._handles.append(Watch(self))
 
     def _attach_tables(self) -> None:
         require_lazy_plan(self.plan, self._world, sharded=self.placement.in_parts)

@@ -47,7 +47,8 @@ class PrivateLoss:
             raise ArgumentError("Expected a batch of private.loader(): a loss of other data has no place in a private step.")
         if any(isinstance(arg, nn.Module) for arg in args):
             return self._of_batch(args, examples)
-        return self._losses.covered(self._of_outputs(args, examples))
+        over = examples if self._losses.fixed else examples - self._losses.padding  # else only those that count are in the mean
+        return self._losses.covered(self._of_outputs(args, examples), over=over)
 
     # A function of outputs and targets: it is called with one example at a time, so it cannot see another one ---------------------
 

@@ -35,7 +35,7 @@ class OwnBits:
         if not self._passed:
             return ()
         return (
-            f"Batches are filled up to multiples of {ROWS} rows; then each row of this model has bits of its own on this machine",
+            "Batches are filled up to public numbers of rows; then each row of this model has bits of its own on this machine",
         )
 
     def _check(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ from torch.utils.data import IterableDataset
 
 from hushgrad import _check, sampling
 from hushgrad.clipping import Clipper
-from hushgrad.clipping.bits import ROWS
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
@@ -133,7 +132,7 @@ class Private(Attached):
             seeds=self._key.workers,
             attendance=self._attended,
             copies=self.plan.augmentations,
-            multiple=ROWS if self.plan.certified else 1,
+            sizes=self._own.sizes,
             fixed=self.plan.pad_to,
             **dataloader_options,
         )
@@ -189,7 +188,7 @@ class Private(Attached):
         """What the steps taken so far cost, earlier phases included: from the ledger, not from the plan."""
         self.settle()
         self._books.broken = self._books.broken or self._contract.changed()
-        notes = (*self._bits.notes, *self.losses.notes, *self._journal.notes, *self._contract.notes)
+        notes = (*self._own.notes, *self._bits.notes, *self.losses.notes, *self._journal.notes, *self._contract.notes)
         return guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant, notes=notes)
 
     def audit(self, dataset: Any, loss_fn: Callable[[Any, Any], Tensor] | Loop, **options: Any) -> Any:

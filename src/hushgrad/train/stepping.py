@@ -41,6 +41,7 @@ from hushgrad.train.contract import DataContract
 from hushgrad.train.guard import Guard
 from hushgrad.train.losses import Losses
 from hushgrad.train.own_bits import OwnBits
+from hushgrad.train.own_sizes import OwnSizes
 from hushgrad.train.parts import Parts
 from hushgrad.train.plan import Plan
 
@@ -78,6 +79,7 @@ class Stepping:
     _later: Later
     _lazy: LazyTables | None
     _bits: OwnBits
+    _own: OwnSizes
     _parts: Parts
     _together: Callable[[], AbstractContextManager[None]]  # all processes leave the block, or none
     _before_pass: list[Callable[[int], None]]  # what is done before a pass over so many examples
@@ -102,11 +104,6 @@ class Stepping:
         """Give every row of lazy tables the noise that it owes: then their memory is as private as everything else."""
         if self._lazy is not None:
             self._lazy.settle()
-
-    @property
-    def dealt(self) -> bool:
-        """Whether the run has dealt a batch of records in this process, or taken a step."""
-        return self._issued is not None or self._books.taken > 0
 
     def _in_step(self) -> bool:
         """Whether a forward pass that runs now reads rows of the step's own batch; a proof's passes do, with gradients and without."""

@@ -1,0 +1,104 @@
+"""From how many rows on a row of a batch has bits of its own on this machine: looked at before a run, on products of the model's shapes.
+
+Libraries choose kernels by shape. Where a batch of three rows is computed by another kernel than one of four, a fourth record changes the
+last bits of the other three, and a network, or a unit whose examples cancel, amplifies that as it likes. So batches are filled up
+to sizes in which this does not happen. Nothing here reads data: which sizes these are is a public fact about model and machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hushgrad.clipping.bits import ROWS, ask_for_own_bits
+from hushgrad.sampling.sizes import Sizes
+
+__all__ = ["OwnSizes"]
+
+_WIDE = 256  # wider layers are looked at as if they were so wide
+_NARROW = 16  # inputs: such layers have other bits at other places, unless MKL is asked in time
+_REFERENCE = 128  # rows
+_MULTIPLES = (4, 8, 16)
+_FEW = 3  # rows that are taken for others than more rows without looking: convolutions and recurrent layers are not looked at
+_ANY = 2**31
+_PLACES = (
+    "On this machine a row of a narrow layer of this model has other last bits at another place in its batch, so that a record may move "
+    "others by rounding; MKL_CBWR=AUTO in the environment in which Python is started ends that"
+)
+_SIZES = (
+    "With these threads a row of this model has other last bits in a batch of another size, so that a record may move others by rounding; "
+    "one thread, pad_to= or micro-batches, which then all have one size, end that"
+)
+
+
+class OwnSizes(NamedTuple):
+    """The sizes that a run's batches have, and what a guarantee must say about them."""
+
+    sizes: Sizes
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, model: nn.Module, *, certified: bool = False) -> OwnSizes:
+        """For this model on this machine, with as many threads as there are now. A device's kernels are not looked at."""
+        weights = {_shape(p) for p in model.parameters() if p.dim() > 1 and p.is_floating_point() and p.device.type == "cpu"}
+        if certified or any(inputs <= _NARROW for _, inputs, _ in weights):
+            ask_for_own_bits()
+        threads = torch.get_num_threads()
+        if certified:  # the first batch shows whether it is enough
+            return cls(Sizes(ROWS if threads == 1 else 2 * ROWS))
+        return cls(Sizes()) if not weights else _sizes([_looked_at(*shape, threads) for shape in sorted(weights, key=str)])
+
+
+class _Seen(NamedTuple):
+    """Of one shape: the sizes of batches whose rows differ from those of large ones, and those within which the place matters."""
+
+    other: frozenset[int]
+    tried: int  # the largest one
+    moved: frozenset[int]
+
+
+def _shape(p: Tensor) -> tuple[int, int, torch.dtype]:
+    outputs, inputs = p.shape[0], p.shape[1:].numel()
+    return min(outputs, _WIDE), min(inputs, _WIDE), p.dtype
+
+
+@cache
+def _looked_at(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> _Seen:
+    """Products with a weight of this shape and with its transpose, for batches of every size up to a few for each thread."""
+    generator, tried = torch.Generator().manual_seed(0), 4 * max(8, threads) + 3
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    weight, bias, x, g = drawn(outputs, inputs), drawn(outputs), drawn(_REFERENCE, inputs), drawn(_REFERENCE, outputs)
+
+    def rows(first: int, last: int) -> tuple[Tensor, Tensor]:
+        return nn.functional.linear(x[first:last].clone(), weight, bias), g[first:last].clone().mm(weight)
+
+    def equal(some: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
+        return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+    with torch.no_grad():
+        whole = rows(0, _REFERENCE)
+        sizes = range(1, tried + 1)
+        other = [n for n in sizes if not equal(rows(0, n), (y[:n] for y in whole))]
+        moved = [n for n in (2, _FEW, 2 * ROWS) if not equal((y[1:] for y in rows(0, n)), (y[:-1] for y in rows(1, n + 1)))]
+    return _Seen(frozenset(other), tried, frozenset(moved))
+
+
+def _sizes(seen: list[_Seen]) -> OwnSizes:
+    """The fewest rows that every layer allows."""
+    other = frozenset(range(1, _FEW + 1)).union(*(layer.other for layer in seen))
+    moved = frozenset[int]().union(*(layer.moved for layer in seen))
+    last = max(other)
+    fine = last + 1 if last < seen[0].tried - _FEW else None
+    few = 1 if 2 in moved else 2 if _FEW in moved else _FEW
+    notes = (_PLACES,) if 2 * ROWS in moved else ()
+    for multiple in _MULTIPLES:
+        if not any(n % multiple == 0 for n in other):
+            return OwnSizes(Sizes(multiple, fine, few), notes)
+    return OwnSizes(Sizes(_MULTIPLES[0], fine, _ANY), notes or (_SIZES,))
