@@ -94,7 +94,7 @@ def _walk(node: ast.AST, statement: ast.stmt | None = None) -> Iterator[tuple[as
 
 
 def _aside(tree: ast.AST) -> set[int]:
-    """Nodes of sentences, annotations, decorators, citations and examples for tests: to change them harms nobody."""
+    """Nodes of sentences, annotations and their imports, decorators, citations, examples: to change them harms nobody."""
     aside = [node.annotation for node in ast.walk(tree) if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation]
     aside += [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr | ast.Assert)]
     for node in ast.walk(tree):
@@ -106,6 +106,8 @@ def _aside(tree: ast.AST) -> set[int]:
             aside.append(node.value)
         if isinstance(node, ast.Raise) and node.exc:
             aside.append(node.exc)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            aside.append(node)
     return {id(part) for node in aside for part in ast.walk(node)}
 
 

@@ -244,3 +244,43 @@ def test_the_norm_finds_the_quantile():
     truth = float(torch.empty(100_000).log_normal_(1.0, 0.5, generator=generator).quantile(0.7))
     assert clip.max_grad_norm == pytest.approx(truth, rel=0.1)
     assert clip.moved(1e9).max_grad_norm > 0 and clip.moved(-1e9).max_grad_norm < inf
+
+
+def test_what_is_not_said():
+    """A promise does not change with a default."""
+    assert Automatic() == Automatic(max_grad_norm=1.0, stability=0.01)
+    assert Adaptive(1.0, batch_size=4).learning_rate == 0.2
+
+
+def test_a_subclass_with_weights_of_its_own_is_clipped_by_them():
+    """The C library knows the flat weights alone."""
+
+    class _Half(Flat):
+        def weights(self, sq_norms):
+            return super().weights(sq_norms) / 2
+
+    squares = [torch.rand(6) + 1, torch.rand(6) + 1]  # of two parameters' gradients
+    whole, half = (kind(0.3).clip([row.clone() for row in squares], 1.0) for kind in (Flat, _Half))
+    torch.testing.assert_close(whole.norms.double(), (squares[0] + squares[1]).double().sqrt(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(whole.weights, 2 * half.weights, rtol=1e-6, atol=0)
+
+
+def test_the_count_of_a_device_is_the_hosts():
+    """Rows that fill a batch up have a negative norm and do not count."""
+    clip, real = Adaptive(0.7, batch_size=6, quantile=0.3, count_noise=1.0), [0.0, 0.1, 0.7, 0.71, inf, nan]
+    norms, here = torch.tensor([*real, -1.0, -1.0], dtype=torch.float64), None
+    squares = torch.tensor([0.0, 0.25, 0.36, 4.0, inf, nan], dtype=torch.float64)
+    for noise in (1.25, -3.5, 1e9, -1e9):
+        there = clip.counted_there(norms, lambda count, noise=noise: count.add_(noise), here)
+        clip, here = clip.moved(clip.raw_count(torch.tensor(real, dtype=torch.float64)) + noise), there.norm
+        assert here.shape == (1,) and there.fetched.max_grad_norm == pytest.approx(clip.max_grad_norm, rel=1e-12)
+        torch.testing.assert_close(there.weights(squares.clone()), clip.weights(squares.clone()))
+        for relation in (Relation.ADD_REMOVE, Relation.REPLACE_ONE):
+            assert float(there.sensitivity(relation)) == pytest.approx(clip.sensitivity(relation), rel=1e-12)
+    assert clip.max_grad_norm == pytest.approx(5.184705528587072e21, rel=1e-12)  # e^50
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, nan])
+def test_no_gradient_noise_is_made_of_none(wrong):
+    with pytest.raises(ArgumentError, match="noise_multiplier"):
+        Adaptive(1.0, batch_size=4, count_noise=1.0).gradient_noise(wrong)
