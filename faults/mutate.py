@@ -69,6 +69,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "of_epoch = lru_cache(maxsize=2)(lambda epoch: parts(n, self.bins, draws.at(epoch * self.bins)))",
         "of_epoch = lru_cache(maxsize=3)(lambda epoch: parts(n, self.bins, draws.at(epoch * self.bins)))",
     ): "how many deals are remembered changes no deal",
+    (
+        "clipping/adaptive.py",
+        "count = (wide <= here).to(wide.dtype).sub_(0.5).masked_fill_(wide < 0, 0.0).sum(0, keepdim=True)",
+        "count = (wide <= here).to(wide.dtype).sub_(0.5).masked_fill_(wide < 0, 0.0).sum(0, keepdim=False)",
+    ): "a number without dimensions meets the clip norm of one element in the same way",
     **{
         (
             "estimators/objective.py",

@@ -250,6 +250,7 @@ def test_what_is_not_said():
     """A promise does not change with a default."""
     assert Automatic() == Automatic(max_grad_norm=1.0, stability=0.01)
     assert Adaptive(1.0, batch_size=4).learning_rate == 0.2
+    assert PerLayer(1.0, shares=[["a", 1]]) == PerLayer(1.0, shares=(("a", 1.0),))
 
 
 def test_a_subclass_with_weights_of_its_own_is_clipped_by_them():
@@ -259,10 +260,12 @@ def test_a_subclass_with_weights_of_its_own_is_clipped_by_them():
         def weights(self, sq_norms):
             return super().weights(sq_norms) / 2
 
-    squares = [torch.rand(6) + 1, torch.rand(6) + 1]  # of two parameters' gradients
-    whole, half = (kind(0.3).clip([row.clone() for row in squares], 1.0) for kind in (Flat, _Half))
-    torch.testing.assert_close(whole.norms.double(), (squares[0] + squares[1]).double().sqrt(), rtol=1e-6, atol=0)
-    torch.testing.assert_close(whole.weights, 2 * half.weights, rtol=1e-6, atol=0)
+    squares = [torch.rand(6).double() + 1, torch.rand(6).double() + 1]  # of two parameters' gradients
+    for dtype in (None, torch.float64, torch.float32):
+        whole, half = (kind(0.3).clip([row.clone() for row in squares], 1.0, dtype) for kind in (Flat, _Half))
+        assert whole.weights.dtype is half.weights.dtype is (dtype or torch.float64)
+        torch.testing.assert_close(whole.norms.double(), (squares[0] + squares[1]).sqrt(), rtol=1e-6, atol=0)
+        torch.testing.assert_close(whole.weights, 2 * half.weights, rtol=1e-6, atol=0)
 
 
 def test_the_count_of_a_device_is_the_hosts():
