@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from hushgrad import testing
 from hushgrad.errors import ArgumentError
 from hushgrad.events import MinSep
 from hushgrad.federated import CheckIns, MinSeparation
+from hushgrad.federated.check_ins import unpack_ids
 
 BIG = 2**64 - 1
 
@@ -80,3 +82,9 @@ def test_the_sampler_keeps_its_promise_and_a_careless_one_is_caught(monkeypatch)
     monkeypatch.setattr(CheckIns, "eligible", lambda self, users, *, round: np.unique(np.asarray(users, dtype=np.uint64)))
     with pytest.raises(AssertionError):
         testing.check_sampler(sampler, n=15)
+
+
+@pytest.mark.parametrize("forged", [torch.tensor(3), torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2)])
+def test_ids_that_are_no_list_are_refused_when_they_are_read(forged):
+    with pytest.raises(ArgumentError, match="list of whole numbers"):
+        unpack_ids(forged)

@@ -83,3 +83,12 @@ def test_a_missing_keyring_is_one_sentence(monkeypatch):
     monkeypatch.setenv("HUSHGRAD_KEK", "keyring:hushgrad")
     with pytest.raises(ArgumentError, match="pip install keyring"):
         sealed.wrapping_key()
+
+
+def test_a_sealed_file_that_says_it_is_empty_shows_it():
+    """Without a piece there was no tag, and whoever had no key could put it in the place of any other."""
+    head = sealed.seal(b"", bytes(32))
+    assert sealed.unseal(head, "state", bytes(32)) == b""
+    for forged in (head[:-28], sealed.seal(b"content", bytes(32))[:18] + bytes(8), sealed.seal(b"", bytes([1]) * 32)):
+        with pytest.raises(ArgumentError, match="wrapping key"):
+            sealed.unseal(forged, "state", bytes(32))

@@ -29,7 +29,13 @@ def pack_ids(ids: np.ndarray) -> torch.Tensor:
 
 
 def unpack_ids(packed: torch.Tensor) -> np.ndarray:
-    """The inverse of :func:`pack_ids`."""
+    """The inverse of :func:`pack_ids`.
+
+    Raises:
+        ArgumentError: for what it has not packed.
+    """
+    if packed.dim() != 1 or packed.dtype is not torch.int64:
+        _check.fail("ids", tuple(packed.shape), "to be a list of whole numbers")
     return np.asarray(packed.numpy().astype(np.int64).view(np.uint64))
 
 
@@ -116,7 +122,7 @@ class CheckIns:
         """Continue the book of an interrupted server."""
         users, (last, count) = unpack_ids(state["users"]), (state[name].numpy().copy() for name in ("last", "count"))
         whole = last.dtype == count.dtype == np.int64
-        if not whole or not len(users) == len(last) == len(count) or np.any(users[1:] <= users[:-1]):
+        if not whole or not users.shape == last.shape == count.shape or np.any(users[1:] <= users[:-1]):
             _check.fail("state", len(users), "users to be sorted, with one last round and one count each")
         self._users, self._last, self._count = users, last, count
 
