@@ -40,7 +40,7 @@ from worst_paths import PATHS, Path
 
 BOUND = 1 + 1e-4
 PLACES = {"whole": 1, "replicated": 2, "sharded": 2}  # processes
-ONE_PROCESS = {"embedding, rows"}  # lazy tables
+ONE_PROCESS = {"embedding, rows", *(name for name, path in PATHS.items() if path.threads > 1)}  # lazy tables; two threads each
 _WHOLE = 2**31  # a batch is one micro-batch
 
 
