@@ -171,3 +171,14 @@ def test_a_name_that_the_terminal_cannot_show_is_written_in_ascii(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
         assert (done.returncode, done.stderr) == (0, "")
     assert r"donn\xe9es: epsilon 0 of 1" in done.stdout
+
+
+def test_a_whole_number_may_be_written_as_6e4_in_every_command(capsys):
+    question = ["epsilon", "--noise-multiplier", "1.1", "--rate", "0.01", "--delta", "1e-5", "--steps"]
+    assert main([*question, "1000"]) == 0
+    first = capsys.readouterr().out
+    assert main([*question, "1e3"]) == 0
+    assert capsys.readouterr().out == first
+    for wrong in ("1%", "1.5", "1e-1", "1,000", "inf", "nan"):
+        assert main([*question, wrong]) == 2
+        assert "expected a whole number such as 60000 or 6e4" in capsys.readouterr().err

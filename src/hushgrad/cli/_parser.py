@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import json
 import math
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["Parser", "UsageError", "ask", "print_json", "quoted", "suggestion", "table"]
+__all__ = ["Parser", "UsageError", "ask", "print_json", "quoted", "suggestion", "table", "whole"]
 
 
 class UsageError(Exception):
@@ -55,6 +56,17 @@ def ask(sentences: Iterable[str]) -> None:
     """Questions about a claim, on stderr: the answer itself stays what a program reads."""
     for sentence in sentences:
         print(f"Question: {sentence}", file=sys.stderr)
+
+
+def whole(text: str) -> int:
+    """A whole number; 1e6 is one."""
+    try:
+        return int(text)
+    except ValueError:
+        with contextlib.suppress(ValueError):
+            if float(text).is_integer():
+                return int(float(text))
+    raise argparse.ArgumentTypeError(f"expected a whole number such as 60000 or 6e4, got {text!r}")
 
 
 def print_json(content: dict[str, Any]) -> None:

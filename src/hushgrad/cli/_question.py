@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushgrad import _check
-from hushgrad.cli._parser import Parser, UsageError
+from hushgrad.cli._parser import Parser, UsageError, whole
 
 if TYPE_CHECKING:
     from hushgrad.events import Event
@@ -20,7 +20,7 @@ def add_question(parser: Parser, *, accountants: bool = True) -> None:
     parser.add_argument("--delta", type=float, required=True, metavar="D", help="the delta of the guarantee, e.g. 1e-5")
     parser.add_argument("--noise-multiplier", type=float, metavar="S", help="noise standard deviation / clip norm")
     parser.add_argument("--rate", type=float, metavar="Q", help="Poisson sampling rate (default 1: full batches)")
-    parser.add_argument("--steps", type=int, metavar="T", help="number of steps (default 1)")
+    parser.add_argument("--steps", type=whole, metavar="T", help="number of steps (default 1)")
     if accountants:
         parser.add_argument(
             "--accountant",

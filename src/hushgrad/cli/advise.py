@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hushgrad.cli._parser import Parser, print_json
+from hushgrad.cli._parser import Parser, print_json, whole
 
 if TYPE_CHECKING:
     import argparse
@@ -31,7 +31,7 @@ def add_budget(parser: Parser, *, required: bool) -> None:
     also = "" if required else " (with --auto)"
     parser.add_argument("--epsilon", type=float, required=required, help=f"the budget{also}")
     parser.add_argument("--delta", type=float, required=required, help=f"its failure probability{also}")
-    parser.add_argument("--records", type=int, help=f"training records, as far as their number may be known{also}")
+    parser.add_argument("--records", type=whole, help=f"training records, as far as their number may be known{also}")
     parser.add_argument("--minutes", type=float, help=f"time for training on one core (5){also}")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushgrad._printed import at_least, at_most
-from hushgrad.cli._parser import Parser, UsageError, print_json, table
+from hushgrad.cli._parser import Parser, UsageError, print_json, table, whole
 from hushgrad.cli._waiting import waiting
 from hushgrad.errors import ArgumentError
 
@@ -27,12 +27,12 @@ def _parser() -> Parser:
         example="hushgrad audit runs/demo --deep",
     )
     parser.add_argument("path", metavar="RUN", help="folder of hushgrad train, or a plan.json")
-    parser.add_argument("--canaries", type=int, default=1000, metavar="N", help="how many (default 1000)")
-    parser.add_argument("--steps", type=int, default=50, metavar="N", help="how many steps at most (default 50)")
+    parser.add_argument("--canaries", type=whole, default=1000, metavar="N", help="how many (default 1000)")
+    parser.add_argument("--steps", type=whole, default=50, metavar="N", help="how many steps at most (default 50)")
     parser.add_argument(
         "--confidence", type=float, default=0.95, metavar="P", help="of the verdict and of each bound (default 0.95)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed, the same report")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="the same seed, the same report")
     parser.add_argument("--deep", action="store_true", help="audit the run itself: its model, data, noise and batches")
     parser.add_argument("--plot", metavar="PATH", help="save a picture (needs matplotlib)")
     parser.add_argument("--quiet", action="store_true", help="no progress")

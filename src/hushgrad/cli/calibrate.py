@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from hushgrad._printed import at_least, at_most
-from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table
+from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table, whole
 from hushgrad.cli._question import accountant_names, add_question
 from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
@@ -25,7 +25,7 @@ def _parser() -> Parser:
     parser.add_argument("--epsilon", type=float, required=True, metavar="E", help="the epsilon that must not be exceeded")
     add_question(parser)
     parser.add_argument("--for", dest="unknown", choices=_UNKNOWNS, default="noise", help="what is looked for (default: noise)")
-    parser.add_argument("--dataset-size", type=int, metavar="N", help="number of records; needed for --for batch")
+    parser.add_argument("--dataset-size", type=whole, metavar="N", help="number of records; needed for --for batch")
     return parser
 
 

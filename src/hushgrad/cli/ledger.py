@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
-from hushgrad.cli._parser import Parser, UsageError, ask, print_json, suggestion, table
+from hushgrad.cli._parser import Parser, UsageError, ask, print_json, suggestion, table, whole
 from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _add_options(parser: Parser) -> None:
         default="adaptive",
         help="adaptive, rdp, zcdp or gdp: runs may be planned after looking; pld: tight, for runs fixed beforehand",
     )
-    parser.add_argument("--records", type=int, metavar="N", help="public number of records, for the policy's rule about delta")
+    parser.add_argument("--records", type=whole, metavar="N", help="public number of records, for the policy's rule about delta")
     parser.add_argument("--policy", metavar="FILE", help="a policy that must allow it (default: the variable HUSHGRAD_POLICY)")
     parser.add_argument(
         "--plan", metavar="JSON", help="the event of all that is meant to happen: then adaptivity is free (or @FILE)"
@@ -104,7 +104,7 @@ def _event_option(parser: Parser) -> None:
     )
     parser.add_argument("--noise-multiplier", type=float, help="with --rate and --steps: DP-SGD")
     parser.add_argument("--rate", type=float, default=1.0, help="sampling rate")
-    parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--steps", type=whole, default=1)
 
 
 def _commit_options(parser: Parser) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from hushgrad import _check
-from hushgrad.cli._parser import Parser, print_json, table
+from hushgrad.cli._parser import Parser, print_json, table, whole
 from hushgrad.planner.resources import TUNED, Choice, Work, choices
 from hushgrad.planner.shapes import human, shape_of
 
@@ -25,13 +25,13 @@ def _parser() -> Parser:
         "--model", required=True, metavar="NAME|CONFIG", help="a known name, or the path of a config.json (or of its folder)"
     )
     parser.add_argument("--tune", choices=TUNED, help="adapters or all weights; both by default")
-    parser.add_argument("--rank", type=int, default=4, help="of the adapters (default 4)")
-    parser.add_argument("--processes", type=int, default=1, metavar="W", help="that share each batch (default 1)")
+    parser.add_argument("--rank", type=whole, default=4, help="of the adapters (default 4)")
+    parser.add_argument("--processes", type=whole, default=1, metavar="W", help="that share each batch (default 1)")
     parser.add_argument("--device-memory", type=float, default=math.inf, metavar="GB", help="of one process, in 1e9 bytes")
     parser.add_argument(
-        "--batch-size", type=int, default=256, metavar="B", help="examples of a step, of all processes (default 256)"
+        "--batch-size", type=whole, default=256, metavar="B", help="examples of a step, of all processes (default 256)"
     )
-    parser.add_argument("--length", type=int, default=512, metavar="T", help="tokens of an example (default 512)")
+    parser.add_argument("--length", type=whole, default=512, metavar="T", help="tokens of an example (default 512)")
     return parser
 
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hushgrad.cli._parser import Parser, UsageError, print_json, table
+from hushgrad.cli._parser import Parser, UsageError, print_json, table, whole
 
 if TYPE_CHECKING:
     from hushgrad.experiments import Context, Experiment, Outcome
@@ -31,7 +31,7 @@ def _parser() -> Parser:
     parser.add_argument("--out", metavar="DIR", help="folder for the results (without it nothing is written)")
     parser.add_argument("--docs", metavar="DIR", help="also write the documentation's pages: DIR/results.md, results/, images/")
     parser.add_argument("--data", metavar="PATH", help="folder of the real data sets, for the experiments that train on them")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness (default 0)")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of all randomness (default 0)")
     parser.add_argument("--no-picture", action="store_true", help="numbers only; matplotlib is then not needed")
     return parser
 

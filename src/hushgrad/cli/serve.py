@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hushgrad.cli._parser import Parser, print_json
+from hushgrad.cli._parser import Parser, print_json, whole
 
 __all__ = ["run"]
 
@@ -26,7 +26,7 @@ def _parser() -> Parser:
         help=f"run folders are read below it, and nowhere else (default: {_USUAL}, if any)",
     )
     parser.add_argument("--ledger", metavar="URL", help="the budget ledger: a path or a database URL")
-    parser.add_argument("--port", type=int, default=8642, metavar="N", help="port (default 8642); 0 takes any that is free")
+    parser.add_argument("--port", type=whole, default=8642, metavar="N", help="port (default 8642); 0 takes any that is free")
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="H", help="address to listen at; other than loopback, visitors need a token"
     )
