@@ -38,7 +38,9 @@ class Announcing:
         self._root.announces = True
         self._tape.dim = dim
         self._tape.most = self._most if usual is None else usual
-        self._tape.announce(examples=_check.integer(0, count=count), padding=_check.integer(0, padding=padding))
+        if type(count) is not int or type(padding) is not int or count < 0 or padding < 0:
+            count, padding = _check.integer(0, count=count), _check.integer(0, padding=padding)
+        self._tape.announce(examples=count, padding=padding)
 
     def units(self, ids: Tensor) -> None:
         """Examples of the next physical batch with equal ``ids`` belong to one unit, whose whole gradient is clipped as one."""

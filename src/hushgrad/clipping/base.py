@@ -91,6 +91,13 @@ class Record:
         assert g is not None
         return g
 
+    @property
+    def xg(self) -> tuple[Tensor, Tensor]:
+        """Both at once."""
+        x, g = self.args[0] if self.args else next(iter(self.kwargs.values())), self.grads[0]
+        assert g is not None
+        return x, g
+
     def among(self, examples: int) -> int:
         """The number of examples that a choice between formulas goes by: a public one where there is one.
 

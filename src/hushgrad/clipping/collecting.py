@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ from hushgrad.errors import CaptureError
 from hushgrad.events import Relation
 
 __all__ = ["Collecting", "unscaled"]
+
+_site = attrgetter("site")
 
 
 class Collecting:
@@ -184,7 +187,7 @@ class Collecting:
             len(batch.tasks) != 1
             or batch.units is not None
             or len(calls) != self._usual_calls
-            or not _all_different(calls)
+            or (len(calls) > 1 and len({*map(_site, calls)}) < len(calls))  # a module was called twice
             or not self._covered.isdisjoint(batch.bare)
         ):
             return None
@@ -282,8 +285,3 @@ class _Given(Clipper):
     def sensitivity(self, relation: Relation) -> float:
         """Nothing of this is released."""
         return float("inf")
-
-
-def _all_different(calls: list[Call]) -> bool:
-    """No module was called twice."""
-    return len(calls) == 1 or len({id(call.site) for call in calls}) == len(calls)

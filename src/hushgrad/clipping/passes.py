@@ -51,9 +51,11 @@ class Pass:
 
     def enter(self, *, training: bool, watched: bool) -> None:
         """The forward begins."""
-        if any(s.fragile for s in self.candidates):
-            self.packing = Packing()
-            push_packing(self.packing.pack, self.packing.unpack)
+        for s in self.candidates:
+            if s.fragile:
+                self.packing = Packing()
+                push_packing(self.packing.pack, self.packing.unpack)
+                break
         # Attention takes a fast path if no parameter requires gradients: none does between a site's hooks.
         if not training:
             self.fast = torch.backends.mha.get_fastpath_enabled()

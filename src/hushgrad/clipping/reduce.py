@@ -142,7 +142,7 @@ def add_usual(
         call.rule.add_weighted(
             record,
             dict.fromkeys(site.names, scaled if dtype is site.dtype else scaled.to(site.dtype)),
-            {local: sums[name] for local, name in site.full.items()},
+            dict(zip(site.full, map(sums.__getitem__, site.full.values()), strict=True)),
         )
         record.clear()
     return Part(norms[:counted], weights[:counted], 0)

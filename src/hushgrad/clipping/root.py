@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import eagerly, nodes_made, refuse_tracing
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from hushgrad.clipping.capture import Capture
 
 __all__ = ["Root"]
+
+_site, _shapes = attrgetter("site"), attrgetter("shapes")
+_kind = attrgetter("data.dtype", "data.ndim")
 
 
 class Root:
@@ -89,12 +93,12 @@ class Root:
     @eagerly
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         refuse_tracing()
-        tape = self._tape
+        tape, proving = self._tape, self._trials.runs is not None
         if tape.silent or module is not self.model or tape.calls is not None or not torch.is_grad_enabled():
-            self._stack.append(Pass.aside() if module is self.model and self.proving else None)
+            self._stack.append(Pass.aside() if module is self.model and proving else None)
             return
         inputs = (args, kwargs)
-        if self.proving:
+        if proving:
             examples, structure = self._trials.of
             here: Pass | None = Pass(inputs, examples, [] if structure is None else [structure], None, fresh=True)
         else:
@@ -106,7 +110,7 @@ class Root:
         batch.structure = here.structure
         here.before, tape.calls = tape.calls, here.calls
         here.draws, here.times = host_draws() if self._trials.draws else None, self._attributes.times()
-        here.enter(training=self.model.training, watched=self._seal and (self.proving or here.structure is not None))
+        here.enter(training=self.model.training, watched=self._seal and (proving or here.structure is not None))
 
     @eagerly
     def _exit(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -115,7 +119,7 @@ class Root:
             return
         made = nodes_made() - here.nodes
         here.leave()
-        if output is not None and self.proving and here.course is not None:
+        if output is not None and self._trials.runs is not None and here.course is not None:
             self._trials.courses.append(here.course)
         if here.is_aside:
             return
@@ -131,20 +135,23 @@ class Root:
             place_all(here)
         elif here.structure is None:  # parameters in shards: no process can run the model alone
             self._require_first(here)
-        elif not self._as_usual(here, made):
+        elif not self._as_usual(here, made, output):
             self._place(here, Run(floats(output), here.calls, _edges(here.calls), made))
         for call in here.calls:
             call.edges = []  # nodes of the graph know the call: a circle
 
-    def _as_usual(self, here: Pass, made: int) -> bool:
-        """The usual pass: the same calls, of the same sizes, and as many operations as in the last one, all as their rules expect them."""
+    def _as_usual(self, here: Pass, made: int, output: Any) -> bool:
+        """The usual pass: one output, and the calls and operations that were proved, all as rules expect them, in proved sizes."""
         structure, examples, shapes = self._usual
-        if structure is None or structure is not here.structure or examples != here.examples:
+        if structure is None or structure is not here.structure or structure.nodes is None:
             return False
-        if structure.nodes is None or made not in structure.nodes or not here.knows(structure):
+        if made not in structure.nodes or not here.knows(structure):
             return False
-        if [call.site for call in here.calls] != structure.order or [call.shapes for call in here.calls] != shapes:
-            return False
+        now = [*map(_shapes, here.calls)]
+        if examples != here.examples or now != shapes or [*map(_site, here.calls)] != structure.order:
+            if type(output) is not Tensor or len(structure.around) != 1 or not structure.matches(here.calls, here.examples):
+                return False
+            self._usual = structure, here.examples, now
         for call in here.calls:
             call.place = NATIVE
         return True
@@ -225,7 +232,9 @@ class Root:
             return Pass(inputs, B, [], key, fresh=False)
         faint: Structure | None = None
         counts = [expected] if expected is not None else [s.examples(tensors) for s in self.known.proved(key)]
-        for B in dict.fromkeys(n for n in counts if n is not None):
+        for B in dict.fromkeys(counts):
+            if B is None:
+                continue
             if B == 1 and self.known.proved(key):
                 return Pass(inputs, 1, [], key, fresh=False)
             found = self.known.candidates(key, tensors, B)
@@ -288,7 +297,7 @@ class Root:
 
     def _key(self, tensors: list[Any]) -> Any:
         cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        return self._attributes.key(), cast, tuple([(t.data.dtype, t.data.dim()) for t in tensors])
+        return self._attributes.key(), cast, *map(_kind, tensors)
 
 
 def _edges(calls: list[Call]) -> dict[Call, list[GradientEdge | None]]:

@@ -75,13 +75,14 @@ class Site:
     ``full`` has their names in the model by their names in the module.
     """
 
-    __slots__ = ("_off", "dim", "dtype", "full", "module", "names", "params", "path", "rule", "tape")
+    __slots__ = ("_off", "_remembers", "dim", "dtype", "full", "module", "names", "params", "path", "rule", "tape")
 
     def __init__(
         self, tape: Tape, path: str, module: nn.Module, rule: Rule, params: dict[str, nn.Parameter], full: dict[str, str]
     ) -> None:
         self.tape, self.path, self.module, self.rule, self.full = tape, path, module, rule, full
         self.names, self.params = tuple(params), list(params.values())
+        self._remembers = getattr(rule.remember, "__func__", None) is not Rule.remember
         self.dim = rule.dims(module, 1)[0]  # of the examples in the first output, as the rule expects them
         dtype = self.params[0].dtype
         self.dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype  # norms and sums need the bits
@@ -106,7 +107,7 @@ class Site:
                 if p.requires_grad:  # an outer call has not already turned it off
                     p.requires_grad = False
                     off.append(p)
-        self._off.append((off, self.rule.remember(module)))
+        self._off.append((off, self.rule.remember(module) if self._remembers else None))
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         noted = self._off.pop() if self._off else None  # empty: somebody's pre-hook raised before ours was called
@@ -130,18 +131,20 @@ class Site:
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, memory: Any) -> Any:
         """Wait for the gradient of this call's output."""
         tape = self.tape
-        call = Call(self, tape.batch(), args, kwargs, memory)
+        call = Call(self, tape.current or tape.batch(), args, kwargs, memory)
         if isinstance(output, Tensor):
             if output.is_nested:
                 tape.refuse_nested(f"{self.path or 'The model'} returned")
             output, node = self._watch_one(call, output)
-            made, nodes = [output], [node]
+            shapes, edges = [output.shape], [_edge(node)]
         elif made := tensors_of(output):
-            made = nodes = list(_Outputs.apply(tape.anchor, call, *made))  # type: ignore[no-untyped-call]
+            made = list(_Outputs.apply(tape.anchor, call, *made))  # type: ignore[no-untyped-call]
             output = with_tensors(output, iter(made))
+            shapes, edges = [y.shape for y in made], [_edge(y) for y in made]
+        else:
+            shapes, edges = [], []
         if tape.calls is not None:
-            call.shapes = [y.shape for y in made]
-            call.edges = [_edge(y) for y in nodes]
+            call.shapes, call.edges = shapes, edges
             tape.calls.append(call)
         else:
             tape.outside(call, again=backward_task() != -1)
@@ -150,13 +153,15 @@ class Site:
     def _watch_one(self, call: Call, y: Tensor) -> tuple[Tensor, Tensor]:
         """The output, and the tensor whose node has the hook: it stays in the graph whatever happens to the output."""
         # A module may return its own parameter, or a view of it (``self.position[:, :T]``); it requires gradients again by now.
-        own = any(p is y or p is y._base for p in self.params) if y.requires_grad else False
+        own, base = False, y._base if y.requires_grad else None
+        for p in self.params if y.requires_grad else ():
+            own = own or p is y or p is base
         if not y.requires_grad or own:
             # An in-place operation on a view would move the hooks' node out of the graph; a detached tensor is no view.
             plain = y.detach().clone() if own else y.detach() if y._is_view() else y
             y = _root(plain, self.tape.anchor, call)  # type: ignore[no-untyped-call]
             return y, y
-        base = y._base if y._is_view() else None
+        base = base if y._is_view() else None
         if base is not None and _is_reshape(y, base) and not any(_shares(a, base) for a in call.args):
             shape = y.shape  # the same reason: the base's node stays whatever happens to its view
             base.register_hook(lambda g: call.arrive(g.reshape(shape)))  # type: ignore[no-untyped-call]

@@ -69,7 +69,7 @@ class Sum:
     @property
     def done(self) -> Tensor:
         """What is handed out when all has been added."""
-        return self.buffer
+        return self.buffer if self.tensor is None else self.tensor
 
     def add_rows(self, ids: Tensor, values: Tensor) -> None:
         """Add ``values[k]`` to row ``ids[k]``, for every k."""

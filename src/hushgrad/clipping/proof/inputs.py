@@ -5,7 +5,7 @@ they give in their batch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -169,13 +169,22 @@ def examples_of(inputs: Packed) -> list[int]:
 
 def leaves(value: Any) -> list[Any]:
     """All tensors and packed sequences in a nested value, in a fixed order."""
+    if isinstance(value, (Tensor, PackedSequence)):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        inside: Iterable[Any] = value
+    elif isinstance(value, Mapping):
+        inside = map(value.__getitem__, value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        inside = [getattr(value, field.name) for field in fields(value)]
+    else:
+        return []
     found: list[Any] = []
-
-    def note(leaf: Any) -> Any:
-        found.append(leaf)
-        return leaf
-
-    mapped(value, note)
+    for one in inside:
+        if isinstance(one, (Tensor, PackedSequence)):
+            found.append(one)
+        elif one is not None:
+            found += leaves(one)
     return found
 
 

@@ -61,8 +61,10 @@ class Known:
 
     def candidates(self, key: Any, tensors: list[Any], examples: int) -> list[Structure]:
         """Those that a pass over these inputs may have."""
-        proved = self.proved(key)
-        found = [s for s in proved if s.fits(tensors, examples)]
+        proved, found = self._proved.get(key, []), []
+        for s in proved:
+            if s.fits(tensors, examples):
+                found.append(s)
         if found or len(proved) < LENGTHS:
             return found
         concluded = self._between.setdefault(key, [])

@@ -10,6 +10,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import starmap
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,8 +45,10 @@ class Attributes:
         wiring = self._wiring.number()
         if sum(map(len, self._dicts)) != self._size or wiring != self._wired:
             self._list()
-        values = [d.get(name) for d, name in self._places]
-        return self._wired, *[v if type(v) in PLAIN else type(v) for v in values]
+        values = [*starmap(dict.get, self._places)]
+        if not PLAIN.issuperset(map(type, values)):
+            values = [v if type(v) in PLAIN else type(v) for v in values]
+        return self._wired, *values
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self._model}
@@ -96,7 +99,7 @@ class Attributes:
 
     def times(self) -> list[Time]:
         """What the clocks say now."""
-        return [(d, name, d[name]) for d, name in self._timed if name in d]
+        return [(d, name, d[name]) for d, name in self._timed if name in d] if self._timed else []
 
     @contextmanager
     def at(self, times: list[Time]) -> Iterator[None]:

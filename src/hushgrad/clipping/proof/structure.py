@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from hushgrad.clipping.site import Site
 
 __all__ = ["DROPPED", "NATIVE", "WHOLE", "Pattern", "Place", "Structure", "is_packed", "numbered", "pattern", "sizes_of"]
+
+_site = attrgetter("site")
 
 Number = tuple["Site", int]  # a site, and how often it was called before in this pass
 Pattern = tuple["int | None", ...]  # of a shape: a size; None, any size; -c, c rows of each example
@@ -93,7 +96,7 @@ class Structure(NamedTuple):
 
     def matches(self, calls: Sequence[Call], examples: int) -> bool:
         """Whether these are the calls that were proved, of the same sizes inside."""
-        return (self.routed or [call.site for call in calls] == self.order) and self.holds(numbered(calls), examples)
+        return (self.routed or [*map(_site, calls)] == self.order) and self.holds(numbered(calls), examples)
 
     def holds(self, calls: dict[Number, Call], examples: int) -> bool:
         """Whether each of these calls was proved, with the same sizes."""
@@ -101,16 +104,13 @@ class Structure(NamedTuple):
             wanted = self.shapes.get(number)
             if wanted is None or len(wanted) != len(call.shapes):
                 return False
-            for shape, p in zip(call.shapes, wanted, strict=True):
-                if not _alike(shape, p, examples):
+            for shape, sizes in zip(call.shapes, wanted, strict=True):
+                if len(shape) != len(sizes):
                     return False
+                for size, p in zip(shape, sizes, strict=True):
+                    if p is not None and size != (p if p >= 0 else -p * examples):
+                        return False
         return True
-
-
-def _alike(shape: Sequence[int], wanted: Pattern, examples: int) -> bool:
-    if len(shape) != len(wanted):
-        return False
-    return all([p is None or size == (p if p >= 0 else -p * examples) for size, p in zip(shape, wanted, strict=True)])
 
 
 def pattern(layout: Layout, shape: Sequence[int], other: Sequence[int] | None) -> Pattern:

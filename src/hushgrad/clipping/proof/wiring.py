@@ -7,6 +7,8 @@ only together with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import starmap
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from hushgrad.clipping._torch import global_hooks
 __all__ = ["PLAIN", "Wiring"]
 
 PLAIN = frozenset((bool, int, float, str, type(None)))
+_values, _forward = methodcaller("values"), attrgetter("forward")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -51,7 +54,7 @@ class Wiring:
 
     def _now(self) -> Any:
         tables, places, types = self._watched
-        return [tuple(t.values()) for t in tables], [d.get(name) for d, name in places], [t.forward for t in types]
+        return [*map(tuple, map(_values, tables))], [*starmap(dict.get, places)], [*map(_forward, types)]
 
 
 def _is_function(value: Any) -> bool:

@@ -64,7 +64,7 @@ class Linear(Rule):
 
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
         """See the table of this module."""
-        x, g = record.x, record.g
+        x, g = record.xg
         if x.dim() == 2 and not x.is_cpu:
             return {}
         if x.dim() == 2:
@@ -108,7 +108,7 @@ class Linear(Rule):
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """(w g)^T x in one matrix product; or w^T G where G was kept."""
         if record.grads and not record.kept:
-            x, g = record.x, record.g
+            x, g = record.xg
             if g.dim() == 2:
                 _add_weighted_rows(x, g, record.names, weights, out)
                 return
