@@ -232,9 +232,10 @@ class Root:
             return Pass(inputs, B, [], key, fresh=False)
         faint: Structure | None = None
         counts = [expected] if expected is not None else [s.examples(tensors) for s in self.known.proved(key)]
-        for B in dict.fromkeys(counts):
-            if B is None:
+        for count in dict.fromkeys(counts):
+            if count is None:
                 continue
+            B = count
             if B == 1 and self.known.proved(key):
                 return Pass(inputs, 1, [], key, fresh=False)
             found = self.known.candidates(key, tensors, B)
