@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat
+from hushgrad.clipping.proof.live import Reader
 from hushgrad.errors import CaptureError
 
 
@@ -26,6 +27,20 @@ def test_a_usual_step_is_recognised() -> None:
     model(x).square().mean().backward()
     assert capture._usual() is not None
     assert len(capture.collect(Flat(1.0)).raw_norms) == 5
+
+
+def test_a_usual_pass_of_another_size_needs_no_second_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, capture, x = _passed()
+    for _ in range(2):  # proved, and read once
+        model(x).square().mean().backward()
+        capture.discard()
+    monkeypatch.setattr(Reader, "read", lambda *args, **options: pytest.fail("read again"))
+    model(x[:4]).square().mean().backward()
+    norms = capture.collect(Flat(1.0)).raw_norms
+    capture.detach()
+    for one, norm in zip(x[:4], norms, strict=True):
+        grads = torch.autograd.grad(model(one).square().mean(), list(model.parameters()))
+        torch.testing.assert_close(norm, torch.cat([g.flatten() for g in grads]).norm())
 
 
 def test_an_input_changed_between_backward_and_collect_is_refused() -> None:
