@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Root"]
 
-_site, _shapes = attrgetter("site"), attrgetter("shapes")
-_kind = attrgetter("data.dtype", "data.ndim")
+_site, _shapes, _kind = attrgetter("site"), attrgetter("shapes"), attrgetter("data.dtype", "data.ndim")
 
 
 class Root:
@@ -232,10 +231,7 @@ class Root:
             return Pass(inputs, B, [], key, fresh=False)
         faint: Structure | None = None
         counts = [expected] if expected is not None else [s.examples(tensors) for s in self.known.proved(key)]
-        for count in dict.fromkeys(counts):
-            if count is None:
-                continue
-            B = count
+        for B in [n for n in dict.fromkeys(counts) if n is not None]:
             if B == 1 and self.known.proved(key):
                 return Pass(inputs, 1, [], key, fresh=False)
             found = self.known.candidates(key, tensors, B)
