@@ -137,15 +137,16 @@ _PAGE = """
 ## Correlated noise with amplification
 
 Where noise limits a model (adult, batches of 64, 2,048 steps, a constant rate, the last iterate), banded noise with cyclic sampling beside
-DP-SGD at the same budget; test accuracy, mean of {seeds} seeds (120 at epsilon 8) and standard error of the mean difference. The planner chose the number of
-bands. The rate of each way is kappa batch / (clip norm x predicted noise), with the kappa of 0.03, 0.1, 0.3, 1, 3 that was best on the last
-tenth of the training rows, over 16 seeds that are not used again. The last column is the planner's prediction of the noise in the
-weights. `python -m accuracy.mechanisms --data FOLDER` (all seeds at once, in numpy, with the plan's own batches and coefficients)
+DP-SGD at the same budget; test accuracy, mean of {seeds} seeds (120 at epsilon 8) and standard error of the mean
+difference. The planner chose the number of bands. The rate of each way is kappa batch / (clip norm x predicted noise), with the kappa of
+0.03, 0.1, 0.3, 1, 3 that was best on the last tenth of the training rows, over 16 seeds that are not used again. The last
+column is the planner's prediction of the noise in the weights. `python -m accuracy.mechanisms --data FOLDER` (all seeds at once, in numpy,
+with the plan's own batches and coefficients)
 
 {table}
 Half to three quarters less noise is worth about 0.1 points at epsilon 2 and 8. At 8 the first 40 seeds (+0.08 ± 0.07) did not decide, so 80
-more were run at the same rates; these alone say +0.12 ± 0.04. At 0.5 banded noise is behind with the rate that the rule chose, though ahead on the
-rows on which it was chosen (85.29 and 85.17): "never worse" is not shown there.
+more were run at the same rates; these alone say +0.12 ± 0.04. At 0.5 banded noise is behind with the rate that the rule chose,
+though ahead on the rows on which it was chosen (85.29 and 85.17): "never worse" is not shown there.
 """
 
 
