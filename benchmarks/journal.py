@@ -2,10 +2,10 @@
 
     python benchmarks/journal.py
 
-One run, so that everything lies in the same places of the memory. Of every four steps the first and the last are taken with the
-journal and the other two without, or the other way round; in the end the steps that had none count for the same noise. The figure is
-the median over these fours of (with - without), in parts of a median step without, of processor time and of time on the wall; beside it
-the interval that covers the median with 95 % (order statistics). Flushing waits for the disk, which only the wall shows.
+One run with batches of one size, so that all steps are alike and everything lies in the same places of the memory. Of every four steps
+the first and the last are taken with the journal and the other two without, or the other way round. The figure is the median over
+these fours of (with - without), in parts of a median step without, of processor time and of time on the wall; beside it the interval
+that covers the median with 95 % (order statistics). Flushing waits for the disk, which only the wall shows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,15 @@ def _run(folder: str) -> tuple[Private, Checkpoint, Iterator[Any]]:
     torch.manual_seed(0)
     model, (x, y) = case.model(), case.batch(64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=64, dataset_size=6400, steps=_STEPS)
+    plan = Plan.dpsgd(
+        noise_multiplier=1.0,
+        delta=1e-5,
+        batch_size=64,
+        dataset_size=6400,
+        steps=_STEPS,
+        sampling="fixed_size",
+        relation="replace_one",
+    )
     private = make_private(model, optimizer, plan, seed=1)
     checkpoint = Checkpoint(folder, private)
     data = TensorDataset(x.repeat(100, 1), y.repeat(100))

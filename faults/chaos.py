@@ -59,7 +59,7 @@ def _same_end(folder: Path, plan: str, disturbed: Callable[[str], dict[str, Any]
 
 def _kills(plan: str, **options: Any) -> Callable[[Path], Trial]:
     def killed(folder: Path) -> Trial:
-        instants = [random.choice(["any", random.randint(1, 40)]) if not options else "any" for _ in range(random.randint(2, 4))]
+        instants = [random.choice(["any", random.randint(1, 40)]) if not options else "any" for _ in range(random.randint(6, 10))]
         result = lives.lives(str(folder), plan, instants, **options)
         same = "error" not in result["final"] and lives.end_of(result["final"]) == lives.end_of(result["reference"])
         return Trial(same, "the same end", result["deaths"])

@@ -389,32 +389,51 @@ def verdict(target: Target, data: bytes) -> str:
     return ""
 
 
+class Reading:
+    """One reader while it is tried: its row of the table, and one input of every kind that it failed on."""
+
+    def __init__(self, target: Target, seed: int) -> None:
+        self.target, self.row, self._problems = target, Row(target.name), dict[str, bytes]()
+        self._rng = random.Random(f"{seed}/{target.name}")
+        for valid in target.corpus:  # first, so that what is imported on first use is not counted as time
+            if problem := verdict(target, valid):
+                self._problems[f"valid input: {problem}"] = valid
+
+    def spend(self, *, seconds: float = 0.0, count: int = 0) -> None:
+        """Try for so long, or so many."""
+        deadline = time.monotonic() + seconds
+        while self.row.tried < count if count else time.monotonic() < deadline:
+            data = self.target.mutate(self._rng.choice(self.target.corpus), self._rng)
+            problem = verdict(self.target, data)
+            self.row = self.row.counted(not problem, "answers and refusals only")
+            if problem and problem.split(":")[0] not in self._problems:  # one of a kind is enough to look at
+                self._problems[problem.split(":")[0]] = data
+                print(f"FAILED  {self.target.name}: {problem}\n        input {data[:400]!r}", flush=True)
+
+    def ended(self) -> Row:
+        """The row, printed."""
+        row = self.row
+        if self._problems:
+            row = Row(row.name, row.tried, min(row.survived, row.tried - 1), "; ".join(self._problems))
+        print(f"{row.survived:>8,} of {row.tried:,}  {row.name}", flush=True)
+        return row
+
+
 def run(seconds: float, seed: int, *, only: str = "", count: int = 0) -> list[Row]:
-    """All targets in turn, for equal shares of the time; or ``count`` inputs each, which are always the same for one seed."""
+    """All targets; half of the time in equal shares, and the other half for whichever has had the fewest inputs so far.
+
+    With ``count``, so many inputs each, which are always the same for one seed.
+    """
     signal.signal(signal.SIGALRM, _raise_hang)
     signal.signal(signal.SIGPROF, _raise_hang)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.RLIM_INFINITY))
-    rows = []
-    chosen = [target for target in TARGETS if command.is_chosen(target.name, only)]
-    for target in chosen:
-        rng = random.Random(f"{seed}/{target.name}")
-        row, problems = Row(target.name), dict[str, bytes]()
-        for valid in target.corpus:  # first, so that what is imported on first use is not counted as time
-            if problem := verdict(target, valid):
-                problems[f"valid input: {problem}"] = valid
-        deadline = time.monotonic() + seconds / len(chosen)
-        while row.tried < count if count else time.monotonic() < deadline:
-            data = target.mutate(rng.choice(target.corpus), rng)
-            problem = verdict(target, data)
-            row = row.counted(not problem, "answers and refusals only")
-            if problem and problem.split(":")[0] not in problems:  # one of a kind is enough to look at
-                problems[problem.split(":")[0]] = data
-                print(f"FAILED  {target.name}: {problem}\n        input {data[:400]!r}", flush=True)
-        if problems:
-            row = Row(row.name, row.tried, min(row.survived, row.tried - 1), "; ".join(problems))
-        print(f"{row.survived:>8,} of {row.tried:,}  {target.name}", flush=True)
-        rows.append(row)
-    return rows
+    readings = [Reading(target, seed) for target in TARGETS if command.is_chosen(target.name, only)]
+    half = time.monotonic() + seconds / 2
+    for number, reading in enumerate(readings):
+        reading.spend(seconds=max(0.0, half - time.monotonic()) / (len(readings) - number), count=count)
+    while not count and time.monotonic() < half + seconds / 2:
+        min(readings, key=lambda reading: reading.row.tried).spend(seconds=min(1.0, seconds / 100))
+    return [reading.ended() for reading in readings]
 
 
 def _raise_hang(*_: Any) -> None:

@@ -132,7 +132,7 @@ def augmented(folder: Path) -> Trial:
     """Random examples in worker processes: killed at any instant and loaded by another number of workers, the same end."""
     reference = lives.life(f"{folder}/reference/run", "dpsgd", augmented=True)[0]
     deaths = 0
-    for _ in range(3):
+    for _ in range(6):
         options = {"augmented": True, "workers": random.choice([0, 1, 2])}
         deaths += lives.life(f"{folder}/run", "dpsgd", patience=random.uniform(0.1, 0.6), **options) == [None]
     last = lives.life(f"{folder}/run", "dpsgd", augmented=True, workers=1)[0]

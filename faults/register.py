@@ -14,7 +14,7 @@ READS = {
     "budget/watch.py": "noted heads",
     "cli/_question.py": "event JSON",
     "cli/audit.py": "plan JSON",
-    "cli/ledger.py": "event JSON",
+    "cli/ledger_actions.py": "event JSON",
     "federated/directory.py": "forged folders of servers",
     "federated/wire.py": "a client's arrays",
     "guarantee.py": "guarantee JSON",

@@ -12,7 +12,7 @@ import hashlib
 from array import array
 from collections.abc import Collection, Iterator
 from itertools import accumulate, pairwise
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ _BLOCK = 4 * _WORDS  # bytes
 _AT_ONCE = 64 * _BLOCK  # bytes, of which the products stay in the cache
 _LINE = 64  # bytes that the processor fetches together
 _LOW = 0xFFFFFFFF
-_dtype = attrgetter("dtype")
+_DTYPE, _VERSION = attrgetter("dtype"), attrgetter("_version")
 _HASH = None if native.EXACT is None else native.EXACT.witness
 
 
@@ -103,34 +103,33 @@ class Seen:
     """
 
     def __init__(self, hashed: UniversalHash, tensors: list[Tensor]) -> None:
-        self.hashed, self._room = hashed, hashed.room([*map(Tensor.numel, tensors)], [*map(_dtype, tensors)])
-        self._kept = [(tensor, tensor._version) for tensor in tensors]
+        self.hashed, self._room = hashed, hashed.room(list(map(Tensor.numel, tensors)), list(map(_DTYPE, tensors)))
+        self._tensors, self._versions = tensors, list(map(_VERSION, tensors))
         self.places = dict(zip(map(id, tensors), self._room.places, strict=True))  # where C puts the hashes of an object
 
     def look(self, tensor: Tensor, low: int, size: int) -> None:
         """Hash the elements [low, low + size): its last ones, or whole blocks."""
-        first = self._bounds(tensor)[0] + low * tensor.itemsize // _BLOCK * 8
+        at = self._at(tensor)
+        assert at is not None
+        first = self._room.bounds[at][0] + low * tensor.itemsize // _BLOCK * 8
         for hashes in self.hashed.of([tensor.detach().reshape(-1)[low : low + size]]):
             self._room.hashes[first : first + 8 * len(hashes)] = hashes.tobytes()
 
     def all_of(self, tensors: Collection[Tensor]) -> tuple[bytes, bytearray] | None:
         """Sizes and hashes of these tensors, if they are all that were looked at, in that order, as they were left."""
-        if len(tensors) != len(self._kept):
-            return None
-        for tensor, (kept, version) in zip(tensors, self._kept, strict=True):
-            if kept is not tensor or version != tensor._version:
-                return None
-        return self._room.counts, self._room.hashes
+        same = len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
+        return (self._room.counts, self._room.hashes) if same and list(map(_VERSION, tensors)) == self._versions else None
 
     def of(self, tensor: Tensor) -> bytearray | None:
         """The hashes of a tensor; None of one that was not looked at, or that torch has changed since."""
-        if not any(kept is tensor and version == tensor._version for kept, version in self._kept):
+        at = self._at(tensor)
+        if at is None or self._versions[at] != tensor._version:
             return None
-        begin, end = self._bounds(tensor)
+        begin, end = self._room.bounds[at]
         return self._room.hashes[begin:end]
 
-    def _bounds(self, tensor: Tensor) -> tuple[int, int]:
-        return next(bounds for (kept, _), bounds in zip(self._kept, self._room.bounds, strict=True) if kept is tensor)
+    def _at(self, tensor: Tensor) -> int | None:
+        return next((at for at, kept in enumerate(self._tensors) if kept is tensor), None)
 
 
 def by_torch(tensor: Tensor, key: Tensor) -> Tensor:

@@ -188,6 +188,28 @@ def test_one_record_moves_the_sum_by_one_clip_norm_whatever_the_scales(denoise):
     assert denoise.scales(state) is None or step
 
 
+@pytest.mark.parametrize("size", [1e6, 1e9, 1e12])
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+def test_one_record_more_moves_the_sum_by_one_clip_norm_beside_records_that_cancel(kind, size):
+    """Gradients whose parts cancel over positions are all rounding: they must round alike whoever else is there."""
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16) if kind == "linear" else nn.Conv1d(16, 16, 3)
+    shape = (61, 12, 16) if kind == "linear" else (61, 16, 12)
+    x, scales = torch.randn(shape), factors(model)
+    signs = torch.tensor([1.0, -1.0] * 6).view(12, 1) if kind == "linear" else torch.tensor([1.0, -1.0] * 5)
+    x[:30] = x[:30, :1] if kind == "linear" else x[:30, :, :1]  # one position over and over, with gradients that cancel
+    sums = []
+    for count in (60, 61):
+        capture = Capture(model, loss_reduction="sum")
+        capture.scales = lambda: scales
+        capture.attach()
+        (model(x[:count]) * signs * size).sum().backward()
+        sums.append(capture.collect(Flat(0.5)).raw_sums)
+        capture.detach()
+    moved = torch.cat([(b - a).flatten().double() for a, b in zip(*(s.values() for s in sums), strict=True)])
+    assert 0 < float(moved.norm()) <= 0.5 * (1 + 1e-4)
+
+
 def test_rare_coordinates_come_through():
     """A coordinate whose gradient is a hundredth of another's: its noise is smaller by the same measure, once it is known."""
     denoise = ScaleThenPrivatise(beta=0.5, eps=0.01)

@@ -195,6 +195,8 @@ CASES = {
     "james-stein": Case(plan={"denoise": denoise.JamesStein()}),
     "soft threshold": Case(plan={"denoise": denoise.SoftThreshold()}),
     "second moment": Case(plan={"denoise": denoise.DebiasedSecondMoment()}, optimizer=adam),
+    "delayed": Case(plan={"denoise": denoise.DelayedPreconditioner(delay=1)}),
+    "scaled first": Case(plan={"denoise": denoise.ScaleThenPrivatise()}, optimizer=adam),
     "laplacian": Case(plan={"denoise": denoise.Laplacian(1.0)}),
     "averaging": Case(plan={"average": "ema"}),
     "lazy": Case(**TEXT, options={"lazy_tables": True}),

@@ -44,15 +44,15 @@ CARELESS = WRITER.replace(
     "ledger = Ledger(sys.argv[1])",
     """
 import time
-from hushgrad.budget import ledger as room
+from hushgrad.budget import chain as room
 def careless(self, decide):
     books = self._books()
     content = decide(books)
     time.sleep(0.05)
     with self._store.writing() as writer:
-        room._catch_up(books, writer)
-        row = room._row(books, **content)
-        writer.append(room._stored(row))
+        room.catch_up(books, writer)
+        row = room.next_row(books, **content)
+        writer.append(room.stored(row))
     return books.read([row])
 Ledger._write = careless
 ledger = Ledger(sys.argv[1])

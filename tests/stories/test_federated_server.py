@@ -17,8 +17,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedProx
 
 from hushgrad import clipping, events, noise
 from hushgrad.errors import ArgumentError, BudgetExceeded, NoTheorem, StorageError
-from hushgrad.federated import DPFTRL, DPFedAvg, LocalGrid, MinSeparation, ServerAdam, ServerSGD, clip_update
-from hushgrad.federated.base import PrivateStrategy
+from hushgrad.federated import DPFTRL, DPFedAvg, LocalGrid, MinSeparation, ServerAdam, ServerSGD, base, clip_update
 from hushgrad.federated.directory import ServerDirectory
 from hushgrad.train import Plan
 
@@ -326,7 +325,7 @@ def killed_at(monkeypatch, where, round):
     """Let a server die in ``round``: before anybody is asked, before or after its result is on disk."""
     owner, name = {
         "asking": (ServerDirectory, "save_cohorts"),
-        "collecting": (PrivateStrategy, "_collect"),
+        "collecting": (base, "collected"),
         "saving": (ServerDirectory, "save_state"),
         "saved": (ServerDirectory, "save_public"),
     }[where]

@@ -20,7 +20,9 @@
 | ``store``, ``sqlite``, ``postgresql`` | where the rows are kept |
 | ``policy`` | what an organisation allows |
 | ``folder`` | what the folder of a killed run proves |
-| ``ledger`` | the ledger itself |
+| ``chain`` | rows read, appended under the lock, verified |
+| ``admission``, ``closing`` | runs before they begin, and when they have ended |
+| ``ledger`` | the ledger itself: data sets and all of these |
 """
 
 from hushgrad.budget.ledger import Ledger, Verification

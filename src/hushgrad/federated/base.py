@@ -6,16 +6,16 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from logging import INFO, WARNING
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.serverapp.strategy import FedAvg, Result
 from flwr.supercore import log
 
 from hushgrad import _check
@@ -28,9 +28,11 @@ from hushgrad.federated.check_ins import CheckIns, as_ids
 from hushgrad.federated.cohorts import Separated, cohorts_of
 from hushgrad.federated.contract import messenger_of, require_plan, server_optimizer_of
 from hushgrad.federated.directory import ServerDirectory
-from hushgrad.federated.grids import UNREADABLE, CarefulGrid, NarrowGrid
-from hushgrad.federated.layout import Layout, Unusable
+from hushgrad.federated.grids import CarefulGrid, NarrowGrid
+from hushgrad.federated.lasting import LastingStrategy
+from hushgrad.federated.layout import Layout
 from hushgrad.federated.optimizers import ServerOptimizer
+from hushgrad.federated.replies import OpenRound, collected
 from hushgrad.federated.reports import RawRound
 from hushgrad.federated.shares import Shares, ShareSum
 from hushgrad.guarantee import Guarantee, Ledger
@@ -38,25 +40,13 @@ from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
 from hushgrad.train.books import Books, guarantee_of
 from hushgrad.train.plan import Plan
-from hushgrad.train.tree import understood
 
 __all__ = ["PrivateStrategy"]
 
 _RAW_EVALUATION = "The clients' evaluation metrics are published without noise and are not covered"
 
 
-@dataclass
-class _Open:
-    """A round that was configured and not yet aggregated."""
-
-    step: int
-    chosen: int
-    nodes: set[int]
-    layout: Layout
-    current: np.ndarray
-
-
-class PrivateStrategy(Strategy):
+class PrivateStrategy(LastingStrategy):
     """What ``DPFTRL`` and ``DPFedAvg`` share: everything but which noise they take."""
 
     _correlated: ClassVar[bool]
@@ -83,14 +73,14 @@ class PrivateStrategy(Strategy):
         self._directory = None if directory is None else ServerDirectory(directory)
         fresh = RunKey.make(key, seed)
         self._key, self._journal = (fresh, Journal(fresh)) if self._directory is None else self._directory.share_key(fresh, plan)
-        self._witness: tuple[int, bytes] | None = None  # of a round that is not in the journal yet
+        self._witness: tuple[int, bytes] | None = None
         self._books = Books(plan, self._key.run_name(), prior=prior, max_epsilon=max_epsilon)
         self._cohorts = cohorts_of(plan, population, self._key.sampling)
         self._aggregator = (ShareSum if isinstance(plan.noise, Shares) else Aggregator)(plan, self._key)
         self._server_state: dict[str, Any] = {}
         self._arrays: ArrayRecord | None = None
-        self._open: _Open | None = None
-        self._unsaved = False  # the latest model is not on disk, and must not leave the server
+        self._open: OpenRound | None = None
+        self._unsaved = False
         self._raw_round: RawRound | None = None
         self._raw_evaluation = _check.instance(bool, raw_evaluation=raw_evaluation)
         self._resume()
@@ -157,16 +147,6 @@ class PrivateStrategy(Strategy):
         return replace(guarantee, notes=notes)
 
     @property
-    def ledger(self) -> Ledger:
-        """What happened, earlier phases included."""
-        return self._books.ledger()
-
-    @property
-    def rounds(self) -> int:
-        """Rounds taken (charged) so far, those before a restart included."""
-        return self._books.taken
-
-    @property
     def rounds_allowed(self) -> int:
         """Rounds that the plan and the budget allow in all."""
         return self._books.limit
@@ -211,7 +191,7 @@ class PrivateStrategy(Strategy):
         self._aggregator.tell(config)
         messages = list(self._messenger.configure_train(step + 1, arrays, config, NarrowGrid(grid, asked)))
         self._require_cohort(messages, asked)
-        self._open = _Open(step, len(chosen), set(asked), layout, layout.flat(arrays))
+        self._open = OpenRound(step, len(chosen), set(asked), layout, layout.flat(arrays))
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -220,7 +200,7 @@ class PrivateStrategy(Strategy):
         if open_round is None:
             raise ArgumentError("Expected configure_train before aggregate_train: there is no cohort whose replies could count.")
         self._aggregator.begin(open_round.layout, open_round.current)
-        self._raw_round = self._collect(open_round, replies)
+        self._raw_round = collected(self._aggregator, open_round, replies)
         self._journal.begin(open_round.step)
         self._books.charge(issued=True)
         update = self._aggregator.release(open_round.step)
@@ -254,8 +234,6 @@ class PrivateStrategy(Strategy):
         if not self._raw_evaluation:
             log(INFO, "\t└──> Metrics on clients' data are not released. raw_evaluation=True releases them, uncovered.")
 
-    # The path of one round --------------------------------------------------------------------------------------------
-
     def _connected(self, grid: Grid) -> tuple[np.ndarray, np.ndarray]:
         """(users, their nodes), one node for each user; waits for the strategy's ``min_available_nodes``, as Flower does."""
         while len(nodes := as_ids(grid.get_node_ids())) < self._strategy.min_available_nodes:
@@ -272,98 +250,6 @@ class PrivateStrategy(Strategy):
         if sorted(receivers) != sorted(asked):
             remedy = "Ask every node of grid.get_node_ids() once: the grid shows the cohort only."
             _check.fail("strategy", type(self._strategy).__name__, "to ask the chosen cohort", remedy)
-
-    def _collect(self, open_round: _Open, replies: Iterable[Message]) -> RawRound:
-        accepted = clipped = 0
-        rejected: list[str] = []
-        waiting = set(open_round.nodes)
-        # Sorted, so that the sum does not depend on who was faster.
-        for reply in sorted(replies, key=lambda message: message.metadata.src_node_id):
-            node = reply.metadata.src_node_id
-            if reply.has_error() and reply.error.code != UNREADABLE:
-                continue  # a drop-out
-            try:
-                if node not in waiting:
-                    raise Unusable("not in this round's cohort, or answered already")
-                waiting.discard(node)
-                if reply.has_error():
-                    raise Unusable(reply.error.reason)
-                clipped += self._aggregator.add(reply.content)
-                accepted += 1
-            except Unusable as reason:
-                rejected.append(f"node {node}: {reason}")
-                log(WARNING, "aggregate_train: node %d counts as zero: %s", node, reason)
-        return RawRound(
-            round=open_round.step,
-            chosen=open_round.chosen,
-            asked=len(open_round.nodes),
-            accepted=accepted,
-            clipped=clipped,
-            rejected=tuple(rejected),
-        )
-
-    # Saving -----------------------------------------------------------------------------------------------------------
-
-    def _settle(self) -> None:
-        """After a disk that was full: what could not be saved is saved before anybody is sent it."""
-        if self._unsaved:
-            self._save(self.spent())
-
-    def _save(self, spent: Guarantee) -> None:
-        if self._directory is None or self._arrays is None:
-            self._unsaved = False
-            self._write_down()
-            return
-        tree = {
-            "version": 1,
-            "server": self.server.to_json(),
-            "server_state": dict(self._server_state),
-            "books": self._books.state_dict(),
-            "journal": self._link(),
-            "aggregator": self._aggregator.state_dict(),
-            "arrays": {name: torch.from_numpy(array.numpy()) for name, array in self._arrays.items()},
-        }
-        self._journal.flush()  # a machine that stops now must not leave a state that is ahead of its journal
-        self._directory.save_state(tree)
-        self._write_down()
-        self._unsaved = False
-        public = {"plan": self.plan.to_json(), "ledger": self.ledger.to_json(), "rounds": self.rounds, "spent": spent.to_json()}
-        self._directory.save_public(public)
-
-    def _link(self) -> dict[str, Any]:
-        """The latest round's place in the journal, which it is not in yet, and how it follows from the one before."""
-        assert self._witness is not None
-        before, witness = self._journal.chain.hex(), self._witness[1].hex()
-        return {"position": self.rounds, "chain": self._books.content, "before": before, "witness": witness}
-
-    def _write_down(self) -> None:
-        """The journal's entry of the latest round: after it is saved, and before it leaves the server."""
-        if self._witness is not None:
-            self._journal.released(*self._witness)
-            self._witness = None
-
-    def _resume(self) -> None:
-        if self._directory is None:
-            return
-        with understood(self._directory.path):
-            cohorts, tree = self._directory.read()
-            if cohorts is not None:
-                self._cohorts.load_state_dict(cohorts)
-            if tree is None:
-                self._journal.catch_up(0, self._journal.chain, before=b"", witness=b"")
-            else:
-                self._load(tree)
-            self._directory.require_latest(self.rounds)
-
-    def _load(self, tree: dict[str, Any]) -> None:
-        if tree["version"] != 1 or tree["server"] != self.server.to_json():
-            _check.fail("server", self.server, "and version to be those of the interrupted run", "Use a new directory.")
-        link = {name: bytes.fromhex(tree["journal"][name]) for name in ("chain", "before", "witness")}
-        self._journal.catch_up(tree["journal"]["position"], **link)
-        self._server_state = dict(tree["server_state"])
-        self._books.load_state_dict(tree["books"])
-        self._aggregator.load_state_dict(tree["aggregator"])
-        self._arrays = ArrayRecord({name: Array(tensor.numpy()) for name, tensor in tree["arrays"].items()})
 
 
 def _later(metrics: dict[int, MetricRecord], rounds: int) -> dict[int, MetricRecord]:

@@ -57,16 +57,13 @@ class Journal(Shown):
         self._key = key.journal
         self._frames: Frames | None = None
         self._owner: Owner | None = None
-        self._closed, self._process = False, os.getpid()
-        self._half = False  # something was entered and not done, or done and not entered
+        self._marks, self._closed, self._process = Marks(), False, os.getpid()
+        self._before, self._half = 0, False  # something was entered and not done, or done and not entered
         self._recorded: list[tuple[int, bytes]] = []  # (kind, short digest): what earlier lives released
-        self._marks = Marks()
         self.bound: dict[str, Any] = {}
         # Keyed from the start: the place that the first release is witnessed at follows from it, and must not be known.
         self.position, self.chain = 0, hashlib.blake2b(b"start", digest_size=_CHAIN, key=self._key).digest()
         self.notes: tuple[str, ...] = ()
-
-    # Files ---------------------------------------------------------------------------------------------------------------
 
     @classmethod
     def create(cls, path: Path, key: RunKey, owner: Owner, bound: Mapping[str, Any]) -> Journal:
@@ -129,11 +126,10 @@ class Journal(Shown):
             ArgumentError: where the journal is shorter than that, or tells another story.
         """
         if self._frames is not None:
-            behind = position > len(self._recorded)
-            if behind or (position and self._recorded[position - 1][1] != chain[:SHORT]):
-                raise _other_story(
-                    "is ahead of its journal, so one of them is a copy from another time" if behind else "is another run's"
-                )
+            if position > len(self._recorded):
+                raise _other_story("is ahead of its journal, so one of them is a copy from another time")
+            if position and self._recorded[position - 1][1] != chain[:SHORT]:
+                raise _other_story("is another run's")
         self.position, self.chain = position, chain
 
     def catch_up(self, position: int, chain: bytes, *, before: bytes, witness: bytes) -> None:
@@ -179,8 +175,11 @@ class Journal(Shown):
     # What a run calls -----------------------------------------------------------------------------------------------------
 
     def vouched(self, note: str) -> None:
-        """Have the guarantee say what nobody can show."""
-        self.notes = (*self.notes, *({note} - {*self.notes}))
+        """Have the guarantee say what nobody can show, after a restart too."""
+        if note not in self.notes:
+            self.notes += (note,)
+            if self._frames is not None:
+                self._frames.tell(note=note)
 
     def bind(self, name: str, value: Any) -> None:
         """Remember a part of the run's identity, or find it to be the remembered one.
@@ -214,7 +213,7 @@ class Journal(Shown):
         """
         self._next(ord("r"), step.to_bytes(8, "little") + witness)
 
-    def whole(self) -> _Entering:
+    def whole(self) -> Journal:
         """Inside, something is entered here and done: both, or neither, or a run with a folder goes on from its last save.
 
         Half of it may stay where somebody interrupts a program (Ctrl-C) that then goes on: the step would be taken again, on other
@@ -223,8 +222,23 @@ class Journal(Shown):
         Raises:
             ArgumentError: where this has happened, or in a forked process.
         """
-        self._require_process()
-        return _Entering(self)
+        if os.getpid() != self._process:
+            raise _forked()
+        return self
+
+    def __enter__(self) -> None:  # a generator would take longer than all that it does
+        if self._half:
+            raise ArgumentError(
+                "Expected a run that was not interrupted while it entered a release into its journal. Nothing was released since; call "
+                "detach(), then make_private and Checkpoint again: it goes on from its last save."
+            )
+        self._before, self._half = self.position, self._frames is not None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._half = False
+        elif issubclass(kind, HushgradError):  # a refusal: nothing is half done where nothing was entered
+            self._half = self._frames is not None and self.position != self._before
 
     def read_all(self, step: int) -> None:
         """Before the noise of all lazy tables is drawn after ``step`` steps."""
@@ -240,16 +254,10 @@ class Journal(Shown):
     def _require_open(self) -> None:
         if self._closed:
             raise ArgumentError("Expected a run that is attached: this one's journal is closed.")
-        self._require_process()
+        if os.getpid() != self._process:
+            raise _forked()
         if self._owner is not None:
             self._owner.require()
-
-    def _require_process(self) -> None:
-        if os.getpid() != self._process:
-            raise ArgumentError(
-                "Expected a step in the process that began this run: a forked one has a copy of its key, and would release its noise a "
-                "second time. Nothing was released; call make_private in the process that trains, and settle() lazy tables before a fork."
-            )
 
     def _next(self, kind: int, content: bytes) -> None:
         self._require_open()
@@ -280,28 +288,12 @@ class Journal(Shown):
             self._frames.flush()
 
 
-class _Entering:
-    """See :meth:`Journal.whole`; a generator would take longer than all that it does."""
-
-    __slots__ = ("_journal", "_position")
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal, self._position = journal, journal.position
-
-    def __enter__(self) -> None:
-        if self._journal._half:
-            raise ArgumentError(
-                "Expected a run that was not interrupted while it entered a release into its journal. Nothing was released since; call "
-                "detach(), then make_private and Checkpoint again: it goes on from its last save."
-            )
-        self._journal._half = self._journal._frames is not None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is None:
-            self._journal._half = False
-        elif issubclass(kind, HushgradError):  # a refusal: nothing is half done where nothing was entered
-            self._journal._half = self._journal.durable and self._journal.position != self._position
-
-
 def _other_story(how: str) -> ArgumentError:
     return ArgumentError(f"Expected the journal and the state of one run; the state {how}. {WAYS_ON}")
+
+
+def _forked() -> ArgumentError:
+    return ArgumentError(
+        "Expected a step in the process that began this run: a forked one has a copy of its key, and would release its noise a "
+        "second time. Nothing was released; call make_private in the process that trains, and settle() lazy tables before a fork."
+    )

@@ -21,16 +21,16 @@ class Later:
 
     def __init__(self, enter: Callable[[int, bytes], None]) -> None:
         self._enter = enter
-        self._waiting: list[tuple[int, Tensor]] = []
+        self.waiting: list[tuple[int, Tensor]] = []
 
     def add(self, step: int, norms: Tensor) -> None:
         """Remember a release; every 256 steps the device is waited for once."""
-        self._waiting.append((step, norms))
-        if len(self._waiting) >= _MOST:
+        self.waiting.append((step, norms))
+        if len(self.waiting) >= _MOST:
             self.settle()
 
     def settle(self) -> None:
         """Enter what waits, in order."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for step, norms in waiting:
             self._enter(step, hashlib.blake2b(norms.detach().cpu().numpy(), digest_size=8).digest())  # type: ignore[arg-type]

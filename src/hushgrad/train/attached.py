@@ -31,7 +31,7 @@ from hushgrad.sampling.attendance import Attendance
 from hushgrad.train.after.averaged import Averaged
 from hushgrad.train.books import Books
 from hushgrad.train.contract import DataContract
-from hushgrad.train.guard import Guard
+from hushgrad.train.guard import Guard, Watch
 from hushgrad.train.losses import Losses
 from hushgrad.train.own_bits import OwnBits
 from hushgrad.train.own_sizes import OwnSizes
@@ -135,6 +135,7 @@ class Attached(Saving):
             self._checks.append(self._check_captured)
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
+        self._handles.append(Watch(self))
 
     def _attach_tables(self) -> None:
         require_lazy_plan(self.plan, self._world, sharded=self.placement.in_parts)

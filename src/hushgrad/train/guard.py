@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain, count
 from operator import attrgetter, itemgetter
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
 import torch
@@ -17,13 +17,17 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hushgrad import _check
 from hushgrad.clipping.scaled import SCALED
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.train.released import Released
 
-__all__ = ["Guard"]
+if TYPE_CHECKING:
+    from hushgrad.train.attached import Attached
+
+__all__ = ["Guard", "Watch"]
 
 _private: WeakSet[Optimizer] = WeakSet()
 _captured: WeakSet[nn.Module] = WeakSet()
@@ -46,6 +50,39 @@ _DIVIDES = "_step_supports_amp_scaling"  # of an optimizer, asked by torch's Gra
 _requires_grad, _params = attrgetter("requires_grad"), itemgetter("params")
 
 _ONE_GRADIENT = "Use an optimizer that takes one gradient per step: SGD, Adam, AdamW, RMSprop, Adafactor and so on."
+
+
+_watched: WeakSet[Attached] = WeakSet()
+_OTHER = (
+    "Another optimizer, without privacy, stepped while this run was dealing its batches: that its model saw none of their records is "
+    "vouched for, not shown"
+)
+
+
+def _steps(optimizer: Optimizer, *_: object) -> None:
+    if optimizer not in _private:
+        for run in list(_watched):
+            if run.dealt:
+                run.journal.vouched(_OTHER)
+
+
+register_optimizer_step_pre_hook(_steps)  # one for all runs: a private step passes it in a line
+
+
+class Watch:
+    """Have the guarantee of ``run`` say that an ordinary optimizer stepped after the first batch was dealt; until it is removed.
+
+    A copy of the model that was made before ``make_private`` is an ordinary model. What it has seen, nobody here can see; but torch tells
+    of every optimizer that steps.
+    """
+
+    def __init__(self, run: Attached) -> None:
+        self._run = run
+        _watched.add(run)
+
+    def remove(self) -> None:
+        """No longer."""
+        _watched.discard(self._run)
 
 
 class Guard:

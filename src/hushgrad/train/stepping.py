@@ -105,6 +105,11 @@ class Stepping:
         if self._lazy is not None:
             self._lazy.settle()
 
+    @property
+    def dealt(self) -> bool:
+        """Whether the run has dealt a batch of records in this process, or taken a step."""
+        return self._issued is not None or self._books.taken > 0
+
     def _in_step(self) -> bool:
         """Whether a forward pass that runs now reads rows of the step's own batch; a proof's passes do, with gradients and without."""
         passing = torch.is_grad_enabled() or self._capture.proving

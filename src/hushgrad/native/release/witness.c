@@ -20,7 +20,6 @@
 #define multiplied_64(a, b) _mm512_mul_epu32((__m512i)(a), (__m512i)(b))
 
 #define BLOCK (4 * WITNESS_WORDS)
-#define SOON 4096 /* bytes that memory is fetched ahead; the processor itself looks no farther than a page */
 
 typedef uint32_t __attribute__((may_alias)) word; /* memory of any type */
 

@@ -8,8 +8,6 @@ typedef uint64_t NAME(sums) __attribute__((vector_size(BYTES)));
 TARGET static uint64_t NAME(nh)(const word *w, const uint32_t *key) {
     NAME(sums) even = {0}, odd = {0};
     for (int i = 0; i < WITNESS_WORDS; i += 2 * WITNESS_LANES) {
-        __builtin_prefetch((const char *)(w + i) + SOON);
-        __builtin_prefetch((const char *)(w + i) + SOON + 64);
         _Pragma("GCC unroll 4") for (int j = i; j < i + WITNESS_LANES; j += BYTES / 4) {
             const int k = j + WITNESS_LANES;
             const NAME(sums) a = (NAME(sums))(*(const NAME(words) *)(w + j) + *(const NAME(words) *)(key + j));

@@ -1,0 +1,239 @@
+"""What each action of ``hushgrad ledger`` does and says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hushgrad import _check
+from hushgrad.cli._parser import UsageError, ask, print_json, table
+from hushgrad.guarantee import questions
+
+if TYPE_CHECKING:
+    from hushgrad.budget import Ledger, Reservation, Status
+    from hushgrad.events import Event
+
+__all__ = [
+    "UNVERIFIED",
+    "add",
+    "approve",
+    "begin",
+    "cancel",
+    "commit",
+    "export",
+    "head",
+    "init",
+    "list_",
+    "reserve",
+    "settle",
+    "status",
+    "verify",
+]
+
+UNVERIFIED = 3
+
+
+def _opened(options: argparse.Namespace) -> Ledger:
+    from hushgrad.budget import Ledger
+
+    return Ledger(options.ledger)
+
+
+def init(options: argparse.Namespace) -> int:
+    """Make an empty ledger."""
+    from hushgrad.budget import Ledger
+
+    ledger = Ledger.create(options.ledger)
+    _say(options, {"ledger": options.ledger, "head": ledger.head}, f"Ledger ready: {options.ledger}\nHead: {ledger.head}")
+    return 0
+
+
+def add(options: argparse.Namespace) -> int:
+    """Add a data set with its budget."""
+    names = ("epsilon", "delta", "unit", "relation", "composition")
+    plan = None if options.plan is None else _event_of(options.plan)
+    from hushgrad.budget import read_policy
+
+    ask(questions(options.epsilon, options.delta, records=options.records))
+    more = {"plan": plan, "policy": read_policy(options.policy), "records": options.records}
+    dataset = _opened(options).add(options.dataset, **more, **{name: vars(options)[name] for name in names})
+    _say(options, dataset.to_json(), str(dataset))
+    return 0
+
+
+def reserve(options: argparse.Namespace) -> int:
+    """Room for a run."""
+    reservation = _opened(options).reserve(options.dataset, _event(options), run=options.run, hold=options.hold)
+    _say_reservation(options, reservation)
+    return 0
+
+
+def begin(options: argparse.Namespace) -> int:
+    """A held run begins."""
+    _say_reservation(options, _opened(options).begin(options.reservation))
+    return 0
+
+
+def commit(options: argparse.Namespace) -> int:
+    """What a run did."""
+    ledger = _opened(options)
+    event = _event(options) if _names_an_event(options) else ledger.reservation(options.reservation).reserved
+    _say_reservation(options, ledger.commit(options.reservation, event, overrun=options.overrun, note=options.note))
+    return 0
+
+
+def settle(options: argparse.Namespace) -> int:
+    """Close a killed run by its folder."""
+    folder = Path(options.run)
+    ledger = _opened(options)
+    identifier = ledger.of_folder(folder)
+    if not identifier:
+        raise UsageError(f"{options.run} holds no reservation.json: it was not made with --ledger.")
+    reservation = ledger.settle(identifier, folder)
+    why = next((row.note for row in reversed(ledger.entries()) if row.reservation == identifier), "")
+    _say_reservation(options, reservation, f"Why: {why or 'its run had not begun'}.")
+    return 0
+
+
+def approve(options: argparse.Namespace) -> int:
+    """Who approves of a run."""
+    approved = _opened(options).approve(options.reservation, by=options.by)
+    _say_reservation(options, approved, f"Approved by {', '.join(approved.approved)}.")
+    return 0
+
+
+def cancel(options: argparse.Namespace) -> int:
+    """Give back the room of a run that has not begun."""
+    _say_reservation(options, _opened(options).cancel(options.reservation))
+    return 0
+
+
+def status(options: argparse.Namespace) -> int:
+    """How much of each budget is spent."""
+    ledger = _opened(options)
+    names = [options.dataset] if options.dataset else [dataset.name for dataset in ledger.datasets()]
+    found = [ledger.status(name) for name in names]
+    content = {"datasets": [_status_json(status) for status in found], "head": ledger.head}
+    _say(options, content, "\n".join([*map(str, found), f"Head: {ledger.head}"]))
+    return 0
+
+
+def _status_json(status: Status) -> dict[str, Any]:
+    derived = {"left": status.left, "used": status.used, "exceeded": status.exceeded, "open": len(status.open)}
+    return {**status.to_json(), "epsilon": status.epsilon, **derived}
+
+
+def list_(options: argparse.Namespace) -> int:
+    """All runs."""
+    ledger = _opened(options)
+    found = ledger.reservations(options.dataset)
+    rows = [
+        ("id", "data set", "state", "run", "charged for"),
+        *((r.id, r.dataset, _state(r), r.run, str(r.charged)) for r in found),
+    ]
+    _say(options, {"reservations": [r.to_json() for r in found]}, table(rows) if found else "No runs yet.")
+    return 0
+
+
+def _state(reservation: Reservation) -> str:
+    return f"{reservation.state}, OVERRUN" if reservation.overrun else reservation.state
+
+
+def head(options: argparse.Namespace) -> int:
+    """Print the head, or keep it elsewhere; a chain that has lost what was noted ends the watch as a failed verification."""
+    from hushgrad.budget.watch import watched
+
+    ledger = _opened(options)
+    if options.watch is None:
+        _say(options, {"ledger": options.ledger, "head": ledger.head}, ledger.head)
+        return 0
+    told, ok = None, True
+    try:
+        for verdict in watched(ledger, options.watch, every=options.every):
+            ok = verdict.ok
+            if not ok or verdict.head != told:
+                _say(options, verdict.to_json(), str(verdict))
+                sys.stdout.flush()
+            told = verdict.head
+            if options.once:
+                break
+    except KeyboardInterrupt:
+        print("Ended.", file=sys.stderr)
+    return 0 if ok else UNVERIFIED
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Check every row."""
+    from hushgrad.budget.watch import noted_heads
+
+    if options.head is not None and options.noted is not None:
+        raise UsageError("--head and --noted say the same thing: give one of them.")
+    head = options.head if options.noted is None else next(reversed(noted_heads(options.noted)), "")
+    if head == "":
+        raise UsageError(f"{options.noted} holds no noted head.")
+    verdict = _opened(options).verify(head=head)
+    _say(options, verdict.to_json(), str(verdict))
+    return 0 if verdict.ok else UNVERIFIED
+
+
+def export(options: argparse.Namespace) -> int:
+    """All rows as JSON."""
+    ledger = _opened(options)
+    rows = [{**row.to_json(), "hash": row.hash} for row in ledger.entries()]
+    if options.json:
+        print_json({"rows": rows, "head": ledger.head})
+    else:
+        print("\n".join(json.dumps(row, sort_keys=True) for row in rows))
+    return 0
+
+
+def _names_an_event(options: argparse.Namespace) -> bool:
+    return options.event is not None or options.noise_multiplier is not None
+
+
+def _event(options: argparse.Namespace) -> Event:
+    from hushgrad.events import Gaussian
+
+    if (options.event is None) == (options.noise_multiplier is None):
+        raise UsageError("Say what the run does: either --event, or --noise-multiplier with --rate and --steps.")
+    if options.event is None:
+        return Gaussian(options.noise_multiplier).sampled(rate=options.rate) * options.steps
+    return _event_of(options.event)
+
+
+def _event_of(word: str) -> Event:
+    from hushgrad.events import Event
+
+    content = _json(word)
+    if isinstance(content, dict) and "ledger" in content:  # the ledger.json of a run: what it did
+        from hushgrad.guarantee import Ledger as RunLedger
+
+        return RunLedger.from_json(content).event()
+    if isinstance(content, dict) and content.get("plan") == "Plan":  # what hushgrad plan --save wrote, or a run's plan.json
+        from hushgrad.train.plan import Plan
+
+        return Plan.from_json(content).event()
+    return Event.from_json(content)
+
+
+def _json(word: str) -> Any:
+    try:
+        return _check.parsed(Path(word[1:]).read_text(encoding="utf-8") if word.startswith("@") else word)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--event must be JSON, or @FILE with JSON in it: {error}.") from None
+
+
+def _say(options: argparse.Namespace, content: dict[str, Any], text: str) -> None:
+    if options.json:
+        print_json(content)
+    else:
+        print(text)
+
+
+def _say_reservation(options: argparse.Namespace, reservation: Reservation, *more: str) -> None:
+    lines = [f"Reservation {reservation.id}: run {reservation.run!r} on {reservation.dataset!r} is {_state(reservation)}."]
+    lines.append(f"Charged for {reservation.charged}.")
+    _say(options, reservation.to_json(), "\n".join([*lines, *more]))

@@ -1,0 +1,61 @@
+"""Those who answer in one round: whoever was not asked, or sends what nobody can use, counts as zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from logging import WARNING
+
+import numpy as np
+from flwr.app import Message
+from flwr.supercore import log
+
+from hushgrad.federated.aggregate import Aggregator
+from hushgrad.federated.grids import UNREADABLE
+from hushgrad.federated.layout import Layout, Unusable
+from hushgrad.federated.reports import RawRound
+from hushgrad.federated.shares import ShareSum
+
+__all__ = ["OpenRound", "collected"]
+
+
+@dataclass
+class OpenRound:
+    """A round that was configured and not yet aggregated."""
+
+    step: int
+    chosen: int
+    nodes: set[int]
+    layout: Layout
+    current: np.ndarray
+
+
+def collected(aggregator: Aggregator | ShareSum, open_round: OpenRound, replies: Iterable[Message]) -> RawRound:
+    """Add up what the round's cohort sent, each clipped; and what is known of it. Sensitive."""
+    accepted = clipped = 0
+    rejected: list[str] = []
+    waiting = set(open_round.nodes)
+    # Sorted, so that the sum does not depend on who was faster.
+    for reply in sorted(replies, key=lambda message: message.metadata.src_node_id):
+        node = reply.metadata.src_node_id
+        if reply.has_error() and reply.error.code != UNREADABLE:
+            continue  # a drop-out
+        try:
+            if node not in waiting:
+                raise Unusable("not in this round's cohort, or answered already")
+            waiting.discard(node)
+            if reply.has_error():
+                raise Unusable(reply.error.reason)
+            clipped += aggregator.add(reply.content)
+            accepted += 1
+        except Unusable as reason:
+            rejected.append(f"node {node}: {reason}")
+            log(WARNING, "aggregate_train: node %d counts as zero: %s", node, reason)
+    return RawRound(
+        round=open_round.step,
+        chosen=open_round.chosen,
+        asked=len(open_round.nodes),
+        accepted=accepted,
+        clipped=clipped,
+        rejected=tuple(rejected),
+    )
