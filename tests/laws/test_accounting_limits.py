@@ -363,3 +363,8 @@ def test_a_rate_that_lost_its_digits_is_refused_and_the_least_other_one_is_not()
     for relation in ("add_remove", "replace_one"):
         least = Gaussian(1.0).sampled(rate=sys.float_info.min) * 2
         assert epsilon_interval(least, delta=1e-300, relation=relation) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("at", [2.0**63, 1e30, 1e300])
+def test_delta_at_an_epsilon_beyond_a_machines_whole_numbers_is_a_number(at: float) -> None:
+    assert 0.0 <= delta(Gaussian(1.0).sampled(rate=0.125) * 10, epsilon=at) < 1e-100

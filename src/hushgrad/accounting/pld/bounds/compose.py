@@ -113,6 +113,7 @@ class Composed:
     def _weights(self, epsilon: float, *, upper: bool, offset: float = 0.0) -> tuple[Array, int]:
         """Bounds on e^{K - t l_k - offset} c_k for the losses above ``epsilon``, and the index of the first of them."""
         first = 0 if epsilon == -math.inf else max(0, math.floor((epsilon - self.low) / self.step) + 1)
+        first = min(first, len(self.c))  # beyond the window it may be more than a machine's whole number
         c = self.c[first:]
         exponent = self.log_mass - offset - self.tilt * (self.low + (first + np.arange(len(c))) * self.step)
         error = self.noise if upper else -self.noise
