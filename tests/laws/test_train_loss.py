@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
+from hushgrad.sampling import FullBatch
 from hushgrad.train import Plan, fit, make_private
 from hushgrad.train.losses import ROUNDED, VOUCHED
 
@@ -398,3 +399,28 @@ class _Counting:
 )
 def test_a_loss_that_keeps_nothing_is_not(loss):
     assert VOUCHED not in _run(loss)[0].spent().notes
+
+
+def _moved_by(begin, count):
+    torch.manual_seed(0)
+    model, data = nn.Linear(3, 2).double(), TensorDataset(torch.randn(count, 3).double(), torch.randn(count, 2).double())
+    plan = Plan.dpsgd(
+        noise_multiplier=1.0, delta=1e-5, max_grad_norm=100.0, batch_size=count, dataset_size=count, sampling=FullBatch(steps=1)
+    )
+    private = make_private(model, torch.optim.SGD(model.parameters(), lr=1.0), plan, seed=1)
+    for x, y in private.loader(data):
+        begin(private.loss(F.mse_loss)(model(x), y))
+        private.optimizer.step()
+    private.detach()
+    return len(x), torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 13])
+@pytest.mark.parametrize(
+    "begin", [lambda loss: torch.autograd.backward(loss), lambda loss: (loss * 1.0).backward()], ids=["torch's", "a term"]
+)
+def test_a_loss_weighs_the_same_however_it_is_begun_and_however_many_rows_fill_the_batch_up(begin, count):
+    # It was divided by the examples and multiplied by the rows: a fourth record took a quarter of everybody else's gradient.
+    rows, expected = _moved_by(lambda loss: loss.backward(), count)
+    assert rows >= 4
+    torch.testing.assert_close(_moved_by(begin, count)[1], expected, rtol=1e-12, atol=1e-12)

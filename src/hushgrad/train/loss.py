@@ -47,8 +47,7 @@ class PrivateLoss:
             raise ArgumentError("Expected a batch of private.loader(): a loss of other data has no place in a private step.")
         if any(isinstance(arg, nn.Module) for arg in args):
             return self._of_batch(args, examples)
-        over = examples if self._losses.fixed else examples - self._losses.padding  # else only those that count are in the mean
-        return self._losses.covered(self._of_outputs(args, examples), over=over)
+        return self._losses.covered(self._of_outputs(args, examples))
 
     # A function of outputs and targets: it is called with one example at a time, so it cannot see another one ---------------------
 
@@ -65,7 +64,8 @@ class PrivateLoss:
         if self._losses.fixed:  # divided by the public size, as a loss of the user's own is
             free = filled(examples, counted, each.device)
             return self._reduced(each.masked_fill(free, 0.0))
-        return self._reduced(each[:counted])
+        summed = self._losses.capture.loss_reduction == "sum"
+        return each[:counted].sum() if summed else _Mean.apply(each, counted)  # type: ignore[no-any-return, no-untyped-call]
 
     def _each(self, rows: _Rows) -> Tensor:
         if not self._by_loop:
@@ -140,6 +140,24 @@ class PrivateLoss:
 
     def _on(self, args: tuple[Any, ...], examples: int, rows: list[int]) -> Tensor:
         return self._fn(*(arg if isinstance(arg, nn.Module) else _only(arg, examples, rows) for arg in args)).detach()
+
+
+class _Mean(torch.autograd.Function):
+    """The mean of the losses that count, the first ones; their gradients are divided by the number of all.
+
+    So are those of any loss that the loop makes of this one, and of a loss of its own: whoever reads them multiplies by that number.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, each: Tensor, counted: int) -> Tensor:
+        ctx.shape, ctx.counted = each.shape, counted
+        return each[:counted].mean()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        made = g.new_zeros(ctx.shape)
+        made[: ctx.counted] = g / len(made)
+        return made, None
 
 
 _MIXED = "The loss of a batch is not the mean of its examples' own losses: one example changes what another one counts."

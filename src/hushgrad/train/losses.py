@@ -57,11 +57,10 @@ class Losses:
             self._covered = 0
         self.handed.issued(batch, whole=whole)
 
-    def covered(self, loss: Tensor, *, alone: bool = False, over: int | None = None) -> Tensor:
+    def covered(self, loss: Tensor, *, alone: bool = False) -> Tensor:
         """``loss`` of the pass that was issued last, known to be a mean over its examples; counted when ``loss.backward()`` is called.
 
-        Where it is a term of something else nothing is known of the other terms, unless the caller says that it is ``alone``. It is a
-        mean ``over`` so many, by default all rows, those that fill the batch up included.
+        Where it is a term of something else nothing is known of the other terms, unless the caller says that it is ``alone``.
         """
         counted = (self.examples or 0) - self.padding
 
@@ -71,7 +70,7 @@ class Losses:
         if loss.requires_grad:
             loss.register_hook(count)
             if not alone:
-                self._begins(loss, over or self.examples or 1)
+                self._begins(loss, self.examples or 1)
         return loss
 
     def _begins(self, loss: Tensor, examples: int) -> None:
