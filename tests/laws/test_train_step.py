@@ -464,3 +464,22 @@ def test_ball_projection_is_the_nearest_point(values, radius):
     Ball(radius).project_([moved[:1], moved[1:]])
     nearest = w * min(1.0, radius / max(float(w.norm()), 1e-300))
     torch.testing.assert_close(moved, nearest)
+
+
+@pytest.mark.parametrize("cut", [None, 4])
+@pytest.mark.parametrize("unit", ["example", "user"])
+def test_formulas_are_chosen_by_sizes_that_no_record_changes(unit: str, cut: int | None):
+    """One record more makes no other take another formula, which would round otherwise: the number that decides is the plan's."""
+    data, groups = _data(), {"groups": [i % 7 for i in range(24)]} if unit == "user" else {}
+    model = _model()
+    plan = _plan(steps=6, unit=unit, dataset_size=7 if unit == "user" else 24, batch_size=3)
+    private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, seed=3)
+    decided, sizes = set(), set()
+    for batch in private.loader(data, **groups):
+        for part in [batch] if cut is None else private.split(batch, cut):
+            decided.add(private._capture._tape.most)
+            sizes.add(part.examples)
+            F.cross_entropy(model(part[0]), part[1]).backward()
+        private.optimizer.step()
+    assert len(decided) == 1 and None not in decided
+    assert cut is not None or len(sizes) > 1

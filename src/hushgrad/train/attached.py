@@ -41,6 +41,8 @@ from hushgrad.train.saving import Saving
 
 __all__ = ["Attached"]
 
+_OF_A_USER = 16  # examples that a user is taken to have where formulas are chosen
+
 
 class Attached(Saving):
     """A run from the time when it is made, on a model and an optimizer that are as they were before, to the time when it is detached."""
@@ -72,8 +74,10 @@ class Attached(Saving):
                 require_double(device, "certified sums")
         self._own = OwnSizes.of(model, certified=plan.certified)
         certificate = Certificate(plan.capacity, plan.capacity // self._world.size) if plan.certified else None
-        # Public; how many records the units of a batch have is not, unless micro-batches say it.
-        self._usual = None if plan.unit == "user" else ceil(plan.batch_size * plan.augmentations / self._world.size)
+        # Formulas are chosen by a public number of examples. How many a batch of users has is not public: a guess costs time where it is
+        # wrong, and nothing else.
+        each = plan.augmentations * (_OF_A_USER if plan.unit == "user" else 1)
+        self._usual = ceil(plan.batch_size * each / self._world.size)
         self._capture = Capture(
             model,
             loss_reduction=loss_reduction or ("sum" if plan.certified else "mean"),

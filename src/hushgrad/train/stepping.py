@@ -88,7 +88,7 @@ class Stepping:
     _attendance: Attendance | None
     _issued: Issued | None
     _dim: Callable[[], int | None] | None
-    _usual: int | None
+    _usual: int
     _rejected: Rejected
     _raw_norms: Tensor
     _raw_loss: Any
@@ -160,7 +160,7 @@ class Stepping:
 
     def _announce(self, batch: Batch | Issued) -> None:
         usual = self._usual
-        if batch.cut is not None and (usual is None or batch.cut < usual):
+        if batch.cut is not None and batch.cut < usual:
             usual = batch.cut
         self._capture.examples(batch.examples, padding=batch.padding, dim=self._dim, usual=usual)
         if batch.units is not None:
