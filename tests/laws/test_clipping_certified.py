@@ -38,8 +38,15 @@ def test_no_record_is_found_that_moves_a_certified_sum_by_more_than_the_clip_nor
 
 @pytest.mark.parametrize("name", worst.PATHS)
 def test_the_certified_sum_is_the_ordinary_one_in_double_precision(name):
-    path = worst.PATHS[name]._replace(others=6)
-    ordinary, certified = (worst.Sums(path, certified=c)(None) for c in (False, True))
+    path = worst.PATHS[name]
+    how = path.how.replace(", cancelling", "").replace(
+        "cancelling", "batch"
+    )  # of parts that cancel nothing is left but roundings
+    threads = torch.get_num_threads()
+    try:
+        ordinary, certified = (worst.Sums(path._replace(others=6, how=how), certified=c)(None) for c in (False, True))
+    finally:
+        torch.set_num_threads(threads)
     for key, total in certified.items():
         assert total.dtype is torch.float64
         torch.testing.assert_close(total.to_dense(), ordinary[key].double().to_dense(), rtol=1e-5, atol=1e-5)
