@@ -39,9 +39,8 @@ def test_no_record_is_found_that_moves_a_certified_sum_by_more_than_the_clip_nor
 @pytest.mark.parametrize("name", worst.PATHS)
 def test_the_certified_sum_is_the_ordinary_one_in_double_precision(name):
     path = worst.PATHS[name]
-    how = path.how.replace(", cancelling", "").replace(
-        "cancelling", "batch"
-    )  # of parts that cancel nothing is left but roundings
+    # Of parts that cancel nothing is left but roundings.
+    how = path.how.replace(", cancelling", "").replace("cancelling", "batch")
     threads = torch.get_num_threads()
     try:
         ordinary, certified = (worst.Sums(path._replace(others=6, how=how), certified=c)(None) for c in (False, True))
