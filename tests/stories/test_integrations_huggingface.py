@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import math
 import os
 from pathlib import Path
 
@@ -83,6 +84,23 @@ def same(one, other):
 
 
 # The steps ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_that_is_logged_is_a_mean_however_many_rows_fill_parts_up(tmp_path):
+    model, losses = bert(), []
+    nn.init.zeros_(model.classifier.weight)
+    nn.init.zeros_(model.classifier.bias)
+
+    class Seen(PrivateTrainer):
+        def training_step(self, *given):
+            losses.append(float(super().training_step(*given)))
+            return torch.tensor(losses[-1])
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    both = optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    data = [{**record, "attention_mask": torch.ones(LENGTH, dtype=torch.long)} for record in labelled()]
+    Seen(model, arguments(tmp_path), a_plan(), train_dataset=data, optimizers=both, seed=2).train()
+    assert [loss for loss in losses if loss] == pytest.approx([math.log(2)] * sum(map(bool, losses)))
 
 
 def test_the_steps_are_those_of_a_plain_loop(tmp_path):

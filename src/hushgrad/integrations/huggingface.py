@@ -202,7 +202,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         batch = _check.instance(Batch, inputs=inputs)
         require_texts(inputs, batch.examples)
         require_unmerged(model)
-        total = torch.zeros((), device=self.args.device)
+        total, rows = torch.zeros((), device=self.args.device), 0
         if not batch.examples and not self.private.placement.in_parts:
             return total
         for part in self.private.split(batch, self.args.train_batch_size):
@@ -210,7 +210,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             summed = self.private.losses.capture.loss_reduction == "sum"
             # With sharded parameters all processes make every pass, also of no examples.
             total += loss * (1 if summed else part.examples) if part.examples else 0.0
-        return total / max(1, batch.examples)
+            rows += part.examples  # those that fill it up, too
+        return total / max(1, rows)
 
     def prediction_step(self, model: nn.Module, *given: Any, **named: Any) -> Any:
         """Trainer's own. Quantised layers stay as in training: else they pack their frozen weights anew, which the next step refuses."""
