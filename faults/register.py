@@ -30,7 +30,7 @@ READS = {
     "recipes/session.py": "run folders",
     "release/earlier.py": "journals",
     "release/frames.py": "journals",
-    "release/journal.py": "journals",
+    "release/shown.py": "journals",
     "release/keys.py": "keys",
     "release/owner.py": "locks",
     "release/sealed.py": "encrypted states",

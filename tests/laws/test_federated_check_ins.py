@@ -15,6 +15,8 @@ from hushgrad.errors import ArgumentError
 from hushgrad.events import MinSep
 from hushgrad.federated import CheckIns, MinSeparation
 from hushgrad.federated.check_ins import unpack_ids
+from hushgrad.federated.cohorts import Separated
+from hushgrad.sampling import Draws
 
 BIG = 2**64 - 1
 
@@ -88,3 +90,13 @@ def test_the_sampler_keeps_its_promise_and_a_careless_one_is_caught(monkeypatch)
 def test_ids_that_are_no_list_are_refused_when_they_are_read(forged):
     with pytest.raises(ArgumentError, match="list of whole numbers"):
         unpack_ids(forged)
+
+
+@pytest.mark.parametrize("forged", [float("inf"), float("nan"), 2.5, -1, "1"])
+def test_a_round_that_is_no_whole_number_is_refused_when_it_is_read(forged):
+    cohorts = Separated(MinSep(gap=2, times=3), 2, Draws(bytes(32)))
+    cohorts.choose(0, np.arange(5, dtype=np.uint64))
+    state = cohorts.state_dict()
+    with pytest.raises(ArgumentError):
+        cohorts.load_state_dict({**state, "latest": (forged, state["latest"][1])})
+    cohorts.load_state_dict(state)

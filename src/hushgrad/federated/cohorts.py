@@ -130,7 +130,8 @@ class Separated(Cohorts):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the interrupted server's book."""
         self.book.load_state_dict(state["book"])
-        self._latest = None if state["latest"] is None else (int(state["latest"][0]), unpack_ids(state["latest"][1]))
+        latest = state["latest"]
+        self._latest = None if latest is None else (_check.integer(0, latest=latest[0]), unpack_ids(latest[1]))
         self._resumed = True
 
 

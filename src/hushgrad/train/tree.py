@@ -79,6 +79,9 @@ def _unsealed(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     return header.get("__metadata__", {}), tensors
 
 
+_MISFITS = (ArithmeticError, AttributeError, IndexError, KeyError, RecursionError, RuntimeError, TypeError, ValueError)
+
+
 @contextmanager
 def understood(path: Path) -> Iterator[None]:
     """What is read from ``path`` is a tree, and perhaps none of this run: whatever does not fit is refused in one sentence.
@@ -89,7 +92,7 @@ def understood(path: Path) -> Iterator[None]:
         yield
     except (HushgradError, torch.distributed.DistError):  # refused already, or another process's fault
         raise
-    except (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+    except (*_MISFITS, SafetensorError) as error:
         # Not its words: they may quote the state, which holds noise.
         raise ArgumentError(
             f"Expected {path.name} to hold the state of this run; what is in it does not fit ({type(error).__name__}). "
