@@ -9,7 +9,7 @@ from zoo.specimen import Specimen
 
 from hushgrad.clipping import Capture, Flat
 from hushgrad.errors import CaptureError, NotIsolated
-from hushgrad.sampling.grown import grown_dim
+from hushgrad.sampling.grown import grown_dim, keeps_apart
 
 B = 4
 
@@ -69,6 +69,17 @@ def test_the_loader_knows_where_it_puts_the_examples(way):
 def test_where_a_collate_function_puts_examples():
     records = [torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)]
     assert [grown_dim(records, collate) for collate, _ in COLLATED.values()] == [0, 1, 0, None]
+
+
+def test_a_collate_function_may_give_each_example_a_string_before_its_tensors():
+    def named(records):
+        return {"name": [f"r{i}" for i in range(len(records))], "x": torch.stack(records), "y": torch.stack(records)}
+
+    records = [torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)]
+    assert grown_dim(records, named) == 0
+    assert keeps_apart(records, named)
+    assert not keeps_apart(records, lambda some: {**named(some), "y": torch.stack(some) - torch.stack(some).mean(0)})
+    assert grown_dim(records, lambda some: {"boxes": list(some), "x": torch.stack(some)}) is None
 
 
 def test_bags_are_counted():

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 from torch.utils.data import default_collate
 
 __all__ = ["grown_dim", "keeps_apart"]
@@ -25,13 +25,17 @@ def grown_dim(dataset: Any, collate: Callable[[list[Any]], Any]) -> int | None:
     if collate is default_collate:
         return 0
     first, second = (dataset[i % len(dataset)] for i in range(2))
-    made = (tree_leaves(collate(records)) for records in ([first], [first] * 2, [first] * 3, [first, second]))
-    found = {_grown(*leaf) for leaf in zip(*made, strict=False) if isinstance(leaf[0], Tensor) and leaf[0].dim() > 1}
+    made = [dict(tree_flatten_with_path(collate(records))[0]) for records in ([first], [first] * 2, [first] * 3, [first, second])]
+    # By their place: a list with a string for each example has more leaves where there are more of them.
+    tensors = [where for where, leaf in made[0].items() if isinstance(leaf, Tensor) and leaf.dim() > 1]
+    found = {_grown(*(leaves.get(where) for leaves in made)) for where in tensors}
     return found.pop() if len(found) == 1 else None
 
 
-def _grown(one: Tensor, two: Tensor, three: Tensor, both: Tensor) -> int | None:
+def _grown(one: Any, two: Any, three: Any, both: Any) -> int | None:
     """Where copies of a record make a tensor longer; of rows that are joined, only if the second record's follow the first's."""
+    if not all(isinstance(leaf, Tensor) and leaf.dim() == one.dim() for leaf in (one, two, three, both)):
+        return None
     grown = [d for d in range(one.dim()) if one.shape[d] != two.shape[d]]
     if len(grown) != 1 or three.shape[grown[0]] != 3 * one.shape[grown[0]]:
         return None
