@@ -21,7 +21,7 @@ from hushgrad.errors import ArgumentError, BudgetExceeded
 from hushgrad.events import Event, Repeat
 from hushgrad.recipes import Recipe, train
 from hushgrad.report import privacy_card
-from hushgrad.train import private as running
+from hushgrad.train import attached as running
 
 TABLES = {
     "model": {"name": "logistic"},

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hushgrad.train import Checkpoint, Plan, make_private
+from hushgrad.train.guard import checks
 
 PLAN = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=32, steps=4)
 DATA = TensorDataset(torch.randn(32, 6, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 2)
@@ -75,3 +76,25 @@ def test_a_copy_of_a_private_model_is_an_ordinary_one_and_noted():
     _step(*twin, batch)
     assert _noted(private) and not all(torch.equal(a, b) for a, b in zip(before, twin[0].parameters(), strict=True))
     private.detach()
+
+
+def test_a_run_that_was_taken_over_stands_in_nobody_s_way(tmp_path):
+    """Its journal is another life's: an ordinary optimizer beside it steps, and the life that goes on has the note."""
+    first, twin = _run(twin=True)
+    checkpoint = Checkpoint(tmp_path, first)
+    batch = next(iter(first.loader(DATA)))
+    _step(first.model, first.optimizer, batch)
+    checkpoint.save()
+    second, _ = _run()
+    Checkpoint(tmp_path, second)  # takes the folder over
+    _step(*twin, batch)
+    assert _noted(first) and _noted(second)
+
+
+def test_the_audit_s_second_form_of_a_run_is_no_other_model():
+    private, twin = _run(twin=True)
+    checks(twin[1])
+    for batch in private.loader(DATA):
+        _step(private.model, private.optimizer, batch)
+        _step(*twin, batch)
+    assert not _noted(private)

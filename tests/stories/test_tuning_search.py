@@ -26,7 +26,7 @@ from hushgrad.release import keys
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
 from hushgrad.report import privacy_card
-from hushgrad.train import private as running
+from hushgrad.train import attached as running
 from hushgrad.train.plan import Plan
 from hushgrad.tuning import Draws, Stopping, priced, settings_of, tune, tuning_cost
 from hushgrad.tuning import score as scoring

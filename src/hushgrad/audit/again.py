@@ -29,6 +29,7 @@ from hushgrad.noise._kernel import NumpyKernel
 from hushgrad.noise.source import Source
 from hushgrad.sampling.batch import Batch, stamp
 from hushgrad.train import Plan
+from hushgrad.train.guard import checks
 
 __all__ = [
     "Rows",
@@ -193,6 +194,7 @@ class Twin:
         if bench.whole is not None:
             return cls(bench, plan, bench.plain(), None)
         model, optimizer = bench.build()
+        checks(optimizer)
         return cls(bench, plan, model, optimizer)
 
     def probes(self, before: Rows) -> Sequence[Probe]:

@@ -93,6 +93,11 @@ class Frames:
         text += b" " * (-len(text) % FRAME)
         self.append(ord("j"), len(text).to_bytes(SHORT, "little"), text)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has taken the file over."""
+        return self._file is not None
+
     def append(self, kind: int, content: bytes, text: bytes = b"") -> None:
         """Append a frame, and what follows it."""
         head = bytes((kind,)) + content

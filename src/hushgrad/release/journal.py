@@ -178,7 +178,9 @@ class Journal(Shown):
         """Have the guarantee say what nobody can show, after a restart too."""
         if note not in self.notes:
             self.notes += (note,)
-            if self._frames is not None:
+            if (
+                self._frames is not None and self._frames.is_open and os.getpid() == self._process
+            ):  # else nothing is released here
                 self._frames.tell(note=note)
 
     def bind(self, name: str, value: Any) -> None:

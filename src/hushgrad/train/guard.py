@@ -27,9 +27,10 @@ from hushgrad.train.released import Released
 if TYPE_CHECKING:
     from hushgrad.train.attached import Attached
 
-__all__ = ["Guard", "Watch"]
+__all__ = ["Guard", "Watch", "checks"]
 
 _private: WeakSet[Optimizer] = WeakSet()
+_checking: WeakSet[Optimizer] = WeakSet()
 _captured: WeakSet[nn.Module] = WeakSet()
 
 # Walking through a large model in every step is slow, so torch says when a module, a parameter or a buffer was registered anywhere.
@@ -60,13 +61,18 @@ _OTHER = (
 
 
 def _steps(optimizer: Optimizer, *_: object) -> None:
-    if optimizer not in _private:
+    if optimizer not in _private and optimizer not in _checking:
         for run in list(_watched):
             if run.dealt:
                 run.journal.vouched(_OTHER)
 
 
 register_optimizer_step_pre_hook(_steps)  # one for all runs: a private step passes it in a line
+
+
+def checks(optimizer: Optimizer) -> None:
+    """``optimizer`` computes a run's steps a second time, and nothing of its model is kept: no guarantee needs to speak of it."""
+    _checking.add(optimizer)
 
 
 class Watch:
