@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,18 @@ def test_no_better_than_a_constant_is_said_aloud(tmp_path, capsys):
     assert main(auto(tmp_path, table(tmp_path, linked=0.0, ones=0.1))) == 0
     assert "No better than a constant" in capsys.readouterr().out
     assert "No better than a constant" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_the_command_that_advice_prints_trains_as_advised(tmp_path, capsys):
+    asked = ["--epsilon", "1", "--delta", "1e-5", "--records", "2400", "--minutes", "0.5"]
+    assert main(["advise", book(tmp_path), *asked]) == 0
+    line = capsys.readouterr().out.splitlines()[-1].removeprefix("Train so:  hushgrad ")
+    places = {"FILE": table(tmp_path), "DIR": tmp_path / "advised"}
+    assert main([str(places.get(word, word)) for word in shlex.split(line)]) == 0
+    capsys.readouterr()
+    assert main(["advise", book(tmp_path), *asked, "--json"]) == 0
+    advised = json.loads(capsys.readouterr().out)["recipe"]["plan"]
+    assert json.loads((tmp_path / "advised" / "recipe.json").read_text())["plan"] == advised
 
 
 def test_advice_reads_nothing_but_its_arguments(tmp_path, capsys):

@@ -133,3 +133,18 @@ runpy.run_module("hushgrad", run_name="__main__")
     assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
     script = (Path(__file__).parents[2] / "pyproject.toml").read_text().partition("[project.scripts]")[2]
     assert 'hushgrad = "hushgrad.cli:entry"' in script
+
+
+@pytest.mark.parametrize("heavy", ["torch", "numpy"])
+def test_an_interrupt_within_the_import_of_a_c_library_is_one_word(tmp_path, heavy):
+    (tmp_path / heavy).mkdir()
+    (tmp_path / heavy / "__init__.py").write_text(f"import {heavy}.inner\n")
+    (tmp_path / heavy / "inner.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    while True: pass\n"
+        "except KeyboardInterrupt:\n    raise ImportError('cannot load module more than once per process') from None\n"
+    )
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from hushgrad.cli import entry; sys.exit(entry())"
+    words = ["train", "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from hushgrad.cli._parser import Parser, print_json, whole
@@ -52,7 +53,12 @@ def run(words: list[str]) -> int:
         print_json(advice.to_json())
         return 0
     print(advice)
-    print(
-        f"Train so:  hushgrad train {options.codebook} --auto --data FILE --epsilon {options.epsilon} --delta {options.delta} ..."
-    )
+    print(f"Train so:  {_command(options)}")
     return 0
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The line that trains as advised, where FILE is the data; every option that the advice depends on is in it."""
+    asked = {name: vars(options)[name] for name in ("records", "epsilon", "delta", "minutes")}
+    budget = " ".join(f"--{name} {value!r}" for name, value in asked.items() if value is not None)
+    return f"hushgrad train {shlex.quote(options.codebook)} --auto --data FILE {budget} --out DIR"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad._printed import at_most
@@ -86,10 +87,17 @@ def run(words: list[str]) -> int:
         }
         tuned = tune(recipe, options.out, settings=settings, **how, progress=options.progress and not options.quiet)
     except KeyboardInterrupt:
+        return _interrupted(options)
+    return _say_outcome(options, tuned)
+
+
+def _interrupted(options: argparse.Namespace) -> int:
+    if (Path(options.out) / "search" / "recipe.json").exists():
         code = " --allow-code" if options.allow_code or str(options.recipe).endswith(".py") else ""
         print(f"Interrupted. Continue with: hushgrad tune --out {shlex.quote(options.out)} --resume{code}", file=sys.stderr)
-        return _INTERRUPTED
-    return _say_outcome(options, tuned)
+    else:
+        print("Interrupted before the search began.", file=sys.stderr)
+    return _INTERRUPTED
 
 
 def _require_sense(options: argparse.Namespace) -> None:
