@@ -24,6 +24,7 @@ _NARROW = 16  # inputs: such layers have other bits at other places, unless MKL 
 _REFERENCE = 128  # rows
 _MULTIPLES = (4, 8, 16)
 _FEW = 3  # rows that are taken for others than more rows without looking: convolutions and recurrent layers are not looked at
+_NUMBERS = 16  # of a row, over all draws of a shape, that are looked at
 _ANY = 2**31
 _PLACES = (
     "On this machine a row of a narrow layer of this model has other last bits at another place in its batch, so that a record may move "
@@ -68,8 +69,20 @@ def _shape(p: Tensor) -> tuple[int, int, torch.dtype]:
 
 @cache
 def _looked_at(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> _Seen:
-    """Products with a weight of this shape and with its transpose, for batches of every size up to a few for each thread."""
+    """Products with a weight of this shape and with its transpose, for batches of every size up to a few for each thread.
+
+    Two kernels give a number the same bits by chance, often; so of layers that give few numbers several draws are looked at.
+    """
     generator, tried = torch.Generator().manual_seed(0), 4 * max(8, threads) + 3
+    draws = [_drawn_once(outputs, inputs, dtype, tried, generator) for _ in range(-(-_NUMBERS // min(outputs, inputs)))]
+    other, moved = (frozenset[int]().union(*sizes) for sizes in zip(*draws, strict=True))
+    return _Seen(other, tried, moved)
+
+
+def _drawn_once(
+    outputs: int, inputs: int, dtype: torch.dtype, tried: int, generator: torch.Generator
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The sizes up to ``tried`` that are seen to differ, and those within which the place is seen to matter."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
@@ -84,10 +97,9 @@ def _looked_at(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> _
 
     with torch.no_grad():
         whole = rows(0, _REFERENCE)
-        sizes = range(1, tried + 1)
-        other = [n for n in sizes if not equal(rows(0, n), (y[:n] for y in whole))]
+        other = [n for n in range(1, tried + 1) if not equal(rows(0, n), (y[:n] for y in whole))]
         moved = [n for n in (2, _FEW, 2 * ROWS) if not equal((y[1:] for y in rows(0, n)), (y[:-1] for y in rows(1, n + 1)))]
-    return _Seen(frozenset(other), tried, frozenset(moved))
+    return frozenset(other), frozenset(moved)
 
 
 def _sizes(seen: list[_Seen]) -> OwnSizes:
