@@ -107,7 +107,7 @@ def train(name: str, options: dict) -> dict:
         if private.steps == options.get("stop"):
             break
         optimizer.zero_grad()
-        examples.append(batch.examples)
+        examples.append(batch.examples - batch.padding)
         for x, y in private.split(batch, options.get("micro", 1000)):
             if len(x) or private.sharding is not None:
                 nn.functional.cross_entropy(run(x), y).backward()

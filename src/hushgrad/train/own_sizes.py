@@ -20,7 +20,7 @@ from hushgrad.sampling.sizes import Sizes
 __all__ = ["OwnSizes"]
 
 _WIDE = 256  # wider layers are looked at as if they were so wide
-_NARROW = 16  # inputs: such layers have other bits at other places, unless MKL is asked in time
+_NARROW = 16  # inputs, see _often_moves
 _REFERENCE = 128  # rows
 _MULTIPLES = (4, 8, 16)
 _FEW = 3  # rows that are taken for others than more rows without looking: convolutions and recurrent layers are not looked at
@@ -46,7 +46,7 @@ class OwnSizes(NamedTuple):
     def of(cls, model: nn.Module, *, certified: bool = False) -> OwnSizes:
         """For this model on this machine, with as many threads as there are now. A device's kernels are not looked at."""
         weights = {_shape(p) for p in model.parameters() if p.dim() > 1 and p.is_floating_point() and p.device.type == "cpu"}
-        if certified or any(inputs <= _NARROW for _, inputs, _ in weights):
+        if certified or any(_often_moves(outputs, inputs) for outputs, inputs, _ in weights):
             ask_for_own_bits()
         threads = torch.get_num_threads()
         if certified:  # the first batch shows whether it is enough
@@ -62,9 +62,14 @@ class _Seen(NamedTuple):
     moved: frozenset[int]
 
 
+def _often_moves(outputs: int, inputs: int) -> bool:
+    """Whether rows of such layers were seen to have other bits at other places: MKL must be asked before its first product."""
+    return inputs <= _NARROW or inputs % 4 != 0 or outputs == 1
+
+
 def _shape(p: Tensor) -> tuple[int, int, torch.dtype]:
     outputs, inputs = p.shape[0], p.shape[1:].numel()
-    return min(outputs, _WIDE), min(inputs, _WIDE), p.dtype
+    return min(outputs, _WIDE + outputs % 4), min(inputs, _WIDE + inputs % 4), p.dtype  # kernels follow the rest by 4
 
 
 @cache
