@@ -76,8 +76,11 @@ def test_few_rows_that_are_not_filled_up_change_everybodys_bits(name, monkeypatc
     """Where parts cancel, rounding is all that is left of them: without filling up one record more changes 1 to 3 % of C."""
     assert worst.search(name, tries=20, seed=1).moved <= worst.BOUND
     monkeypatch.setattr(worst.OwnSizes, "of", lambda model, certified=False: OwnSizes(Sizes(few=0)))
-    if worst.search(name, tries=20, seed=1).moved <= worst.BOUND:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(count, 64, generator=generator) for count in (128, 64))
+    if all(torch.equal(x[:n].clone() @ weight.T, (x @ weight.T)[:n]) for n in (1, 2, 3)):
         pytest.skip("this machine computes few rows as it computes many: there is nothing to fill up for")
+    assert worst.search(name, tries=20, seed=1).moved > 1.005
 
 
 def _moved(path, record, seed=0):
