@@ -16,14 +16,14 @@ typedef float NAME(narrow) __attribute__((vector_size(4 * HALF), aligned(4), may
 TARGET static __attribute__((noinline)) double NAME(exact_sq_norm)(const float *x, size_t n) {
     DOUBLES part[2] = {{0}};
     double total = 0;
-    size_t i = 0;
-    for (; n - i >= LANES; i += LANES) {
+    const size_t whole = n - n % LANES;
+    for (size_t i = 0; i < whole; i += LANES) {
         const DOUBLES low = WIDENED(x + i), high = WIDENED(x + i + HALF);
         part[0] += low * low;
         part[1] += high * high;
     }
     for (int k = 0; k < HALF; k++) total += part[0][k] + part[1][k];
-    for (; i < n; i++) total += (double)x[i] * x[i];
+    for (size_t i = whole; i < n; i++) total += (double)x[i] * x[i];
     return total;
 }
 

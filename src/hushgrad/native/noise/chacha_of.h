@@ -9,12 +9,14 @@ TARGET static void NAME(chacha)(const uint32_t *key, uint64_t step, uint64_t ind
         WORDS s[16], x[16];
         for (int w = 0; w < 4; w++) s[w] = (WORDS){0} + constants[w];
         for (int w = 0; w < 8; w++) s[4 + w] = (WORDS){0} + key[w];
-        s[12] = s[13] = (WORDS){0};
+        WORDS low = {0}, high = {0};
         for (int l = 0; l < LANES; l++) {
             uint64_t at = block + first + (uint64_t)l;
-            s[12][l] = (uint32_t)at;
-            s[13][l] = (uint32_t)(step >> 32) << 16 | (uint32_t)(at >> 32);
+            low[l] = (uint32_t)at;
+            high[l] = (uint32_t)(step >> 32) << 16 | (uint32_t)(at >> 32);
         }
+        s[12] = low;
+        s[13] = high;
         s[14] = (WORDS){0} + (uint32_t)index;
         s[15] = (WORDS){0} + (uint32_t)step;
         for (int w = 0; w < 16; w++) x[w] = s[w];
