@@ -125,7 +125,7 @@ def _group_delta(epsilon: float, delta: float, k: int) -> float:
     # expm1(k e)/expm1(e) = e^{(k-1) e} (1 - e^{-k e})/(1 - e^{-e}), which does not overflow before the minimum is taken
     log_ratio = (k - 1) * epsilon + math.log(-math.expm1(-k * epsilon)) - math.log(-math.expm1(-epsilon))
     # all numbers above are below 1500 where it matters, so their roundings are below 1e-12 together
-    return min(1.0, max(math.exp(min(0.0, math.log(delta) + log_ratio + 1e-12)), sys.float_info.min))
+    return max(math.exp(min(0.0, math.log(delta) + log_ratio + 1e-12)), sys.float_info.min)
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,6 @@ class Entry(_Statement):
         """Whether both are of one kind, so that their steps can be counted together."""
         mine, others = ((e.stream, e.run, e.content, e.part) for e in (self, other))
         return mine == others and self.event == other.event
-
-    @property
-    def cost(self) -> Event:
-        """What this entry adds to the composition."""
-        return self.event if self.stream else self.event * self.times
 
 
 _FORKED = Unanalysed("one run was continued in two ways: both released under the same noise")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import mpmath as mp
@@ -15,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad.accounting import epsilon, for_group
-from hushgrad.errors import ArgumentError
-from hushgrad.events import ZCDP, Compose, Gaussian, Laplace, PureDP, Relation, Repeat, Unanalysed
-from hushgrad.guarantee import Entry, Guarantee, Ledger
+from hushgrad.errors import ArgumentError, NoTheorem
+from hushgrad.events import ZCDP, Compose, FixedSize, Gaussian, Laplace, PureDP, Relation, Repeat, Sampled, Unanalysed
+from hushgrad.guarantee import Entry, Guarantee, Ledger, questions
 
 
 def guarantee(epsilon=1.0, delta=1e-5, **fields):
@@ -59,13 +61,42 @@ def test_group_privacy_is_the_theorem_and_never_overflows(epsilon, delta, k):
 def test_a_group_is_never_promised_more_than_holds(delta):
     mp.mp.dps = 60
     for k in (2, 3, 5, 11, 10**6):
-        for one in (1e-12, 1e-3, 0.1, 0.3, 0.7, 1.1, 17.3):
+        for one in (0.0, 1e-12, 1e-3, 0.1, 0.3, 0.7, 1.0, 1.1, 17.3):
             group = guarantee(one, delta).for_group(k)
             assert Fraction(group.epsilon) >= k * Fraction(one)
-            growth = mp.expm1(k * mp.mpf(one)) / mp.expm1(mp.mpf(one))
-            assert group.delta >= min(1, mp.mpf(delta) * growth)
+            growth = mp.expm1(k * mp.mpf(one)) / mp.expm1(mp.mpf(one)) if one else k
+            exact = min(1, mp.mpf(delta) * growth)
+            assert exact <= group.delta <= max(exact * (1 + mp.mpf(2e-12)), sys.float_info.min) and (delta or not group.delta)
     assert Fraction(for_group(PureDP(0.7), 3).epsilon) >= 3 * Fraction(0.7) and for_group(ZCDP(0.7), 3).rho >= 9 * Fraction(0.7)
     assert all(3 * Fraction(for_group(Gaussian(s), 3).noise_multiplier) <= Fraction(s) for s in (1.1, 0.7, 2.0, 5.0))
+
+
+def test_a_group_changes_no_number_that_a_sample_counts_on():
+    sampled = Sampled(FixedSize(dataset_size=10, size=3), Gaussian(1.0))
+    one = Guarantee(epsilon=1.0, delta=1e-5, accountant="pld", event=sampled)
+    with pytest.raises(NoTheorem, match="public number of records"):
+        one.for_group(2)
+    assert replace(one, relation="replace_one").for_group(2).epsilon == 2.0
+
+
+@pytest.mark.parametrize(
+    ("claim", "records", "asked"),
+    [
+        ((20.0, 0.999e-3), None, ()),
+        ((20.1, None), None, ("An epsilon of 20.1 promises",)),
+        ((math.inf, 0.0), None, ("An infinite epsilon promises",)),
+        ((None, 1e-3), None, ("A delta of 0.001 .* 1 / the number of records",)),
+        ((None, 1e-3), 10, ("A delta of 0.001 .* 1 / 10 records",)),
+        ((None, 0.5e-3), 2000, ("1 / 2000 records",)),
+        ((None, 0.499e-3), 2000, ()),
+        ((None, 1.0), 2000, ()),
+        ((None, None), 2000, ()),
+        ((21.0, 0.5), None, ("An epsilon of 21 ", "A delta of 0.5 ")),
+    ],
+)
+def test_what_a_reader_should_ask(claim, records, asked):
+    found = questions(*claim, records=records)
+    assert len(found) == len(asked) and all(map(re.search, asked, found))
 
 
 def test_a_group_of_one_changes_nothing():
@@ -93,11 +124,14 @@ def test_guarantee_json_round_trip(epsilon, delta, relation):
         ("notes", {"notes": "one sentence"}),
         ("notes", {"notes": (1,)}),
         ("unit", {"unit": 3}),
+        ("event", {"event": "Gaussian(1)"}),
+        ("accountant", {"accountant": None}),
     ],
 )
 def test_a_guarantee_that_makes_no_sense_is_refused(name, fields):
     with pytest.raises(ArgumentError, match=f"Expected {name}="):
-        guarantee(**fields)
+        replace(guarantee(), **fields)
+    assert guarantee(notes=["a"]).notes == ("a",)
 
 
 steps = st.sampled_from([Gaussian(1.0), Gaussian(2.0), Laplace(3.0)])
@@ -125,6 +159,20 @@ def test_equal_steps_share_one_line_and_streams_are_charged_once():
     ledger.record(Gaussian(0.7), stream="run-b")  # another run of the same mechanism is another charge
     assert len(ledger) == 5
     assert ledger.event() == Compose([Gaussian(5.0) * 100, Gaussian(0.7), Gaussian(5.0), Gaussian(0.7)])
+
+
+def test_a_ledger_is_its_lines():
+    ledger, other = Ledger(), Ledger()
+    ledger.record(Gaussian(1.0), stream="a run")
+    assert (ledger == other, ledger == list(ledger), ledger == 3) == (False, False, False)
+    assert list(ledger) == [Entry(Gaussian(1.0), 1, "a run", "", "", 0)] == [Entry(Gaussian(1.0), stream="a run")]
+    twice = ledger + ledger
+    assert [entry.part for entry in twice] == [0, 1]
+    twice.record(Gaussian(1.0), stream="a run")  # goes on in the latest part
+    assert [(entry.part, entry.times) for entry in twice] == [(0, 1), (1, 2)]
+    for run, times in (("one", 2), ("two", 3)):  # the same steps in the next phase
+        other.record(Gaussian(2.0), times=times, run=run)
+    assert len(other) == 2 and other.event() == Gaussian(2.0) * 5
 
 
 def test_counts_of_numpy_can_be_written():

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from hushgrad import denoise
+from hushgrad import accounting, denoise
 from hushgrad.clipping import Adaptive
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian
@@ -81,6 +81,15 @@ def test_epsilon_table_includes_earlier_phases():
     alone, after = EpsilonSoFar(plan()), EpsilonSoFar(plan(), prior=prior)
     assert all(after.after(t) > alone.after(t) for t in (1, 6, 12))
     assert trained(plan(), prior=prior)[1].epsilon == pytest.approx(after.after(12))
+
+
+def test_epsilon_so_far_is_asked_for_once_for_all_runs_of_a_plan(monkeypatch):
+    chosen, told, asked, answer = plan(noise_multiplier=1.0625, steps=320), [], [], accounting.epsilon
+    monkeypatch.setattr(accounting, "epsilon", lambda *words, **options: asked.append(words) or answer(*words, **options))
+    for _ in range(2):
+        told.append([EpsilonSoFar(chosen).after(step) for step in (1, 3, 4, 20, 21, 320, 400)])
+    assert len(asked) == 5 and told[0] == told[1]  # for the steps 3, 5, 20, 40, 320
+    assert told[0] == [chosen.guarantee(steps=mark).epsilon for mark in (3, 3, 5, 20, 40, 320, 320)]
 
 
 def test_a_budget_ends_the_run_cleanly():

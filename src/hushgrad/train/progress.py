@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
@@ -12,9 +13,8 @@ from torch.optim import Optimizer
 
 from hushgrad import _check
 from hushgrad.clipping.adaptive import Adaptive
-from hushgrad.events import Relation
+from hushgrad.events import Event, Relation
 from hushgrad.guarantee import Ledger
-from hushgrad.train.books import guarantee_of
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private
 
@@ -24,26 +24,33 @@ _MARKS = (1 / 128, 1 / 64, 1 / 32, *(k / 16 for k in range(1, 17)))  # a questio
 
 
 class EpsilonSoFar:
-    """An upper bound of the epsilon spent, from a table that is made once: no step ever waits for an accountant.
+    """An upper bound of the epsilon spent, exact at every sixteenth of the steps, and at 1/128, 1/64 and 1/32 of them.
 
-    The table has the exact epsilon at every sixteenth of the steps, and at 1/128, 1/64 and 1/32 of them; between two marks
-    the next one's is told. It holds because epsilon grows with the number of steps.
+    Between two marks the next one's is told: it holds because epsilon grows with the number of steps. An accountant is asked when a
+    step passes a mark, and once in a process for runs with the same plan.
     """
 
     def __init__(self, plan: Plan, *, steps: int | None = None, prior: Ledger | None = None) -> None:
         last = plan.steps if steps is None else _check.positive_int(steps=steps)
+        self._plan, self._prior = plan, Ledger() if prior is None else prior + Ledger()  # a copy: the caller's may grow
         self._marks = sorted({math.ceil(last * share) for share in _MARKS})
-        self._table = [self._epsilon(plan, mark, prior) for mark in self._marks]
-
-    @staticmethod
-    def _epsilon(plan: Plan, steps: int, prior: Ledger | None) -> float:
-        ledger = Ledger() if prior is None else prior + Ledger()
-        ledger.record(plan.event(steps), stream="this run")
-        return guarantee_of(ledger, plan).epsilon
+        self._table: dict[int, float] = {}
 
     def after(self, steps: int) -> float:
         """At least what ``steps`` steps cost, earlier phases included."""
-        return self._table[min(bisect.bisect_left(self._marks, steps), len(self._marks) - 1)]
+        mark = self._marks[min(bisect.bisect_left(self._marks, steps), len(self._marks) - 1)]
+        if mark not in self._table:
+            ledger = self._prior + Ledger()
+            ledger.record(self._plan.event(mark), stream="this run")
+            self._table[mark] = _epsilon(ledger.event(), self._plan.delta, self._plan.relation)
+        return self._table[mark]
+
+
+@lru_cache(maxsize=256)
+def _epsilon(event: Event, delta: float, relation: Relation) -> float:
+    from hushgrad import accounting  # not needed to train, and takes a while to import
+
+    return accounting.epsilon(event, delta=delta, relation=relation)
 
 
 class SignalToNoise:
