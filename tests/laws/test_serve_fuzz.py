@@ -14,8 +14,8 @@ pytest.importorskip("fastapi", reason="the web page needs hushgrad[serve]")
 from fastapi.testclient import TestClient
 
 from hushgrad.errors import ArgumentError
+from hushgrad.report.charts import Chart, number
 from hushgrad.serve import Settings, create_app, fields
-from hushgrad.serve.charts import Chart, number
 from hushgrad.serve.files import LIMITS
 from hushgrad.serve.series import SHOWN
 from hushgrad.serve.shield import Shield

@@ -17,7 +17,7 @@ from hushgrad.recipes import Recipe, train
 # A program in which these cannot be imported runs the commands one after the other.
 _PROGRAM = """
 import sys
-for heavy in ("torch", "matplotlib", "sklearn", "transformers", "pandas", "scipy.stats", "scipy.signal"):
+for heavy in ("torch", "matplotlib", "sklearn", "transformers", "pandas", "scipy.stats", "scipy.signal", "scipy.optimize"):
     sys.modules[heavy] = None
 from hushgrad.cli.main import main
 for line in sys.stdin.read().splitlines():
@@ -38,6 +38,7 @@ _LIGHT = (
     "ledger status budget.db",
     "ledger verify budget.db",
     "report run --save card.json",
+    "report run --html card.html",
     "report --verify card.json run/model.safetensors",
     "compare run run",
     "key status run",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hushgrad.cli import _waiting
+from hushgrad.cli._parser import table
 from hushgrad.cli.completion import SHELLS, options_of
 from hushgrad.cli.main import COMMANDS, main
 
@@ -164,3 +166,44 @@ def test_what_takes_longer_than_a_second_says_so_on_a_terminal_and_nowhere_else(
                 time.sleep(0.01)
             raise KeyboardInterrupt  # Ctrl-C leaves a clean line, too
         assert stream.getvalue().endswith("\r\x1b[K") if stream.isatty() else stream.getvalue() == ""
+
+
+def test_no_message_shows_the_number_of_an_error():
+    """Whoever words an error of the operating system takes :func:`hushgrad._printed.reason`: no ``[Errno 2]``."""
+    found, src = [], Path(__file__).parents[2] / "src" / "hushgrad"
+    for file in sorted(set(src.rglob("*.py")) - set((src / "native").rglob("*.py"))):  # native imports nothing
+        for handler in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ExceptHandler)):
+            caught = (
+                {getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(handler.type)} if handler.type else set()
+            )
+            if caught & {"OSError", "FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError"}:
+                shown = [node.value for node in ast.walk(handler) if isinstance(node, ast.FormattedValue)]
+                found += [
+                    f"{file.name}:{node.lineno}" for node in shown if isinstance(node, ast.Name) and node.id == handler.name
+                ]
+    assert found == []
+
+
+def test_a_file_that_is_not_there_is_named_without_a_number(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("r.toml").write_text(
+        'model = {name = "logistic"}\ndata = {name = "csv", label = "y", classes = ["a", "b"]}\n'
+        "plan = {noise_multiplier = 1.0, delta = 1e-4, batch_size = 2, steps = 2}\n"
+    )
+    assert main(["train", "r.toml", "--data", "nope.csv", "--out", "o"]) == 2
+    told = capsys.readouterr().err
+    assert "nope.csv" in told and "No such file or directory" in told and "Errno" not in told
+
+
+ROWS = [("", "first run", "second run"), ("protected", "one example, add/remove one", "one user"), ("steps", "120", "")]
+
+
+def test_a_table_fits_a_narrow_terminal_and_names_its_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert table(ROWS).splitlines()[2].split() == ["steps", "120"]
+    for columns in (20, 30, 40):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        told = table(ROWS)
+        assert max(map(len, told.splitlines())) <= columns
+        assert "\n  second run: one" in told and told.endswith("steps\n  first run: 120")
+    assert table([("ok", "noise", "as it should be, in many words")], headed=False).startswith("ok\n  noise\n")

@@ -284,6 +284,7 @@ def test_two_runs_side_by_side(place, tmp_path, capsys):
     found = compare_runs(place / "run", tmp_path / "other")
     rows = {what: (first, second) for what, first, second in found.rows}
     assert rows["delta"] == ("1e-05", "1e-06") and rows["steps"] == ("3", "3")
+    assert rows["test records"][0].isdigit()
     guarantee = json.loads((tmp_path / "other" / "guarantee.json").read_text())
     (tmp_path / "other" / "guarantee.json").write_text(json.dumps({**guarantee, "epsilon": 0.001}))
     assert main(["compare", str(place / "run"), str(tmp_path / "other")]) == 2  # a forged epsilon is not compared

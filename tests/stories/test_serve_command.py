@@ -18,8 +18,8 @@ pytest.importorskip("fastapi", reason="the web page needs hushgrad[serve]")
 from fastapi.testclient import TestClient
 
 from hushgrad.cli.main import main
+from hushgrad.report.charts import Chart, bar, number, smoothed
 from hushgrad.serve import Settings, create_app, fields, listen
-from hushgrad.serve.charts import Chart, bar, number, smoothed
 from hushgrad.serve.runs import Shelf
 
 HOME = "http://localhost:8642"

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from hushgrad import _check
+from hushgrad._printed import reason
 from hushgrad.audit.bench import Bench
 from hushgrad.audit.deep import audit_run
 from hushgrad.audit.report import DeepReport
@@ -65,4 +66,4 @@ def _read(path: Path) -> Any:
     try:
         return _check.parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ArgumentError(f"Expected to read {str(path)!r}, a file of a run of hushgrad train: {error}.") from None
+        raise ArgumentError(f"Expected to read {str(path)!r}, a file of a run of hushgrad train: {reason(error)}.") from None

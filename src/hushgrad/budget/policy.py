@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
-from hushgrad._printed import at_most
+from hushgrad._printed import at_most, reason
 from hushgrad._value import Value
 from hushgrad.errors import ArgumentError, PolicyRefused
 from hushgrad.events import Relation
@@ -137,7 +137,7 @@ def read_policy(path: str | Path | None = None) -> Policy | None:
             raise ArgumentError(f"Expected the policy {str(place)!r} to have at most {_LARGEST} bytes.")
         table = _toml(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise ArgumentError(f"Expected a policy in TOML at {str(place)!r}: {error}.") from None
+        raise ArgumentError(f"Expected a policy in TOML at {str(place)!r}: {reason(error)}.") from None
     known = [field.name for field in fields(Policy)]
     for key in table:
         _check.one_of(known, policy_key=key)

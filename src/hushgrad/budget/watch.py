@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hushgrad import _check
+from hushgrad._printed import reason
 from hushgrad.budget.ledger import Ledger, Verification
 from hushgrad.errors import StorageError
 
@@ -73,4 +74,4 @@ def _append(path: Path, line: str, *, whole: bool) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise StorageError(f"Expected to be able to write {str(path)!r}: {error}. Choose another file.") from None
+        raise StorageError(f"Expected to be able to write {str(path)!r}: {reason(error)}. Choose another file.") from None

@@ -7,11 +7,13 @@ import contextlib
 import difflib
 import json
 import math
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["Parser", "UsageError", "ask", "print_json", "quoted", "suggestion", "table", "whole"]
+__all__ = ["Parser", "UsageError", "ask", "print_json", "quoted", "suggestion", "table", "whole", "wrapped"]
 
 
 class UsageError(Exception):
@@ -89,7 +91,30 @@ def _jsonable(x: Any) -> Any:
     return x
 
 
-def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows of words, the columns aligned."""
+def table(rows: Sequence[tuple[str, ...]], *, headed: bool = True) -> str:
+    """Rows of words, the columns aligned; on a terminal with too little room for three columns, cells below each other.
+
+    The first row is the heads of the columns unless ``headed`` is False.
+    """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    room = _room()
+    if len(widths) > 2 and sum(widths) + 2 * len(widths) - 2 > room:
+        heads = [f"{head}: " if head else "" for head in rows[0]] if headed else [""] * len(widths)
+        lines = [
+            f"  {head}{word}" if i else word
+            for row in rows[headed:]
+            for i, (head, word) in enumerate(zip(heads, row, strict=True))
+            if word
+        ]
+        return "\n".join(map(wrapped, lines))
     return "\n".join("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def wrapped(line: str) -> str:
+    """A line, broken between words where the terminal ends."""
+    return textwrap.fill(line, _room(), subsequent_indent="    ", break_on_hyphens=False) if len(line) > _room() else line
+
+
+def _room() -> int:
+    """Columns of the terminal; a file has room for everything."""
+    return max(20, shutil.get_terminal_size(fallback=(sys.maxsize, 24)).columns)

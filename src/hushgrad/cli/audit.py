@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hushgrad._printed import at_least, at_most
+from hushgrad._printed import at_least, at_most, reason
 from hushgrad.cli._parser import Parser, UsageError, print_json, table, whole
 from hushgrad.cli._waiting import waiting
 from hushgrad.errors import ArgumentError
@@ -93,7 +93,7 @@ def _plan_text(path: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{file} holds no plan that can be read ({error}). Give the --out of hushgrad train, or a plan.json."
+            f"{file} holds no plan that can be read ({reason(error)}). Give the --out of hushgrad train, or a plan.json."
         ) from None
 
 
@@ -101,7 +101,7 @@ def _save_plot(report: AuditReport, options: argparse.Namespace) -> None:
     try:
         report.plot(options.plot)
     except (OSError, ValueError) as error:
-        raise UsageError(f"Cannot save the picture to {options.plot}: {error}.") from None
+        raise UsageError(f"Cannot save the picture to {options.plot}: {reason(error)}.") from None
 
 
 def _print(report: AuditReport) -> None:
@@ -114,6 +114,6 @@ def _print(report: AuditReport) -> None:
         methods = ", ".join(bound.method for bound in report.lower_bounds if bound.threat == threat)
         print(f"{methods}: {threat}.")
     print()
-    print(table([("ok" if check.passed else "FAILED", check.name, check.seen) for check in report.checks]))
+    print(table([("ok" if check.passed else "FAILED", check.name, check.seen) for check in report.checks], headed=False))
     print()
     print(report)

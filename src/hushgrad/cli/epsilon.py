@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from hushgrad._printed import at_least, at_most
+from hushgrad._printed import at_least, at_most, reason
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table
 from hushgrad.cli._question import accountant_names, add_description, add_question, event_from
 from hushgrad.cli._waiting import waiting
@@ -121,4 +121,4 @@ def _plot(event: Event, names: list[str], options: argparse.Namespace) -> None:
     try:
         figure.savefig(options.plot)
     except (OSError, ValueError) as error:
-        raise UsageError(f"Cannot save the plot to {options.plot}: {error}.") from None
+        raise UsageError(f"Cannot save the plot to {options.plot}: {reason(error)}.") from None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
+from hushgrad._printed import reason
 from hushgrad.cli._parser import UsageError, ask, print_json, table
 from hushgrad.guarantee import questions
 
@@ -223,7 +224,7 @@ def _json(word: str) -> Any:
     try:
         return _check.parsed(Path(word[1:]).read_text(encoding="utf-8") if word.startswith("@") else word)
     except (OSError, ValueError) as error:
-        raise UsageError(f"--event must be JSON, or @FILE with JSON in it: {error}.") from None
+        raise UsageError(f"--event must be JSON, or @FILE with JSON in it: {reason(error)}.") from None
 
 
 def _say(options: argparse.Namespace, content: dict[str, Any], text: str) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
-from hushgrad._printed import at_most
+from hushgrad._printed import at_most, reason
 from hushgrad.cli import plan_model
-from hushgrad.cli._parser import Parser, UsageError, ask, print_json
+from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table, wrapped
 from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from hushgrad.planner import Comparison
 
 __all__ = ["run"]
@@ -102,42 +101,22 @@ def _check_early(options: argparse.Namespace) -> None:
 
 
 def _text(found: Comparison, options: argparse.Namespace) -> str:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    with console.capture() as text:  # printed as one: rich itself would end the program where the reader has gone
-        _show(console, found, options)
-    return text.get()
-
-
-def _show(console: Console, found: Comparison, options: argparse.Namespace) -> None:
-    from rich.table import Table
-
     question = found.question
-    title = (
-        f"epsilon {at_most(question.epsilon, 6)}, delta {at_most(question.delta, 6)}, "
-        f"{question.dataset_size} records, batches of {question.size}"
-    )
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    table.add_column("plan", no_wrap=True)
-    for name in ("noise", "rmse", "error", "state", "work"):
-        table.add_column(name, justify="right", no_wrap=True)
+    budget = f"epsilon {at_most(question.epsilon, 6)}, delta {at_most(question.delta, 6)}"
+    rows = [("plan", "noise", "rmse", "error", "state", "work")]
     for place, one in enumerate(found, 1):
         state = f"{one.state}/param" if one.state_bytes is None else _human(one.state_bytes)
         cells = (f"{one.noise_multiplier:.4g}", f"{one.rmse:.4g}", f"x{one.relative:.3f}", state, f"{one.work:.4g}")
-        table.add_row(str(place), one.name, *cells, style="bold" if place == 1 else None)
-    console.print(table)
-    console.print("noise: multiplier of the clip norm; rmse: of the optimizer's sums; work: rows of noise per step.\n")
-    for place, one in enumerate(found, 1):
-        console.print(f"{place}. {one.name}: {one.reason}")
-    if found.dropped:
-        console.print("\nNot ranked:")
-    for dropped in found.dropped:
-        console.print(f"- {dropped.name}: {dropped.reason}")
+        rows.append((f"{place}. {one.name}", *cells))
+    lines = [wrapped(f"{budget}, {question.dataset_size} records, batches of {question.size}"), "", table(rows), ""]
+    lines += [wrapped("noise: multiplier of the clip norm; rmse: of the optimizer's sums; work: rows of noise per step."), ""]
+    lines += [wrapped(f"{place}. {one.name}: {one.reason}") for place, one in enumerate(found, 1)]
+    lines += ["", "Not ranked:"] if found.dropped else []
+    lines += [wrapped(f"- {dropped.name}: {dropped.reason}") for dropped in found.dropped]
     if options.save:
-        train = f"hushgrad train RECIPE --plan {options.save} --out DIR"
-        console.print(f"The best plan is in {options.save}. Train with it:\n  {train}", soft_wrap=True)
+        train = f"hushgrad train RECIPE --plan {shlex.quote(options.save)} --out DIR"
+        lines += ["", f"The best plan is in {options.save}. Train with it:\n  {train}"]
+    return "\n".join(lines) + "\n"
 
 
 def _save(path: str, plan: dict[str, Any]) -> None:
@@ -146,7 +125,7 @@ def _save(path: str, plan: dict[str, Any]) -> None:
     try:
         Path(path).write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"Cannot save the plan to {path}: {error}.") from None
+        raise UsageError(f"Cannot save the plan to {path}: {reason(error)}.") from None
 
 
 def _count(text: str) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushgrad import _check
+from hushgrad._printed import reason
 from hushgrad.cli._parser import Parser, UsageError, print_json
 from hushgrad.cli._waiting import waiting
 from hushgrad.errors import ArgumentError, PolicyRefused
@@ -145,4 +146,4 @@ def _write(path: str, content: str) -> None:
     try:
         Path(path).write_text(content, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"Cannot write {path}: {error}.") from None
+        raise UsageError(f"Cannot write {path}: {reason(error)}.") from None

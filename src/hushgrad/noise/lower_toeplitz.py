@@ -12,12 +12,12 @@ from functools import lru_cache
 from typing import Any, NoReturn, cast
 
 import numpy as np
-import scipy
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Participation
 from hushgrad.noise.base import Mechanism, NoiseStream
+from hushgrad.noise.descent import golden_section
 from hushgrad.noise.error import toeplitz_unit_error
 from hushgrad.noise.participation import pattern_of
 from hushgrad.noise.sensitivity import toeplitz_sensitivity
@@ -121,5 +121,4 @@ def tuned(make: Callable[[float], LowerToeplitz], steps: int, participation: Par
     grid = np.linspace(np.log(low), np.log(high), 25)
     values = [loss(x) for x in grid]
     i = int(np.clip(np.argmin(values), 1, len(grid) - 2))
-    found = scipy.optimize.minimize_scalar(loss, bounds=(grid[i - 1], grid[i + 1]), method="bounded", options={"xatol": 1e-4})
-    return float(np.exp(found.x))
+    return float(np.exp(golden_section(loss, grid[i - 1], grid[i + 1], width=1e-4)))

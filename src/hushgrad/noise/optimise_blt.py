@@ -21,8 +21,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-import scipy
 
+from hushgrad.noise.descent import bfgs
 from hushgrad.noise.participation import Pattern
 from hushgrad.noise.quadratic import Form, error_form
 from hushgrad.noise.workload import Workload
@@ -49,13 +49,8 @@ def optimise_blt(
         slope = np.where(beyond == 0, value.imag / _STEP, 2 * beyond)
         return float(value[0].real + beyond @ beyond), slope
 
-    # BFGS in plain numpy: for 20 variables at most, the threaded LAPACK calls of L-BFGS-B cost more than the objective.
-    runs = [
-        scipy.optimize.minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-6, "maxiter": 300})
-        for start in _starts(steps, buffers, gap)
-    ]
-    best = min(runs, key=lambda run: run.fun)
-    p, q = (np.exp(-rate) for rate in _rates(_walled(best.x, steps), steps))
+    found, _ = min((bfgs(objective, start) for start in _starts(steps, buffers, gap)), key=lambda run: run[1])
+    p, q = (np.exp(-rate) for rate in _rates(_walled(found, steps), steps))
     return tuple(map(float, p)), tuple(map(float, q))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from hushgrad import _check
 from hushgrad._npy import read_header
+from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError
 
 __all__ = ["find", "lines", "read_cifar10", "read_idx", "read_npy", "read_npz"]
@@ -44,7 +45,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         with openers.get(path.suffix, open)(path, "rb") as stream:  # type: ignore[operator]
             yield stream
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise ArgumentError(f"Expected a readable file {str(path)!r}: {error}.") from None
+        raise ArgumentError(f"Expected a readable file {str(path)!r}: {reason(error)}.") from None
 
 
 def _exactly(stream: IO[bytes], size: int, path: Path) -> bytes:

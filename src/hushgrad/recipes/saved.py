@@ -22,6 +22,7 @@ from safetensors.torch import save_model as save_weights
 from torch import nn
 
 from hushgrad import _check
+from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes.code import imported
 from hushgrad.recipes.dataset import Data
@@ -150,7 +151,9 @@ def put_weights(model: nn.Module, file: Path) -> None:
     try:
         load_weights(model, str(file))
     except (RuntimeError, SafetensorError, OSError) as error:
-        raise ArgumentError(f"Expected {file.name} to hold the weights of this network: {str(error).splitlines()[0]}") from None
+        raise ArgumentError(
+            f"Expected {file.name} to hold the weights of this network: {reason(error).splitlines()[0]}"
+        ) from None
 
 
 def model_file(path: str | Path) -> Path:
@@ -166,7 +169,7 @@ def _opened(file: Path) -> Any:
     try:
         return safe_open(str(file), "pt")
     except (SafetensorError, OSError) as error:
-        raise ArgumentError(f"Expected {str(file)!r} to be a model file: {error}.") from None
+        raise ArgumentError(f"Expected {str(file)!r} to be a model file: {reason(error)}.") from None
 
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from hushgrad._printed import reason
 from hushgrad.errors import StorageError
 
 __all__ = ["replacing", "sweep"]
@@ -50,7 +51,7 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         before = "What was there before is untouched. " if path.exists() else ""
         remedy = "Make room or choose another folder, then continue."
-        raise StorageError(f"Expected to be able to write {str(path)!r}: {error}. {before}{remedy}") from None
+        raise StorageError(f"Expected to be able to write {str(path)!r}: {reason(error)}. {before}{remedy}") from None
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

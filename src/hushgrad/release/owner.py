@@ -25,6 +25,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from hushgrad import _check
+from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError, StorageError
 
 __all__ = ["LOCK", "Owner", "boot_identity", "locked"]
@@ -85,7 +86,9 @@ class Owner:
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
-            raise StorageError(f"Expected to be able to write {str(self._path)!r}: {error}. Choose another folder.") from None
+            raise StorageError(
+                f"Expected to be able to write {str(self._path)!r}: {reason(error)}. Choose another folder."
+            ) from None
         _here[str(self._path)] = self
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
-from hushgrad._printed import at_most
+from hushgrad._printed import at_most, reason
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.train.plan import Plan
@@ -148,7 +148,7 @@ def _text(path: Path) -> str:
             raise ArgumentError(f"Expected {path.name} to have at most {_LARGEST} bytes.")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"Expected a readable {path.name}: {error}.") from None
+        raise ArgumentError(f"Expected a readable {path.name}: {reason(error)}.") from None
 
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:

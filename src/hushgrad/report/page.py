@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hushgrad._printed import at_least, at_most
 from hushgrad.errors import ArgumentError
 from hushgrad.report.markdown import details
-from hushgrad.report.plots import figures, svg
+from hushgrad.report.plots import figures
 
 if TYPE_CHECKING:
     from hushgrad.report.card import Card
@@ -42,7 +42,11 @@ dl { display: grid; grid-template-columns: minmax(9rem, 13rem) 1fr; gap: .35rem 
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1.2rem; }
 figure { margin: 0; background: var(--panel); border-radius: 8px; padding: .8rem .8rem .3rem; break-inside: avoid; }
-figcaption { font-size: .9rem; margin-bottom: .3rem; } figure svg { width: 100%; height: auto; color: var(--ink); display: block; }
+figcaption { font-size: .9rem; margin-bottom: .3rem; } figcaption small { display: block; color: var(--soft); }
+.chart { width: 100%; height: auto; display: block; } .chart text { fill: var(--soft); font-size: 12px; }
+.chart .grid { stroke: var(--rule); } .chart .base { stroke: var(--soft); } .chart .area { fill: var(--accent); opacity: .09; }
+.chart .line { fill: none; stroke: var(--accent); stroke-width: 2; stroke-linejoin: round; } .chart .mark { fill: var(--accent); }
+.chart .second { fill: none; stroke: var(--soft); stroke-width: 1.4; stroke-dasharray: 5 4; }
 pre { background: var(--panel); padding: .9rem 1rem; border-radius: 8px; overflow-x: auto;
       font: .82rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace;
       white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -67,8 +71,8 @@ pre { background: var(--panel); padding: .9rem 1rem; border-radius: 8px; overflo
 <dl>{% for name, value in details %}<dt>{{ name }}</dt><dd>{{ value }}</dd>
 {% endfor %}</dl></section>
 {% if plots %}<section aria-labelledby="curves"><h2 id="curves">Curves</h2>
-<div class="plots">{% for title, words, picture in plots %}<figure role="group" aria-label="{{ title }}: {{ words }}">
-<figcaption>{{ title }}</figcaption>{{ picture }}</figure>
+<div class="plots">{% for title, words, picture in plots %}<figure>
+<figcaption>{{ title }}<small>{{ words }}</small></figcaption>{{ picture }}</figure>
 {% endfor %}</div></section>{% endif %}
 {% if card.audit and card.audit.lower_bounds %}<section aria-labelledby="audit"><h2 id="audit">Audit: lower bounds beside the claim</h2>
 <dl>{% for bound in card.audit.lower_bounds %}<dt>{{ bound.method }}</dt><dd>
@@ -97,7 +101,7 @@ def to_html(card: Card) -> str:
     environment = Environment(autoescape=True, trim_blocks=False)
     environment.filters |= {"at_least": at_least, "at_most": at_most}
     template = environment.from_string(_TEMPLATE)
-    plots = [(title, words, Markup(svg(draw))) for title, words, draw in figures(card)]  # drawn here, from numbers only
+    plots = [(chart.title, chart.words, Markup(chart.svg())) for chart in figures(card)]  # drawn here, from numbers only
     rows = details(card)
     headline = [("epsilon", rows[0][1].split(",")[0]), ("delta", at_most(card.guarantee.delta, 6))]
     headline += [("protects one", card.guarantee.unit), ("neighbours", str(card.guarantee.relation))]

@@ -13,7 +13,7 @@
 | ``jobs``, ``worker``, ``lane`` | heavy questions, answered in child processes with limits of time and memory |
 | ``shield`` | who may ask, and the headers of every answer |
 | ``pages``, ``api``, ``problems`` | HTML, JSON, and errors in both |
-| ``charts``, ``views`` | pictures and templates |
+| ``views`` | templates |
 | ``app``, ``listen`` | the application, and the server around it |
 """
 

@@ -12,8 +12,8 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from hushgrad.errors import HushgradError
 from hushgrad.guarantee import questions
+from hushgrad.report.charts import Chart, above, number, smoothed, upper
 from hushgrad.serve import fields
-from hushgrad.serve.charts import Chart, above, number, smoothed, upper
 from hushgrad.serve.problems import NotThere, status_of
 from hushgrad.serve.runs import Run
 from hushgrad.serve.series import SHOWN

@@ -29,7 +29,7 @@ class Site:
         self.settings = settings
         self.shelf = Shelf(settings.runs, raw=settings.raw)
         self.planner = Lane(seconds=20, modules=("hushgrad.planner",))
-        self.reader = Lane(seconds=30, modules=("hushgrad.report.card", "matplotlib.figure"))
+        self.reader = Lane(seconds=30, modules=("hushgrad.report.card", "jinja2"))
 
     def warm_up(self) -> None:
         """Start both lanes now, so that no visitor waits for imports; else they start with their first question."""

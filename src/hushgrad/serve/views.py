@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hushgrad import __version__
-from hushgrad.serve import charts
+from hushgrad.report import charts
 
 __all__ = ["ago", "page", "size"]
 

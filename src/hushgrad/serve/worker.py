@@ -15,6 +15,7 @@ import signal
 import sys
 from typing import Any
 
+from hushgrad._printed import reason
 from hushgrad.errors import HushgradError, PolicyRefused
 
 __all__ = ["COMMAND", "main"]
@@ -53,7 +54,7 @@ def _answer(job: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"answer": job(**arguments)}
     except (HushgradError, OSError) as error:
-        return {"refused": str(error), "by_policy": isinstance(error, PolicyRefused)}
+        return {"refused": f"{reason(error)}.", "by_policy": isinstance(error, PolicyRefused)}
     except (MemoryError, RecursionError, ArithmeticError, ValueError, TypeError, KeyError, AssertionError) as error:
         # A crafted input; its reader gets a sentence, and the next question finds a worker that is well.
         return {"refused": f"This cannot be answered ({type(error).__name__})."}

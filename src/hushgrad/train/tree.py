@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hushgrad import _check
+from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.release.sealed import is_sealed, seal, unseal, wrapping_key
 
@@ -54,7 +55,8 @@ def read_tree(path: Path) -> Any:
             _check.fail("path", str(path), "to be a checkpoint of a private run")
     except (SafetensorError, OSError) as error:  # the latter for a folder, or a file that may not be read
         raise ArgumentError(
-            f"Expected path={str(path)!r} to be a whole safetensors file; it was cut short or damaged ({error}). Put a good copy back, or "
+            f"Expected path={str(path)!r} to be a whole safetensors file; it was cut short or damaged ({reason(error)}). "
+            "Put a good copy back, or "
             "start a new run."
         ) from None
     if metadata.get(_DIGEST) != _digest(metadata[_HEADER], tensors):

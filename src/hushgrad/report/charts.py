@@ -63,7 +63,7 @@ def _outwards(x: float | str | None, digits: int, printed: Callable[[float, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One line over one axis, with an optional mark (where the plan is) and an optional limit (a budget)."""
+    """One line over one axis; with an optional mark (where the plan is), limit (a budget), and dashed second line."""
 
     title: str
     words: str
@@ -75,6 +75,7 @@ class Chart:
     log_x: bool = False
     log_y: bool = False
     until: float | None = None
+    second: Sequence[tuple[float, float]] = ()
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -87,8 +88,9 @@ class Chart:
 
     def svg(self) -> str:
         """The picture."""
-        across = [x for x, _ in self.points] + ([self.until] if self.until else [])
-        up = [y for _, y in self.points] + [y for y in (self.limit,) if y is not None] + ([self.mark[1]] if self.mark else [])
+        seen = [*self.points, *self.second, *([self.mark] if self.mark else [])]
+        across = [x for x, _ in seen] + ([self.until] if self.until else [])
+        up = [y for _, y in seen] + ([] if self.limit is None else [self.limit])
         horizontal = _Axis.over(across, log=self.log_x, low=_LEFT, high=_WIDTH - _RIGHT)
         vertical = _Axis.over(up, log=self.log_y, low=_HEIGHT - _BOTTOM, high=_TOP)
         parts = [*_grid(horizontal, vertical), *self._content(horizontal.at, vertical.at)]
@@ -102,6 +104,8 @@ class Chart:
         if self.limit is not None:
             level = y(self.limit)
             parts.append(f'<line class="limit" x1="{_LEFT:g}" x2="{_WIDTH - _RIGHT:g}" y1="{level:.1f}" y2="{level:.1f}"/>')
+        if self.second:
+            parts.append(f'<polyline class="second" points="{" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in self.second)}"/>')
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in self.points)
         if len(self.points) > 1:
             ends = x(self.points[0][0]), x(self.points[-1][0])
