@@ -27,6 +27,7 @@ LAWS, GOLDEN = "tests/laws/test_", "tests/golden/test_"
 
 ARGUMENTS = f"{LAWS}values_arguments.py"
 SAMPLERS = [ARGUMENTS, f"{GOLDEN}sampling_batches.py", f"{LAWS}sampling_loader.py", "tests/statistics/test_sampling_promises.py"]
+FILTERS = [f"{GOLDEN}accounting_filters.py", f"{LAWS}accounting_answers.py", f"{LAWS}accounting_pool.py"]
 CLIPPERS = [ARGUMENTS, f"{GOLDEN}clipping_clippers.py", f"{LAWS}clipping_clippers.py"]
 
 # The privacy-critical files, and the quick tests that hold them; tests that start processes would run them on the file as it is.
@@ -37,8 +38,8 @@ TESTS = {
     "noise/participation.py": [f"{LAWS}noise_mechanisms.py"],
     "accounting/participation.py": [f"{LAWS}accounting_laws.py", f"{GOLDEN}accounting_values.py"],
     "accounting/calibration.py": [f"{LAWS}accounting_limits.py", f"{LAWS}accounting_answers.py"],
-    "accounting/filters.py": [f"{LAWS}accounting_answers.py", f"{LAWS}accounting_pool.py"],
-    "accounting/filter_rules.py": [f"{LAWS}accounting_answers.py", f"{LAWS}accounting_pool.py"],
+    "accounting/filters.py": FILTERS,
+    "accounting/filter_rules.py": FILTERS,
     "sampling/poisson.py": SAMPLERS,
     "sampling/fixed_size.py": SAMPLERS,
     "sampling/cyclic.py": SAMPLERS,

@@ -26,8 +26,21 @@ WAIT = 120_000  # milliseconds: the machine may be busy
 RECIPE = """
 model = {name = "logistic"}
 data = {name = "digits"}
-plan = {noise_multiplier = 4.0, delta = 1e-4, batch_size = 64, steps = 5000}
+plan = {noise_multiplier = 4.0, delta = 1e-4, batch_size = 64, steps = 1000}
 run = {evaluate_every = 50, threads = 1}
+"""
+# A run that waits for whoever looks at it: the test lets it go on after it was seen at steps 200 and 400.
+WAITING = """
+import os, signal, sys
+from hushgrad.cli.main import main
+from hushgrad.train.callbacks import JsonLines
+told = JsonLines.__call__
+def waiting(self, metrics):
+    told(self, metrics)
+    if metrics["step"] in (200, 400):
+        os.kill(os.getpid(), signal.SIGSTOP)
+JsonLines.__call__ = waiting
+sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -144,22 +157,25 @@ def test_sliders_change_the_ranking(visit):
 
 def test_a_run_is_followed_live_until_its_card(visit, runs, server):
     (runs.parent / "live.toml").write_text(RECIPE)
-    words = [*COMMAND, "train", str(runs.parent / "live.toml"), "--out", str(runs / "live"), "--quiet"]
+    words = [sys.executable, "-c", WAITING, "train", str(runs.parent / "live.toml"), "--out", str(runs / "live"), "--quiet"]
     training = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     try:
         page = visit("/runs")  # the list notices the new run by itself
         page.get_by_role("link", name="live").wait_for()
         page.get_by_role("link", name="live").click()
-        until(page, "Number(document.querySelector('#step')?.innerText.replace(',', '')) > 0")
-        first = int(page.locator("#step").inner_text().replace(",", ""))
+        until(page, "document.querySelector('#step')?.innerText == '200'")
         page.evaluate("window.kept = true")
-        until(page, f"Number(document.querySelector('#step').innerText.replace(',', '')) > {first}")
+        training.send_signal(signal.SIGCONT)
+        until(page, "document.querySelector('#step').innerText == '400'")
+        training.send_signal(signal.SIGCONT)
         page.get_by_role("link", name="Privacy card").wait_for()  # it has finished meanwhile
         assert page.evaluate("window.kept"), "the page was never loaded anew"
-        assert page.locator(".claim .state").inner_text() == "finished" and page.locator("#step").inner_text() == "5,000"
-        assert "finished, step 5000 of 5000" in page.locator("#status").inner_text()
+        assert page.locator(".claim .state").inner_text() == "finished" and page.locator("#step").inner_text() == "1,000"
+        assert "finished, step 1000 of 1000" in page.locator("#status").inner_text()
         assert page.locator("figure svg").count() >= 3
     finally:
+        if sys.exc_info()[0]:
+            training.kill()
         training.wait(timeout=120)
     claimed = json.loads((runs / "live" / "guarantee.json").read_text())["epsilon"]
     assert float(page.locator("#epsilon").inner_text()) == pytest.approx(claimed, rel=1e-3)

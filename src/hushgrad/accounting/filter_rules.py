@@ -21,7 +21,7 @@ from hushgrad.accounting.zcdp import ZCDPLoss
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Relation
 
-__all__ = ["Cost", "Rule", "order_for", "rule_of"]
+__all__ = ["Cost", "Rule", "is_finite", "order_for", "rule_of"]
 
 
 def _orders(first: float, last: float, step: float) -> list[float]:
@@ -87,7 +87,12 @@ class _Basic:
 
 def _total(spent: Cost) -> float:
     """A sum as a double, rounded up."""
-    return above(Fraction(spent)) if math.isfinite(spent) else math.inf
+    return above(Fraction(spent)) if is_finite(spent) else math.inf
+
+
+def is_finite(cost: Cost) -> bool:
+    """Fractions are, though they may be larger than every double."""
+    return isinstance(cost, Fraction) or math.isfinite(cost)
 
 
 def _decimal(x: float) -> Fraction:

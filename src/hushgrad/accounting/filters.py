@@ -26,7 +26,7 @@ from hushgrad import _check
 from hushgrad._printed import at_most
 from hushgrad.accounting.api import loss_of
 from hushgrad.accounting.base import Nothing, Unbounded
-from hushgrad.accounting.filter_rules import Cost, order_for, rule_of
+from hushgrad.accounting.filter_rules import Cost, is_finite, order_for, rule_of
 from hushgrad.accounting.pool import Pool
 from hushgrad.errors import BudgetExceeded
 from hushgrad.events import Event, Relation
@@ -147,4 +147,4 @@ class Filter:
 
 def _sum(a: Cost, b: Cost) -> Cost:
     """Exact, so that the smallest step counts beside any sum; infinite where one of them is."""
-    return Fraction(a) + Fraction(b) if math.isfinite(a) and math.isfinite(b) else math.inf
+    return Fraction(a) + Fraction(b) if is_finite(a) and is_finite(b) else math.inf
