@@ -34,6 +34,8 @@ ROUNDED = (
     "bound covers. Use private.loss(fn), or sums"
 )
 
+_LARGE = 1 << 18  # numbers of an output that is let go as soon as its gradient has come back: a vocabulary's logits
+
 
 class Losses:
     """All losses of a run: how many examples a pass has, and whether every step's passes went through one of them."""
@@ -197,7 +199,15 @@ class Handed:
         self._outputs = {}
         for leaf in made:
             if isinstance(leaf, Tensor) and not leaf.is_inference():
+                if leaf.numel() > _LARGE and self._capture.proving:  # it would be held until the batch's own pass
+                    continue
                 self._outputs[id(leaf)] = leaf, leaf._version
+                if leaf.numel() > _LARGE and leaf.requires_grad:
+                    leaf.register_hook(self._back)
+
+    def _back(self, _: Tensor) -> None:
+        """A large output has had its gradient: while the next pass runs, nobody holds it for this."""
+        self._outputs = {}
 
     def _reached(self, _: Tensor) -> None:
         self.prepared = True

@@ -116,6 +116,7 @@ def _by_crowds(stage: Sealing, structure: Structure, outputs: list[Tensor], inpu
     made = _outputs(stage, part_of(structure.reading, inputs, copies, B))
     if not _kept(structure, outputs, made, torch.tensor(copies), torch.arange(n), B, n):
         return "the output of one changes when it is among copies of another"
+    del made  # as many outputs as a crowd has
     return _by_kinds(stage, structure, inputs, B, few, lot)
 
 

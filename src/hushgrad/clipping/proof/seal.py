@@ -54,10 +54,11 @@ def broken(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Rando
     others = influence(stage, structure, outputs, inputs, B, lot)
     if others:
         return Broken(others, influence=True)
-    alone = [_single(stage, structure, inputs, us, pick.example, B) for pick in picks]
-    wild = _by_wild_cotangents(stage, structure, inputs, us, alone[0], picks[0].example, B, sane, lot)
-    singles = wild or _by_singles(stage, found, us, picks, alone)
-    return None if singles is None else Broken(singles, influence=False)
+    alone, singles = _by_singles(stage, structure, inputs, us, picks, B, found)
+    del found
+    wild = _by_wild_cotangents(stage, structure, inputs, us, alone, picks[0].example, B, sane, lot)
+    problem = wild or singles
+    return None if problem is None else Broken(problem, influence=False)
 
 
 def _weights(picks: list[_Pick], B: int) -> Tensor:
@@ -79,27 +80,48 @@ def _finite(structure: Structure, run: Run, B: int) -> list[int]:
 # Single examples ---------------------------------------------------------------------------------------------------------
 
 
+class _Alone(NamedTuple):
+    """What a gradient of one example alone says of its norm."""
+
+    norm: float
+    tolerance: float
+
+    def differs(self, i: int, norms: Tensor) -> str | None:
+        """In words."""
+        found = float(norms[i])
+        if abs(found - self.norm) <= self.tolerance * self.norm + 1e-30:
+            return None
+        return f"the gradient of example {i} has the norm {found:.6g} in its batch and {self.norm:.6g} alone"
+
+
 def _by_singles(
-    stage: Sealing, found: tuple[dict[str, Tensor], Tensor], us: list[Tensor], picks: list[_Pick], alone: list[dict[str, Tensor]]
-) -> str | None:
+    stage: Sealing,
+    structure: Structure,
+    inputs: Any,
+    us: list[Tensor],
+    picks: list[_Pick],
+    B: int,
+    found: tuple[dict[str, Tensor], Tensor],
+) -> tuple[_Alone, str | None]:
+    """The first one's norm alone, and what is wrong. One gradient after the other, each as large as the model."""
     sums, norms = found
     expected: dict[str, Tensor] = {}
-    tolerance = 0.0
-    for pick, grads in zip(picks, alone, strict=True):
-        tolerance = _tolerance(stage, us, grads)
-        wrong = _wrong_norm(pick.example, norms, grads, tolerance)
+    alone: list[_Alone] = []
+    for pick in picks:
+        grads = _single(stage, structure, inputs, us, pick.example, B)
+        alone.append(_Alone(_norm(grads), _tolerance(stage, us, grads)))
+        wrong = alone[-1].differs(pick.example, norms)
         if wrong:
-            return wrong
-        for name, g in grads.items():
-            g = g.to(sums[name].dtype)
+            return alone[0], wrong
+        for name in list(grads):
+            g = grads.pop(name).to(sums[name].dtype)
             expected[name] = expected[name].add_(g, alpha=pick.weight) if name in expected else g * pick.weight
     size = _norm(expected)
     errors = {name: float(_norm({name: g.sub_(sums[name])})) for name, g in expected.items()}
-    error = math.hypot(*errors.values())
-    if error <= tolerance * size + 1e-30:
-        return None
+    if math.hypot(*errors.values()) <= alone[-1].tolerance * size + 1e-30:
+        return alone[0], None
     worst = max(errors, key=lambda name: errors[name])
-    return f"the gradients of single examples are not those that they have in the batch, most of all for {worst}"
+    return alone[0], f"the gradients of single examples are not those that they have in the batch, most of all for {worst}"
 
 
 def _norm(grads: dict[str, Tensor]) -> float:
@@ -110,13 +132,6 @@ def _norm(grads: dict[str, Tensor]) -> float:
 def _tolerance(stage: Sealing, us: list[Tensor], grads: dict[str, Tensor]) -> float:
     """That of the lowest precision in which something is computed."""
     return seal_of({t.dtype for t in (*us, *grads.values())} | stage.precisions())
-
-
-def _wrong_norm(i: int, norms: Tensor, grads: dict[str, Tensor], tolerance: float) -> str | None:
-    total, found = _norm(grads), float(norms[i])
-    if abs(found - total) <= tolerance * total + 1e-30:
-        return None
-    return f"the gradient of example {i} has the norm {found:.6g} in its batch and {total:.6g} alone"
 
 
 def _single(stage: Sealing, structure: Structure, inputs: Any, us: list[Tensor], i: int, B: int) -> dict[str, Tensor]:
@@ -142,7 +157,7 @@ def _by_wild_cotangents(
     structure: Structure,
     inputs: Any,
     us: list[Tensor],
-    grads: dict[str, Tensor],
+    alone: _Alone,
     i: int,
     B: int,
     sane: list[int],
@@ -162,7 +177,7 @@ def _by_wild_cotangents(
         norms = stage.weighed(run, exits, _scaled(some, exits, keep, n), _weights([_Pick(keep, 1.0)], n))[1]
     except CaptureError:  # so would a step be refused that has such losses: nothing of it is released
         return None
-    wrong = _wrong_norm(keep, norms, grads, _tolerance(stage, us, grads))
+    wrong = alone.differs(keep, norms)
     return wrong and f"with other losses that are large or no numbers, {wrong}"
 
 

@@ -159,7 +159,7 @@ def _masks(gs: Grads, layouts: tuple[Layout | None, ...], owners: list[Any] | No
             mask = owners[k].each if owners is not None and k < len(owners) else None
             if mask is None and bool(g.any()):
                 raise CaptureError("A gradient came back on a way that had none when the model was proved.")
-            made.append(torch.full((), -1, device=g.device) if mask is None else mask)
+            made.append(torch.full((), -1, device=g.device) if mask is None else mask.long())
     return made
 
 

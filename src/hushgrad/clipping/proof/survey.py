@@ -180,7 +180,7 @@ def rows_of(owners: Owners, shape: Sequence[int]) -> Tensor:
     if owners.each is None or not owners.proved:
         return torch.full(tuple(shape[:1]), NOBODY)
     each = owners.each
-    return each.flatten(1).amax(1) if each.dim() > 1 else each
+    return (each.flatten(1).amax(1) if each.dim() > 1 else each).long()
 
 
 def still_there(structure: Structure, survey: Survey) -> bool:

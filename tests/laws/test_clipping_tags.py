@@ -1,0 +1,74 @@
+"""Tags: the owners do not depend on how many edges are asked at once, nor on how many bits hold a number."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+
+from hushgrad.clipping.layout import FIRST, MIXED, NOBODY
+from hushgrad.clipping.proof import tags
+from hushgrad.clipping.proof.tags import Exit, tagged
+from hushgrad.train import Plan, make_private
+
+
+def _asked(examples: int) -> tuple[list[Exit], list[torch.Tensor]]:
+    """Outputs of three layers: one that is the examples' own, one with a small gradient, one that mixes them, and one without any."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(examples, 6, generator=generator).requires_grad_()
+    own = torch.tanh(x @ torch.randn(6, 5, generator=generator))
+    small = own * 1e-6
+    mixed = own - own.mean(0)
+    dead = own.relu() * 0
+    y = own + small @ torch.randn(5, 5, generator=generator) + mixed.cumsum(0) + dead
+    return [Exit(get_gradient_edge(y), y.detach(), FIRST)], [x, own, small, mixed, dead]
+
+
+@pytest.mark.parametrize("examples", [3, 17, 40, 2100])
+def test_edges_some_after_the_others_have_the_owners_of_all_at_once(examples, monkeypatch):
+    exits, tensors = _asked(examples)
+    edges = [get_gradient_edge(t) for t in tensors]
+    found = {}
+    for part in (1, 1 << 40):
+        monkeypatch.setattr(tags, "_PART", part)
+        monkeypatch.setattr(tags, "_PARTS", len(edges) if part == 1 else 1)
+        assert len(tags._parts(edges)) == (len(edges) if part == 1 else 1)
+        found[part] = tagged(exits, edges, [], examples)[0]
+    for one, other in zip(*found.values(), strict=True):
+        assert one.proved == other.proved and torch.equal(one.each, other.each)
+    own, small = found[1][1], found[1][2]
+    assert own.each[:, 0].tolist().count(MIXED) >= examples - 1  # later rows reach earlier ones
+    assert small.proved and torch.equal(small.each, torch.arange(examples).unsqueeze(1).expand(-1, 5).to(small.each))
+    assert found[1][4].each.unique().tolist() == list(range(examples))
+
+
+def test_what_reaches_nobody_is_nobodys_however_large_its_bits_are():
+    """Where the first gradient is 0 the other's bits are no digit: they must not count as a number that no example has."""
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    y = torch.cat([x[:, :2] * 3, torch.zeros(5, 2)], 1)
+    (owners,), _ = tagged([Exit(get_gradient_edge(y), y.detach(), FIRST)], [get_gradient_edge(x)], [], 5)
+    assert owners.proved and owners.each[:, 2:].unique().tolist() == [NOBODY] and owners.each[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_run_holds_no_logits_of_its_proof_nor_of_a_pass_whose_gradient_has_come_back():
+    """They are the largest thing that there is: a vocabulary for every token."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1 << 15))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made: list[weakref.ref[torch.Tensor]] = []
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, max_grad_norm=1.0, batch_size=16, dataset_size=32, steps=3)
+    private = make_private(model, optimizer, plan, seed=0)
+    model.register_forward_hook(lambda _module, _args, output: made.append(weakref.ref(output)))
+    loss = private.loss(lambda scores: scores.pow(2).mean(1))
+    held = []
+    for (x,) in private.loader(torch.utils.data.TensorDataset(torch.randn(32, 4))):
+        scores = model(x)
+        held.append(sum(each() is not None for each in made))
+        loss(scores).backward()
+        del scores
+        held.append(sum(each() is not None for each in made))
+        optimizer.step()
+    assert len(made) > 6 and held == [1, 0] * 3
