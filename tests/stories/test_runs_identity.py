@@ -133,6 +133,30 @@ def test_lost_old_and_copied_files_in_every_combination(tmp_path, plan):
     assert went_on >= 4
 
 
+def _keeps_attributes(folder):
+    try:
+        os.setxattr(folder, "user.test", b"1")
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("saved", [2, 4])
+def test_a_folder_written_over_in_place_by_an_older_one_is_refused(tmp_path, saved):
+    """The files keep their numbers and births, so nothing in them tells; the folder knows how long its journal was."""
+    if not _keeps_attributes(tmp_path):
+        pytest.skip("the disk keeps no attributes")
+    (run := Process(tmp_path / "run").to(4, save_at=(saved,))).private.detach()
+    shutil.copytree(tmp_path / "run", tmp_path / "old")
+    Process(tmp_path / "run").to(6).private.detach()  # as it was, it goes on
+    for name in FILES:
+        shutil.copyfile(tmp_path / "old" / name, tmp_path / "run" / name)
+    shutil.rmtree(tmp_path / "old")
+    with pytest.raises(ArgumentError, match="an older one was put in its place.*prior="):
+        Process(tmp_path / "run", lr=0.5)
+    assert len(run.released) == 4
+
+
 def test_a_changed_record_is_refused(tmp_path):
     Process(tmp_path).to(3, save_at=(2,))
     with pytest.raises(ArgumentError, match=r"data of this run.*prior="):

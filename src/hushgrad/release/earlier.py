@@ -10,7 +10,7 @@ from typing import Any
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.release.born import born
-from hushgrad.release.frames import FRAME, Frames, damaged
+from hushgrad.release.frames import FRAME, WAYS_ON, Frames, damaged
 from hushgrad.release.owner import boot_identity
 
 __all__ = ["Earlier"]
@@ -32,13 +32,18 @@ class Earlier:
         """What is in these frames; what nobody can show any more is added to them as a note.
 
         Raises:
-            ArgumentError: where the file is damaged, or a copy of one that is still there.
+            ArgumentError: where the file is damaged, an older one, or a copy of one that is still there.
         """
         earlier = cls()
         for frame in frames.there:
             earlier._add(frame.kind, frame.content)
         lasting = bool(earlier._boot) and earlier._boot == boot_identity()
         earlier._require_whole(frames.rest, lasting)
+        if frames.is_put_back:
+            raise ArgumentError(
+                "Expected the journal as this folder last saw it: an older one was put in its place, and nobody knows what was released "
+                f"since. {WAYS_ON}"
+            )
         lost = earlier._lost(lasting), earlier._copied(*frames.place)
         if frames.rest:
             frames.cut()

@@ -2,11 +2,13 @@
 
 After a line of magic come frames of 8 bytes: a kind, 5 bytes, and 2 bytes of a checksum that runs over the whole file. Behind a frame
 of kind ``j`` follows as much JSON as its 5 bytes say. One process writes it: the file itself is locked, by whatever name it was
-opened (a hard link, a mount), besides its folder. It knows where it lies, too, so that a copy is known as one.
+opened (a hard link, a mount), besides its folder. It knows where it lies, too, so that a copy is known as one; and its folder knows,
+in an attribute of its own, how long it was when it was last flushed, so that one that was written over by an older one is known, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -26,6 +28,7 @@ FRAME, SHORT = 8, 5  # bytes of a frame, and of what it says
 _KINDS = b"ramj"
 _NAME = b"hushgrad journal "
 _MAGIC = _NAME + b"2     \n"  # frames stay aligned: no kill cuts one at the end of a page
+_LENGTH = "user.hushgrad.journal"  # of the folder: the file's number and birth, and its length
 
 
 class Frame(NamedTuple):
@@ -75,6 +78,18 @@ class Frames:
     def cut(self) -> None:
         """Take off what is behind the last whole frame."""
         os.ftruncate(self._held(), self.path.stat().st_size - len(self.rest))
+
+    @property
+    def is_put_back(self) -> bool:
+        """Whether the file is shorter than it was when it was last flushed: somebody wrote an older one over it."""
+        *known, length = self._known()
+        return known == self.place[1:] and length > os.fstat(self._held()).st_size - len(self.rest)
+
+    def _known(self) -> list[int]:
+        """What the folder knows of its journal; nothing where it was never told, or the system or the disk keeps no attributes."""
+        with contextlib.suppress(OSError, AttributeError, ValueError):
+            return [int(word) for word in os.getxattr(self.path.parent, _LENGTH).split()] or [0]
+        return [0]
 
     @property
     def place(self) -> list[Any]:
@@ -130,6 +145,9 @@ class Frames:
             os.fsync(file)
         except OSError as error:
             raise _unwritable(error) from None
+        about = " ".join(map(str, [*self.place[1:], os.fstat(file).st_size]))
+        with contextlib.suppress(OSError, AttributeError):  # no attributes on this system or disk: a copy in place is not known
+            os.setxattr(self.path.parent, _LENGTH, about.encode())
 
 
 def _frames(data: bytes) -> Iterator[Frame]:
