@@ -314,6 +314,21 @@ def test_without_locks_a_lease_is_kept_and_taken_over_on_demand_only(tmp_path, n
     assert Owner(tmp_path).held
 
 
+@pytest.mark.parametrize("age", [0, 3600])
+def test_a_lease_is_taken_on_demand_only_also_where_locks_work(tmp_path, monkeypatch, age):
+    """Two hosts may see one disk in two ways; a suspended owner, or a clock that jumped, makes a lease look old."""
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, "locked", lambda file: None)
+        first = Owner(tmp_path)
+    monkeypatch.setattr(owner, "_here", {})  # as on another host
+    os.utime(tmp_path / ".lock", (time.time() - age,) * 2)
+    with pytest.raises(ArgumentError, match=r"--take-over"):
+        Owner(tmp_path)
+    assert first.held
+    second = Owner(tmp_path, take_over=True)
+    assert second.held and not first.held
+
+
 def test_a_lease_is_touched_while_it_is_held(tmp_path, no_flock, monkeypatch):
     monkeypatch.setattr(owner, "_BEAT", 0.02)
     own = Owner(tmp_path)

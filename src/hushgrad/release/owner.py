@@ -144,7 +144,9 @@ class Owner:
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                taken = self._locked(file)
+                taken = locked(file)
+                if taken and self._read().get("lease"):  # taken where the lock does not work: another host's view of the same disk
+                    self._require_no_lease(take_over)
             except BaseException:
                 os.close(file)
                 raise
@@ -164,20 +166,15 @@ class Owner:
         os.ftruncate(file, 0)
         os.write(file, self._words())
 
-    def _locked(self, file: int) -> bool | None:
-        """Whether the system's lock is ours; None where there is no such lock."""
-        taken = locked(file)
-        # A lease that was taken where the lock does not work (another host's view of the same disk) counts as well.
-        return taken and not self._is_foreign_lease()
-
-    def _is_foreign_lease(self) -> bool:
-        return bool(self._read().get("lease")) and self._age() < _STALE
-
-    def _take_lease(self, take_over: bool) -> None:
+    def _require_no_lease(self, take_over: bool) -> None:
+        """Whoever holds a lease may only be suspended: it is never taken without a word."""
         words = self._read()
         if words.get("token") and not take_over and str(self._path) not in _here:
             stale = self._age() >= _STALE
             raise _owned(self._path.parent, words, "It has not been heard of for a minute. " if stale else "", lease=True)
+
+    def _take_lease(self, take_over: bool) -> None:
+        self._require_no_lease(take_over)
         self._lease = True
         temporary = self._path.with_name(f"{LOCK}.{self._token}")
         temporary.write_bytes(self._words())
