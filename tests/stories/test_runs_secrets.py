@@ -241,7 +241,9 @@ def test_a_server_put_back_is_refused_where_its_public_account_knows_better(tmp_
     start(server(tmp_path / "a"), 2)
     for path in (tmp_path / "before").iterdir():
         if path.name != "privacy.json":
-            (tmp_path / "a" / path.name).unlink(missing_ok=True)  # a file of its own: written over in place it is known without this
+            (tmp_path / "a" / path.name).unlink(
+                missing_ok=True
+            )  # a file of its own: written over in place it is known without this
             shutil.copy2(path, tmp_path / "a")
     with pytest.raises(ArgumentError, match=r"privacy\.json tells"):
         server(tmp_path / "a")
