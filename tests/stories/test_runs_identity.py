@@ -152,7 +152,7 @@ def test_a_folder_written_over_in_place_by_an_older_one_is_refused(tmp_path, sav
     for name in FILES:
         shutil.copyfile(tmp_path / "old" / name, tmp_path / "run" / name)
     shutil.rmtree(tmp_path / "old")
-    with pytest.raises(ArgumentError, match="an older one was put in its place.*prior="):
+    with pytest.raises(ArgumentError, match=r"an older one was put in its place.*prior="):
         Process(tmp_path / "run", lr=0.5)
     assert len(run.released) == 4
 

@@ -145,7 +145,7 @@ class Owner:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 taken = locked(file)
-                if taken and self._read().get("lease"):  # taken where the lock does not work: another host's view of the same disk
+                if taken and self._read().get("lease"):  # of a host that sees the same disk and has no locks there
                     self._require_no_lease(take_over)
             except BaseException:
                 os.close(file)
