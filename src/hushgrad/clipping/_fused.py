@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -161,7 +162,7 @@ def kernel_gradients(x: Tensor, g: Tensor, edges: Sequence[int], geometry: Geome
     """
     if _LIBRARY is None or not _fit(x, g) or x.dim() > 4 or g.numel() == 0:
         return None
-    shape = _shape(x, g, edges, geometry)
+    shape = _shape(x.shape, g.shape, tuple(edges), geometry)
     patches = shape.out_h * shape.out_w * shape.row
     if patches > _PATCHES_AT_MOST:
         return None
@@ -188,17 +189,18 @@ def kernel_gradients(x: Tensor, g: Tensor, edges: Sequence[int], geometry: Geome
     return G, norms if geometry.groups == 1 else norms.view(-1, geometry.groups).sum(1)
 
 
-def _shape(x: Tensor, g: Tensor, edges: Sequence[int], geometry: Geometry) -> _abi.Geometry:
+@lru_cache(maxsize=1024)
+def _shape(x: torch.Size, g: torch.Size, edges: tuple[int, ...], geometry: Geometry) -> _abi.Geometry:
     """In two dimensions; one dimension is an image of one line."""
-    (height, width), (out_h, out_w) = _pair(x.shape[2:]), _pair(g.shape[2:])
+    (height, width), (out_h, out_w) = _pair(x[2:]), _pair(g[2:])
     kernel_h, kernel_w = _pair(geometry.kernel)
     left, right, above, below = (*edges, 0, 0)[:4]
-    channels = x.shape[1] // geometry.groups
+    channels = x[1] // geometry.groups
     taps = channels * kernel_h * kernel_w
     sizes = channels, height, width, above, left, height + above + below, width + left + right
     moves = kernel_h, kernel_w, *_pair(geometry.stride), *_pair(geometry.dilation)
     row = -(-taps // _abi.PATCH_ROW) * _abi.PATCH_ROW
-    return _abi.Geometry(*sizes, *moves, g.shape[1] // geometry.groups, out_h, out_w, taps, row)
+    return _abi.Geometry(*sizes, *moves, g[1] // geometry.groups, out_h, out_w, taps, row)
 
 
 def _pair(sizes: Sequence[int]) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -25,6 +26,7 @@ __all__ = [
     "checkpoints_off",
     "eagerly",
     "global_hooks",
+    "hooked",
     "input_metadata",
     "input_shape",
     "is_transformed",
@@ -86,6 +88,17 @@ def eagerly(function: Function) -> Function:
 def global_hooks() -> list[dict[Any, Any]]:
     """Hooks on all modules there are."""
     return [_module._global_forward_pre_hooks, _module._global_forward_hooks, _module._global_backward_hooks]
+
+
+def hooked(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """``tensor.register_hook(hook)`` without the handle to remove it by, in half of the time: each layer of each pass asks for one."""
+    if tensor._backward_hooks is not None or tensor.grad_fn is None:
+        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        return
+    hooks: OrderedDict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
+    tensor._backward_hooks = hooks
+    tensor.grad_fn._register_hook_dict(tensor)
+    hooks[-1] = hook  # torch counts from 0
 
 
 def input_metadata(node: Node) -> Sequence[Any]:

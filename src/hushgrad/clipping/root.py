@@ -22,7 +22,7 @@ from hushgrad.clipping.call import Call
 from hushgrad.clipping.costs import AGAIN, TRIES
 from hushgrad.clipping.passes import Pass, is_evaluation, may_hold, place_all
 from hushgrad.clipping.proof.given import floats
-from hushgrad.clipping.proof.inputs import examples_of, leaves
+from hushgrad.clipping.proof.inputs import data_of, examples_of, leaves
 from hushgrad.clipping.proof.known import Known
 from hushgrad.clipping.proof.live import Reader
 from hushgrad.clipping.proof.quiet import host_draws
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Root"]
 
-_site, _shapes, _kind = attrgetter("site"), attrgetter("shapes"), attrgetter("data.dtype", "data.ndim")
+_site, _shapes, _kind = attrgetter("site"), attrgetter("shapes"), attrgetter("dtype", "ndim")
+_is_nested = attrgetter("is_nested")
 
 
 class Root:
@@ -216,11 +217,11 @@ class Root:
     # Known structures ------------------------------------------------------------------------------------------------------
 
     def _known_or_proved(self, inputs: Any) -> Pass | None:
-        tape, tensors = self._tape, leaves(inputs)
+        tape, tensors = self._tape, leaves(inputs if inputs[1] else inputs[0])
         expected = tape.expected()
         if self.failed:
             raise NotIsolated(self.failed)
-        if any(t.data.is_nested for t in tensors):
+        if any(map(_is_nested, map(data_of, tensors))):
             tape.refuse_nested("The model was given")
         aside = self.announces and not self.model.training
         if is_evaluation(tape, tensors, expected, aside=aside):
@@ -230,11 +231,9 @@ class Root:
             B = (examples_of(inputs) or [0])[0] if expected is None else expected
             return Pass(inputs, B, [], key, fresh=False)
         faint: Structure | None = None
-        counts = [expected] if expected is not None else [s.examples(tensors) for s in self.known.proved(key)]
-        for B in [n for n in dict.fromkeys(counts) if n is not None]:
+        for B, found in self.known.read_as(key, tensors, expected):
             if B == 1 and self.known.proved(key):
                 return Pass(inputs, 1, [], key, fresh=False)
-            found = self.known.candidates(key, tensors, B)
             if found and found[0].partly and self._tries < TRIES:  # these data may show more
                 self._tries, faint = self._tries + 1, found[0]
             if found and faint is None and not self._again(found[0], inputs, B):
@@ -294,7 +293,7 @@ class Root:
 
     def _key(self, tensors: list[Any]) -> Any:
         cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        return self._attributes.key(), cast, *map(_kind, tensors)
+        return self._attributes.key(), cast, *map(_kind, map(data_of, tensors))
 
 
 def _edges(calls: list[Call]) -> dict[Call, list[GradientEdge | None]]:

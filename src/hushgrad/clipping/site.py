@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hushgrad.clipping._torch import backward_task, unwatched
+from hushgrad.clipping._torch import backward_task, hooked, unwatched
 from hushgrad.clipping.base import Rule
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.outputs import tensors_of, with_tensors
@@ -164,9 +164,9 @@ class Site:
         base = base if y._is_view() else None
         if base is not None and _is_reshape(y, base) and not any(_shares(a, base) for a in call.args):
             shape = y.shape  # the same reason: the base's node stays whatever happens to its view
-            base.register_hook(lambda g: call.arrive(g.reshape(shape)))  # type: ignore[no-untyped-call]
+            hooked(base, lambda g: call.arrive(g.reshape(shape)))
             return y, base
-        y.register_hook(call.arrive)  # type: ignore[no-untyped-call]
+        hooked(y, call.arrive)
         return y, y
 
     def param(self, local: str) -> nn.Parameter:

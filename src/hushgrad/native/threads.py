@@ -25,6 +25,10 @@ _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 def in_turns(jobs: Sequence[Job], work: Callable[[Job], None], threads: int) -> None:
     """``work(job)`` for every job, on at most so many threads; the result must not depend on the order."""
+    if threads <= 1:
+        for job in jobs:
+            work(job)
+        return
     waiting, lock, errors = iter(jobs), threading.Lock(), list[BaseException]()
 
     def run(_: object = None) -> None:
@@ -38,10 +42,7 @@ def in_turns(jobs: Sequence[Job], work: Callable[[Job], None], threads: int) -> 
         except BaseException as error:  # noqa: BLE001 (Ctrl-C too: nothing may be raised through a parallel region)
             errors.append(error)
 
-    if threads > 1:
-        _together(run, threads)
-    else:
-        run()
+    _together(run, threads)
     if errors:
         raise errors[0]
 

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from hushgrad.clipping.costs import READINGS
 from hushgrad.clipping.layout import Kind, Layout
 
-__all__ = ["Reading", "examples_of", "leaves", "mapped", "readings"]
+__all__ = ["Reading", "data_of", "examples_of", "leaves", "mapped", "readings"]
 
 Packed = tuple[Any, Any]  # (args, kwargs)
 
@@ -186,6 +186,11 @@ def leaves(value: Any) -> list[Any]:
         elif one is not None:
             found += leaves(one)
     return found
+
+
+def data_of(leaf: Any) -> Tensor:
+    """The numbers of a tensor, itself, or of a packed sequence, its rows."""
+    return leaf if isinstance(leaf, Tensor) else leaf.data  # type: ignore[no-any-return]
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from hushgrad.clipping.costs import LENGTHS
 from hushgrad.clipping.layout import Kind, Layout
@@ -22,6 +23,8 @@ class Known:
         self._proved: dict[Any, list[Structure]] = {}
         self._placed: set[tuple[int, int, Kind, int]] = set()  # inputs, one of them, and where its examples were
         self._between: dict[Any, list[Structure]] = {}  # of lengths between the proved ones
+        self._asked: Any = None  # the last question of `read_as`, and its answer
+        self._answer: list[tuple[int, list[Structure]]] = []
 
     def proved(self, key: Any) -> list[Structure]:
         """All that were proved under this key, the last one first."""
@@ -50,6 +53,7 @@ class Known:
         kept = [s for s, same in zip(self.proved(key), alike, strict=True) if not same]
         self._proved[key] = [structure._replace(courses=joined([structure.courses, *replaced])), *kept]
         self._between.pop(key, None)
+        self._asked = None
 
     def saw(self, key: Any, structure: Structure, nodes: int, course: Course | None) -> None:
         """A pass that was read by tags makes so many nodes, and took this course."""
@@ -58,6 +62,21 @@ class Known:
             seen = seen._replace(courses=seen.courses.after(course))
         for kept in (self._proved.get(key, []), self._between.get(key, [])):
             kept[:] = [seen if s is structure else s for s in kept]
+        self._asked = None
+
+    def read_as(self, key: Any, tensors: list[Any], expected: int | None) -> list[tuple[int, list[Structure]]]:
+        """How many examples these inputs may hold, ``expected`` where that was said, with the candidates for each number.
+
+        Most passes ask what the last one asked: all that the answer depends on are the key and the sizes of tensors.
+        """
+        asked = key, expected, [t.shape for t in tensors] if {*map(type, tensors)} == {Tensor} else None
+        if asked[2] is None or asked != self._asked:
+            proved = self.proved(key)
+            counts = [expected] if expected is not None else [s.examples(tensors) for s in proved]
+            numbers = [n for n in dict.fromkeys(counts) if n is not None]
+            self._answer = [(n, [] if n == 1 and proved else self.candidates(key, tensors, n)) for n in numbers]
+            self._asked = asked
+        return self._answer
 
     def candidates(self, key: Any, tensors: list[Any], examples: int) -> list[Structure]:
         """Those that a pass over these inputs may have."""

@@ -29,12 +29,13 @@ class Wiring:
         self._model = model
         self._numbers: dict[Any, int] = {}
         self._watched: tuple[list[dict[Any, Any]], list[tuple[dict[str, Any], str]], list[type[nn.Module]]] = ([], [], [])
+        self._empty: list[dict[Any, Any]] = []  # tables of hooks and children that have none: most of them
         self._seen: Any = None
         self._number = -1
 
     def number(self) -> int:
         """That of the present way. As long as all is the very same, that is a matter of microseconds."""
-        if self._now() != self._seen:
+        if any(self._empty) or self._now() != self._seen:
             self.look()
         return self._number
 
@@ -43,7 +44,8 @@ class Wiring:
         modules = list(self._model.modules())
         tables = [vars(m)[name] for m in modules for name in ("_modules", *_HOOKS) if name in vars(m)] + global_hooks()
         places = [(vars(m), name) for m in modules for name, v in vars(m).items() if _is_function(v)]
-        self._watched = tables, places, list({type(m): None for m in modules})
+        self._empty = [table for table in tables if not table]
+        self._watched = [table for table in tables if table], places, list({type(m): None for m in modules})
         self._seen = self._now()
         key = (
             tuple((type(m), _what(type(m).forward), *(_all(vars(m).get(name, {}).values()) for name in _HOOKS)) for m in modules),

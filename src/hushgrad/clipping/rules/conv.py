@@ -21,6 +21,7 @@ Reference: Bu, Mao, Xu, "Scalable and efficient training of large convolutional 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -246,24 +247,30 @@ def _prefers_gram(record: Record, geometry: Geometry) -> bool:
     """Compare the multiply-adds that each way spends on top of the weighted sum."""
     if geometry.groups != 1:
         return False
-    x, g = record.x, record.g
-    positions, floats = prod(g.shape[2:]), x.shape[1] * g.shape[1] * prod(geometry.kernel)
-    gram = positions**2 * g.shape[1] + min(_cost_of_shifts(x, g, geometry), _cost_of_patches(x, g, geometry))
-    return gram < _READ_COST * floats or record.among(x.shape[0]) * floats > _KEEP_AT_MOST
+    gram, floats = _costs(record.x.shape, record.g.shape, geometry)
+    return gram < _READ_COST * floats or record.among(record.x.shape[0]) * floats > _KEEP_AT_MOST
 
 
-def _cost_of_shifts(x: Tensor, g: Tensor, geometry: Geometry) -> int:
-    return prod(x.shape[2:]) ** 2 * x.shape[1] + 4 * prod(geometry.kernel) * prod(g.shape[2:]) ** 2
+@lru_cache(maxsize=1024)
+def _costs(x: torch.Size, g: torch.Size, geometry: Geometry) -> tuple[int, int]:
+    """Multiply-adds of the Gram matrices of an example, and floats of its G."""
+    gram = prod(g[2:]) ** 2 * g[1] + min(_cost_of_shifts(x, g, geometry), _cost_of_patches(x, g, geometry))
+    return gram, x[1] * g[1] * prod(geometry.kernel)
 
 
-def _cost_of_patches(x: Tensor, g: Tensor, geometry: Geometry) -> int:
-    positions = prod(g.shape[2:])
-    return (positions + 8) * positions * x.shape[1] * prod(geometry.kernel)
+def _cost_of_shifts(x: torch.Size, g: torch.Size, geometry: Geometry) -> int:
+    return prod(x[2:]) ** 2 * x[1] + 4 * prod(geometry.kernel) * prod(g[2:]) ** 2
+
+
+def _cost_of_patches(x: torch.Size, g: torch.Size, geometry: Geometry) -> int:
+    positions = prod(g[2:])
+    return (positions + 8) * positions * x[1] * prod(geometry.kernel)
 
 
 def _gram_sq_norm(x: Tensor, g: Tensor, geometry: Geometry) -> tuple[Tensor, Mass]:
     """sum_{t,s} <g_t, g_s> <patch_t, patch_s> and the mass, a cache full of examples at a time."""
-    of_patches = _gram_by_shifts if _cost_of_shifts(x, g, geometry) < _cost_of_patches(x, g, geometry) else _gram_by_patches
+    shifts, patches = _cost_of_shifts(x.shape, g.shape, geometry), _cost_of_patches(x.shape, g.shape, geometry)
+    of_patches = _gram_by_shifts if shifts < patches else _gram_by_patches
     positions = prod(g.shape[2:])
     norms, masses = g.new_zeros(2, len(g), dtype=widest_dtype(g.device)).unbind()
     step = max(1, 2 * _CACHE // prod(x.shape[2:]) ** 2)
@@ -349,7 +356,7 @@ def _in_memory(G: Tensor) -> list[int]:
 
 
 def _geometry(module: Any) -> Geometry:
-    return Geometry(module.kernel_size, module.stride, module.dilation, module.groups)
+    return Geometry(tuple(module.kernel_size), tuple(module.stride), tuple(module.dilation), module.groups)
 
 
 def _edges(record: Record) -> list[int]:

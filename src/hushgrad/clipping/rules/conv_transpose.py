@@ -75,7 +75,7 @@ class ConvTranspose(Rule):
 
 
 def _geometry(module: Any) -> Geometry:
-    return Geometry(module.kernel_size, module.stride, module.dilation, module.groups)
+    return Geometry(tuple(module.kernel_size), tuple(module.stride), tuple(module.dilation), module.groups)
 
 
 def _padded(record: Record) -> Tensor:
