@@ -98,6 +98,16 @@ def parsed(text: str | bytes) -> Any:
         raise ArgumentError(f"Expected JSON text, got something else: {error}.") from None
 
 
+def toml(text: str) -> dict[str, Any]:
+    """The tables of TOML text; a ValueError where it is none."""
+    if sys.version_info >= (3, 11):
+        import tomllib as reader
+    else:
+        import tomli as reader  # the same module, before it joined the standard library
+    tables: dict[str, Any] = reader.loads(text)
+    return tables
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):

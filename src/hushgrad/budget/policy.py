@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -135,7 +134,7 @@ def read_policy(path: str | Path | None = None) -> Policy | None:
     try:
         if file.stat().st_size > _LARGEST:
             raise ArgumentError(f"Expected the policy {str(place)!r} to have at most {_LARGEST} bytes.")
-        table = _toml(file.read_text(encoding="utf-8"))
+        table = _check.toml(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ArgumentError(f"Expected a policy in TOML at {str(place)!r}: {reason(error)}.") from None
     known = [field.name for field in fields(Policy)]
@@ -143,15 +142,6 @@ def read_policy(path: str | Path | None = None) -> Policy | None:
         _check.one_of(known, policy_key=key)
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     return Policy(**values)
-
-
-def _toml(text: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib as reader
-    else:
-        import tomli as reader  # the same module, before it joined the standard library
-    table: dict[str, Any] = reader.loads(text)
-    return table
 
 
 def _at_most(what: str, value: float, limit: float | None) -> None:

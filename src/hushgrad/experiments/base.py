@@ -1,7 +1,8 @@
 """What an experiment is, and what it finds: frozen values, standard library only (``hushgrad reproduce --list`` costs no torch).
 
 An experiment is a function from a :class:`Context` (how much work, which seed, which data) to :class:`Findings` (claims with
-verdicts, tables, the numbers behind a picture, and how to draw it). Writing files is the frame's business, not the experiment's.
+verdicts, tables, the numbers behind a picture, and how to draw it). What the sources say stands in ``claims.toml``, and writing files is
+the frame's business.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hushgrad import _check
 
-__all__ = ["HOLDS", "MISPRINT", "REFUTED", "UNDECIDED", "Claim", "Context", "Experiment", "Findings", "Table"]
+__all__ = ["HOLDS", "MISPRINT", "REFUTED", "UNDECIDED", "Claim", "Context", "Experiment", "Findings", "Stated", "Table"]
 
 T = TypeVar("T")
 
@@ -100,6 +102,31 @@ class Claim:
             "verdict": self.verdict,
             "note": self.note,
         }
+
+
+class Stated:
+    """The claims of one experiment, as ``claims.toml`` has them: each becomes a :class:`Claim` with what was found.
+
+    >>> Stated("tree")("nodes of a prefix", 4.0, expected=4.0).verdict
+    'holds'
+    """
+
+    def __init__(self, experiment: str) -> None:
+        self._claims: dict[str, dict[str, Any]] = _tables()[experiment]
+
+    def __call__(self, name: str, found: float, /, **told: Any) -> Claim:
+        """The claim of this name: ``told`` are fields that had to be computed, and the words that its sentences have in braces."""
+        stated = self._claims[name]
+        fields = {key: value for key, value in told.items() if key in Claim.__dataclass_fields__}
+        words = {key: value for key, value in told.items() if key not in fields}
+        sentences = {key: stated[key].format(**words) for key in ("says", "note") if key in stated}
+        whole: dict[str, Any] = {**stated, **sentences, **fields}
+        return Claim(found=found, **whole)
+
+
+@lru_cache(maxsize=1)
+def _tables() -> dict[str, Any]:
+    return _check.toml(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True)

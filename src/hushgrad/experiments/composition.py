@@ -15,10 +15,12 @@ import numpy as np
 from hushgrad.accounting import classical, delta, epsilon, gaussian_delta
 from hushgrad.accounting.advanced import advanced_forms
 from hushgrad.events import ZCDP, Gaussian, Laplace, PureDP
-from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 
 __all__ = ["run"]
+
+claim = Stated("composition")
 
 STEP = 0.1  # epsilon of one Laplace mechanism of scale 10
 SLACK = 1e-6
@@ -91,52 +93,12 @@ def _composition_claims() -> tuple[Claim, ...]:
     step = classical.advanced_composition_step(epsilon=0.5, slack=SLACK, steps=100)
     worst = advanced_forms([(1.0, 50)], SLACK)[0]
     return (
-        Claim(
-            source="004",
-            says="basic composition: 100 x 0.1-DP",
-            expected=10.0,
-            found=epsilon(pure, delta=SLACK, accountant="basic"),
-            tolerance=1e-6,
-        ),
-        Claim(
-            source="004",
-            says="advanced composition, drift T eps (e^eps - 1), T = 100, eps = 0.1, delta' = 1e-6",
-            expected=0.1 * math.sqrt(200 * math.log(1e6)) + 10 * math.expm1(0.1),
-            found=first,
-            tolerance=1e-9,
-        ),
-        Claim(
-            source="000",
-            says="advanced composition, drift T eps (e^eps - 1)/(e^eps + 1), the same",
-            tolerance=1e-9,
-            expected=0.1 * math.sqrt(200 * math.log(1e6)) + 10 * math.tanh(0.05),
-            found=second,
-        ),
-        Claim(
-            source="000",
-            says="Kairouz et al. is 'slightly tighter' (optimal / lecture 12's form, at most 1)",
-            expected=1.0,
-            relation="at most",
-            found=epsilon(pure, delta=SLACK, accountant="optimal") / second,
-        ),
-        Claim(
-            source="004",
-            says="corollary eps <= eps'/sqrt(8 T ln 1/delta') suffices for eps' = 0.5, T = 100",
-            expected=0.5,
-            relation="at most",
-            found=advanced_forms([(step, 100)], SLACK)[0],
-            note="Also needs eps' <= 2 ln(1/delta'), which the lecture does not print; the library checks it.",
-        ),
-        Claim(
-            source="004",
-            says="the theorems hold side by side, neither is always better: lecture 9's form at T = 50, eps = 1, where "
-            "basic is 50",
-            expected=50.0,
-            relation="at least",
-            found=worst,
-            note="Its drift e^eps - 1 is above 1 from eps = ln 2 on, and then basic composition is better; the library "
-            "returns the minimum.",
-        ),
+        claim("basic", epsilon(pure, delta=SLACK, accountant="basic")),
+        claim("advanced, lecture 9", first, expected=0.1 * math.sqrt(200 * math.log(1e6)) + 10 * math.expm1(0.1)),
+        claim("advanced, lecture 12", second, expected=0.1 * math.sqrt(200 * math.log(1e6)) + 10 * math.tanh(0.05)),
+        claim("optimal", epsilon(pure, delta=SLACK, accountant="optimal") / second),
+        claim("corollary", advanced_forms([(step, 100)], SLACK)[0]),
+        claim("side by side", worst),
     )
 
 
@@ -144,28 +106,9 @@ def _order_claims(steps: tuple[int, ...], curves: dict[str, list[float]]) -> tup
     last = {name: values[-1] for name, values in curves.items()}
     tighter = max(pld / min(a, b) for pld, a, b in zip(curves["PLD"], curves["RDP"], curves["optimal"], strict=True))
     return (
-        Claim(
-            source="000",
-            says=f"RDP can be tighter than advanced composition (T = {steps[-1]}: RDP / lecture 12's form)",
-            expected=1.0,
-            relation="at most",
-            found=last["RDP"] / last["advanced, lecture 12"],
-        ),
-        Claim(
-            source="000",
-            says=f"zCDP can be tighter than advanced composition (T = {steps[-1]}: zCDP / lecture 12's form)",
-            expected=1.0,
-            relation="at most",
-            found=last["zCDP"] / last["advanced, lecture 12"],
-        ),
-        Claim(
-            source="000",
-            says="the numerical accountant is the tightest at every T (largest PLD / best of RDP, optimal)",
-            expected=1.0,
-            relation="at most",
-            found=tighter,
-            tolerance=1e-3,
-        ),
+        claim("RDP", last["RDP"] / last["advanced, lecture 12"], last=steps[-1]),
+        claim("zCDP", last["zCDP"] / last["advanced, lecture 12"], last=steps[-1]),
+        claim("PLD", tighter),
     )
 
 
@@ -176,24 +119,12 @@ def _loss_claims() -> tuple[Claim, ...]:
     point, coin = np.array([1.0, 0.0]), np.array([0.5, 0.5])
     one_way = float(point[point > math.exp(math.log(2.0) + 1e-12) * coin].sum())  # P(L > ln 2) with outputs from the point mass
     return (
-        Claim(source="004", says="the two-coin algorithm is (0, 1/6)-DP", expected=1 / 6, found=hockey, tolerance=1e-12),
-        Claim(
-            source="004",
-            says="its privacy loss is not bounded by 0 with probability 5/6, so the converse is false: P(L > 0)",
-            expected=1 / 2,
-            found=tail,
-            tolerance=1e-12,
-            note="The lecture's own counter-example; the exact condition for (eps, delta) is E[(1 - e^(eps - L))+] <= delta.",
-        ),
-        Claim(
-            source="000",
-            says="P(L > eps) <= delta for a pair gives (eps, delta)-DP (point mass against fair coin, eps = ln 2)",
+        claim("two coins", hockey, expected=1 / 6),
+        claim("converse", tail, expected=1 / 2),
+        claim(
+            "one direction",
+            max(_hockey_stick(point, coin, math.log(2)), _hockey_stick(coin, point, math.log(2))),
             expected=one_way,
-            found=max(_hockey_stick(point, coin, math.log(2)), _hockey_stick(coin, point, math.log(2))),
-            corrected=0.5,
-            tolerance=1e-12,
-            note="P(L > ln 2) = 0 with outputs of the point mass, yet delta = 1/2: the condition is needed in both "
-            "directions of every neighbouring pair.",
         ),
     )
 
@@ -207,32 +138,9 @@ def _gaussian_claims() -> tuple[Claim, ...]:
     large = math.sqrt(2 * math.log(1.25e5)) / 10.0
     literal, at_ten = gaussian_delta(1 / math.sqrt(sigma), 0.5), gaussian_delta(1 / large, 10.0)
     return (
-        Claim(
-            source="000, 004",
-            says="Gaussian theorem at eps = 0.5, delta = 1e-5, sigma a standard deviation",
-            expected=1e-5,
-            relation="at most",
-            found=gaussian_delta(1 / sigma, 0.5),
-        ),
-        Claim(
-            source="000, 004",
-            says="the Gaussian theorem with 'variance sigma', as printed (eps = 0.5, delta = 1e-5)",
-            expected=1e-5,
-            relation="at most",
-            found=literal,
-            corrected=_normal_delta(1 / math.sqrt(sigma), 0.5),
-            note="Sigma is a standard deviation: as a variance the delta is thousands of times too large. 'Noise "
-            "variance: sigma = 8L sqrt(T)...' is the same slip.",
-        ),
-        Claim(
-            source="000, 004",
-            says="Gaussian theorem at eps = 10, delta = 1e-5 (stated without eps < 1)",
-            expected=1e-5,
-            relation="at most",
-            found=at_ten,
-            corrected=_normal_delta(1 / large, 10.0),
-            note="The proof needs eps < 1; the formula is really false from eps = 8.43 on.",
-        ),
+        claim("Gaussian", gaussian_delta(1 / sigma, 0.5)),
+        claim("Gaussian, variance", literal, corrected=_normal_delta(1 / math.sqrt(sigma), 0.5)),
+        claim("Gaussian, epsilon 10", at_ten, corrected=_normal_delta(1 / large, 10.0)),
     )
 
 
@@ -258,18 +166,7 @@ def _groups() -> Table:
 def _group_claims(groups: Table) -> tuple[Claim, ...]:
     loosest = max(printed / exact for _, _, printed, exact in groups.rows)
     tightest = min(printed / exact for _, _, printed, exact in groups.rows)
-    return (
-        Claim(
-            source="000, 004",
-            says="group privacy: (k eps, delta (e^(k eps) - 1)/(e^eps - 1)) (printed / exact delta, smallest)",
-            expected=1.0,
-            relation="at least",
-            found=tightest,
-            tolerance=1e-3,
-            note=f"Valid, and up to {loosest:.0f} times the exact delta here: a group of k is at distance k, which a "
-            f"Gaussian knows.",
-        ),
-    )
+    return (claim("groups", tightest, loosest=loosest),)
 
 
 def _sampling(rates: tuple[float, ...]) -> Table:
@@ -310,31 +207,9 @@ def _sampling_claims(sampling: Table) -> tuple[Claim, ...]:
     factor = max(float(np.log1p(q * np.expm1(e)) / (q * e)) for e in grid for q in (1e-4, 0.01, 0.1))
     loose = min(composed / exact for *_, composed, exact in sampling.rows)
     return (
-        Claim(
-            source="000",
-            says="amplification lemma: exact delta / (q delta) of a sampled Gaussian, at most 1",
-            expected=1.0,
-            relation="at most",
-            found=worst,
-            tolerance=2e-3,
-            note="It is an equality for Poisson sampling of a Gaussian. The lemma is printed for sampling without "
-            "replacement (replace-one), the proof is for Poisson (add/remove).",
-        ),
-        Claim(
-            source="000",
-            says="ln(1 + q (e^eps - 1)) <= 2 q eps for eps < 1 (largest factor)",
-            expected=2.0,
-            relation="at most",
-            found=factor,
-            note="e - 1 = 1.718 is the best constant.",
-        ),
-        Claim(
-            source="000",
-            says="composition theorems are loose: lemma + best printed composition / PLD over T sampled steps, smallest",
-            expected=1.0,
-            relation="at least",
-            found=loose,
-        ),
+        claim("amplification", worst),
+        claim("amplified epsilon", factor),
+        claim("loose", loose),
     )
 
 

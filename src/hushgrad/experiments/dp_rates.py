@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hushgrad.events import Once
-from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.stationary import filtered
 from hushgrad.noise import Independent, Nu
@@ -20,6 +20,8 @@ from hushgrad.noise.base import Mechanism
 from hushgrad.noise.lower_toeplitz import LowerToeplitz
 
 __all__ = ["run"]
+
+claim = Stated("dp-rates")
 
 D, CLIP, LABEL_NOISE, RHO = 4, 2.0, 0.3, 2.0
 METHODS = {"independent": "independent", "nu-FTRL, nu = eta": "nu"}
@@ -110,34 +112,14 @@ def _rate_claims(rows: list[tuple[Any, ...]], sizes: tuple[int, ...]) -> tuple[C
         # eta = 2 ln(T)/T carries logarithms of its own: eta for independent noise, (eta ln(8/eta))² for the optimum
         factor = [log if power == 1 else (log * math.log(8 / learning_rate(t))) ** 2 for t, log in zip(sizes, logs, strict=True)]
         slope = _fitted_slope(list(map(float, sizes)), [a / f for a, f in zip(added, factor, strict=True)])
-        claims.append(
-            Claim(
-                source="001",
-                says=f"privacy adds 1/(rho T^{power}) with {name} noise (slope in T, logarithms taken out)",
-                expected=-float(power),
-                found=slope,
-                tolerance=0.15,
-            )
-        )
+        claims.append(claim("privacy's slope", slope, expected=-float(power), power=power, name=name))
     plain = [row[3] for row in rows if row[2] == "independent"]
     slope = _fitted_slope(list(map(float, sizes)), [p / log for p, log in zip(plain, logs, strict=True)])
     last = {row[2]: row for row in rows[-2:]}
     return (
         *claims,
-        Claim(
-            source="001",
-            says="both have the statistical error 1/T (slope of the run without noise, logarithm taken out)",
-            expected=-1.0,
-            found=slope,
-            tolerance=0.15,
-        ),
-        Claim(
-            source="001",
-            says=f"correlated noise adds less at T = {sizes[-1]} (correlated / independent)",
-            expected=1.0,
-            relation="at most",
-            found=last["nu-FTRL, nu = eta"][4] / last["independent"][4],
-        ),
+        claim("statistical error", slope),
+        claim("less at the end", last["nu-FTRL, nu = eta"][4] / last["independent"][4], last=sizes[-1]),
     )
 
 
@@ -146,15 +128,7 @@ def _rho_claims(rows: list[tuple[Any, ...]]) -> tuple[Claim, ...]:
     for name in METHODS:
         mine = [row for row in rows if row[2] == name]
         slope = _fitted_slope([row[1] for row in mine], [row[4] for row in mine])
-        claims.append(
-            Claim(
-                source="001",
-                says=f"privacy adds 1/rho with {name} noise (slope in rho)",
-                expected=-1.0,
-                found=slope,
-                tolerance=0.1,
-            )
-        )
+        claims.append(claim("slope in rho", slope, name=name))
     return tuple(claims)
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from hushgrad.denoise import beta, gamma
-from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 
 __all__ = ["GAMMA", "run"]
+
+claim = Stated("laplacian-tables")
 
 SIGMAS = (1, 2, 3, 4, 5)
 SIZES = (1000, 10_000, 100_000)
@@ -63,20 +65,8 @@ def _table_claims() -> tuple[Claim, ...]:
             for s in SIGMAS
         )
         claims += [
-            Claim(
-                source="003",
-                says=f"table {number}: 15 values of {name} (largest difference)",
-                expected=0.0,
-                found=worst,
-                tolerance=5.1e-4,
-            ),
-            Claim(
-                source="003",
-                says=f"{name}: closed form against the sum over eigenvalues, d = 4 to 1000",
-                expected=0.0,
-                found=direct,
-                tolerance=1e-12,
-            ),
+            claim("table", worst, number=number, name=name),
+            claim("eigenvalues", direct, name=name),
         ]
     return tuple(claims)
 
@@ -84,53 +74,17 @@ def _table_claims() -> tuple[Claim, ...]:
 def _limit_claims() -> tuple[Claim, ...]:
     large = 10**6
     return (
-        Claim(
-            source="003",
-            says="remark to proposition 5: gamma converges to 0 as d grows (σ = 1, d = 1e6)",
-            expected=0.0,
-            found=gamma(1.0, large),
-            corrected=1 / math.sqrt(5),
-            tolerance=1e-9,
-            note="It falls to 1/sqrt(4σ + 1), 0.447 at σ = 1, as the paper's own table 3 shows.",
-        ),
-        Claim(
-            source="003",
-            says="gamma > its limit at every d (smallest ratio over d = 1 to 1e6)",
-            expected=1.0,
-            relation="at least",
-            found=min(gamma(1.0, int(d)) for d in np.geomspace(1, large, 30)) * math.sqrt(5),
-            tolerance=1e-12,
-        ),
-        Claim(
-            source="003",
-            says="beta tends to (1 + 2σ)/(1 + 4σ)^1.5 (σ = 1)",
-            expected=3 / 5**1.5,
-            found=beta(1.0, large),
-            tolerance=1e-9,
-        ),
-        Claim(
-            source="003",
-            says="lemma 15 as printed, without 1/d: the sum over eigenvalues is gamma (d = 10, σ = 1)",
-            expected=gamma(1.0, 10),
-            found=float((1 / _eigenvalues(1.0, 10)).sum()),
-            corrected=10 * gamma(1.0, 10),
-            tolerance=1e-9,
-            note="Lemmas 15 and 16 define d gamma and d beta.",
-        ),
+        claim("gamma's limit", gamma(1.0, large), corrected=1 / math.sqrt(5)),
+        claim("gamma above", min(gamma(1.0, int(d)) for d in np.geomspace(1, large, 30)) * math.sqrt(5)),
+        claim("beta's limit", beta(1.0, large), expected=3 / 5**1.5),
+        claim("lemma 15", float((1 / _eigenvalues(1.0, 10)).sum()), expected=gamma(1.0, 10), corrected=10 * gamma(1.0, 10)),
     )
 
 
 def _simulation_claims(samples: np.ndarray) -> tuple[Claim, ...]:
     means, errors = samples.mean(axis=0), samples.std(axis=0, ddof=1) / math.sqrt(len(samples))
     return tuple(
-        Claim(
-            source="003",
-            says=f"{says} of Gaussian noise is {name} (σ = 1, d = 1000, simulated)",
-            expected=value,
-            found=float(m),
-            stderr=float(e),
-            tolerance=3.5 * float(e),
-        )
+        claim("simulated", float(m), expected=value, tolerance=3.5 * float(e), stderr=float(e), what=says, name=name)
         for name, says, value, m, e in zip(
             ("gamma", "beta"), ("E⟨z, A⁻¹z⟩/d", "E‖A⁻¹z‖²/d"), (gamma(1.0, 1000), beta(1.0, 1000)), means, errors, strict=True
         )

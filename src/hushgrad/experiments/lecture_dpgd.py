@@ -9,11 +9,13 @@ import numpy as np
 
 from hushgrad.accounting import calibrate, classical, epsilon, gaussian_mu
 from hushgrad.events import Gaussian
-from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.convex import METHODS, Task, bound, dp_gd_bound, excess, output_bound
 from hushgrad.experiments.picture import MARKS, panel
 
 __all__ = ["run"]
+
+claim = Stated("lecture-dpgd")
 
 LOOKS = dict(zip(METHODS, ("independent", "anti", "other", "nu", "best"), strict=True))
 Rows = list[tuple[Any, ...]]
@@ -92,53 +94,12 @@ def _noise_claims() -> tuple[Claim, ...]:
     sampled = calibrate(lambda s: Gaussian(s).sampled(rate=0.01) * 10_000, epsilon=0.5, delta=1e-6)
     few = calibrate(lambda s: Gaussian(s).sampled(rate=0.01) * 100, epsilon=0.5, delta=1e-6)
     return (
-        Claim(
-            source="000",
-            says="DP-GD's sigma at n = 60000, T = 25, eps = 0.1, delta = 1e-5, L = 1",
-            expected=0.100,
-            found=sigma,
-            tolerance=1e-3,
-        ),
-        Claim(
-            source="000",
-            says="that sigma is private: the epsilon it really spends, at most 0.1",
-            expected=0.1,
-            relation="at most",
-            found=spent,
-        ),
-        Claim(
-            source="earlier measurement",
-            says="it is 19.5 times the tight sigma",
-            expected=19.5,
-            found=_ratio(60_000, 25, 0.1, 1e-5),
-            tolerance=0.1,
-        ),
-        Claim(
-            source="000",
-            says="delta spent with eps' = eps/sqrt(8 T ln(1/delta)), delta' = delta/(T + 1), T = 25 (in units of delta)",
-            expected=1.0,
-            relation="at most",
-            found=25 / 26 + 1,
-            corrected=51 / 26,
-            note="ln(1/delta_0) with delta_0 = delta/(T + 1) is meant: then (T + 1) delta_0 = delta. The final sigma "
-            "is large enough for the right reading.",
-        ),
-        Claim(
-            source="002",
-            says="amplification cancels the larger sensitivity of SGD, same noise as GD (n = 100, T = n² = 10000: ratio)",
-            expected=1.0,
-            found=sampled * 100 / full,
-            tolerance=0.1,
-        ),
-        Claim(
-            source="here",
-            says="for one epoch it does not cancel (T = n = 100: ratio)",
-            expected=1.1,
-            relation="at least",
-            found=few * 100 / (full / 10),
-            note="With little noise per step (multiplier near 1) amplification is weaker than the factor n; the notes "
-            "say 'basically'.",
-        ),
+        claim("sigma", sigma),
+        claim("sigma is private", spent),
+        claim("times the tight one", _ratio(60_000, 25, 0.1, 1e-5)),
+        claim("delta spent", 25 / 26 + 1, corrected=51 / 26),
+        claim("amplification cancels", sampled * 100 / full),
+        claim("one epoch", few * 100 / (full / 10)),
     )
 
 
@@ -153,37 +114,10 @@ def _bound_claims() -> tuple[Claim, ...]:
 
     descent = math.log(best(large) / best(small)) / math.log(small.n / large.n)
     return (
-        Claim(
-            source="004",
-            says="output perturbation: exponent of sqrt(d)/(eps n) in the bound, best mu",
-            expected=0.5,
-            found=output,
-            tolerance=1e-6,
-        ),
-        Claim(
-            source="000",
-            says="output perturbation: the risk, printed once with exponent 2",
-            expected=2.0,
-            found=output,
-            corrected=0.5,
-            tolerance=1e-6,
-            note="1/2 is right, as the same lecture prints before and after; exponent 2 would beat the lower bound "
-            "sqrt(d)/(eps n).",
-        ),
-        Claim(
-            source="000",
-            says="DP-GD: exponent of 1/n in the bound, best T (logarithms taken out)",
-            expected=1.0,
-            found=descent,
-            tolerance=0.1,
-        ),
-        Claim(
-            source="004",
-            says="the constant 3 of output perturbation's risk covers 2 sqrt(2)",
-            expected=3.0,
-            relation="at most",
-            found=2 * math.sqrt(2),
-        ),
+        claim("output perturbation", output),
+        claim("exponent 2", output),
+        claim("DP-GD", descent),
+        claim("constant 3", 2 * math.sqrt(2)),
     )
 
 
@@ -191,32 +125,12 @@ def _risk_claims(rows: Rows, over_n: Rows) -> tuple[Claim, ...]:
     claims = []
     for method in METHODS[:-1]:
         worst = max(row[4] / row[6] for row in rows if row[3] == method)
-        claims.append(
-            Claim(
-                source="000, 004",
-                says=f"{method}: measured excess risk / bound, largest",
-                expected=1.0,
-                relation="at most",
-                found=worst,
-            )
-        )
+        claims.append(claim("bound", worst, method=method))
     last = {row[3]: row[4] for row in over_n[-len(METHODS) :]}
     return (
         *claims,
-        Claim(
-            source="000",
-            says="'which bound is better?': tight DP-GD / output perturbation, measured at the largest n",
-            expected=1.0,
-            relation="at most",
-            found=last["DP-GD, tight noise"] / last["output perturbation"],
-        ),
-        Claim(
-            source="000",
-            says="looser noise costs risk: tight / lecture's noise in DP-GD, measured at the largest n",
-            expected=1.0,
-            relation="at most",
-            found=last["DP-GD, tight noise"] / last["DP-GD, lecture's noise"],
-        ),
+        claim("which is better", last["DP-GD, tight noise"] / last["output perturbation"]),
+        claim("looser noise", last["DP-GD, tight noise"] / last["DP-GD, lecture's noise"]),
     )
 
 
@@ -228,17 +142,7 @@ def _median_claims(seed: int) -> tuple[Claim, ...]:
     inside = np.abs(tilt) < 2  # beyond, the objective has no minimum at all
     share = float((kinks[values[inside].argmin(axis=1)] == 100.0).mean())
     error = 0.5 / math.sqrt(int(inside.sum()))
-    return (
-        Claim(
-            source="000",
-            says="objective perturbation of the median reveals a data point exactly with probability 1/2",
-            expected=0.5,
-            found=share,
-            stderr=error,
-            tolerance=3.5 * error,
-            note="Hence the strong convexity (and smoothness) that its theorem asks for.",
-        ),
-    )
+    return (claim("median", share, tolerance=3.5 * error, stderr=error),)
 
 
 def _draw(figure: Any, steps: tuple[int, ...], ratios: dict[float, list[float]], over_n: Rows) -> None:

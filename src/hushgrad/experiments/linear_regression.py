@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq
 
-from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.stationary import Problem, filter_anti, filter_independent, filter_nu, filtered, tuned
 from hushgrad.noise import AntiPGD, Nu, Spectral
 
 __all__ = ["run"]
+
+claim = Stated("linear-regression")
 
 METHODS = {
     "independent": "independent",
@@ -118,61 +120,16 @@ def _slope_claims(over_d: dict[int, dict[str, float]], over_eta: dict[float, dic
     log_squared = (math.log(8 * 1024 / 0.05) / math.log(8 * 16 / 0.05)) ** 2
     bound = (_problem(1024, 0.05).trace, _problem(16, 0.05).trace)
     return (
-        Claim(
-            source="001",
-            says="independent noise: Theta(d) (slope in d, 256 to 1024)",
-            expected=1.0,
-            found=_slope(over_d, "independent", 256, 1024),
-            tolerance=0.02,
-        ),
-        Claim(
-            source="001",
-            says="damped anti-PGD: sqrt(d d_eff) (slope in d)",
-            expected=0.5,
-            found=_slope(over_d, "damped anti-PGD", 256, 1024),
-            tolerance=0.02,
-        ),
-        Claim(
-            source="001",
-            says="nu-FTRL: d_eff up to log²: growth from d = 16 to 1024 is at most that of log²(8 d/eta)",
-            expected=log_squared,
-            relation="at most",
-            found=grown,
-        ),
-        Claim(
-            source="001",
-            says="nu-FTRL's slope in d (256 to 1024) is far below 1/2",
-            expected=0.25,
-            relation="at most",
-            found=_slope(over_d, "nu-FTRL, tuned", 256, 1024),
-        ),
-        Claim(
-            source="001",
-            says="lower bound eta² Tr(H)/(2 rho): slope 0 in d (16 to 1024)",
-            expected=0.0,
-            found=math.log(bound[0] / bound[1]) / math.log(64),
-            tolerance=0.01,
-        ),
-        Claim(
-            source="001",
-            says="independent noise: slope 1 in eta",
-            expected=1.0,
-            found=_slope(over_eta, "independent", 0.01, 0.003),
-            tolerance=0.02,
-        ),
-        Claim(
-            source="001",
-            says="damped anti-PGD: slope 3/2 in eta",
-            expected=1.5,
-            found=_slope(over_eta, "damped anti-PGD", 0.01, 0.003),
-            tolerance=0.05,
-        ),
-        Claim(
-            source="001",
-            says="nu-FTRL: slope 2 in eta up to log² (slope of risk / log²(8 d/eta))",
-            expected=2.0,
-            tolerance=0.1,
-            found=_slope(over_eta, "nu-FTRL, tuned", 0.01, 0.003)
+        claim("independent in d", _slope(over_d, "independent", 256, 1024)),
+        claim("anti-PGD in d", _slope(over_d, "damped anti-PGD", 256, 1024)),
+        claim("nu-FTRL grown", grown, expected=log_squared),
+        claim("nu-FTRL in d", _slope(over_d, "nu-FTRL, tuned", 256, 1024)),
+        claim("bound in d", math.log(bound[0] / bound[1]) / math.log(64)),
+        claim("independent in eta", _slope(over_eta, "independent", 0.01, 0.003)),
+        claim("anti-PGD in eta", _slope(over_eta, "damped anti-PGD", 0.01, 0.003)),
+        claim(
+            "nu-FTRL in eta",
+            _slope(over_eta, "nu-FTRL, tuned", 0.01, 0.003)
             + 2 * math.log(math.log(128 / 0.003) / math.log(128 / 0.01)) / math.log(0.01 / 0.003),
         ),
     )
@@ -188,45 +145,16 @@ def _bound_claims(
     spectral = Spectral(curvatures=(1.0, *[1 / 8] * 7), learning_rate=0.2)
     printed = {4: 0.1071, 1024: 26.99}
     return (
-        Claim(
-            source="001",
-            says="no method is below eta² Tr(H)/(2 rho) (smallest ratio)",
-            expected=1.0,
-            relation="at least",
-            found=lower,
-        ),
-        Claim(
-            source="here",
-            says="Spectral beats them all: its risk / the best other's, largest",
-            expected=1.0,
-            relation="at most",
-            found=beaten,
-            tolerance=1e-9,
-        ),
-        Claim(
-            source="here",
-            says="noise.Spectral attains the bound (eta²/2 rho) <sqrt(S)>²",
-            expected=problem.first_order_risk(problem.optimal_power()),
-            found=spectral.excess_loss(rho=0.5),
-            tolerance=1e-6,
-        ),
+        claim("no method below", lower),
+        claim("Spectral best", beaten),
+        claim("Spectral attains", spectral.excess_loss(rho=0.5), expected=problem.first_order_risk(problem.optimal_power())),
         *(
-            Claim(
-                source="earlier measurement",
-                says=f"exact risk of independent noise at d = {d}, eta = 0.05",
-                expected=v,
-                found=over_d[d]["independent"],
-                tolerance=1e-3 * v,
-            )
+            claim("independent, measured", over_d[d]["independent"], expected=v, tolerance=1e-3 * v, d=d)
             for d, v in printed.items()
         ),
-        Claim(
-            source="001",
-            says="independent noise does not see d_eff: first-order risk at d_eff = 64 / at d_eff near 2 (d = 64)",
-            expected=1.0,
-            found=_spiked(64).first_order_risk(filter_independent()) / _spiked(1).first_order_risk(filter_independent()),
-            tolerance=0.01,
-            note="The multiplicative noise adds a factor near 1/(1 - eta Tr(H)/2), the same to every method.",
+        claim(
+            "effective dimension",
+            _spiked(64).first_order_risk(filter_independent()) / _spiked(1).first_order_risk(filter_independent()),
         ),
     )
 
@@ -241,24 +169,8 @@ def _boundary_claims() -> tuple[Claim, ...]:
 
     formula = float(brentq(lambda eta: _problem(8, eta).margin(), 0.05, 0.95))
     return (
-        Claim(
-            source="001",
-            says="stability boundary at d = 8: the formula's eta is where second moments stop contracting",
-            expected=formula,
-            found=float(brentq(radius, 0.05, 0.95)),
-            tolerance=1e-6,
-            note=f"At eta Tr(H) = {formula * float(lam.sum()):.3f}; the slides' 'eta < 1' is not the condition for the "
-            f"risk to be finite.",
-        ),
-        Claim(
-            source="001",
-            says="the informal theorem's range 0 < eta < 1, lambda_max = 1: the risk is finite at eta = 0.9, d = 8 (1 = finite)",
-            expected=1.0,
-            found=float(_problem(8, 0.9).margin() > 0),
-            corrected=0.0,
-            note="With Gaussian inputs SGD's second moment diverges there, for every noise: eta Tr(H) must stay below "
-            "about 2, which the informal theorem leaves out.",
-        ),
+        claim("boundary", float(brentq(radius, 0.05, 0.95)), expected=formula, product=formula * float(lam.sum())),
+        claim("informal range", float(_problem(8, 0.9).margin() > 0)),
     )
 
 
@@ -308,14 +220,7 @@ def _simulate(
 
 def _simulation_claims(simulated: list[tuple[Any, ...]]) -> tuple[Claim, ...]:
     return tuple(
-        Claim(
-            source="001",
-            says=f"theory predicts simulation: {method}, d = {d}, eta = {eta:g} (simulation / exact)",
-            expected=1.0,
-            found=ratio,
-            stderr=error / exact,
-            tolerance=max(3 * error / exact, 0.03),
-        )
+        claim("simulated", ratio, tolerance=max(3 * error / exact, 0.03), stderr=error / exact, method=method, d=d, eta=eta)
         for d, eta, method, exact, _, error, ratio in simulated
     )
 

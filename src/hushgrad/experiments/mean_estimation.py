@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import ellipk
 
 from hushgrad.errors import ArgumentError
-from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.stationary import Problem, best_damping, filter_anti, filter_independent, filter_nu, filtered
 from hushgrad.noise import AntiPGD, Independent, Nu
@@ -20,6 +20,8 @@ from hushgrad.noise.lower_toeplitz import LowerToeplitz
 from hushgrad.noise.series import inverse
 
 __all__ = ["run"]
+
+claim = Stated("mean-estimation")
 
 RHO = 0.5
 METHODS = {"Noisy-SGD": "independent", "damped anti-PGD": "anti", "nu-FTRL, nu = eta": "nu"}
@@ -103,16 +105,7 @@ def _table(simulated: dict[tuple[str, float], tuple[float, float]]) -> Table:
 
 def _closed_form_claims() -> tuple[Claim, ...]:
     printed = {"Noisy-SGD": 0.005025, "damped anti-PGD": 0.0007089, "nu-FTRL, nu = eta": 0.0004566}
-    table = tuple(
-        Claim(
-            source="earlier measurement",
-            says=f"stationary error of {m} at eta = 0.01",
-            expected=v,
-            found=_closed_form(m, 0.01),
-            tolerance=1e-3 * v,
-        )
-        for m, v in printed.items()
-    )
+    table = tuple(claim("closed form", _closed_form(m, 0.01), expected=v, tolerance=1e-3 * v, m=m) for m, v in printed.items())
     worst = max(abs(_integral(m, e) / _closed_form(m, e) - 1) for m in METHODS for e in (0.3, 0.01, 0.001))
     nearby = min(
         Problem(curvatures=((1.0, 1),), eta=0.05).variance(1.0, filter_nu(nu)) / _closed_form("nu-FTRL, nu = eta", 0.05)
@@ -120,33 +113,20 @@ def _closed_form_claims() -> tuple[Claim, ...]:
     )
     return (
         *table,
-        Claim(
-            source="001",
-            says="the frequency integrals are the closed forms (largest relative difference)",
-            expected=0.0,
-            found=worst,
-            tolerance=1e-8,
-        ),
-        Claim(
-            source="001",
-            says="nu = eta is the best nu (smallest error over nu / error at nu = eta, at least 1)",
-            expected=1.0,
-            relation="at least",
-            found=nearby,
-            tolerance=1e-9,
-        ),
+        claim("integrals", worst),
+        claim("best nu", nearby),
     )
 
 
 def _simulation_claims(simulated: dict[tuple[str, float], tuple[float, float]]) -> tuple[Claim, ...]:
     return tuple(
-        Claim(
-            source="001",
-            says=f"theory predicts simulation: {method}, eta = {eta:g} (simulation / theory)",
-            expected=1.0,
-            found=value / _closed_form(method, eta),
-            stderr=stderr / _closed_form(method, eta),
+        claim(
+            "simulated",
+            value / _closed_form(method, eta),
             tolerance=max(3 * stderr / _closed_form(method, eta), 0.03),
+            stderr=stderr / _closed_form(method, eta),
+            method=method,
+            eta=eta,
         )
         for (method, eta), (value, stderr) in simulated.items()
     )
@@ -159,26 +139,13 @@ def _rate_claims() -> tuple[Claim, ...]:
     middle = math.log(_closed_form("damped anti-PGD", 1e-4) / _closed_form("damped anti-PGD", 1e-5)) / math.log(10)
     printed = small**2 * math.log(1 / small) ** 2 / RHO
     return (
-        Claim(source="001", says="Noisy-SGD grows as eta (slope at 1e-5)", expected=1.0, found=slope, tolerance=0.01),
-        Claim(
-            source="001", says="damped anti-PGD grows as eta^(3/2) (slope at 1e-5)", expected=1.5, found=middle, tolerance=0.01
+        claim("slope of Noisy-SGD", slope),
+        claim("slope of anti-PGD", middle),
+        claim(
+            "geometric mean",
+            _closed_form("damped anti-PGD", 0.01) / math.sqrt(_closed_form("Noisy-SGD", 0.01) * 0.01**2 / (2 * RHO)),
         ),
-        Claim(
-            source="001",
-            says="anti-PGD is the geometric mean of Noisy-SGD and eta²/(2 rho) (ratio at eta = 0.01)",
-            expected=1.0,
-            found=_closed_form("damped anti-PGD", 0.01) / math.sqrt(_closed_form("Noisy-SGD", 0.01) * 0.01**2 / (2 * RHO)),
-            tolerance=1e-9,
-        ),
-        Claim(
-            source="001",
-            says="inf F = eta² log²(1/eta)/rho, as an equation (found / printed at eta = 1e-5)",
-            expected=1.0,
-            found=best / printed,
-            corrected=math.log(8 / small) ** 2 / (2 * math.pi**2 * math.log(1 / small) ** 2),
-            tolerance=1e-4,
-            note="The order is right; the equation lacks a constant: eta² ln²(8/eta)/(2 pi² rho).",
-        ),
+        claim("infimum", best / printed, corrected=math.log(8 / small) ** 2 / (2 * math.pi**2 * math.log(1 / small) ** 2)),
     )
 
 
@@ -193,23 +160,8 @@ def _series_claims() -> tuple[Claim, ...]:
     except ArgumentError:
         refused = 1.0
     return (
-        Claim(
-            source="001",
-            says="beta_t = -t^(-3/2) (1 - nu)^t at nu = 0.2 is a mechanism: its sensitivity over 1000 steps is that of "
-            "the right series (log10)",
-            expected=math.log10(good),
-            found=math.log10(sens),
-            corrected=math.log10(8e58),
-            tolerance=0.05,
-            note="The slide drops 1/(2 sqrt(pi)). For nu < 0.3014 the literal series has a zero inside the unit circle "
-            "and C = B^-1 explodes; right is (-1)^t binom(1/2, t)(1 - nu)^t.",
-        ),
-        Claim(
-            source="001",
-            says="negative control: the library refuses the literal series (1 = refused)",
-            expected=1.0,
-            found=refused,
-        ),
+        claim("literal series", math.log10(sens), expected=math.log10(good), corrected=math.log10(8e58)),
+        claim("refused", refused),
     )
 
 

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from hushgrad.events import Once
-from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.noise import BLT, Dense, Independent, Mechanism, Nu, Toeplitz, Tree
 
 __all__ = ["nodes_of_iterate", "run"]
+
+claim = Stated("tree")
 
 STEPS = 16
 DENSE_LIMIT = 512  # an optimisation of this size takes seconds
@@ -97,59 +99,14 @@ def _drawn_claims() -> tuple[Claim, ...]:
 
     most = max(len(nodes_of_iterate(t)) for t in range(2, STEPS + 2))
     return (
-        Claim(
-            source="000",
-            says="theta_11 has the noises z_1:8 + z_9:10 (1 = exactly)",
-            expected=1.0,
-            found=same(nodes_of_iterate(11), {(1, 8): 1.0, (9, 10): 1.0}),
-        ),
-        Claim(
-            source="000",
-            says="theta_12 has the noises z_1:8 + z_9:10 + z_11",
-            expected=1.0,
-            found=same(nodes_of_iterate(12), {(1, 8): 1.0, (9, 10): 1.0, (11, 11): 1.0}),
-        ),
-        Claim(
-            source="000",
-            says="theta_13 has the noises z_1:8 + z_9:12",
-            expected=1.0,
-            found=same(nodes_of_iterate(13), {(1, 8): 1.0, (9, 12): 1.0}),
-        ),
-        Claim(
-            source="000",
-            says="theta_12 = theta_11 - eta (g_11 + z_11)",
-            expected=1.0,
-            found=same(_nodes_of_step(11), {(11, 11): 1.0}),
-        ),
-        Claim(
-            source="000",
-            says="theta_13 = theta_12 - eta (g_12 + z_9:12 - z_9:10 - z_11)",
-            expected=1.0,
-            found=same(_nodes_of_step(12), {(9, 10): -1.0, (9, 12): 1.0, (11, 11): -1.0}),
-        ),
-        Claim(
-            source="000",
-            says="theta_13 = theta_11 - eta Private(g_1 + ... + g_12), as written on the board: how often g_1 is subtracted",
-            expected=2.0,
-            found=_copies_of_first_gradient(),
-            corrected=1.0,
-            note="A slip of the pen: the line starts from theta_1, as the next one shows; from theta_11 the first ten "
-            "gradients would count twice.",
-        ),
-        Claim(
-            source="000",
-            says="a prefix needs at most log2(T) = 4 nodes",
-            expected=math.log2(STEPS),
-            found=float(most),
-            relation="at most",
-        ),
-        Claim(
-            source="000",
-            says="privatising A x directly: sensitivity sqrt(T)",
-            expected=math.sqrt(STEPS),
-            found=float(np.linalg.norm(np.tril(np.ones((STEPS, STEPS)))[:, 0])),
-            tolerance=1e-12,
-        ),
+        claim("theta_11", same(nodes_of_iterate(11), {(1, 8): 1.0, (9, 10): 1.0})),
+        claim("theta_12", same(nodes_of_iterate(12), {(1, 8): 1.0, (9, 10): 1.0, (11, 11): 1.0})),
+        claim("theta_13", same(nodes_of_iterate(13), {(1, 8): 1.0, (9, 12): 1.0})),
+        claim("step 11", same(_nodes_of_step(11), {(11, 11): 1.0})),
+        claim("step 12", same(_nodes_of_step(12), {(9, 10): -1.0, (9, 12): 1.0, (11, 11): -1.0})),
+        claim("from theta_11", _copies_of_first_gradient()),
+        claim("nodes of a prefix", float(most), expected=math.log2(STEPS)),
+        claim("privatised directly", float(np.linalg.norm(np.tril(np.ones((STEPS, STEPS)))[:, 0])), expected=math.sqrt(STEPS)),
     )
 
 
@@ -175,52 +132,13 @@ def _error_claims(sizes: tuple[int, ...], errors: dict[str, list[float | None]])
     best = errors["dense optimum"][sizes.index(small)] or math.nan
     bound = errors["lower bound"][sizes.index(small)] or math.nan
     return (
-        Claim(
-            source="000",
-            says="tree noise grows with log T, independent noise with sqrt(T): independent / tree at n = 256, above 1",
-            expected=1.0,
-            relation="at least",
-            found=at["independent (DP-SGD)"] / at["tree, as drawn"],
-        ),
-        Claim(
-            source="earlier measurement", says="tree, plain, n = 256", expected=6.003, found=at["tree, as drawn"], tolerance=6e-4
-        ),
-        Claim(
-            source="earlier measurement",
-            says="square-root Toeplitz, n = 256",
-            expected=2.669,
-            found=at["square root"],
-            tolerance=6e-4,
-        ),
-        Claim(
-            source="earlier measurement",
-            says="BLT of 4 buffers, n = 256",
-            expected=2.617,
-            found=at["BLT, 4 buffers"],
-            tolerance=6e-4,
-        ),
-        Claim(
-            source="earlier measurement",
-            says="square root within 8.1 % of the lower bound from n = 256 on (largest ratio)",
-            expected=1.081,
-            relation="at most",
-            found=max(ratio[sizes.index(256) :]),
-        ),
-        Claim(
-            source="000",
-            says=f"minimise ||W||² Tr(B B^T): the optimum lies between the bound and the square root (n = {small}: "
-            f"optimum / bound)",
-            expected=1.0,
-            relation="at least",
-            found=best / bound,
-        ),
-        Claim(
-            source="001",
-            says=f"nu-FTRL nearly matches the optimum of the semi-definite program (n = {small}: ratio)",
-            expected=1.05,
-            relation="at most",
-            found=Nu().error(steps=small, participation=Once()).rmse / best,
-        ),
+        claim("growth", at["independent (DP-SGD)"] / at["tree, as drawn"]),
+        claim("plain", at["tree, as drawn"]),
+        claim("square root", at["square root"]),
+        claim("BLT", at["BLT, 4 buffers"]),
+        claim("near the bound", max(ratio[sizes.index(256) :])),
+        claim("optimum", best / bound, small=small),
+        claim("nu-FTRL", Nu().error(steps=small, participation=Once()).rmse / best, small=small),
     )
 
 

@@ -270,7 +270,7 @@ def parse_value(text: str) -> Any:
     if text in ("True", "False"):
         text = text.lower()
     try:
-        return _toml_text(f"value = {text}")["value"]
+        return _check.toml(f"value = {text}")["value"]
     except ValueError:
         return text
 
@@ -295,18 +295,9 @@ def _tables(path: str | Path, allow_code: bool) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a .toml file."""
     try:
-        return _toml_text(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte-order mark
+        return _check.toml(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte-order mark
     except ValueError as error:
         raise ArgumentError(f"Expected {path.name} to be TOML: {error}.") from None
-
-
-def _toml_text(text: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib as reader
-    else:
-        import tomli as reader  # the same module, before it joined the standard library
-    tables: dict[str, Any] = reader.loads(text)
-    return tables
 
 
 def _ledger_table(table: Mapping[str, Any]) -> dict[str, Any]:
