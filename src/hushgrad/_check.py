@@ -225,12 +225,27 @@ def positive_int(remedy: str = "", **argument: Any) -> int:
 def one_of(choices: Collection[T], remedy: str = "", **argument: Any) -> T:
     """One of a few allowed values; a misspelt string is answered with the closest allowed one."""
     name, value = _only(argument)
-    if any(value == choice for choice in choices):  # not "in": a list or a table cannot be looked up, and is refused below
+    if any(_is(value, choice) for choice in choices):  # not "in": a list or a table cannot be looked up, and is refused below
         return value  # type: ignore[no-any-return]
     if not remedy and isinstance(value, str):
         close = difflib.get_close_matches(value, [str(c) for c in choices], n=1)
         remedy = f"Did you mean {close[0]!r}?" if close else ""
     return fail(name, value, f"to be one of {', '.join(repr(c) for c in choices)}", remedy)
+
+
+def _is(value: object, choice: object) -> bool:
+    """Whether they are equal; an array, which answers for each of its numbers, is no choice."""
+    same = value == choice
+    return not getattr(same, "shape", ()) and bool(same)
+
+
+def several(**argument: Any) -> tuple[Any, ...]:
+    """What a list, a tuple or an array holds; a word is no list of letters."""
+    name, value = _only(argument)
+    try:
+        return tuple(fail(name, value, "to be a list") if isinstance(value, (str, bytes)) else value)
+    except TypeError:  # nothing to go through, or an array of no dimension
+        fail(name, value, "to be a list")
 
 
 def instance(kind: type[T] | tuple[type, ...], remedy: str = "", **argument: Any) -> T:

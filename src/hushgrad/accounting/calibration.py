@@ -122,8 +122,11 @@ def certified_calibration(
     """
     budget = Budget.of(epsilon, delta, accountant, relation)
     tolerance = _check.between(1e-9, 0.5, tolerance=tolerance)
-    low, high = WIDEST if bracket is None else sorted(_check.positive(bracket=end) for end in bracket)
-    guess = start if start is not None else 1.0 if bracket is None else math.sqrt(low * high)
+    ends = WIDEST if bracket is None else tuple(sorted(_check.positive(bracket=end) for end in _check.several(bracket=bracket)))
+    if len(ends) != 2:
+        _check.fail("bracket", bracket, "to have two ends")
+    low, high = ends
+    guess = _check.number(start=start) if start is not None else 1.0 if bracket is None else math.sqrt(low * high)
     question = Question(lambda x: budget.cost(make_event(x)), budget.epsilon, low, high)
     found, neighbour = question.crossing(min(max(guess, low), high), tolerance)
     if math.isnan(found):

@@ -73,7 +73,10 @@ class PerLayer(Clipper):
     def __post_init__(self) -> None:
         _check.positive(max_grad_norm=self.max_grad_norm)
         _check.one_of(("module", "parameter"), by=self.by)
-        shares = tuple((str(prefix), _check.positive(share=share)) for prefix, share in self.shares)
+        pairs = [_check.several(shares=pair) for pair in _check.several(shares=self.shares)]
+        if not all(len(pair) == 2 for pair in pairs):
+            _check.fail("shares", self.shares, "to be pairs of a prefix and a share")
+        shares = tuple((str(prefix), _check.positive(share=share)) for prefix, share in pairs)
         if len({prefix for prefix, _ in shares}) < len(shares):
             _check.fail("shares", self.shares, "to name every prefix once")
         object.__setattr__(self, "max_grad_norm", float(self.max_grad_norm))

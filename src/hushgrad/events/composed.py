@@ -138,7 +138,7 @@ class Compose(Event):
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         flat: list[Event] = []
-        for event in events:
+        for event in _check.several(events=events):
             flat.extend(_parts(_check.instance(Event, events=event)))
         set_fields(self, events=tuple(flat))
 
@@ -158,7 +158,7 @@ class OneOf(Event):
     events: tuple[Event, ...]
 
     def __init__(self, events: Iterable[Event]) -> None:
-        distinct = tuple(dict.fromkeys(_check.instance(Event, events=event) for event in events))
+        distinct = tuple(dict.fromkeys(_check.instance(Event, events=event) for event in _check.several(events=events)))
         if not distinct:
             _check.fail("events", (), "to be at least one event", "Doing nothing is Compose(()).")
         set_fields(self, events=distinct)
@@ -206,7 +206,8 @@ class RepeatAndSelect(Event):
 
     def __post_init__(self) -> None:
         _check.instance(Event, of=self.of)
-        shape = float(self.shape) if self.shape == float("inf") else _check.between(-1, 1e300, shape=self.shape)
+        endless = isinstance(self.shape, float) and self.shape == float("inf")
+        shape = self.shape if endless else _check.between(-1, 1e300, shape=self.shape)
         set_fields(self, mean=_check.positive(mean=self.mean), shape=shape)
 
     @property

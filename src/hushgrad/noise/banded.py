@@ -100,7 +100,7 @@ class Banded(LowerToeplitz):
         checked_workload(self.workload, fixed=self.coefficients is not None)
         if self.coefficients is None:
             return
-        c = tuple(_check.number(coefficients=x) for x in self.coefficients)
+        c = tuple(_check.number(coefficients=x) for x in _check.several(coefficients=self.coefficients))
         if len(c) != bands or c[0] <= 0:
             _check.fail("coefficients", c, f"to be bands={bands} numbers, the first greater than 0", "C is singular otherwise.")
         object.__setattr__(self, "coefficients", c)

@@ -11,8 +11,7 @@ CIPHERS = ("aes256", "chacha20")  # the first is what processors have instructio
 
 def require_cipher(cipher: str, *, secure: bool) -> str:
     """Refuse a cipher that there is not, and one that secure noise does not draw from."""
-    if cipher not in CIPHERS:
-        _check.fail("cipher", cipher, f"to be one of {', '.join(CIPHERS)}")
+    _check.one_of(CIPHERS, cipher=cipher)
     if secure and cipher != CIPHERS[0]:
         _check.fail("cipher", cipher, f"to be {CIPHERS[0]!r} with secure=True, whose noise is rounded in main memory")
     return cipher

@@ -176,12 +176,13 @@ class Dense(Mechanism):
 
 def _square(matrix: Any) -> np.ndarray:
     """The matrix as an array; rows may end at the diagonal."""
-    n = len(matrix)
+    rows = [_check.several(matrix=row) for row in _check.several(matrix=matrix)]
+    n = len(rows)
     C = np.zeros((n, n))
-    for t, row in enumerate(matrix):
+    for t, row in enumerate(rows):
         if len(row) not in (t + 1, n):
             _check.fail("matrix", f"row {t} of {len(row)} numbers", f"to have rows of {n} numbers, or t + 1 in row t")
-        C[t, : len(row)] = row
+        C[t, : len(row)] = [_real(number) for number in row]
     if n == 0:
         _check.fail("matrix", matrix, "to have at least one row")
     return C
@@ -195,3 +196,10 @@ def _row_stds(mechanism: Dense) -> np.ndarray:
 @lru_cache(maxsize=8)
 def _optimum(workload: Workload, steps: int, loss: str, participation: Participation) -> DenseOptimum:
     return optimise_dense(workload.matrix(steps), pattern_of(participation, steps), loss=loss)
+
+
+def _real(number: Any) -> float:
+    try:
+        return float(number)  # infinite ones are refused with the rest of the matrix
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        _check.fail("matrix", number, "to hold numbers")

@@ -64,7 +64,7 @@ class Nu(LowerToeplitz):
             yield regenerating(cls, "Nu", "The damped square root", run)
 
     def __post_init__(self) -> None:
-        if self.series == "slide":
+        if isinstance(self.series, str) and self.series == "slide":
             _check.fail("series", self.series, "to be 'binomial'", _SLIDE)
         _check.one_of(["binomial"], series=self.series)
         if self.nu is not None:

@@ -67,6 +67,7 @@ class Source:
     ) -> None:
         if key is not None and seed is not None:
             _check.fail("seed", seed, "to be absent when a key is given", "Give either key= or seed=.")
+        _check.instance(bool, secure=secure)
         self.reproducible, self.secure, self.cipher = seed is not None, secure, require_cipher(cipher, secure=secure)
         master = _master(key, seed)
         self._stream = ChaChaStream(master, b"hushgrad chacha") if cipher == "chacha20" else KeyStream(master, b"hushgrad noise")

@@ -50,14 +50,14 @@ class Spectral(LowerToeplitz):
         return (cls(curvatures=(1.0, 0.1, 0.01), learning_rate=0.5),)
 
     def __post_init__(self) -> None:
-        curvatures = tuple(_check.positive(curvatures=x) for x in self.curvatures)
+        curvatures = tuple(_check.positive(curvatures=x) for x in _check.several(curvatures=self.curvatures))
         eta = _check.positive(learning_rate=self.learning_rate)
         if not curvatures:
             _check.fail("curvatures", curvatures, "to have at least one number")
         if eta * max(curvatures) >= 2:
             _check.fail("learning_rate", eta, f"to be less than 2 / {max(curvatures):g}", "SGD diverges at larger rates.")
         slowest = min(min(eta * x, 2 - eta * x) for x in curvatures)
-        if 128 / slowest > _LARGEST_GRID:
+        if slowest * _LARGEST_GRID < 128:
             remedy = "Leave out the flattest directions, or use Nu."
             _check.fail("curvatures", curvatures, "to be at least 1e-5 / learning_rate", remedy)
         object.__setattr__(self, "curvatures", curvatures)

@@ -65,7 +65,7 @@ class Toeplitz(LowerToeplitz):
     def __post_init__(self) -> None:
         if self.coefficients is None:
             return
-        c = tuple(_check.number(coefficients=x) for x in self.coefficients)
+        c = tuple(_check.number(coefficients=x) for x in _check.several(coefficients=self.coefficients))
         if not c or c[0] <= 0:
             _check.fail("coefficients", c, "to start with a number greater than 0", "C is singular otherwise.")
         object.__setattr__(self, "coefficients", c)

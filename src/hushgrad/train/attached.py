@@ -65,6 +65,8 @@ class Attached(Saving):
         self._guard = Guard(model, optimizer)
         self._params = self._guard.params
         plan = self.plan = with_cipher(_check.instance(Plan, plan=plan), self._params)
+        _check.instance(bool, check_isolation=check_isolation)
+        _check.instance(bool, lazy_tables=lazy_tables)
         self._world = World.here()
         self._key = self._world.share_key(key)
         self._books = Books(plan, self._key.run_name(), prior=prior, max_epsilon=max_epsilon)
@@ -80,7 +82,7 @@ class Attached(Saving):
         self._usual = ceil(plan.batch_size * each / self._world.size)
         self._capture = Capture(
             model,
-            loss_reduction=loss_reduction or ("sum" if plan.certified else "mean"),
+            loss_reduction=("sum" if plan.certified else "mean") if loss_reduction is None else loss_reduction,
             unused=unused,
             held=self.placement,
             certificate=certificate,

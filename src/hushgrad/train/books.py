@@ -26,7 +26,7 @@ class Books:
     """
 
     def __init__(self, plan: Plan, run: str, *, prior: Ledger | None = None, max_epsilon: float | None = None) -> None:
-        self.plan, self.run, self.prior = plan, run, prior if prior is not None else Ledger()
+        self.plan, self.run, self.prior = plan, run, Ledger() if prior is None else _check.instance(Ledger, prior=prior)
         self.content = ""  # a digest of what was released so far
         self.issued = self.foreign = 0
         self.taken = 0  # all steps charged so far: the number of the next one

@@ -34,7 +34,7 @@ def dpsgd(
 ) -> Plan:
     """See :meth:`Plan.dpsgd`."""
     sampler = _sampler(sampling, _SAMPLED, batch_size, dataset_size, epochs, steps, pad_to)
-    return _plan(sampler, batch_size, noise or _independent(), pad_to=pad_to, **common)  # type: ignore[arg-type]
+    return _plan(sampler, batch_size, _independent() if noise is None else noise, pad_to=pad_to, **common)  # type: ignore[arg-type]
 
 
 def dpftrl(
@@ -52,7 +52,7 @@ def dpftrl(
     from hushgrad.noise.blt import BLT
 
     sampler = _sampler(sampling, _ORDERED, batch_size, dataset_size, epochs, steps)
-    noise = noise or BLT(buffers=4)
+    noise = BLT(buffers=4) if noise is None else _check.instance(Mechanism, noise=noise)
     if workload is not None:
         followed = noise.following(workload)
         if followed is None:
@@ -65,7 +65,7 @@ def dpftrl(
 def dpgd(*, dataset_size: int, steps: int, noise: Mechanism | None, **common: object) -> Plan:
     """See :meth:`Plan.dpgd`."""
     size = _check.positive_int(dataset_size=dataset_size)
-    return _plan(samplers.FullBatch(steps=steps), size, noise or _independent(), **common)  # type: ignore[arg-type]
+    return _plan(samplers.FullBatch(steps=steps), size, _independent() if noise is None else noise, **common)  # type: ignore[arg-type]
 
 
 def _plan(
@@ -97,7 +97,7 @@ def _plan(
         steps=sampler.steps,
         batch_size=batch_size,
         sampler=sampler,
-        clip=clip or Flat(_check.positive(max_grad_norm=max_grad_norm)),
+        clip=Flat(_check.positive(max_grad_norm=max_grad_norm)) if clip is None else clip,
         noise=noise,
         noise_multiplier=noise_multiplier,
         denoise=denoise,
