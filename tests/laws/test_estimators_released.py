@@ -163,6 +163,8 @@ def test_a_search_that_nobody_could_win_says_why():
         DPGridSearch(DPLogisticRegression(data_norm=1.0), {"l2": [1.0]}, random_state=0).fit(np.full((9, 2), np.nan), y[:9])
     with pytest.raises(ArgumentError, match="bound the L2 norm of every row; it does not"):
         DPGridSearch(DPLogisticRegression(data_norm=0.5), {"l2": [1.0]}, random_state=0).fit(X, y)
+    with pytest.raises(ValueError, match="Unknown label type"):
+        DPGridSearch(DPLogisticRegression(data_norm=1.0), {"l2": [1.0]}, random_state=0).fit(X, np.array([None] * len(X)))
 
 
 def hostile(rng, how):

@@ -11,6 +11,7 @@ from sklearn.dummy import DummyClassifier
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils import _safe_indexing, indexable
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, check_X_y
 
 from hushgrad import _check
@@ -109,6 +110,7 @@ class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
         X, y = indexable(X, np.asarray(y))
         with unquoted():
             y = check_X_y(X, y)[1]  # in one dimension: a column beside predictions would be compared with all of them
+            check_classification_targets(y)
         scoring = random.uniform(len(y)) < _check.between(0, 1, scoring_share=self.scoring_share)
         self.classes_ = np.unique(y if self.estimator.classes is None else list(self.estimator.classes))
         class_numbers(self.classes_, y)  # of all rows: a candidate that finds an unknown label would be a lost trial
