@@ -119,7 +119,7 @@ class Stated:
         stated = self._claims[name]
         fields = {key: value for key, value in told.items() if key in Claim.__dataclass_fields__}
         words = {key: value for key, value in told.items() if key not in fields}
-        sentences = {key: stated[key].format(**words) for key in ("says", "note") if key in stated}
+        sentences: dict[str, str] = {key: stated[key].format(**words) for key in ("says", "note") if key in stated}
         whole: dict[str, Any] = {**stated, **sentences, **fields}
         return Claim(found=found, **whole)
 

@@ -44,7 +44,7 @@ def compare_runs(first: str | Path | Card, second: str | Path | Card) -> SideByS
     pairs = zip(_facts(a).items(), _facts(b).values(), strict=True)
     rows = [(what, mine, others) for (what, mine), others in pairs if mine or others]
     names = sorted({*a.results, *b.results} - {"seconds"})
-    rows += [(name.replace("_", " "), *(_number(name, one.results.get(name)) for one in (a, b))) for name in names]
+    rows += [(name.replace("_", " "), _number(name, a.results.get(name)), _number(name, b.results.get(name))) for name in names]
     return SideBySide(names=(a.name, b.name), rows=tuple(rows), remarks=tuple(_remarks(a, b)))
 
 
