@@ -51,3 +51,12 @@ def test_without_gradients_it_is_the_mechanisms_noise(noise):
     w = mechanisms.trained(plan, 1.0, (x, y), range(4000))
     expected = np.linalg.norm(plan.noise.noising(6).sum(0)) * 0.5 / 20
     assert w.std() == pytest.approx(expected, rel=0.025)
+
+
+@pytest.mark.parametrize("forgotten", [0.0, 0.2, 1.0])
+def test_the_last_iterates_noise_is_that_of_the_matrices(forgotten):
+    """Against N = C^-1 itself: the last row of (kept powers) N."""
+    noise = Banded.square_root(bands=3)
+    plan = Plan.dpftrl(noise_multiplier=2.0, steps=6, noise=noise, sampling="cyclic_poisson", **ABOUT)
+    kept = (1.0 - forgotten) ** np.arange(6)[::-1]
+    assert mechanisms.last_noise(plan, forgotten) == pytest.approx(2.0 * np.linalg.norm(kept @ plan.noise.noising(6)), rel=1e-12)
