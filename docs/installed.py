@@ -61,13 +61,13 @@ COMMANDS = (
     Call("hushgrad crosscheck --noise-multiplier 1.1 --rate 0.01 --steps 100 --delta 1e-5"),
     Call("hushgrad calibrate --epsilon 3 --delta 1e-5 --rate 0.01 --steps 100"),
     Call("hushgrad plan --epsilon 3 --delta 1e-4 --dataset-size 320 --batch-size 64 --steps 20 --save plan.json"),
-    Call("hushgrad advise codebook.toml --records 320 --epsilon 3 --delta 1e-4", ("torch",)),
+    Call("hushgrad advise codebook.toml --records 320 --epsilon 3 --delta 1e-4", ("torch",), long=True),
     Call("hushgrad ledger init budget.db"),
     Call("hushgrad ledger add budget.db people --epsilon 9 --delta 1e-3 --records 320"),
     Call("hushgrad train recipe.toml --out run --quiet --ledger budget.db --dataset people", ("torch",)),
     Call("hushgrad ledger status budget.db"),
     Call("hushgrad predict run new.csv --out predictions.csv", ("run",)),
-    Call("hushgrad evaluate run people.csv", ("run",)),
+    Call("hushgrad evaluate run people.csv", ("run",), long=True),
     Call("hushgrad export run model.pt2", ("run",), long=True),
     Call("hushgrad export run model.onnx", ("run", "onnx")),
     Call("hushgrad tune recipe.toml --over optimizer.lr=0.5,1 --mean 2 --out best", ("torch",), long=True),
@@ -173,7 +173,9 @@ def tried(place: Path, extra: str) -> list[str]:
             missing = [name for name in needs if name not in here]
             trouble = wrong(ask([str(place / "bin" / "hushgrad"), *line.split()[1:]], Path(folder), environment), missing)
             found += [f"{line}: {trouble}"] if trouble else []
-        for name, program in PROGRAMS.items() if extra != BARE else ():
+        for name, program in PROGRAMS.items():
+            if extra == BARE or extra not in ("", name):
+                continue
             code, _, err = ask([str(place / "bin" / "python"), "-c", program], Path(folder), environment)
             named = f"pip install 'hushgrad[{name}]'" in err
             if name in here and name != NO_SERVER:
@@ -200,7 +202,7 @@ def main() -> int:
     options = parser.parse_args()
     bounds = [] if options.newest else ["-c", str(ROOT / "constraints.txt")]
     wanted = [*extras()] if options.extra == ["all"] else options.extra
-    table, place = [], ROOT / "build" / "installed"
+    table, place = [], ROOT / "build" / f"installed-{os.getpid()}"
     for python in options.python:
         for file, extra in ((file.resolve(), extra) for file in options.files for extra in wanted):
             trouble = install(place, python, file, extra, bounds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import subprocess
 import sys
 import time
@@ -117,11 +118,21 @@ def test_the_install_page_names_every_extra():
         ["predict", "run", "x.csv", "--out", "no/such/p.csv"],
         ["plan", "--epsilon", "3", "--delta", "1e-5", "--dataset-size", "100", "--epochs", "1", "--save", "no/such/p.json"],
         ["release", "run", "--ledger", "b.db", "--out", "no/such/m.safetensors"],
+        ["epsilon", "--noise-multiplier", "1", "--delta", "1e-5", "--plot", "no/such/x.png"],
+        ["audit", "run", "--plot", "no/such/x.png"],
+        ["export", "run", "folder.pt2"],
+        ["predict", "run", "x.csv", "--out", "folder.pt2"],
+        ["doctor", "--out", "read-only.json"],
+        ["export", "run", "read-only.pt2"],
     ],
     ids=lambda words: f"{words[0]} {words[-2]}",
 )
 def test_what_cannot_be_written_is_said_before_the_work(words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("folder.pt2").mkdir()
+    monkeypatch.setattr(
+        os, "access", lambda path, _: path != tmp_path
+    )  # the folder itself is read-only, which root would not notice
     began = time.process_time()
     assert main(words) == 2 and time.process_time() - began < 1.0  # no machine is examined, no mechanism ranked
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -8,6 +8,7 @@ and a ledger may be used from several threads and after a fork.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -83,7 +84,12 @@ class SqliteStore(Store):
                 connection.execute("PRAGMA synchronous=FULL")
                 yield connection
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the second: a damaged schema, which SQLite's own message quotes
-            raise ArgumentError(f"Expected ledger={str(self._path)!r} to be a readable and writable ledger: {error}.") from None
+            remedy = (
+                "" if os.access(self._path.parent, os.W_OK) else " Its folder is read-only: copy it to one that can be written."
+            )
+            raise ArgumentError(
+                f"Expected ledger={str(self._path)!r} to be a readable and writable ledger: {error}.{remedy}"
+            ) from None
 
     def __repr__(self) -> str:
         return f"SqliteStore({str(self._path)!r})"

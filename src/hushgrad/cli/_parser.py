@@ -23,7 +23,7 @@ class UsageError(Exception):
 def suggestion(word: str, known: Iterable[str]) -> str:
     """`` Did you mean X?`` for the known word that begins so, or the closest one, or nothing."""
     known = list(known)
-    close = [name for name in known if name.startswith(word)] or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    close = [name for name in known if word and name.startswith(word)] or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f" Did you mean {close[0]}?" if close else ""
 
 

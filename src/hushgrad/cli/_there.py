@@ -1,18 +1,36 @@
-"""Files that a command is given, looked for before anything that takes long."""
+"""Files that a command is given or will write, looked for before anything that takes long."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hushgrad import _check
+from hushgrad.cli._parser import UsageError
 
-__all__ = ["require_model", "require_records"]
+__all__ = ["require_model", "require_place", "require_records"]
 
 
 def require_model(model: str) -> None:
     """That there is a model file, or a folder with one: whether it can be read is seen later."""
     if not any(place.is_file() for place in (Path(model), Path(model) / "model.safetensors")):
         _check.fail("model", model, "to be a model file, or the folder of a finished run", "hushgrad train writes one.")
+
+
+def require_place(*files: str | None) -> None:
+    """That each of these can be written, as far as one can tell without writing it.
+
+    Raises:
+        UsageError: where the folder is missing or read-only, or the file is a folder or read-only.
+    """
+    for file in map(Path, filter(None, files)):
+        folder = file.absolute().parent
+        if not folder.is_dir():
+            raise UsageError(f"Cannot write {file}: there is no such folder.")
+        if file.is_dir():
+            raise UsageError(f"Cannot write {file}: it is a folder. Give the name of a file in it.")
+        if not os.access(file if file.exists() else folder, os.W_OK):
+            raise UsageError(f"Cannot write {file}: it is read-only. Choose another place.")
 
 
 def require_records(file: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hushgrad._printed import at_least, at_most, reason
 from hushgrad.cli._parser import Parser, UsageError, print_json, table, whole
+from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.errors import ArgumentError
 
@@ -42,6 +43,7 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Audit; see ``hushgrad audit --help``."""
     options = _parser().parse(words)
+    require_place(options.plot)
     if options.deep:
         return _deep(options)
     text = _plan_text(Path(options.path))

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
-from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.cli._parser import Parser, print_json
+from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.release.atomic import replacing
 
@@ -30,8 +31,7 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Examine this machine; see ``hushgrad doctor --help``."""
     options = _parser().parse(words)
-    if options.out and not Path(options.out).absolute().parent.is_dir():
-        raise UsageError(f"Cannot write {options.out}: there is no such folder.")
+    require_place(options.out)
     _check.positive(seconds=options.seconds)
     with waiting("Examining this machine, a minute or two"):
         from hushgrad.testing import doctor  # torch, and the pretend device before any backward pass

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hushgrad._printed import at_least, at_most, reason
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table
 from hushgrad.cli._question import accountant_names, add_description, add_question, event_from
+from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
 
@@ -38,6 +39,7 @@ def run(words: list[str]) -> int:
     names = accountant_names(options.accountant)
     with waiting("Accounting"):
         answers = [_ask(event, name, options) for name in names]
+    require_place(options.plot)
     if options.plot:
         _plot(event, names, options)
     if options.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hushgrad.cli._parser import Parser, UsageError, print_json
-from hushgrad.cli._there import require_model
+from hushgrad.cli._there import require_model, require_place
 from hushgrad.cli._waiting import waiting
 
 __all__ = ["run"]
@@ -31,8 +31,7 @@ def run(words: list[str]) -> int:
     options = _parser().parse(words)
     if Path(options.file).suffix not in (".pt2", ".onnx"):
         raise UsageError(f"FILE {options.file} must end in .pt2 or .onnx.")
-    if not Path(options.file).absolute().parent.is_dir():
-        raise UsageError(f"Cannot write {options.file}: there is no such folder.")
+    require_place(options.file)
     require_model(options.model)
     with waiting("Exporting"):
         from hushgrad.recipes import load_predictor

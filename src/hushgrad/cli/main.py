@@ -88,7 +88,7 @@ def command(name: str) -> Callable[[list[str]], int]:
     """
     if name not in COMMANDS or not _exists(name):
         known = [known for known in COMMANDS if _exists(known)]
-        raise UsageError(f"No such command: {name}.{suggestion(name, known)} Try hushgrad --help.")
+        raise UsageError(f"No such command: {name or repr(name)}.{suggestion(name, known)} Try hushgrad --help.")
     module, function = COMMANDS[name][0].split(":")
     run: Callable[[list[str]], int] = vars(importlib.import_module(module))[function]
     return run

@@ -11,6 +11,7 @@ from hushgrad import _check
 from hushgrad._printed import at_most, reason
 from hushgrad.cli import plan_model
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table, wrapped
+from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
 
@@ -96,8 +97,7 @@ def _check_early(options: argparse.Namespace) -> None:
         raise UsageError("Expected exactly one of epochs and steps. The other one follows from it.")
     if options.batch_size is not None and options.batch_size > options.dataset_size:
         _check.fail("--batch-size", options.batch_size, f"to be at most --dataset-size {options.dataset_size}")
-    if options.save and not Path(options.save).absolute().parent.is_dir():
-        raise UsageError(f"Cannot save the plan to {options.save}: there is no such folder.")
+    require_place(options.save)
 
 
 def _text(found: Comparison, options: argparse.Namespace) -> str:

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hushgrad.cli._parser import Parser, UsageError, print_json
-from hushgrad.cli._there import require_model, require_records
+from hushgrad.cli._parser import Parser, print_json
+from hushgrad.cli._there import require_model, require_place, require_records
 from hushgrad.cli._waiting import waiting
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Predict; see ``hushgrad predict --help``."""
     options = _parser().parse(words)
-    if options.out and not Path(options.out).absolute().parent.is_dir():
-        raise UsageError(f"Cannot write {options.out}: there is no such folder.")
+    require_place(options.out)
     require_model(options.model)
     require_records(options.file)
     with waiting("Predicting"):

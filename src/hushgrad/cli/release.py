@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.cli._there import require_place
 from hushgrad.errors import PolicyRefused
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ def run(words: list[str]) -> int:
 
     policy = read_policy(options.policy)
     file = _file(options.model)
-    if options.out and (Path(options.out).exists() or not Path(options.out).absolute().parent.is_dir()):
-        raise UsageError(f"--out {options.out} must be a new file in a folder that is there.")
+    require_place(options.out)
+    if options.out and Path(options.out).exists():
+        raise UsageError(f"--out {options.out} must be a new file.")
     try:
         found = released(Ledger(options.ledger), file, policy=policy)
     except BrokenChain as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hushgrad import _check
 from hushgrad._printed import reason
 from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.errors import ArgumentError, PolicyRefused
 from hushgrad.release.keys import finish
@@ -111,9 +112,7 @@ def _card(options: argparse.Namespace) -> int:
     if not (Path(options.run) / "plan.json").is_file():  # said before torch is imported
         remedy = "Give the --out of hushgrad train."
         _check.fail("run", options.run, "to be the folder of a run, with plan.json in it", remedy)
-    for path in filter(None, (options.html, options.markdown, options.citations, options.save)):
-        if not Path(path).absolute().parent.is_dir():
-            raise UsageError(f"Cannot write {path}: there is no such folder.")
+    require_place(options.html, options.markdown, options.citations, options.save)
     with waiting("Making the card"):
         from hushgrad.budget import Ledger, read_policy
         from hushgrad.report import privacy_card

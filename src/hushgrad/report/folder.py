@@ -128,7 +128,8 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         content = _check.parsed(text)
     except ValueError as error:
-        raise ArgumentError(f"Expected {path.name} to be JSON. {error}") from None
+        why = str(error).partition(": ")[2].rstrip(".")
+        raise ArgumentError(f"Expected {path.name} to be JSON ({why}). Was it cut short or changed?") from None
     if not isinstance(content, dict):
         raise ArgumentError(f"Expected {path.name} to hold one JSON object.")
     return content
