@@ -15,6 +15,7 @@ from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.events import Once
 from hushgrad.noise import BLT, Banded, Independent, Source, Tree
 from hushgrad.release.placement.sharded import Shard
+from hushgrad.release.placement.sharded_sums import _unit
 from hushgrad.release.placement.world import World
 from hushgrad.train.shard_files import Piece, ShardFiles, cut_noise, join_noise
 
@@ -138,3 +139,9 @@ def test_alone_everybody_agrees():
         pass
     with pytest.raises(CaptureError, match="mine"), world.together():
         raise CaptureError("mine")
+
+
+def test_parameters_in_parts_that_nobody_gathers_are_refused():
+    """Tensor parallelism cuts a layer's rows as fully_shard does: a step on such parts ended in the kernels, or never."""
+    with pytest.raises(ArgumentError, match=r"model='0.1' to be sharded by fully_shard"):
+        _unit(torch.nn.Sequential(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(2, 2))), "0.1")

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import ModelParallelStrategy
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -85,11 +86,17 @@ def with_trainer(*, lora: bool, sharded: bool, ordered: bool) -> dict[str, Any]:
     return found
 
 
-def with_lightning() -> dict[str, Any]:
+def with_lightning(*, sharded: bool = False) -> dict[str, Any]:
     class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+        def configure_model(self):
+            if sharded and world > 1:
+                from torch.distributed.fsdp import fully_shard
+
+                fully_shard(self, mesh=self.device_mesh["data_parallel"])
 
         def forward(self, x):
             return self.layers(x)
@@ -106,10 +113,11 @@ def with_lightning() -> dict[str, Any]:
     torch.manual_seed(5)
     module, fit = Module(), PrivateFit(plan(), data, seed=1, check_isolation=False)
     world = dist.get_world_size() if dist.is_initialized() else 1
+    several = ModelParallelStrategy(data_parallel_size=world, tensor_parallel_size=1) if sharded else PrivateProcesses()
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=world,
-        strategy=PrivateProcesses() if world > 1 else "auto",
+        strategy=several if world > 1 else "auto",
         callbacks=[fit],
         max_epochs=1,
         logger=False,
@@ -129,5 +137,6 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         "trainer": lambda: with_trainer(lora=False, sharded=options["sharded"], ordered=options["ordered"]),
         "lora": lambda: with_trainer(lora=True, sharded=options["sharded"], ordered=options["ordered"]),
         "lightning": with_lightning,
+        "lightning, sharded": lambda: with_lightning(sharded=True),
     }
     return {name: work[name]() for name in options["which"]}

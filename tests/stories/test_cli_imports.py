@@ -161,3 +161,26 @@ def test_an_interrupt_within_the_import_of_a_c_library_is_one_word(tmp_path, hea
     words = ["train", "--out", str(tmp_path / "run")]
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
+
+
+@pytest.mark.parametrize("own", [None, "COMPATIBLE"], ids=["nothing set", "the user's own"])
+def test_a_command_may_multiply_before_its_run_is_made(own):
+    """MKL listens before its first product only, and encoders multiply before there is a run: it is asked when the command starts."""
+    program = """
+import os, sys
+from hushgrad.cli import entry, main
+def command():
+    import torch
+    from hushgrad.train.own_sizes import OwnSizes
+    torch.randn(64, 5) @ torch.randn(5, 1)
+    print(os.environ["MKL_CBWR"], len(OwnSizes.of(torch.nn.Linear(5, 1)).notes))
+    return 0
+main.main = command
+sys.exit(entry())
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | ({"MKL_CBWR": own} if own else {})
+    environment["OMP_NUM_THREADS"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True, env=environment
+    )
+    assert done.stdout.split() == [own or "AUTO", "0"]

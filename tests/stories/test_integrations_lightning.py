@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed: pip install 'hushgrad[lightning]'")
 
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy  # noqa: E402
+
 from hushgrad.errors import ArgumentError, CaptureError, NotIsolated  # noqa: E402
-from hushgrad.integrations.lightning import PrivateFit  # noqa: E402
+from hushgrad.integrations.lightning import PrivateFit, PrivateProcesses, _require_strategy  # noqa: E402
 from hushgrad.train import Plan, make_private  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(num_workers|dataloader|val_dataloader|Checkpoint directory)")
@@ -194,6 +197,17 @@ def test_more_refusals(tmp_path):
     ordinary.save_checkpoint(saved)
     with pytest.raises(ArgumentError, match=r"ckpt_path=.* to be left out. Give PrivateFit checkpoint=FOLDER"):
         trainer(private).fit(module, private.loader, ckpt_path=saved)
+
+
+def test_processes_that_share_an_example_or_raw_gradients_are_refused():
+    strategy = ModelParallelStrategy()  # by default all processes are one for its tensors
+    strategy._device_mesh = {"tensor_parallel": SimpleNamespace(size=lambda: 2)}
+    with pytest.raises(ArgumentError, match=r"tensor_parallel_size=2 to be 1.*data_parallel_size=PROCESSES"):
+        _require_strategy(strategy)
+    for other in (DDPStrategy(), FSDPStrategy()):
+        with pytest.raises(ArgumentError, match=r"not to wrap the module. Use PrivateProcesses\(\), or ModelParallelStrategy"):
+            _require_strategy(other)
+    _require_strategy(PrivateProcesses())
 
 
 def test_examples_that_influence_each_other_are_found():

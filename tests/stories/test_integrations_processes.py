@@ -39,12 +39,12 @@ def _same_as_alone(tmp_path: Path, world: int, *, sharded: bool, which: list[str
 
 
 def test_two_processes_give_the_weights_of_one(tmp_path):
-    _same_as_alone(tmp_path, 2, sharded=False, which=["trainer", "lora", "lightning"])
+    _same_as_alone(tmp_path, 2, sharded=False, which=["trainer", "lora", "lightning", "lightning, sharded"])
 
 
 @pytest.mark.slow
 def test_three_processes_give_the_weights_of_one(tmp_path):
-    _same_as_alone(tmp_path, 3, sharded=False, which=["trainer", "lora", "lightning"])
+    _same_as_alone(tmp_path, 3, sharded=False, which=["trainer", "lora", "lightning", "lightning, sharded"])
 
 
 @pytest.mark.slow

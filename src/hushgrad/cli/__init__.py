@@ -10,6 +10,7 @@ from types import FrameType
 
 def entry() -> int:
     """What the ``hushgrad`` command calls: from here on an interrupt is one word, while Python is still importing, too."""
+    os.environ.setdefault("MKL_CBWR", "AUTO")  # MKL is asked before its first product, see hushgrad.clipping.bits
     try:
         here = threading.current_thread() is threading.main_thread()
         if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where the caller ignores it

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_wide_sums", "clip", "gram", "kernel_gradients", "outer_sq_norms", "outer_sums", "sq_norms", "total", "wide_kept"]
 
-_AT_MOST = 1 << 20  # elements; beyond, torch's threads are worth more than fewer calls
+_AT_MOST = 1 << 20  # elements; beyond, torch's threads are worth more than fewer calls (norms have the same bits then)
 _PATCHES_AT_MOST = 1 << 18  # floats of one example's patches: 1 MB, so that they stay in the second-level cache
 _SHARE = 1 << 22  # multiply-adds for a thread at a time; for less, a thread does not pay
 _LEAST = 2.0**-126  # weights below it are 0: in single precision they would have few bits, and could be too large by half
@@ -144,10 +144,14 @@ def clip(parts: Sequence[Tensor], factor: float, bound: float, dtype: torch.dtyp
     return norms, weights, bool(_LIBRARY.clip(*at))
 
 
-def outer_sums(x: Tensor, g: Tensor, weights: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The sums of w_i g_i x_i^T and of w_i g_i, for x (B, d), g (B, p) and w (B,); where p is small."""
+def outer_sums(x: Tensor, g: Tensor, weights: Tensor, among: int | None = None) -> tuple[Tensor, Tensor] | None:
+    """The sums of w_i g_i x_i^T and of w_i g_i, for x (B, d), g (B, p) and w (B,); where p is small.
+
+    ``among``: a public number of examples to choose by, since torch rounds otherwise; those that are here by default.
+    """
     p, d = g.shape[1], x.shape[1]
-    if _LIBRARY is None or p > _abi.OUTPUTS_AT_MOST or x.numel() > _AT_MOST or not _fit(x, g, weights):
+    large = (x.shape[0] if among is None else among) * d > _AT_MOST
+    if _LIBRARY is None or p > _abi.OUTPUTS_AT_MOST or large or not _fit(x, g, weights):
         return None
     of_weight, of_bias = torch.empty(p, d), torch.empty(p)
     at = x.data_ptr(), d, g.data_ptr(), p, weights.data_ptr(), x.shape[0], of_weight.data_ptr(), of_bias.data_ptr()

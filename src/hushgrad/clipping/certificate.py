@@ -70,10 +70,13 @@ class Certificate(NamedTuple):
         return 6 * B * M * (gamma(depth) + gamma(2 * parts + self.width + 16) * M)
 
     def upper(self, name: str, square: Tensor, masses: dict[str, Mass]) -> Tensor:
-        """An upper bound of the squared norm, from the computed one."""
+        """An upper bound of the squared norm, from the computed one.
+
+        Without a mass it is the norm: whether masses were written down may depend on one record, others' bounds must not.
+        """
         mass = masses.get(name)
         if not self.above:
             return square
         if mass is None:
-            return square * _RELATIVE
+            return square * (_RELATIVE + _OF_MASS)
         return square * _RELATIVE + mass.rows.masked_fill(~mass.rows.isfinite(), 0.0).square() * _OF_MASS

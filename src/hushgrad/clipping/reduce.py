@@ -100,8 +100,9 @@ def add_clipped(
         weights[heavy], norms[heavy] = torch.stack(formed.weights), norms.new_tensor(formed.norms)
     ends = {name: k for k, use in enumerate(group.uses) for name in use.call.site.full.values()}
     for k, use in enumerate(group.uses):
-        by = shares * (use.factor * scale)  # layers may have different precisions
-        _add_use(use, by if certificate is not None else by.to(use.call.site.dtype), columns, finite, sums)
+        # Rounded as in add_usual, before they are scaled: one record that is not usual must not move the weights of all others.
+        by = shares if certificate is not None else shares.to(use.call.site.dtype)  # layers may have different precisions
+        _add_use(use, by * (use.factor * scale), columns, finite, sums)
         for name in use.call.site.full.values():
             if ends[name] == k and name in formed.sums:  # while its sum is open: sums of shards are sent layer by layer
                 sums[name].add_dense(formed.sums.pop(name).mul_(scale))
@@ -192,4 +193,6 @@ def _replaced(record: Record, rule: Rule, finite: Tensor) -> Record | None:
     if not len(good):
         return None
     index = torch.where(finite, torch.arange(len(finite), device=finite.device), good[0])
-    return rule.select(record, index, len(finite))
+    chosen = rule.select(record, index, len(finite))
+    chosen.most = record.most  # formulas are chosen as for the whole batch
+    return chosen

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 try:
     from lightning.pytorch.callbacks import Callback
-    from lightning.pytorch.strategies import DDPStrategy
+    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 except ImportError as error:  # pragma: no cover
     raise ImportError("hushgrad.integrations.lightning needs lightning: pip install 'hushgrad[lightning]'.") from error
 
@@ -65,7 +65,9 @@ class PrivateFit(Callback):
     the first batch is tested for examples that influence each other. Lightning's gradient clipping, accumulation and fp16
     scaling are refused. One object, one fit.
 
-    Several processes share each batch with ``Trainer(strategy=PrivateProcesses(), ...)``, and the weights are those of one process.
+    Several processes share each batch with ``Trainer(strategy=PrivateProcesses(), ...)``, and the weights are those of one process. So
+    they are where each holds a part of the parameters: ``ModelParallelStrategy(data_parallel_size=PROCESSES, tensor_parallel_size=1)``,
+    with ``fully_shard`` in ``configure_model``, of the module itself as well.
 
     Args:
         plan: what to run; calibrated.
@@ -216,11 +218,24 @@ def _require_fitting(trainer: Any) -> None:
         _check.fail("max_epochs", trainer.max_epochs, "to be 1", remedy)
     if str(trainer.precision).startswith("16"):
         _check.fail("precision", trainer.precision, 'to be "32-true" or "bf16-mixed"', "fp16 scales the loss, and every norm.")
-    if trainer.world_size != 1 and not isinstance(trainer.strategy, PrivateProcesses):
-        remedy = "Use strategy=PrivateProcesses(): Lightning's own would add up raw gradients."
-        _check.fail("strategy", type(trainer.strategy).__name__, "not to wrap the module", remedy)
+    if trainer.world_size != 1:
+        _require_strategy(trainer.strategy)
     if len(trainer.optimizers) != 1:
         _check.fail("optimizers", len(trainer.optimizers), "to be one", "A plan drives one optimizer.")
     if trainer.ckpt_path is not None:
         remedy = "Give PrivateFit checkpoint=FOLDER: Lightning's checkpoints hold neither the books nor the noise."
         _check.fail("ckpt_path", str(trainer.ckpt_path), "to be left out", remedy)
+
+
+def _require_strategy(strategy: Any) -> None:
+    """Several processes must share batches, and neither raw gradients nor examples."""
+    if isinstance(strategy, ModelParallelStrategy):
+        tensors = strategy.device_mesh["tensor_parallel"].size()
+        if tensors != 1:
+            remedy = "Use ModelParallelStrategy(data_parallel_size=PROCESSES, tensor_parallel_size=1)."
+            _check.fail("tensor_parallel_size", tensors, "to be 1, since processes share a batch and not an example", remedy)
+    elif not isinstance(strategy, PrivateProcesses):
+        remedy = (
+            "Use PrivateProcesses(), or ModelParallelStrategy with fully_shard in configure_model: others add up raw gradients."
+        )
+        _check.fail("strategy", type(strategy).__name__, "not to wrap the module", remedy)

@@ -136,8 +136,7 @@ def _trained(
     keep_large_blocks()
     if run.threads is not None:
         torch.set_num_threads(_check.positive_int(threads=run.threads))
-    if recipe.plan.get("secure") or recipe.plan.get("certified"):
-        ask_for_own_bits()  # before the first product
+    ask_for_own_bits()  # before the first product
     before = Before(recipe, out, key)
     data = recipe.make_data(before) if data is None else data
     model = recipe.make_model(data)

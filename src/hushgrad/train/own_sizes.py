@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping.bits import ROWS, ask_for_own_bits
+from hushgrad.errors import CaptureError
 from hushgrad.sampling.sizes import Sizes
 
 __all__ = ["OwnSizes"]
@@ -37,10 +38,11 @@ _SIZES = (
 
 
 class OwnSizes(NamedTuple):
-    """The sizes that a run's batches have, and what a guarantee must say about them."""
+    """The sizes that a run's batches have, what a guarantee must say about them, and torch's threads that they hold for (None: any)."""
 
     sizes: Sizes
     notes: tuple[str, ...] = ()
+    threads: int | None = None
 
     @classmethod
     def of(cls, model: nn.Module, *, certified: bool = False) -> OwnSizes:
@@ -50,8 +52,23 @@ class OwnSizes(NamedTuple):
             ask_for_own_bits()
         threads = torch.get_num_threads()
         if certified:  # the first batch shows whether it is enough
-            return cls(Sizes(ROWS if threads == 1 else 2 * ROWS))
-        return cls(Sizes()) if not weights else _sizes([_looked_at(*shape, threads) for shape in sorted(weights, key=str)])
+            return cls(Sizes(ROWS if threads == 1 else 2 * ROWS), threads=threads)
+        if not weights:
+            return cls(Sizes())
+        return _sizes([_looked_at(*shape, threads) for shape in sorted(weights, key=str)])._replace(threads=threads)
+
+    def require_threads(self) -> None:
+        """Refuse another number of threads than the sizes were found under: there, others may be needed.
+
+        Raises:
+            CaptureError: where it has changed.
+        """
+        now = torch.get_num_threads()
+        if self.threads is not None and now != self.threads:
+            raise CaptureError(
+                f"Expected {self.threads} of torch's threads, as when the run was made; there are {now} now, under which rows have other "
+                f"last bits. Call torch.set_num_threads({self.threads}), or set the number before make_private."
+            )
 
 
 class _Seen(NamedTuple):

@@ -43,6 +43,7 @@ class Saving(Stepping):
             "clip": self._release.clip.to_json(),
             "filter": dict(self._release.filter_state),
             "lazy_tables": self._lazy is not None,
+            "threads": self._own.threads,
             "loss_vouched": self.losses.vouched,
             "loss_rounded": self.losses.rounded,
             "batches_prepared": self.losses.handed.prepared,
@@ -80,6 +81,10 @@ class Saving(Stepping):
         another key: steps after the last checkpoint may have been released, and would be taken again with fresh noise.
         """
         self.require_resumable(state)
+        if (
+            not self._journal.durable and self._world.rank == 0
+        ):  # a journal sees what comes out differently; that of all is in one process
+            self._require_threads(state)
         self.settle()  # a run that goes back must not drop what it owes
         self.losses.vouched = bool(state.get("loss_vouched", True))
         self.losses.rounded = bool(state.get("loss_rounded", False))
@@ -115,6 +120,14 @@ class Saving(Stepping):
             raise ArgumentError(
                 f"Expected a state of step {self.steps} or later, got one of step {taken}: the steps since then are released, and "
                 "their noise serves once. Load the weights alone, or start a run with a fresh key and prior=private.ledger."
+            )
+
+    def _require_threads(self, state: dict[str, Any]) -> None:
+        was, now = state.get("threads"), self._own.threads
+        if None not in (was, now) and was != now:
+            raise ArgumentError(
+                f"Expected {was} of torch's threads, as in the interrupted run, got {now}: steps that are repeated would come out with "
+                f"other last bits. Call torch.set_num_threads({was}) before make_private, or resume from a Checkpoint, which compares them."
             )
 
     def adopt_key(self, key: RunKey) -> None:

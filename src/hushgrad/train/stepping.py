@@ -137,6 +137,8 @@ class Stepping:
                 f"The loader is at step {batch.step}, but {taken} steps have been taken. Call optimizer.step() once for "
                 "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
             )
+        if torch.get_num_threads() != self._own.threads:
+            self._own.require_threads()
         if not self._contract.is_read:
             self._contract.read()
         self._guard.before()
@@ -185,6 +187,7 @@ class Stepping:
             self._release_gradient(step)  # the capture forgets what it has handed over
         except BaseException:
             self._capture.discard()
+            self._announce_whole()  # the passes may be run again
             raise
         # A closure that stayed in the arguments would run after this hook, and its raw gradients would be stepped on.
         return args[:1], {}
@@ -193,6 +196,8 @@ class Stepping:
         """Everything that a step may be refused for, before its noise is drawn and anything is sent; the step's number."""
         if self._capture.not_isolated:  # for good, also if the proof's own error was caught
             raise NotIsolated(self._capture.not_isolated)
+        if torch.get_num_threads() != self._own.threads:
+            self._own.require_threads()
         self._books.require_room(issued=self._issued is not None)
         self._raw_loss = None
         if closure is not None or self.plan.denoise is not None:

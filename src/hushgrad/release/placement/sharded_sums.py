@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hushgrad import _check
 from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.sums import Form, Sum
@@ -48,7 +49,8 @@ class ShardedSite(Site):
     @classmethod
     def of(cls, model: nn.Module, site: Site) -> ShardedSite:
         """The same site, for a model whose parameters are sharded; its rule measures while they are whole."""
-        return cls(site.tape, site.path, site.module, _while_whole(site.rule, model, site.path), site.full)
+        rule = _while_whole(site.rule, _unit(model, site.path))
+        return cls(site.tape, site.path, site.module, rule, site.full)
 
     @property
     def params(self) -> list[nn.Parameter]:  # type: ignore[override]
@@ -66,11 +68,10 @@ def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     return module.get_submodule(path), leaf
 
 
-def _while_whole(rule: Rule, model: nn.Module, path: str) -> Rule:
+def _while_whole(rule: Rule, unit: Any) -> Rule:
     """A rule that waits for the collect reads parameters; they are sharded by then. So it measures in backward, on whole ones."""
     if rule.hot:
         return rule
-    unit = _unit(model, path)
     hot = type(rule)()
 
     def sq_norms(record: Record) -> dict[str, Tensor]:
@@ -82,11 +83,19 @@ def _while_whole(rule: Rule, model: nn.Module, path: str) -> Rule:
 
 
 def _unit(model: nn.Module, path: str) -> Any:
-    """The innermost module around ``path`` that fully_shard was applied to."""
+    """The innermost module around ``path`` that fully_shard was applied to.
+
+    Raises:
+        ArgumentError: where there is none: shards of tensor parallelism are never gathered, and its processes share each example.
+    """
     from torch.distributed.fsdp import FSDPModule
 
-    while not isinstance(unit := model.get_submodule(path), FSDPModule):
-        path = path.rpartition(".")[0]
+    around = path
+    while not isinstance(unit := model.get_submodule(around), FSDPModule):
+        if not around:
+            remedy = "Use fully_shard(model) instead of tensor parallelism: processes share a batch, not an example."
+            _check.fail("model", path, "to be sharded by fully_shard where its parameters are in parts", remedy)
+        around = around.rpartition(".")[0]
     return unit
 
 
