@@ -110,9 +110,11 @@ class Linear(Rule):
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """(w g)^T x in one matrix product; or w^T G where G was kept."""
-        if record.grads and not record.kept and record.g.dim() == 2:
-            _add_weighted_rows(record, weights, out)
-            return
+        if record.grads and not record.kept:
+            x, g = record.xg
+            if g.dim() == 2:
+                _add_weighted_rows(x, g, record.names, weights, out, record.most)
+                return
         for name in record.names:
             if name in record.kept:
                 out[name].add_kept(record.kept[name], weights[name])
@@ -153,9 +155,10 @@ def _prefers_gram(B: int, T: int, d: int, p: int) -> bool:
     return B * (d * p - T * (d + p)) > _SPARE and 4 * T * (d + p) < 3 * d * p  # at most a quarter on top of the layer's 3 T d p
 
 
-def _add_weighted_rows(record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
+def _add_weighted_rows(
+    x: Tensor, g: Tensor, names: Sequence[str], weights: Mapping[str, Tensor], out: Mapping[str, Sum], among: int | None = None
+) -> None:
     """One position for each example: both sums from the same w g, in as few operations as there are."""
-    (x, g), names = record.xg, record.names
     by = weights[names[0]]
     if by.dtype is not g.dtype:  # in double precision
         for name in names:
@@ -165,7 +168,7 @@ def _add_weighted_rows(record: Record, weights: Mapping[str, Tensor], out: Mappi
                 out[name].add_kept(g, weights[name])
         return
     together = names[0] == "weight" and weights[names[-1]] is by
-    both = _fused.outer_sums(x, g, by, record.among(len(x))) if together else None
+    both = _fused.outer_sums(x, g, by, among) if together else None
     if both is not None:
         for name in names:
             out[name].add(both[name != "weight"])
