@@ -92,7 +92,7 @@ worst: $(VENV)/.ready  ## search every path to a clipped sum for the record that
 
 # ONLY=clipped audits some of the defects and leaves the page alone.
 audit-power: $(VENV)/.ready  ## plant every known defect, see which check catches it, count false alarms in 200 right runs (10 minutes)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python faults/audit_power.py $(if $(ONLY),--only $(ONLY),--docs docs/audit.md) $(if $(RUNS),--runs $(RUNS))
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python faults/audit_power.py $(if $(ONLY),--only $(ONLY),--docs docs/audit-power.md) $(if $(RUNS),--runs $(RUNS))
 
 # ONLY="bank adult" measures these alone; SEEDS=1 is quick. Data sets that are not in DATA keep their rows.
 accuracy: $(VENV)/.ready  ## train --auto on public data sets in DATA=FOLDER; writes docs/accuracy.md (an hour)

@@ -1,6 +1,6 @@
 """The certified accountant beside dp-accounting's PLD and Opacus' PRV, in one process, interleaved.
 
-    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/accounting.py [--quick] [--json PATH] [--docs docs/accounting.md]
+    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/accounting.py [--quick] [--json PATH] [--docs docs/accounting-figures.md]
 
 Each case: tightness and CPU time of (a) our default upper bound, (b) our interval at width 1e-4, (c) our upper bound at the width that
 dp-accounting reached (the fair speed comparison: equal or better tightness), (d) dp-accounting's PLD at its default
@@ -155,7 +155,7 @@ def soak_verdicts(soak: dict[str, float]) -> list[tuple[str, str, bool]]:
     """Long runs, in seconds."""
     return [
         (
-            f"{soak['steps']:.0f} different noise levels, interval of width <= 2e-3 in <= 20 s",
+            f"{soak['steps']:.0f} different noise multipliers, interval of width <= 2e-3 in <= 20 s",
             f"{soak['reading']:.1f} s to read, {soak['interval']:.1f} s, width {soak['width']:.1e}",
             soak["reading"] + soak["interval"] <= 20 and soak["width"] <= 2e-3,
         ),
@@ -256,7 +256,7 @@ HEAD = ("case", "epsilon", "default upper bound", "width of the interval", "matc
 
 
 def page(rows: list[dict[str, Any]], results: list[Any]) -> list[str]:
-    """The two tables of docs/accounting.md."""
+    """The two tables of docs/accounting-figures.md."""
 
     def cell(row: dict[str, Any], key: str) -> str:
         if key not in row["cpu"]:

@@ -1,6 +1,6 @@
 """Batches, noise and choices beyond Poisson samples of Gaussian noise: certified intervals beside whatever peer knows the run.
 
-    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/accounting_batches.py [--json PATH] [--docs docs/accounting.md]
+    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/accounting_batches.py [--json PATH] [--docs docs/accounting-figures.md]
 
 Peers are optional: dp-accounting (its PLD, else its RDP), PLD_accounting (Feldman and Shenfeld's random allocation, also in newer
 dp-accounting), jax-privacy (its own description of a run). A peer that is missing or has no analysis shows "-" and why.

@@ -1,4 +1,4 @@
-"""Lower bounds beside certified intervals, for every kind of run: what ``make audit-power`` writes into docs/audit.md."""
+"""Lower bounds beside certified intervals, for every kind of run: what ``make audit-power`` writes into docs/audit-power.md."""
 
 from __future__ import annotations
 

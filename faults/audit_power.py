@@ -2,7 +2,7 @@
 
     make audit-power        (RUNS=200 right runs, ONLY=text for some of the defects)
 
-Writes the tables of docs/audit.md. Exit code 1 where a defect is missed, or more than one right run in 200 is refuted.
+Writes the tables of docs/audit-power.md. Exit code 1 where a defect is missed, or more than one right run in 200 is refuted.
 """
 
 from __future__ import annotations
