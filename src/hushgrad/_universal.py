@@ -105,7 +105,13 @@ class Seen:
     def __init__(self, hashed: UniversalHash, tensors: list[Tensor]) -> None:
         self.hashed, self._room = hashed, hashed.room(list(map(Tensor.numel, tensors)), list(map(_DTYPE, tensors)))
         self._tensors, self._versions = tensors, list(map(_VERSION, tensors))
-        self.places = dict(zip(map(id, tensors), self._room.places, strict=True))  # where C puts the hashes of an object
+
+    def places(self, tensors: list[Tensor]) -> list[int]:
+        """Where C puts the hashes of these objects: of all that are looked at, or of those that a thread has parts of."""
+        if len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors)):
+            return self._room.places
+        by_object = dict(zip(map(id, self._tensors), self._room.places, strict=True))
+        return [by_object[id(tensor)] for tensor in tensors]
 
     def look(self, tensor: Tensor, low: int, size: int) -> None:
         """Hash the elements [low, low + size): its last ones, or whole blocks."""

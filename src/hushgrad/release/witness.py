@@ -57,14 +57,14 @@ class Witness:
 
 
 def _digest(sizes: bytes, norms: Tensor, hashes: bytes | bytearray, more: bytes) -> bytes:
+    norms = norms if norms.is_contiguous() else norms.contiguous()
     numbers = _memory(norms) if norms.is_cpu else b""  # of a device they are among the hashes
     return hashlib.blake2b(b"".join((sizes, numbers, hashes, more)), digest_size=32).digest()
 
 
-def _memory(tensor: Tensor) -> bytes:
-    """The bytes of a tensor in main memory: by its address, which takes a third of the time that an array of numpy does."""
-    tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
-    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+def _memory(tensor: Tensor) -> ctypes.Array[ctypes.c_char]:
+    """The bytes of a tensor in main memory, which it holds: by its address, in a fraction of the time that an array of numpy takes."""
+    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
 
 
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -106,12 +106,13 @@ class CKernel(Kernel):
         kind = pieces[0].target.dtype
         itemsize, last, end = kind.itemsize, 0, 0
         table = [*head] if seen is None else [*head, seen.hashed.place]
+        places = None if seen is None else iter(seen.places([piece.target for piece in pieces]))
         for which, start, target, low, size in pieces:
             if target.dtype is not kind:
                 return None
             table += which, start, size, target.data_ptr() + low * itemsize
-            if seen is not None:
-                table.append(seen.places[id(target)] + low * itemsize // _BLOCK * 8)
+            if places is not None:
+                table.append(next(places) + low * itemsize // _BLOCK * 8)
             if which > last:
                 last = which
             if start + size > end:
