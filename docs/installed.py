@@ -51,7 +51,7 @@ class Call(NamedTuple):
 
     line: str
     needs: tuple[str, ...] = ()
-    long: bool = False  # tried once for each Python, not for each extra
+    long: bool = False  # left out by --short
 
 
 COMMANDS = (
@@ -64,7 +64,7 @@ COMMANDS = (
     Call("hushgrad advise codebook.toml --records 320 --epsilon 3 --delta 1e-4", ("torch",), long=True),
     Call("hushgrad ledger init budget.db"),
     Call("hushgrad ledger add budget.db people --epsilon 9 --delta 1e-3 --records 320"),
-    Call("hushgrad train recipe.toml --out run --quiet --ledger budget.db --dataset people", ("torch",)),
+    Call("hushgrad train recipe.toml --out run --quiet", ("torch",)),
     Call("hushgrad ledger status budget.db"),
     Call("hushgrad predict run new.csv --out predictions.csv", ("run",)),
     Call("hushgrad evaluate run people.csv", ("run",), long=True),
@@ -75,7 +75,8 @@ COMMANDS = (
     Call("hushgrad report run", ("run",)),
     Call("hushgrad report run --html card.html", ("run", "report")),
     Call("hushgrad compare run run", ("run",)),
-    Call("hushgrad release run --ledger budget.db", ("run",)),
+    Call("hushgrad train recipe.toml --out paid --quiet --ledger budget.db --dataset people", ("torch",), long=True),
+    Call("hushgrad release paid --ledger budget.db", ("run",), long=True),
     Call("hushgrad key status run", ("run",)),
     Call("hushgrad doctor --seconds 0.5", ("torch",), long=True),
     Call("hushgrad serve . --port 0", ("serve",)),
@@ -157,7 +158,15 @@ def wrong(answer: tuple[int, str, str], missing: list[str]) -> str:
     return "" if said else f"exit code {code}, not one sentence with {' or '.join(named)}: {err.strip()[-300:]}"
 
 
-def tried(place: Path, extra: str) -> list[str]:
+def asked(call: Call, extra: str, short: bool) -> bool:
+    """Without an extra everything is; with one every --help, and what the extra is for, after a run that it may need."""
+    if extra in ("", BARE):
+        return not (short and call.long)
+    used = {name for other in COMMANDS if extra in other.needs for name in other.needs}
+    return "--help" in call.line or extra in call.needs or ("run" in used and "hushgrad train" in call.line)
+
+
+def tried(place: Path, extra: str, short: bool) -> list[str]:
     """Every command in this environment; what was wrong."""
     here = {"torch", "run"} if extra != BARE else set()
     here |= {extra} | ({"report"} if extra == "serve" else set()) | ({"hf"} if extra == "trl" else set())
@@ -169,7 +178,7 @@ def tried(place: Path, extra: str) -> list[str]:
     found = [] if len(names) >= 20 else ["hushgrad --help lists no commands"]
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
-        for line, needs, _ in (call for call in calls if not call.long or extra in ("", BARE)):
+        for line, needs, _ in (call for call in calls if asked(call, extra, short)):
             missing = [name for name in needs if name not in here]
             trouble = wrong(ask([str(place / "bin" / "hushgrad"), *line.split()[1:]], Path(folder), environment), missing)
             found += [f"{line}: {trouble}"] if trouble else []
@@ -199,6 +208,7 @@ def main() -> int:
     parser.add_argument("--python", nargs="*", default=[sys.executable], help="versions or paths")
     parser.add_argument("--extra", nargs="*", default=[""], help=f"'' for none, '{BARE}', names, or 'all' of these")
     parser.add_argument("--newest", action="store_true", help="the newest packages, not those of constraints.txt")
+    parser.add_argument("--short", action="store_true", help="leave out what takes long: doctor, audit, tune, export")
     options = parser.parse_args()
     bounds = [] if options.newest else ["-c", str(ROOT / "constraints.txt")]
     wanted = [*extras()] if options.extra == ["all"] else options.extra
@@ -206,7 +216,7 @@ def main() -> int:
     for python in options.python:
         for file, extra in ((file.resolve(), extra) for file in options.files for extra in wanted):
             trouble = install(place, python, file, extra, bounds)
-            found = [f"not installed: {trouble}"] if trouble else kernels(place) + tried(place, extra)
+            found = [f"not installed: {trouble}"] if trouble else kernels(place) + tried(place, extra, options.short)
             shutil.rmtree(place, ignore_errors=True)
             table.append(
                 f"| {python} | {file.name} | {extra or 'core'} | {'; '.join(found).replace(chr(10), ' ') or 'every command answers'} |"

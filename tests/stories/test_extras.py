@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import io
 import os
 import subprocess
@@ -218,3 +219,22 @@ def test_a_table_fits_a_narrow_terminal_and_names_its_columns(monkeypatch):
         assert max(map(len, told.splitlines())) <= columns
         assert "\n  second run: one" in told and told.endswith("steps\n  first run: 120")
     assert table([("ok", "noise", "as it should be, in many words")], headed=False).startswith("ok\n  noise\n")
+
+
+def test_the_tool_that_tries_installations_asks_every_command_and_believes_no_traceback():
+    place = Path(__file__).parents[2] / "docs" / "installed.py"
+    spec = importlib.util.spec_from_file_location("installed", place)
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert {call.line.split()[1] for call in tool.COMMANDS} >= set(COMMANDS)
+    assert set(tool.extras()) >= set(tool.PROGRAMS) | {"report", "onnx", "serve"}
+    one = "hushgrad: ONNX files need onnx. Install it with pip install 'hushgrad[onnx]'.\n"
+    assert tool.wrong((0, "done", ""), []) == "" and tool.wrong((2, "", one), ["onnx"]) == ""
+    for answer, missing in [
+        ((0, "", "Traceback (most recent call last):\n  x\nValueError: y"), []),
+        ((1, "", "hushgrad: no."), []),
+        ((0, "done", ""), ["onnx"]),  # something else than the extra did it
+        ((2, "", one), ["serve"]),
+        ((2, "", one + one), ["onnx"]),
+    ]:
+        assert tool.wrong(answer, missing)
