@@ -75,6 +75,59 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "count = (wide <= here).to(wide.dtype).sub_(0.5).masked_fill_(wide < 0, 0.0).sum(0, keepdim=True)",
         "count = (wide <= here).to(wide.dtype).sub_(0.5).masked_fill_(wide < 0, 0.0).sum(0, keepdim=False)",
     ): "a number without dimensions meets the clip norm of one element in the same way",
+    ("accounting/filter_rules.py", "high = 1.0", "high = 2.0"): "where the search for rho begins",
+    ("accounting/filter_rules.py", "high *= 4.0", "high *= 5.0"): "where the search for rho begins",
+    (
+        "accounting/filter_rules.py",
+        "return ZCDPLoss(1.0 / inverse).epsilon(delta) <= epsilon",
+        "return ZCDPLoss(1.0 / inverse).epsilon(delta) < epsilon",
+    ): "the search ends within 1e-9 of the border, on its safe side",
+    (
+        "accounting/filter_rules.py",
+        "if self._bound <= 0.0 and order is None:",
+        "if self._bound < 0.0 and order is None:",
+    ): "no room is exactly 0",
+    ("accounting/filter_rules.py", "if self._bound <= 0.0:", "if self._bound < 0.0:"): "no room is exactly 0",
+    (
+        "accounting/filter_rules.py",
+        "return loss.renyi(order) / room if room > 0.0 else math.inf",
+        "return loss.renyi(order) / room if room >= 0.0 else math.inf",
+    ): "no room is exactly 0",
+    (
+        "accounting/filter_rules.py",
+        "return min((order for order, room in rooms.items() if room >= POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[-1])",
+        "return min((order for order, room in rooms.items() if room >= POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[-2])",
+    ): "where no order has room the filter is refused, whichever it is",
+    (
+        "accounting/filter_rules.py",
+        "return min((order for order, room in rooms.items() if room >= POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[-1])",
+        "return min((order for order, room in rooms.items() if room >= POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[1])",
+    ): "where no order has room the filter is refused, whichever it is",
+    (
+        "accounting/filter_rules.py",
+        "return min((order for order, room in rooms.items() if room >= POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[-1])",
+        "return min((order for order, room in rooms.items() if room > POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[-1])",
+    ): "no room is exactly that share",
+    (
+        "accounting/filter_rules.py",
+        "around = [1.0 + (best - 1.0) * math.exp(0.01 * k) for k in range(-14, 15)]  # where divergences jump, a few per cent matter",
+        "around = [1.0 + (best - 1.0) * math.exp(0.01 * k) for k in range(-15, 15)]",
+    ): "one order more to choose from",
+    (
+        "accounting/filter_rules.py",
+        "around = [1.0 + (best - 1.0) * math.exp(0.01 * k) for k in range(-14, 15)]  # where divergences jump, a few per cent matter",
+        "around = [1.0 + (best - 1.0) * math.exp(0.01 * k) for k in range(-14, 16)]",
+    ): "one order more to choose from",
+    (
+        "accounting/filter_rules.py",
+        "around = [1.0 + (best - 1.0) * math.exp(0.01 * k) for k in range(-14, 15)]  # where divergences jump, a few per cent matter",
+        "around = [1.0 + (best - 1.0) / math.exp(0.01 * k) for k in range(-14, 15)]",
+    ): "the same orders, from the other end",
+    (
+        "accounting/filter_rules.py",
+        "good = [order for order, used in shares.items() if used <= (wide if wide <= 1.0 else max(least, 1.0))]",
+        "good = [order for order, used in shares.items() if used <= (wide if wide < 1.0 else max(least, 1.0))]",
+    ): "no share is exactly 1",
     **{
         (
             "estimators/objective.py",

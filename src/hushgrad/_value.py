@@ -15,6 +15,7 @@ import dataclasses
 import enum
 import importlib
 import math
+from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 from hushgrad import _check, _papers
@@ -134,7 +135,13 @@ def _class_of(family: type[Value], name: str) -> type[Value]:
         names = vars(room).get("__all__", [])
         for public in [name] if name in names else names:
             getattr(room, public)
-    return family._classes[_known(family._classes, **{family._family: name})]
+    there = {word: kind for word, kind in family._classes.items() if not _is_abstract(kind)}
+    return there[_known(there, **{family._family: name})]
+
+
+@lru_cache(maxsize=1024)
+def _is_abstract(kind: type[Value]) -> bool:
+    return any(getattr(getattr(kind, name), "__isabstractmethod__", False) for name in dir(kind))
 
 
 def _decode_value(x: dict[str, Any], depth: int) -> Value:

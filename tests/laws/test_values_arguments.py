@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from hushgrad import accounting, clipping, denoise, events, noise, sampling
+from hushgrad._value import _is_abstract
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.denoise.base import Denoiser
-from hushgrad.errors import HushgradError
+from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.noise.base import Mechanism
 from hushgrad.sampling.base import Sampler
 from hushgrad.testing import members
@@ -98,3 +99,13 @@ def test_whatever_is_given_is_taken_or_refused_in_a_sentence(name, ask, right, n
                 ask(**{**right, argument: odd})
             except HushgradError as refused:
                 assert str(refused), (argument, odd)
+
+
+@pytest.mark.parametrize("kind", [Sampler, Clipper, Denoiser, Mechanism])
+def test_a_file_names_no_class_that_is_only_a_base_of_others(kind):
+    """``LowerToeplitz`` was read as a mechanism without any method."""
+    names = [name for name, one in kind._classes.items() if _is_abstract(one)]
+    assert names or kind is not Mechanism
+    for name in names:
+        with pytest.raises(ArgumentError, match="to be one of"):
+            kind.from_json({kind._family: name})

@@ -24,7 +24,7 @@ from hushgrad.noise.sensitivity import toeplitz_sensitivity
 from hushgrad.noise.series import lower_toeplitz
 from hushgrad.noise.workload import AnyWorkload
 
-__all__ = ["MEMORY", "LowerToeplitz", "filter_state", "filter_stream", "known_steps", "tuned", "unresolved"]
+__all__ = ["MEMORY", "LongFilter", "LowerToeplitz", "filter_state", "filter_stream", "known_steps", "tuned", "unresolved"]
 
 # Rows that a regenerating stream may keep per parameter. With m of them m rows share one regeneration of the past.
 MEMORY = 8
@@ -75,6 +75,24 @@ class LowerToeplitz(Mechanism):
     def _fixed(self, steps: int, participation: Participation) -> LowerToeplitz:
         # A fixed mechanism is asked about the first steps of its run, too: it must not be fitted to those.
         return cast("LowerToeplitz", self.resolved(steps=steps, participation=participation)) if self._is_open() else self
+
+
+class LongFilter(LowerToeplitz):
+    """A filter that is as long as the run."""
+
+    def stream(self, source: Any, *, steps: int | None = None, memory: int = MEMORY) -> NoiseStream:
+        """The filter of all past rows, which are drawn again; ``memory`` numbers per parameter make that ``memory`` times rarer.
+
+        Args:
+            source: the Gaussians, a function of key, step, tensor and place.
+            steps: how many rows will be asked for; needed by mechanisms whose filter depends on it.
+            memory: numbers per parameter that may be kept, so that less is drawn again.
+        """
+        return filter_stream(self, source, steps, memory)
+
+    def state_size(self, *, steps: int) -> int:
+        """A few rows that wait for their step; the past is drawn again."""
+        return filter_state(_check.positive_int(steps=steps))
 
 
 @lru_cache(maxsize=8)

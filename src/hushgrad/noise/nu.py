@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from hushgrad import _check, _papers
 from hushgrad.events import Participation
-from hushgrad.noise.base import Mechanism, NoiseStream
-from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream, tuned, unresolved
+from hushgrad.noise.base import Mechanism
+from hushgrad.noise.lower_toeplitz import LongFilter, tuned, unresolved
 from hushgrad.noise.series import binomial
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion, regenerating
 
@@ -24,7 +23,7 @@ _SLIDE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nu(LowerToeplitz):
+class Nu(LongFilter):
     """beta_t = (-1)^t binom(1/2, t) (1 - nu)^t, that is N(x) = (1 - (1 - nu) x)^(1/2); about -t^(-3/2) (1-nu)^t / (2 sqrt(pi)).
 
     nu = 0 is the square-root mechanism. For quadratic losses nu = learning rate x smallest curvature is optimal up to a
@@ -83,20 +82,6 @@ class Nu(LowerToeplitz):
         if self.nu is not None:
             return self
         return replace(self, nu=tuned(lambda nu: Nu(nu=nu), steps, participation, low=1e-2 / steps, high=0.9))
-
-    def stream(self, source: Any, *, steps: int | None = None, memory: int = MEMORY) -> NoiseStream:
-        """The filter of all past rows, which are drawn again; ``memory`` numbers per parameter make that ``memory`` times rarer.
-
-        Args:
-            source: the Gaussians, a function of key, step, tensor and place.
-            steps: how many rows will be asked for; needed by mechanisms whose filter depends on it.
-            memory: numbers per parameter that may be kept, so that less is drawn again.
-        """
-        return filter_stream(self, source, steps, memory)
-
-    def state_size(self, *, steps: int) -> int:
-        """A few rows that wait for their step; the past is drawn again."""
-        return filter_state(_check.positive_int(steps=steps))
 
     def _is_open(self) -> bool:
         return self.nu is None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from hushgrad import _check, _papers
-from hushgrad.noise.base import Mechanism, NoiseStream
-from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream
+from hushgrad.noise.base import Mechanism
+from hushgrad.noise.lower_toeplitz import LongFilter
 from hushgrad.noise.series import inverse
 
 __all__ = ["Spectral"]
@@ -19,7 +18,7 @@ _LARGEST_GRID = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spectral(LowerToeplitz):
+class Spectral(LongFilter):
     """The minimum-phase filter with |N(w)|² = S(w)^(-1/2), S(w) = sum_j l_j / |1 - eta l_j - exp(iw)|².
 
     ``curvatures`` l_j are the eigenvalues of the Hessian (public: from theory or public data), eta the ``learning_rate``.
@@ -79,20 +78,6 @@ class Spectral(LowerToeplitz):
         """(eta² / 2 rho) <sqrt(S)>²: the least stationary excess loss of any causal Toeplitz noise at rho-zCDP (clip norm 1)."""
         rho = _check.positive(rho=rho)
         return float(self.learning_rate**2 / (2 * rho) * np.mean(np.sqrt(self._spectrum())) ** 2)
-
-    def stream(self, source: Any, *, steps: int | None = None, memory: int = MEMORY) -> NoiseStream:
-        """The filter of all past rows, which are drawn again; ``memory`` numbers per parameter make that ``memory`` times rarer.
-
-        Args:
-            source: the Gaussians, a function of key, step, tensor and place.
-            steps: how many rows will be asked for; needed by mechanisms whose filter depends on it.
-            memory: numbers per parameter that may be kept, so that less is drawn again.
-        """
-        return filter_stream(self, source, steps, memory)
-
-    def state_size(self, *, steps: int) -> int:
-        """A few rows that wait for their step; the past is drawn again."""
-        return filter_state(_check.positive_int(steps=steps))
 
     def _spectrum(self) -> np.ndarray:
         """S on a grid fine enough for its narrowest peak: the quadrature of a periodic function converges geometrically."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from hushgrad import _check, _papers
-from hushgrad.noise.base import Mechanism, NoiseStream
-from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream
+from hushgrad.noise.base import Mechanism
+from hushgrad.noise.lower_toeplitz import LongFilter
 from hushgrad.noise.series import binomial, inverse
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion, regenerating
 
@@ -18,7 +17,7 @@ __all__ = ["Toeplitz"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toeplitz(LowerToeplitz):
+class Toeplitz(LongFilter):
     """C is Toeplitz with first column ``coefficients``; by default the square root of prefix sums, c_t = binom(2t, t) / 4^t.
 
     C(x) = (1 - x)^(-1/2), so B = C: among all mechanisms with max error within a constant, this one needs no optimisation;
@@ -88,17 +87,3 @@ class Toeplitz(LowerToeplitz):
             remedy = "The inverse series overflows: C(x) has a zero inside the unit circle. Use a series without one."
             _check.fail("coefficients", self.coefficients, f"to have a finite inverse over steps={steps}", remedy)
         return beta
-
-    def stream(self, source: Any, *, steps: int | None = None, memory: int = MEMORY) -> NoiseStream:
-        """The filter of all past rows, which are drawn again; ``memory`` numbers per parameter make that ``memory`` times rarer.
-
-        Args:
-            source: the Gaussians, a function of key, step, tensor and place.
-            steps: how many rows will be asked for; needed by mechanisms whose filter depends on it.
-            memory: numbers per parameter that may be kept, so that less is drawn again.
-        """
-        return filter_stream(self, source, steps, memory)
-
-    def state_size(self, *, steps: int) -> int:
-        """A few rows that wait for their step; the past is drawn again."""
-        return filter_state(_check.positive_int(steps=steps))

@@ -36,7 +36,6 @@ _BUCKET = 1 << 20  # numbers that fully_shard reduces at once, at least
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 # Numbers of noise state for each trained parameter, and how many of them a step reads and writes.
 MECHANISMS = {"DP-SGD": (0, 0), "banded(4)": (3, 4), "banded(16)": (15, 16), "BLT(4)": (4, 8)}
-PLACEMENTS = ("whole", "replicated", "sharded")
 TUNED = ("lora", "full")
 
 # Fitted; see benchmarks/resources.py. Seconds of an operation, of one beside a bias, an activation, a call, an updated number, a state.
