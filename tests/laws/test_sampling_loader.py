@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 from hushgrad import sampling
 from hushgrad.errors import ArgumentError, BudgetExceeded
 from hushgrad.sampling.batch import stamp
+from hushgrad.sampling.sizes import Sizes
 
 KEY = bytes(range(32))
 DATA = TensorDataset(torch.randn(40, 3, 2), torch.arange(40))
@@ -312,3 +313,24 @@ def test_units_of_other_data_and_bad_caps_are_refused():
     for bad in ({"cap": 0}, {"choose": "first"}):
         with pytest.raises(ArgumentError):
             sampling.Units(OWNERS, examples=40, **bad)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4])
+def test_batches_with_their_examples_in_the_second_dimension_are_cut_there(length):
+    """Of an empty one the first record's own numbers were left, and one with as many positions as examples was cut into positions."""
+    data = torch.utils.data.TensorDataset(torch.randn(40, length, 5), torch.arange(40))
+
+    def collate(records):
+        xs, ys = zip(*records, strict=True)
+        return torch.stack(xs, 1), torch.stack(ys)
+
+    sampler = sampling.Poisson(rate=0.05, steps=60)
+    dealt = sampling.loader(data, sampler, rng_key=bytes(32), collate_fn=collate, sizes=Sizes(4))
+    sizes = set()
+    for batch in dealt:
+        sizes.add(batch.examples)
+        assert batch[0].shape == (length, batch.examples, 5) and len(batch[1]) == batch.examples
+        for part in batch.split(3):
+            assert part[0].shape == (length, part.examples, 5)
+            assert torch.equal(part[0], torch.stack([data[i][0] for i in part[1].tolist()], 1) if part.examples else part[0])
+    assert {0, 4} <= sizes

@@ -39,6 +39,9 @@ class Batch:
     _issue: Callable[[Batch], None] | None
     _sizes: Sizes  # that a batch or part is filled up to
     _fixed: bool  # every batch of the run has this one's size
+    _dim: (
+        Callable[[], int | None] | None
+    )  # the dimension of its tensors that holds the examples, if somebody knows; else the first
     _records: np.ndarray | None  # the numbers of all records, or units, that take part in the step, in every process
 
     def split(self, size: int) -> Iterator[Batch]:
@@ -62,7 +65,7 @@ class Batch:
         rows: slice | list[int] = slice(first, last + more)
         if more and not (first == 0 and counted <= last and last + more <= self.examples):  # else the copies are there already
             rows = [*range(first, last), *[first] * more]
-        data = _rows(_plain(self), rows, self.examples)
+        data = _rows(_plain(self), rows, self.examples, (self._dim and self._dim()) or 0)
         units = None if self.units is None else self.units[rows]
         about: dict[str, Any] = {
             "step": self.step,
@@ -71,6 +74,7 @@ class Batch:
             "sizes": self._sizes,
             "fixed": self._fixed,
             "issue": self._issue,
+            "dim": self._dim,
         }
         part = stamp(data, examples=last - first + more, part=number, **about)
         part.cut = cut
@@ -115,6 +119,7 @@ def stamp(
     part: int | None = None,
     issue: Callable[[Batch], None] | None = None,
     records: np.ndarray | None = None,
+    dim: Callable[[], int | None] | None = None,
 ) -> Batch:
     """``data`` as a stamped batch: an instance of its own type that is a :class:`Batch` as well."""
     batch: Any
@@ -132,6 +137,7 @@ def stamp(
         _check.fail("batch", type(data).__name__, "to be a tensor, tuple, list or dict", "Let collate_fn return one of these.")
     batch.step, batch.examples, batch.units, batch.part, batch.cut = step, examples, units, part, None
     batch.padding, batch._sizes, batch._fixed, batch._issue, batch._records = padding, sizes, fixed, issue, records
+    batch._dim = dim
     return batch  # type: ignore[no-any-return]
 
 
@@ -148,21 +154,25 @@ def _plain(batch: Batch) -> Any:
     return base(*batch) if issubclass(base, tuple) and base is not tuple else base(batch)  # type: ignore[misc]
 
 
-def empty_like(data: Any) -> Any:
-    """A batch of one example, cut to none: every tensor keeps its trailing shape and dtype."""
-    return _rows(data, slice(0, 0), 1)
+def empty_like(data: Any, dim: int = 0) -> Any:
+    """A batch of one example, cut to none: every tensor keeps its other sizes and its dtype."""
+    return _rows(data, slice(0, 0), 1, dim)
 
 
-def _rows(data: Any, rows: slice | list[int], examples: int) -> Any:
-    """Of what has one entry per example, these; the rest (a broadcast mask, a scalar) whole."""
+def _rows(data: Any, rows: slice | list[int], examples: int, dim: int = 0) -> Any:
+    """Of what has one entry per example, these; the rest (a broadcast mask, a scalar) whole.
+
+    ``dim``: where tensors have their examples, but for those of one dimension.
+    """
     if isinstance(data, Tensor):
-        return data[rows] if data.dim() and data.shape[0] == examples else data
+        where = dim if data.dim() > 1 else 0
+        return data[(slice(None),) * where + (rows,)] if data.dim() and data.shape[where] == examples else data
     if isinstance(data, Mapping):
-        return {key: _rows(item, rows, examples) for key, item in data.items()}
+        return {key: _rows(item, rows, examples, dim) for key, item in data.items()}
     if isinstance(data, (list, tuple)):
         if len(data) == examples and not any(isinstance(item, (Tensor, Mapping, list, tuple)) for item in data):
             # One string or number per example.
             return data[rows] if isinstance(rows, slice) else type(data)([data[i] for i in rows])
-        items = [_rows(item, rows, examples) for item in data]
+        items = [_rows(item, rows, examples, dim) for item in data]
         return items if isinstance(data, list) else type(data)(*items) if type(data) is not tuple else tuple(items)
     return data

@@ -76,6 +76,7 @@ class _Hands(Dataset[_Hand]):
         self._dataset, self._units, self._collate, self._seeds, self._draws = dataset, units, collate, seeds, draws
         self._copies, self.sizes, self.fixed = copies, sizes, fixed
         self._empty: Any = None
+        self._dim: tuple[int | None] | None = None  # once it was looked for
 
     def __getitem__(self, asked: tuple[int, np.ndarray]) -> _Hand:
         step, chosen = asked
@@ -121,8 +122,10 @@ class _Hands(Dataset[_Hand]):
 
     def dim(self) -> int | None:
         """The dimension of a batch's tensors that holds the examples; None if that cannot be said of all of them."""
-        with nullcontext() if self._seeds is None else seeded(self._seeds, 0):
-            return grown_dim(self._dataset, self._collate)
+        if self._dim is None:
+            with nullcontext() if self._seeds is None else seeded(self._seeds, 0):
+                self._dim = (grown_dim(self._dataset, self._collate),)
+        return self._dim[0]
 
     def keeps_apart(self) -> bool:
         """Whether the collate function gives a record the same rows whoever the others are, as far as a few show."""
@@ -132,7 +135,7 @@ class _Hands(Dataset[_Hand]):
     def _nothing(self) -> Any:
         # Built from an example only for its shapes and types; no content is kept.
         if self._empty is None:
-            self._empty = empty_like(self._collate([self._dataset[0]]))
+            self._empty = empty_like(self._collate([self._dataset[0]]), self.dim() or 0)
         return self._empty
 
 
@@ -201,6 +204,7 @@ class BatchLoader:
             self._next += 1
             about: dict[str, Any] = {"step": hand.step, "examples": hand.examples, "units": hand.units}
             about |= {"padding": hand.padding, "sizes": self._hands.sizes, "fixed": self._hands.fixed is not None}
+            about["dim"] = self._hands.dim
             batch = stamp(hand.data, **about, issue=self._on_issue, records=steps.records(hand.step))
             if self._on_issue is not None:
                 self._on_issue(batch)
