@@ -35,11 +35,19 @@ FITTED = [
     Setting(hidden=384, layers=2, vocabulary=4096, length=128, part=4, size=8),
     Setting(hidden=256, layers=2, bands=4, part=4, size=8),
     Setting(family="gpt2", hidden=128, layers=2, vocabulary=512, size=16),
+    Setting(hidden=64, layers=2, vocabulary=32000, part=4, size=8),
+    Setting(hidden=96, layers=2, vocabulary=12000, length=32, size=16),
+    Setting(family="gpt2", hidden=192, layers=4, vocabulary=3000, part=4, size=8),
+    Setting(family="gpt2", hidden=64, layers=2, vocabulary=30000, length=32, part=4, size=8),
 ]
 SHOWN = [
     Setting(hidden=320, layers=3, vocabulary=8192, part=4, size=8),
     Setting(hidden=192, layers=4, vocabulary=1024, length=128, part=4, size=16),
     Setting(family="gpt2", hidden=256, layers=3, vocabulary=5000, part=8, size=16),
+    Setting(hidden=128, layers=3, vocabulary=20000, length=32, part=8, size=16),
+    Setting(family="gpt2", hidden=96, layers=2, vocabulary=50257, part=2, size=4),
+    Setting(hidden=160, layers=3, vocabulary=49152, length=48, part=4, size=8),
+    Setting(family="gpt2", hidden=160, layers=3, vocabulary=10000, part=4, size=8),
 ]
 MODES = ("lora", "full")
 
@@ -84,6 +92,8 @@ def in_a_child(setting: Setting) -> dict[str, float]:
 
 def measure(path: Path) -> None:
     rows = json.loads(path.read_text()) if path.exists() else []
+    for mode in MODES:
+        private(Setting(mode=mode, hidden=16, layers=1, vocabulary=32, length=8))  # imports what a run imports late
     for setting in (replace(one, mode=mode) for one in FITTED + SHOWN for mode in MODES):
         if asdict(setting) in [row["setting"] for row in rows]:  # of an earlier call
             continue

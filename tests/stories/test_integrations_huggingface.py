@@ -466,6 +466,7 @@ ARGUMENTS = {
     "model_init='bert' to be left out. Make the model before": {"model_init": bert},
     r"optimizer_cls_and_kwargs='tuple' to be left out. Give optimizers=": {"optimizer_cls_and_kwargs": (torch.optim.SGD, {})},
     r"peft_config='dict' to be left out. Wrap the model before": {"peft_config": {}},
+    r"formatting_func='own_loss' to be left out. Give the data a column of texts before": {"formatting_func": own_loss},
 }
 
 

@@ -392,7 +392,7 @@ def word_tokenizer():
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", eos_token="[EOS]")
 
 
-def sft(folder, model, data, *, plan, **options):
+def sft(folder, model, data, *, plan, processing_class=None, **options):
     trl, integration = pytest.importorskip("trl", reason="pip install 'hushgrad[trl]'"), "hushgrad.integrations.trl"
     from importlib import import_module
 
@@ -401,7 +401,7 @@ def sft(folder, model, data, *, plan, **options):
     args = trl.SFTConfig(output_dir=str(folder), **{**more, **options})
     optimizer = Keeps([p for p in model.parameters() if p.requires_grad], lr=1.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    chosen = {"optimizers": (optimizer, schedule), "processing_class": word_tokenizer(), "seed": 2}
+    chosen = {"optimizers": (optimizer, schedule), "processing_class": processing_class or word_tokenizer(), "seed": 2}
     return import_module(integration).PrivateSFTTrainer(model, args, plan, train_dataset=data, **chosen)
 
 

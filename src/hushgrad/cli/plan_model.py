@@ -62,9 +62,9 @@ def run(words: list[str]) -> int:
 
 
 _FIT = (
-    "Fitted to one thread of a CPU and models of less than 8 million parameters (float32 weights, Adam); memory is above what is imported, "
-    "and most of it is the proof in the first step. Within 20 % of models that were not fitted (docs/scale.md); far beyond, an order of "
-    "magnitude. hushgrad.planner.dry_run measures yours."
+    "Fitted to one thread of a CPU and models of less than 10 million parameters (float32 weights, Adam); memory is above what is "
+    "imported, and mostly that of the proof in the first step. It is within 20 % for models that were not fitted (docs/scale.md); far "
+    "beyond, an order of magnitude. hushgrad.planner.dry_run measures yours."
 )
 
 

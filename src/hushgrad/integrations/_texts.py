@@ -14,12 +14,22 @@ from torch import Tensor, nn
 from hushgrad import _check
 from hushgrad.errors import CaptureError
 
-__all__ = ["require_texts", "require_unmerged"]
+__all__ = ["require_apart", "require_texts", "require_unmerged"]
 
 _IGNORED = -100  # transformers' mark for a label that does not count
-_ONE_ROW = "Give each text a row of its own, padded: leave packing and padding-free collation out."
+_ONE_ROW = (
+    "Give each text a row of its own, padded: no packing, no padding-free collation, and a collator that leaves nobody out."
+)
 _LEFT = 'Set tokenizer.padding_side = "right": the longest text of a batch would move all others, and so change their losses.'
 _NUMBERED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "seq_lengths")  # where the texts of a row begin
+
+
+def require_apart(dataset: Any) -> None:
+    """Refuse data that were packed before: a collator may leave the column out that says where the texts of a row begin."""
+    record = dataset[0] if len(dataset) else None
+    for name in _NUMBERED:
+        if isinstance(record, Mapping) and name in record:
+            _check.fail("train_dataset", name, "not to have this column: it says where the texts of a row begin", _ONE_ROW)
 
 
 def require_texts(inputs: Mapping[str, Any], examples: int) -> None:

@@ -22,7 +22,7 @@ from hushgrad.guarantee import Guarantee
 from hushgrad.integrations._arguments import as_planned, require_fitting, require_known
 from hushgrad.integrations._batches import Batches
 from hushgrad.integrations._padding import require_padding_apart
-from hushgrad.integrations._texts import require_texts, require_unmerged
+from hushgrad.integrations._texts import require_apart, require_texts, require_unmerged
 from hushgrad.integrations._token_loss import ExampleLoss, token_loss
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
@@ -163,6 +163,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         """The run's own batches, from the next step on. Trainer would have accelerate deal them anew."""
         if self._private is None:
+            require_apart(self.train_dataset)
             self._require_padding_apart()
             self._private = self._attached()
             self._schedule: Any = super().create_scheduler(self.plan.steps, self.optimizer)

@@ -6,17 +6,17 @@ state, and for a micro-batch of m tokens what the backward pass needs. It multip
 | | whole, replicated | sharded (``fully_shard``) |
 |---|---|---|
 | numbers held | P + 3 P' + s P'/W | (P + 3 P' + s P') / W, and two gathered layers |
-| activations of a micro-batch, T tokens in a text | a m L (8 h + 4 f + p heads T) + b m V | the same |
+| activations of a micro-batch, T tokens in a text | a m L (8 h + 4 f + p heads T) + b m V, both more with a table of positions | the same |
 | multiply-adds x 2 of n tokens | 6 n M (all weights), 4 n M + 6 n A (adapters), with M = L (weights of a layer) + V h | the same |
-| activations handled | n (L (8 h + 4 f + 2 heads T) + 4 V) | the same |
+| activations and scores handled | n L (8 h + 4 f + 2 heads T), and n V | the same |
 | calls | L times the number of micro-batches | the same |
 | numbers updated | P' | P' / W |
 | noise state read and written | t P' / W | t P' / W |
 | bytes received | 2 (W-1)/W 4 P' | 2 (W-1)/W 4 P of weights, and (W-1)/W 4 P' of sums |
 
 The coefficients are those of one thread of the CPU that the project is measured on, with float32 weights and Adam
-(``benchmarks/resources.py``; docs/scale.md shows them beside models that were not fitted, all of less than 8 million parameters). Most of
-the peak is the proof in the first step. Another machine has other times; what it holds is nearly the same.
+(``benchmarks/resources.py``; docs/scale.md shows them beside models that were not fitted, all of less than 10 million parameters). The
+peak is mostly that of the proof in the first step. Another machine has other times; what it holds is nearly the same.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MECHANISMS = {"DP-SGD": (0, 0), "banded(4)": (3, 4), "banded(16)": (15, 16), "BLT(4)": (4, 8)}
 TUNED = ("lora", "full")
 
-# Fitted; see benchmarks/resources.py. Seconds of an operation, of one beside a bias, an activation, a call, an updated number, a state.
+# Fitted; see benchmarks/resources.py. Seconds of an operation, of one beside a bias, an activation, a score, a call, an updated number, a
+# state. Those of a score were added later, to models with vocabularies of up to 32,000 tokens.
 _SECONDS: dict[str, tuple[float, ...]] = {
-    "lora": (1.4e-11, 0.0, 0.0, 8.59e-3, 0.0, 0.0),
-    "full": (1.41e-11, 1.98e-11, 3.81e-10, 7.02e-3, 2.32e-9, 0.0),
+    "lora": (1.4e-11, 0.0, 0.0, 7.25e-9, 8.59e-3, 0.0, 0.0),
+    "full": (1.41e-11, 1.98e-11, 3.81e-10, 8.73e-9, 7.02e-3, 2.32e-9, 0.0),
 }
-# Numbers held for an activation of a micro-batch and for a score; bytes whatever the model is. Most of it is the proof in the first step.
-_HELD: dict[str, tuple[float, ...]] = {"lora": (9.07, 101.0, 1.39e8), "full": (6.56, 61.8, 1.09e8)}
+# Numbers held for an activation of a micro-batch and for a score, how many more beside a learned table of positions; bytes whatever the
+# model is. A score counts so often because the proof in the first step runs a crowd of examples, six times a micro-batch, and compares.
+_HELD: dict[str, tuple[float, ...]] = {"lora": (1.31, 21.8, 0.79, 0.0, 7.88e7), "full": (1.14, 20.9, 7.55, 3.0, 6.63e7)}
 _PAIRS = {"lora": 16, "full": 2}  # numbers that count as an activation, for two tokens of a text and a head
 # Bytes in a second between two processes of one machine (gloo), packing and adding included.
 _NETWORK = {"whole": math.inf, "replicated": 6.9e8, "sharded": 3.9e8}
@@ -114,10 +116,11 @@ class Work:
         return _BYTES * numbers
 
     def held(self) -> tuple[float, ...]:
-        """What the fit multiplies: bytes of a micro-batch's activations and scores, and one."""
+        """What the fit multiplies: bytes of a micro-batch's activations and scores, both again beside a table of positions, and one."""
         tokens = min(self.micro_batch, math.ceil(self.batch_size / self.processes)) * self.length
-        made = self.activations(tokens) + _PAIRS[self.tuned] * self.pairs(tokens)
-        return _BYTES * made, _BYTES * tokens * self.shape.vocabulary, 1.0
+        made = _BYTES * (self.activations(tokens) + _PAIRS[self.tuned] * self.pairs(tokens))
+        scores, table = _BYTES * tokens * self.shape.vocabulary, float(self.shape.positions > 0)
+        return made, scores, table * made, table * scores, 1.0
 
     def peak(self) -> float:
         """Bytes that a process holds at most, above what it imports."""
@@ -126,16 +129,16 @@ class Work:
     # Time -----------------------------------------------------------------------------------------------------------------
 
     def spent(self) -> tuple[float, ...]:
-        """What the fit multiplies: operations, those with biases (GPT-2), activations, calls, numbers updated, numbers of noise state."""
+        """What the fit multiplies: operations, those with biases (GPT-2), activations, scores, calls, numbers updated, noise state."""
         shape, examples = self.shape, math.ceil(self.batch_size / self.processes)
         tokens = examples * self.length
         multiplied = shape.layers * shape.multiplied + shape.vocabulary * shape.hidden
         operations = 6 * tokens * multiplied if self.tuned == "full" else tokens * (4 * multiplied + 6 * self.trained)
         calls = shape.layers * math.ceil(examples / self.micro_batch)
         share = self.trained / self.processes
-        handled = self.activations(tokens) + 2 * self.pairs(tokens) + 4 * tokens * shape.vocabulary
+        handled = self.activations(tokens) + 2 * self.pairs(tokens)
         biased = 0.0 if shape.gated else 6 * tokens * shape.layers * shape.multiplied
-        return operations, biased, handled, calls, self._own * self.trained, self.traffic * share
+        return operations, biased, handled, tokens * shape.vocabulary, calls, self._own * self.trained, self.traffic * share
 
     def received(self) -> float:
         """Bytes of a step from the other processes."""
