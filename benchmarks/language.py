@@ -213,7 +213,7 @@ def peaks(make: Callable[[], Step]) -> tuple[float, float]:
 
 
 def sweep() -> dict[str, list[float]]:
-    sizes = (64, 256, 1024, 4096)
+    sizes = (64, 512, 4096)
     found = {}
     for mode in ("lora", "full"):
         small = Setting(mode=mode, hidden=64, layers=2)
