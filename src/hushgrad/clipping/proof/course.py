@@ -1,8 +1,9 @@
-"""The course of a pass: which functions of torch it calls, and what it asks of its tensors.
+"""The course of a pass: which functions of torch it calls, what it asks of its tensors, and what kinds of numbers it computes with.
 
 A forward is a program. A branch on a counter that nobody sees, on a rare token or on the clock may be taken for the first time long after
 the proof, and one without gradients leaves no node in the graph. So each pass is watched: one that calls other functions than those that
-were proved, or gets another answer (``if (x == 0).any()``), is proved itself before its gradients count.
+were proved, or gets another answer (``if (x == 0).any()``), or whose numbers are of another kind (a factor that was 0, a shift that was 0)
+is proved itself before its gradients count.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hushgrad.clipping._torch import is_transformed
 
 __all__ = ["Course", "Courses", "after_all", "joined"]
 
-Answer = tuple[int, str, bool]  # the number of the question in its pass, what was asked, and the answer
+Answer = tuple[int, str, Any]  # the number of the function in its pass, its name, and what it said or the kinds of its numbers
 
 # What a tensor is, and hooks on it: nothing is computed.
 _NOTHING = frozenset(
@@ -38,6 +39,43 @@ _NOTHING = frozenset(
     )
 )
 _ASKED = frozenset(("__bool__", "item", "any", "all", "equal", "allclose", "is_nonzero"))
+_MADE = frozenset(("tensor", "as_tensor", "asarray", "new_tensor"))  # of the caller's own numbers
+# Their whole numbers are sizes and places, which follow the data.
+_SIZED = frozenset(
+    (
+        "__getitem__",
+        "__setitem__",
+        "arange",
+        "as_strided",
+        "chunk",
+        "empty",
+        "expand",
+        "flatten",
+        "linspace",
+        "narrow",
+        "new_empty",
+        "new_ones",
+        "new_zeros",
+        "ones",
+        "pad",
+        "permute",
+        "repeat",
+        "reshape",
+        "select",
+        "split",
+        "split_with_sizes",
+        "tensor_split",
+        "tile",
+        "transpose",
+        "unflatten",
+        "unfold",
+        "unsqueeze",
+        "view",
+        "zeros",
+    )
+)
+_NUMBERS = frozenset((int, float, bool))
+_HUGE = 1e6  # no threshold that data reach
 
 
 class Course(TorchFunctionMode):
@@ -47,7 +85,6 @@ class Course(TorchFunctionMode):
         super().__init__()
         self._called: list[str] = []
         self.answers: set[Answer] = set()
-        self._questions = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **kwargs) if kwargs else func(*args)
@@ -56,6 +93,10 @@ class Course(TorchFunctionMode):
             self._called.append(name)
             if name in _ASKED:
                 self._ask(name, made)
+            elif name in _MADE:
+                self._look(name, made)
+            elif (kwargs or len(args) > 1) and name not in _SIZED:
+                self._count(name, (*args, *kwargs.values()) if kwargs else args)
         return made
 
     def _ask(self, name: str, made: Any) -> None:
@@ -63,8 +104,23 @@ class Course(TorchFunctionMode):
         if isinstance(made, Tensor) and made.numel() == 1 and made.dtype is torch.bool and not is_transformed():
             made = bool(made)
         if type(made) is bool:
-            self.answers.add((self._questions, name, made))
-        self._questions += 1
+            self.answers.add((len(self._called), name, made))
+
+    def _look(self, name: str, made: Any) -> None:
+        """Note whether a tensor that is made of numbers has a 0, or nothing else."""
+        if isinstance(made, Tensor) and made.is_cpu and not is_transformed():
+            self.answers.add((len(self._called), name, (made.numel() > 1, bool(made.any()), bool(made.all()))))
+
+    def _count(self, name: str, values: Any) -> None:
+        """Note of what kinds the numbers are that a function is called with."""
+        kinds = ""
+        for value in values:
+            if type(value) in _NUMBERS:
+                kinds += _kind(value)
+            elif type(value) in (tuple, list):
+                kinds += "".join([_kind(v) for v in value if type(v) in _NUMBERS])
+        if kinds:
+            self.answers.add((len(self._called), name, kinds))
 
     @property
     def order(self) -> int:
@@ -98,12 +154,17 @@ class Courses(NamedTuple):
     def beyond(self, course: Course) -> str:
         """What a pass did that no pass of the proof did, in words."""
         new = sorted(course.functions - self.functions)
-        return f"it called {', '.join(new[:3])}" if new else "it took a branch that depends on its data"
+        return f"it called {', '.join(new[:3])}" if new else "it took a branch, or computed with a number, that no proof has seen"
 
     def after(self, course: Course) -> Courses:
         """With one more."""
         orders = None if self.orders is None else self.orders | {course.order}
         return Courses(orders, self.functions | course.functions, self.answers | course.answers)
+
+
+def _kind(value: float) -> str:
+    """What a factor, a shift or a threshold lets through: nothing, all as it is, anything, something. Schedules stay within a kind."""
+    return "0" if value == 0 else "1" if value == 1 else "x" if -_HUGE < value < _HUGE else "X"
 
 
 def after_all(courses: Courses | None, passes: Sequence[Course]) -> Courses | None:

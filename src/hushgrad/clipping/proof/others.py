@@ -149,14 +149,18 @@ def _by_kinds(stage: Sealing, structure: Structure, inputs: Any, B: int, few: li
 # Replaced -------------------------------------------------------------------------------------------------------------------
 
 
-def swayed(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> str | None:
-    """A few examples, of which some become others, and extreme: those that stay, and are short, keep what they have."""
+def swayed(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random, *, brief: bool = False) -> str | None:
+    """A few examples, of which some become others, and extreme: those that stay, and are short, keep what they have.
+
+    ``brief``: others that are ordinary, or large, alone.
+    """
     n = min(B, FEW)
     others = sorted(lot.sample(range(n), max(n // 2, n - KEPT)))
     few = part_of(structure.reading, inputs, lot.sample(range(B), n), B)
     shorter = structure.reading.changed(few, {i: short for i in range(n) if i not in others}, n)  # so others may be longer
-    problem = _replaced(stage, structure, [shorter, few], others, n, changes())
-    return problem or _by_constants(stage, structure, few, others, n)
+    groups = changes()
+    problem = _replaced(stage, structure, [shorter, few], others, n, groups[:1] if brief else groups)
+    return problem if brief else problem or _by_constants(stage, structure, few, others, n)
 
 
 def _by_constants(stage: Sealing, structure: Structure, few: Any, others: list[int], n: int) -> str | None:

@@ -202,17 +202,22 @@ def _layout(own: Owners, other: list[Owners], examples: int, few: int) -> Layout
 
 def _frontier(stage: Stage, places: dict[Number, Place], first: Survey, second: Survey) -> tuple[Frontier, frozenset[str]]:
     shared = {number for number, place in places.items() if place.layout.kind is Kind.SHARED}
-    sources = [sources_of(stage, survey.run, survey.graph, shared) for survey in (first, second)]
-    bare = sources[0][1] | sources[1][1]
-    below: frozenset[Trail] = frozenset()
+    surveys = [(survey, *sources_of(stage, survey.run, survey.graph, shared)) for survey in (first, second)]
+    bare = surveys[0][2] | surveys[1][2]
+    try:
+        made = _above(surveys, frozenset())
+    except LookupError as error:
+        raise CaptureError(_unreadable(stage, shared, bare, str(error))) from None
+    return _higher(surveys, made), frozenset(bare)
+
+
+_Sources = list[tuple[Survey, list[Source], set[str]]]  # of both surveys: where shared things come from, and what has no site
+
+
+def _above(surveys: _Sources, below: frozenset[Trail]) -> Frontier:
+    """The frontier that both surveys allow, above these ways. Raises LookupError."""
     while True:
-        try:
-            made = [
-                find(survey.graph, survey.exits, edges, survey.examples, below)
-                for survey, (edges, _) in zip((first, second), sources, strict=True)
-            ]
-        except LookupError as error:
-            raise CaptureError(_unreadable(stage, shared, bare, str(error))) from None
+        made = [find(survey.graph, survey.exits, edges, survey.examples, below) for survey, edges, _ in surveys]
         meet = {way for f in made for way in f.ends} & (made[0].mixed | made[1].mixed)
         if not meet:  # no way ends where examples meet in the other run
             break
@@ -224,7 +229,23 @@ def _frontier(stage: Stage, places: dict[Number, Place], first: Survey, second: 
         )
         for trail, layouts in made[0].ends.items()
     }
-    return Frontier(ends, made[0].ways | (made[1].ways - ends.keys())), frozenset(bare)
+    return Frontier(ends, made[0].ways | (made[1].ways - ends.keys()))
+
+
+def _higher(surveys: _Sources, made: Frontier) -> Frontier:
+    """The frontier where places tell the owners, if there is one above this one.
+
+    Below a maximum over positions no two examples may happen to meet: then what is already a sum over the examples looks like rows of
+    theirs, to which a loss of another one that is no number comes, too.
+    """
+    chance = frozenset(way for way, layouts in made.ends.items() if ROWS in layouts)
+    if not chance:
+        return made
+    try:
+        above = _above(surveys, chance)
+    except LookupError:
+        return made
+    return made if any(ROWS in layouts for layouts in above.ends.values()) else above
 
 
 def _both(mine: tuple[Any, ...], its: tuple[Any, ...] | None) -> list[tuple[Any, Any]]:

@@ -258,7 +258,7 @@ def saved_scale(node: Any) -> float:
 
 def _one_by_one(border: Border, gs: Grads, masks: list[Tensor | None], reading: Reading, shape: tuple[int, ...]) -> Tensor:
     shares = _asked(border, gs, masks, reading.examples, shape)
-    lost = ~shares.flatten(1).isfinite().all(1)
+    lost = ~shares.reshape(len(shares), -1).isfinite().all(1)  # of a number that stands alone, too
     if int(lost.sum()) < 2:
         return shares
     if reading.packing is None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping.costs import FEW
@@ -25,6 +25,7 @@ from hushgrad.clipping.proof.staged import Staged
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import still_there, surveyed
 from hushgrad.clipping.proof.words import refusal
+from hushgrad.clipping.proof.zeros import is_lifted, switched, switches
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
 __all__ = ["Trials"]
@@ -107,6 +108,8 @@ class Trials(Staged):
                 problem = None if found is None or not self._seal else broken(self, found[0], inputs, B, self._lot)
             if found is not None and problem is None and self._seal and quiet.hushed:
                 problem = self._swayed(found[0], inputs, B)
+            if found is not None and problem is None and self._seal:
+                problem = self._switched(found[0], inputs, B)
         except HushgradError as error:
             return _Failure(None, error, frozenset(quiet.drawn))
         except Exception as error:  # noqa: BLE001  the model's own, of whatever kind
@@ -141,6 +144,27 @@ class Trials(Staged):
                 problem = swayed(self, structure, inputs, B, self._lot)
             if problem is not None:
                 return Broken(problem, influence=True)
+        return None
+
+    def _switched(self, structure: Structure, inputs: Any, B: int) -> Broken | None:
+        """The same with gates open that are shut now, and with zeros that were lifted for the proof as they are."""
+        gates, lifts, seen = switches(self.model), self.lifts, len(self.courses)
+        tries: list[tuple[list[Tensor], float]] = [([], 0.0)] if lifts and is_lifted(self._capture.trained.values()) else []
+        tries += [(gates, 1.0), (gates, -1.0)] if gates else []
+        for moved, by in tries:
+            self.lifts = lifts and bool(moved)
+            try:
+                with switched(moved, by), self._proving(Quiet()):
+                    problem = swayed(self, structure, inputs, B, self._lot, brief=True)
+            except (HushgradError, MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception:  # noqa: BLE001  it cannot be run with such a number: no training leads there
+                problem = None
+            finally:
+                self.lifts = lifts
+                del self.courses[seen:]  # a pass that takes them is proved as a whole
+            if problem is not None:
+                return Broken(f"with other values of its single numbers, {problem}" if moved else problem, influence=True)
         return None
 
     def _refuse(self, inputs: Any, B: int, failure: _Failure) -> NoReturn:

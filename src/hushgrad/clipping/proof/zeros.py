@@ -2,6 +2,8 @@
 
 What a gradient does not reach cannot be told by tags, and costs a way of its own at the frontier. Whose rows a layer reads does not follow
 from what its weights happen to be, so while a model is proved such parameters hold other numbers, as they will after the first step.
+
+A number that stands alone, a gate or a temperature, may shut a way that training or a schedule opens later: others are tried in its place.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["lifted"]
+__all__ = ["is_lifted", "lifted", "switched", "switches"]
 
 _SIZE = 0.02  # as weights at the beginning
+_FEW = 64  # numbers of a tensor that is a row of gates
 
 
 @contextmanager
@@ -31,10 +34,40 @@ def lifted(params: Iterable[Tensor]) -> Iterator[None]:
             data.copy_(was)
 
 
+def is_lifted(params: Iterable[Tensor]) -> bool:
+    """Whether :func:`lifted` changes something."""
+    return any(map(_is_nothing, params))
+
+
+def switches(model: nn.Module) -> list[Tensor]:
+    """Parameters and buffers of one number, and rows of zeros that nothing trains."""
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    every = [t for t in (*model.parameters(), *model.buffers()) if _is_usual(t)]
+    return [t for t in every if t.numel() == 1 or (id(t) not in trained and t.numel() <= _FEW and _is_nothing(t))]
+
+
+@contextmanager
+def switched(tensors: list[Tensor], by: float) -> Iterator[None]:
+    """Inside, these are so much larger; afterwards they are as they were, bit for bit."""
+    kept = [(t.data, t.data.clone()) for t in tensors]
+    try:
+        for data, _ in kept:
+            data.add_(by)
+        yield
+    finally:
+        for data, was in kept:
+            data.copy_(was)
+
+
 def _is_nothing(p: Tensor) -> bool:
-    """0 throughout, of the usual kind: quantised, sharded and sparse ones are left alone."""
+    """0 throughout."""
+    return _is_usual(p) and not bool(p.data.any())
+
+
+def _is_usual(p: Tensor) -> bool:
+    """Quantised, sharded and sparse ones are left alone."""
     usual = type(p.data) is Tensor and p.layout is torch.strided and p.dtype.is_floating_point and not p.is_meta
-    return usual and p.numel() > 0 and not bool(p.data.any())
+    return usual and p.numel() > 0
 
 
 def _numbers(shape: torch.Size) -> Tensor:
