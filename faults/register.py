@@ -48,6 +48,7 @@ NOTHING = {
     "cli/main.py": "opens the null device",
     "cli/release.py": "hashes a model",
     "cli/serve.py": "opens a browser",
+    "experiments/base.py": "claims that come with the package",
     "experiments/frame.py": "results that the same command has written",
     "experiments/picture.py": "a picture that was drawn in memory",
     "native/_generate.py": "a header of this project, when it is built",
