@@ -102,7 +102,7 @@ def test_scattered_rows_of_a_table():
 
 
 def test_refusals():
-    with pytest.raises(ArgumentError, match="aes256, chacha20"):
+    with pytest.raises(ArgumentError, match="one of 'aes256', 'chacha20'"):
         Source(seed=1, cipher="rot13")
     with pytest.raises(ArgumentError, match="secure"):
         Source(seed=1, cipher="chacha20", secure=True)

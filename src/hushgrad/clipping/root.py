@@ -7,7 +7,7 @@ inside (other sizes, more or fewer operations, rows in another order) is proved,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from random import Random
@@ -174,7 +174,7 @@ class Root:
             self._trials.lifts = False  # a model may look at what its parameters are
             with self._trials.drawing(here.draws), self._attributes.at(here.times):  # as the pass began
                 structure = self._proved(here.inputs, here.examples)
-            here.key = self._key(leaves(here.inputs))
+            here.key = self._key(map(data_of, leaves(here.inputs)))
             if self._read(here, structure, run):
                 return
         assert structure is not None
@@ -221,12 +221,13 @@ class Root:
         expected = tape.expected()
         if self.failed:
             raise NotIsolated(self.failed)
-        if any(map(_is_nested, map(data_of, tensors))):
+        data = list(map(data_of, tensors))
+        if any(map(_is_nested, data)):
             tape.refuse_nested("The model was given")
         aside = self.announces and not self.model.training
         if is_evaluation(tape, tensors, expected, aside=aside):
             return None
-        key = self._key(tensors)
+        key = self._key(data)
         if expected == 0 or not self._capture.whole:
             B = (examples_of(inputs) or [0])[0] if expected is None else expected
             return Pass(inputs, B, [], key, fresh=False)
@@ -249,7 +250,7 @@ class Root:
                 raise
             tape.failure, tape.aside = None, str(error)  # so it is an evaluation; a gradient that comes back is refused
             return None
-        return Pass(inputs, B, [structure] if B > 1 else [], self._key(tensors), fresh=True)
+        return Pass(inputs, B, [structure] if B > 1 else [], self._key(data), fresh=True)
 
     def _proved(self, inputs: Any, B: int, *, for_good: bool = True, faint: Structure | None = None) -> Structure:
         """Prove and remember; ``faint``: proved, and enough if these data show no more. Raises NotIsolated, for good, or CaptureError."""
@@ -258,7 +259,9 @@ class Root:
         if structure is faint:
             return structure
         self._attributes.proved()
-        self.known.add(self._key(leaves(inputs)), structure, of_one=B == 1)  # what counts passes was found out by the proof
+        self.known.add(
+            self._key(map(data_of, leaves(inputs))), structure, of_one=B == 1
+        )  # what counts passes was found out by the proof
         return structure
 
     @contextmanager
@@ -291,9 +294,9 @@ class Root:
             return numbers[0]
         return next((B for B in numbers if self._trials.may_be_read(inputs, B)), numbers[0])
 
-    def _key(self, tensors: list[Any]) -> Any:
+    def _key(self, data: Iterable[Tensor]) -> Any:
         cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        return self._attributes.key(), cast, *map(_kind, map(data_of, tensors))
+        return self._attributes.key(), cast, *map(_kind, data)
 
 
 def _edges(calls: list[Call]) -> dict[Call, list[GradientEdge | None]]:

@@ -74,7 +74,8 @@ _SIZED = frozenset(
         "zeros",
     )
 )
-_NUMBERS = frozenset((int, float, bool))
+# A factor, a shift or a threshold lets nothing through if it is 0, all as it is if it is 1, anything if it is huge, else something:
+# schedules stay within a kind.
 _HUGE = 1e6  # no threshold that data reach
 
 
@@ -96,7 +97,14 @@ class Course(TorchFunctionMode):
             elif name in _MADE:
                 self._look(name, made)
             elif (kwargs or len(args) > 1) and name not in _SIZED:
-                self._count(name, (*args, *kwargs.values()) if kwargs else args)
+                # The kinds of the numbers it is called with; written out here, because torch.compile follows no other function of ours.
+                kinds = ()
+                for value in (*args, *kwargs.values()) if kwargs else args:
+                    for v in value if type(value) is tuple or type(value) is list else (value,):
+                        if type(v) is int or type(v) is float or type(v) is bool:
+                            kinds += (0 if v == 0 else 1 if v == 1 else "some" if -_HUGE < v < _HUGE else "huge",)
+                if kinds:
+                    self.answers.add((len(self._called), name, kinds))
         return made
 
     def _ask(self, name: str, made: Any) -> None:
@@ -110,17 +118,6 @@ class Course(TorchFunctionMode):
         """Note whether a tensor that is made of numbers has a 0, or nothing else."""
         if isinstance(made, Tensor) and made.is_cpu and not is_transformed():
             self.answers.add((len(self._called), name, (made.numel() > 1, bool(made.any()), bool(made.all()))))
-
-    def _count(self, name: str, values: Any) -> None:
-        """Note of what kinds the numbers are that a function is called with."""
-        kinds = ""
-        for value in values:
-            if type(value) in _NUMBERS:
-                kinds += _kind(value)
-            elif type(value) in (tuple, list):
-                kinds += "".join([_kind(v) for v in value if type(v) in _NUMBERS])
-        if kinds:
-            self.answers.add((len(self._called), name, kinds))
 
     @property
     def order(self) -> int:
@@ -160,11 +157,6 @@ class Courses(NamedTuple):
         """With one more."""
         orders = None if self.orders is None else self.orders | {course.order}
         return Courses(orders, self.functions | course.functions, self.answers | course.answers)
-
-
-def _kind(value: float) -> str:
-    """What a factor, a shift or a threshold lets through: nothing, all as it is, anything, something. Schedules stay within a kind."""
-    return "0" if value == 0 else "1" if value == 1 else "x" if -_HUGE < value < _HUGE else "X"
 
 
 def after_all(courses: Courses | None, passes: Sequence[Course]) -> Courses | None:

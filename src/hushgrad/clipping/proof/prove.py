@@ -238,7 +238,7 @@ def _higher(surveys: _Sources, made: Frontier) -> Frontier:
     Below a maximum over positions no two examples may happen to meet: then what is already a sum over the examples looks like rows of
     theirs, to which a loss of another one that is no number comes, too.
     """
-    chance = frozenset(way for way, layouts in made.ends.items() if ROWS in layouts)
+    chance = frozenset(way for way, layouts in made.ends.items() if ROWS in layouts and not has_formula(*way[-1], layouts))
     if not chance:
         return made
     try:
