@@ -98,7 +98,7 @@ class Course(TorchFunctionMode):
                 self._look(name, made)
             elif (kwargs or len(args) > 1) and name not in _SIZED:
                 # The kinds of the numbers it is called with; written out here, because torch.compile follows no other function of ours.
-                kinds = ()
+                kinds: tuple[int | str, ...] = ()
                 for value in (*args, *kwargs.values()) if kwargs else args:
                     for v in value if type(value) is tuple or type(value) is list else (value,):
                         if type(v) is int or type(v) is float or type(v) is bool:
