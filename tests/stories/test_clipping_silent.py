@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping import Capture, Flat
+from hushgrad.clipping import Capture, Flat, base, rule
 from hushgrad.clipping.proof import shares
+from hushgrad.clipping.rules import VmapTree
 from hushgrad.errors import CaptureError, NotIsolated
 from hushgrad.testing.rules import one_by_one
 
@@ -178,3 +179,30 @@ def test_a_model_that_takes_so_many_examples_only_is_refused_in_a_sentence() -> 
     capture.attach()
     with pytest.raises(CaptureError, match="cannot be run for fewer or more examples"):
         capture.model(torch.randn(B, D))
+
+
+class _Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(7, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(self.second)(self.first(x))
+
+
+def test_a_layer_under_vmap_is_refused_with_a_remedy_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = _Mapped(), torch.randn(6, 7)
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    with pytest.raises(CaptureError, match=r"second was called inside of torch\.func"):
+        model(x)
+    capture.detach()
+
+    monkeypatch.setattr(base, "_RULES", dict(base._RULES))
+    rule(_Mapped)(VmapTree)
+    alone = one_by_one(model, (x,), lambda y: y.square().sum())
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    model(x).square().sum().backward()
+    norms = torch.stack([g.flatten(1).square().sum(1) for g in alone.values()]).sum(0).sqrt()
+    torch.testing.assert_close(capture.collect(Flat(1e9)).raw_norms, norms, rtol=1e-4, atol=1e-6)
