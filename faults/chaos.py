@@ -61,8 +61,11 @@ def _kills(plan: str, **options: Any) -> Callable[[Path], Trial]:
     def killed(folder: Path) -> Trial:
         instants = [random.choice(["any", random.randint(1, 40)]) if not options else "any" for _ in range(random.randint(6, 10))]
         result = lives.lives(str(folder), plan, instants, **options)
-        same = "error" not in result["final"] and lives.end_of(result["final"]) == lives.end_of(result["reference"])
-        return Trial(same, "the same end", result["deaths"])
+        final, end = result["final"], lives.end_of(result["reference"])
+        if "error" in final:
+            return Trial(False, f"after {instants}: {final['error']}: {final.get('message', '')}", result["deaths"])
+        same = lives.end_of(final) == end
+        return Trial(same, "the same end" if same else f"after {instants}: another end than {end}", result["deaths"])
 
     return killed
 
