@@ -37,6 +37,7 @@ __all__ = [
     "push_packing",
     "refuse_tracing",
     "saved",
+    "transform",
     "unwatched",
 ]
 
@@ -115,9 +116,12 @@ def input_shape(edge: GradientEdge) -> torch.Size:
     return torch.Size(metadata._input_metadata[edge.output_nr].shape)
 
 
+transform: Callable[[], int | None] = torch._C._functorch.maybe_current_level  # the one of torch.func that is under way, if any
+
+
 def is_transformed() -> bool:
     """Inside of ``vmap`` or ``grad`` tensors have no values to ask for."""
-    return torch._C._functorch.maybe_current_level() is not None
+    return transform() is not None
 
 
 _exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hushgrad.clipping._torch import backward_task, hooked, is_transformed, unwatched
+from hushgrad.clipping._torch import backward_task, hooked, transform, unwatched
 from hushgrad.clipping.base import Rule
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.outputs import tensors_of, with_tensors
@@ -131,7 +131,7 @@ class Site:
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, memory: Any) -> Any:
         """Wait for the gradient of this call's output."""
         tape = self.tape
-        if is_transformed():
+        if transform() is not None:
             tape.fail(
                 f"{self.path or 'The model'} was called inside of torch.func (vmap, grad, jvp), where no gradient of its output can be "
                 "waited for. Call it on the whole batch, or have the module that does so run by example: "
