@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from hushgrad.errors import ArgumentError
+from hushgrad.errors import ArgumentError, BudgetExceeded
 from hushgrad.release.keys import read_key
 from hushgrad.train import Checkpoint, Plan, make_private
 from hushgrad.train.tree import read_tree
@@ -240,3 +240,31 @@ def test_every_flipped_bit_and_every_truncation_is_noticed(tmp_path, name):
         assert key not in str(refusal.value)
     path.write_bytes(whole)
     assert _small_run(tmp_path).resumed
+
+
+def test_a_loop_of_ones_own_that_died_after_its_last_step_goes_on_to_its_end(tmp_path):
+    """The saved run has nothing left to deal: the loop is empty, and what comes after it is reached. A run of this life still refuses."""
+
+    def life() -> tuple[int, list, float]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plan = Plan.dpsgd(noise_multiplier=1.0, max_grad_norm=1.0, batch_size=4, dataset_size=16, steps=3, delta=1e-5)
+        private = make_private(model, optimizer, plan, key=bytes(32))
+        checkpoint = Checkpoint(tmp_path / "run", private)
+        data, taken = TensorDataset(torch.ones(16, 4), torch.zeros(16, dtype=torch.long)), 0
+        for x, y in private.loader(data):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            checkpoint.save()
+            taken += 1
+        if taken:
+            with pytest.raises(BudgetExceeded, match="One loop over the loader is the whole run"):
+                iter(private.loader(data))
+        epsilon, weights = private.spent().epsilon, model.weight.tolist()
+        private.detach()
+        return taken, weights, epsilon
+
+    first, second = life(), life()
+    assert (first[0], second[0]) == (3, 0) and first[1:] == second[1:]

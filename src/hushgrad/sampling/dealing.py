@@ -148,8 +148,11 @@ class BatchLoader:
 
     It is not a ``DataLoader``, and nothing in it can be re-dealt: ``.sampler`` and ``.batch_sampler`` raise, so frameworks
     that shard batches or swap samplers stop instead of changing what the privacy accounting relies on. A loop that was left
-    early goes on where it stopped. After the last step a further loop raises :class:`~hushgrad.errors.BudgetExceeded`.
+    early goes on where it stopped. After the last step a further loop raises :class:`~hushgrad.errors.BudgetExceeded`; but where a run
+    was resumed whose last step had been taken (``finished``) there is nothing to loop over, and the program goes on to its own end.
     """
+
+    finished = False
 
     def __init__(
         self,
@@ -182,6 +185,8 @@ class BatchLoader:
         return self._next
 
     def __iter__(self) -> Iterator[Batch]:
+        if self.finished:
+            return iter(())
         if self._next >= self._stop:
             raise BudgetExceeded(
                 f"All {self._stop} steps of this run have been dealt. One loop over the loader is the whole run, all epochs "

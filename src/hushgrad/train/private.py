@@ -136,7 +136,7 @@ class Private(Attached):
             fixed=self.plan.pad_to,
             **dataloader_options,
         )
-        self._dim = made.dim
+        self._dim, made.finished = made.dim, not len(made) and self.steps == self._resumed
         if not made.keeps_apart():
             self.losses.handed.prepared = True
         return made

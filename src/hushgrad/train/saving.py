@@ -26,6 +26,7 @@ class Saving(Stepping):
     """A run that can be interrupted and continued, bit for bit, under the same plan and the same key."""
 
     _key: RunKey
+    _resumed: int | None = None  # how many steps a state that was loaded had taken
 
     def state_dict(self, *, with_key: bool = False) -> dict[str, Any]:
         """Everything that a resumed run needs beside the model's and the optimizer's own state.
@@ -98,6 +99,7 @@ class Saving(Stepping):
         if self._journal.position and not self._journal.durable and self._world.rank == 0:  # one process has the journal of all
             self._journal.vouched(_WITHOUT_JOURNAL)
         self._books.load_state_dict(state["books"])
+        self._resumed = self.steps
         self._release.use_key(self._key)
         self._release.load_noise(state.get("noise"), self.steps)
         self._release.use_clip(Clipper.from_json(state["clip"]))
