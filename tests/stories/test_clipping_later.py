@@ -106,6 +106,30 @@ def test_zeros_that_were_lifted_for_the_proof_are_tried_as_they_are():
     capture.detach()
 
 
+@pytest.mark.parametrize("way", ["picky", "gate"])
+def test_a_number_that_the_model_does_not_take_hides_no_other(way):
+    """One buffer raises where it is moved far; it, or another one, mixes the examples where it is not 0."""
+
+    class Picky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(5, 3)
+            self.register_buffer("picky", torch.zeros(()))
+            self.register_buffer("gate", torch.zeros(()))
+
+        def forward(self, x):
+            if abs(float(self.picky)) > 0.5:
+                raise ValueError("picky is at most 0.5")
+            return self.a(x) + getattr(self, way) * x.detach().nan_to_num().tanh().mean()
+
+    model = Picky()
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    with pytest.raises(NotIsolated):
+        clipped(capture, model, (torch.randn(8, 5),))
+    capture.detach()
+
+
 def test_a_schedule_of_numbers_is_not_proved_at_every_step(monkeypatch):
     class Cooling(nn.Module):
         def __init__(self):

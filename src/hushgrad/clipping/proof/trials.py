@@ -6,6 +6,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -148,24 +149,31 @@ class Trials(Staged):
 
     def _switched(self, structure: Structure, inputs: Any, B: int) -> Broken | None:
         """The same with gates open that are shut now, and with zeros that were lifted for the proof as they are."""
-        gates, lifts, seen = switches(self.model), self.lifts, len(self.courses)
-        tries: list[tuple[list[Tensor], float]] = [([], 0.0)] if lifts and is_lifted(self._capture.trained.values()) else []
+        gates = switches(self.model)
+        tries: list[tuple[list[Tensor], float]] = [([], 0.0)] if self.lifts and is_lifted(self._capture.trained.values()) else []
         tries += [(gates, 1.0), (gates, -1.0)] if gates else []
         for moved, by in tries:
-            self.lifts = lifts and bool(moved)
-            try:
-                with switched(moved, by), self._proving(Quiet()):
-                    problem = swayed(self, structure, inputs, B, self._lot, brief=True)
-            except (HushgradError, MemoryError, torch.OutOfMemoryError):
-                raise
-            except Exception:  # noqa: BLE001  it cannot be run with such a number: no training leads there
-                problem = None
-            finally:
-                self.lifts = lifts
-                del self.courses[seen:]  # a pass that takes them is proved as a whole
+            problem, ran = self._with_gates(moved, by, structure, inputs, B)
+            for one, less in product(moved, (by, by / 64)) if not ran else ():  # what the model does not take hides nothing else
+                problem = problem or self._with_gates([one], less, structure, inputs, B)[0]
             if problem is not None:
                 return Broken(f"with other values of its single numbers, {problem}" if moved else problem, influence=True)
         return None
+
+    def _with_gates(self, moved: list[Tensor], by: float, structure: Structure, inputs: Any, B: int) -> tuple[str | None, bool]:
+        """What is wrong with these moved, and whether the model could be run so."""
+        lifts, seen = self.lifts, len(self.courses)
+        self.lifts = lifts and bool(moved)
+        try:
+            with switched(moved, by), self._proving(Quiet()):
+                return swayed(self, structure, inputs, B, self._lot, brief=True), True
+        except (HushgradError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception:  # noqa: BLE001  the model's own: it does not take such a number
+            return None, False
+        finally:
+            self.lifts = lifts
+            del self.courses[seen:]  # a pass that takes them is proved as a whole
 
     def _refuse(self, inputs: Any, B: int, failure: _Failure) -> NoReturn:
         problem, name = failure.problem, type(self.model).__name__
