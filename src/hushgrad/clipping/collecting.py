@@ -81,6 +81,14 @@ class Collecting:
                 "whose its gradient is. Return one value for each example instead, or detach it."
             )
 
+    def refuse_beyond(self, beyond: Callable[[Tensor], bool], g: Tensor) -> None:
+        """A gradient comes back to positions that an example has because another one is longer."""
+        if not self._tape.deaf and beyond(g):
+            self._tape.fail(
+                "The loss uses positions of an output beyond the length of their example, which are there as another is longer. Mask "
+                "them, loss * (torch.arange(T) < lengths[:, None]), or pad all batches to one length (total_length=...)."
+            )
+
     def bare_call(self, name: str) -> Call:
         """The use of a parameter in this batch that no site sees: it is read at the frontier."""
         batch, p = self._tape.batch(), self._params[name]

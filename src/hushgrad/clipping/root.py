@@ -127,7 +127,8 @@ class Root:
         if output is None:  # the forward raised
             return
         if self._trials.runs is not None:
-            run = Run(floats(output), here.calls, _edges(here.calls), made, 0 if here.course is None else here.course.order)
+            outputs = self._trials.opened(floats(output), here.inputs)
+            run = Run(outputs, here.calls, _edges(here.calls), made, 0 if here.course is None else here.course.order)
             self._trials.runs.append(run)
             if here.structure is not None:
                 self._read_trial(here, run)
@@ -180,7 +181,7 @@ class Root:
         assert structure is not None
         try:
             here.require_held(structure)
-            self._reader.read(structure, run, here.examples, here.packing, by_tags=True)
+            self._reader.read(structure, run, here.examples, here.packing, by_tags=True, inputs=here.inputs)
         except LookupError as error:
             self._tape.fail(
                 f"The model did something else in this pass than in the passes that were proved ({error}), as one with random or "
@@ -195,7 +196,7 @@ class Root:
         if not same_nodes or not structure.matches(run.calls, B) or not here.knows(structure):
             return False
         try:
-            self._reader.read(structure, run, B, here.packing, by_tags=False)
+            self._reader.read(structure, run, B, here.packing, by_tags=False, inputs=here.inputs)
         except LookupError:
             return False
         if structure.plain and not any(structure.around):

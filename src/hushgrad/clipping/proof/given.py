@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,25 +25,28 @@ def floats(output: Any) -> list[Tensor]:
 def finite(inputs: Any) -> Any:
     """Detached; NaN and infinity, of which nothing can be proved, are replaced."""
 
-    def change(t: Any) -> Any:
-        if not isinstance(t, Tensor):
-            return t
+    def change(t: Tensor) -> Tensor:
         return t.detach().nan_to_num(0.0, 1e4, -1e4) if t.is_floating_point() else t.detach()
 
-    return mapped(inputs, change)
+    return mapped(inputs, partial(_within, change))
+
+
+def _within(change: Callable[[Tensor], Tensor], leaf: Any) -> Any:
+    """A tensor changed, or a packed sequence with its rows changed."""
+    return change(leaf) if isinstance(leaf, Tensor) else leaf._replace(data=change(leaf.data))
 
 
 def copied(inputs: Any) -> Any:
     """The model may write to its inputs."""
-    return mapped(inputs, lambda t: t.clone() if isinstance(t, Tensor) else t)
+    return mapped(inputs, partial(_within, Tensor.clone))
 
 
 def tamed(inputs: Any) -> Any | None:
     """The same with no number far above the others; None if there is none."""
     wild = []
 
-    def change(t: Any) -> Any:
-        if not isinstance(t, Tensor) or not t.is_floating_point() or not t.numel():
+    def change(t: Tensor) -> Tensor:
+        if not t.is_floating_point() or not t.numel():
             return t
         t = t.detach()
         size = t.abs().nan_to_num(0.0, 0.0, 0.0)
@@ -50,7 +55,7 @@ def tamed(inputs: Any) -> Any | None:
         wild.append(bool((size > limit).any()) or not bool(t.isfinite().all()))
         return t.nan_to_num(0.0, limit, -limit).clamp(-limit, limit)
 
-    made = mapped(inputs, change)
+    made = mapped(inputs, partial(_within, change))
     return made if any(wild) else None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -63,6 +64,8 @@ class Reading(NamedTuple):
 
         def made(t: Any) -> Any:
             layout = next(rest)
+            if isinstance(t, PackedSequence):
+                return _repacked(t, partial(_changed_rows, changes))
             if not isinstance(layout, Layout):
                 return t
             numbers = layout.at(t.shape, examples).numbers(examples)
@@ -81,6 +84,8 @@ class Reading(NamedTuple):
 
         def made(t: Any) -> Any:
             layout = next(rest)
+            if isinstance(t, PackedSequence):
+                return _repacked(t, change)
             return change(t.movedim(layout.dim, 0)).movedim(0, layout.dim) if isinstance(layout, Layout) else t
 
         return mapped(inputs, made)
@@ -89,6 +94,19 @@ class Reading(NamedTuple):
 def _packed(value: PackedSequence, which: Tensor) -> PackedSequence:
     padded, lengths = pad_packed_sequence(value, batch_first=True)
     return pack_padded_sequence(padded[which], lengths[which], batch_first=True, enforce_sorted=False)
+
+
+def _repacked(value: PackedSequence, change: Callable[[Tensor], Tensor]) -> PackedSequence:
+    """Of the same lengths, with other numbers; ``change`` sees all examples, padded."""
+    every, lengths = pad_packed_sequence(value, batch_first=True)
+    return pack_padded_sequence(change(every), lengths, batch_first=True, enforce_sorted=False)
+
+
+def _changed_rows(changes: Mapping[int, Callable[[Tensor, Tensor], Tensor]], every: Tensor) -> Tensor:
+    moved = every.clone()
+    for i, change in changes.items():
+        moved[i : i + 1] = change(every[i : i + 1], every)
+    return moved
 
 
 def _bags(ids: Any, offsets: Any, which: Tensor, examples: int) -> tuple[Tensor, Tensor]:

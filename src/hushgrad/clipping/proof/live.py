@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
-from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.layout import MIXED, NOBODY, ROWS, Kind, Layout
 from hushgrad.clipping.proof.graph import Border, Graph, Source, find, is_mixed
+from hushgrad.clipping.proof.inputs import leaves
 from hushgrad.clipping.proof.packing import Packing
 from hushgrad.clipping.proof.prove import sources_of
 from hushgrad.clipping.proof.routes import routed
@@ -27,6 +27,7 @@ from hushgrad.clipping.proof.shares import Reading, Sink, watch
 from hushgrad.clipping.proof.structure import Number, Place, Structure, is_packed, numbered
 from hushgrad.clipping.proof.survey import Run, agrees, exits_of, one_owner_each, rows_of
 from hushgrad.clipping.proof.tags import Exit, Owners, tagged
+from hushgrad.clipping.proof.uneven import Opening, beyond, opened, owners_of
 
 if TYPE_CHECKING:
     from hushgrad.clipping.capture import Capture
@@ -45,8 +46,10 @@ class Reader(NamedTuple):
         """The name of a trained parameter."""
         return self.capture.name_of(leaf)
 
-    def read(self, structure: Structure, run: Run, B: int, packing: Packing | None, *, by_tags: bool) -> None:
-        """Tell each call where its examples are. Raises LookupError with what cannot be told."""
+    def read(self, structure: Structure, run: Run, B: int, packing: Packing | None, *, by_tags: bool, inputs: Any = None) -> None:
+        """Tell each call where its examples are; ``inputs``, of a pass of no proof. Raises LookupError with what cannot be told."""
+        if structure.ways and inputs is not None:
+            run = self._opened(structure, run, leaves(inputs))
         calls = numbered(run.calls)
         for number, call in calls.items():
             place = structure.places.get(number)
@@ -99,6 +102,14 @@ class Reader(NamedTuple):
         for y, around in zip(run.outputs, structure.around, strict=True):
             if around and y.requires_grad:
                 y.register_hook(partial(self.capture.refuse_around, tuple(y.shape)))  # type: ignore[no-untyped-call]
+
+    def _opened(self, structure: Structure, run: Run, tensors: list[Any]) -> Run:
+        """The outputs as the proof saw them; of a padded one, nothing may come back to what is beyond an example's length."""
+        made = opened(run.outputs, Opening(structure.ways), tensors)
+        for y, way in zip(run.outputs, structure.ways, strict=True):
+            if way is not None and way.form == "padded" and y.requires_grad:
+                y.register_hook(partial(self.capture.refuse_beyond, partial(beyond, way, tensors[way.leaf])))  # type: ignore[no-untyped-call]
+        return run._replace(outputs=made)
 
     def _tagged(
         self, exits: list[Exit], run: Run, edges: list[Source], borders: list[Border], graph: Graph, B: int
@@ -164,7 +175,7 @@ def _why(call: Call) -> str:
 
 def _agrees(call: Call, place: Place, output: int, each: Tensor, B: int) -> bool:
     if is_packed(call):
-        wanted = _packed_owners(call.args[0]).to(each.device) if output == 0 else None
+        wanted = owners_of(call.args[0]).to(each.device) if output == 0 else None
         if wanted is not None and each.dim() and len(wanted) == len(each):
             return bool(
                 ((each == wanted.reshape(-1, *(1 for _ in each.shape[1:]))) | (each < 0)).all() and bool((each != MIXED).all())
@@ -173,14 +184,6 @@ def _agrees(call: Call, place: Place, output: int, each: Tensor, B: int) -> bool
     if place.native:
         layout = Layout(Kind.DIM, call.site.rule.dims(call.site.module, len(call.shapes))[output])
     return agrees(layout, each, B)
-
-
-def _packed_owners(packed: PackedSequence) -> Tensor:
-    """The example of each row of a packed sequence."""
-    order = packed.sorted_indices
-    if order is None:
-        order = torch.arange(int(packed.batch_sizes[0]))
-    return torch.cat([order[: int(n)] for n in packed.batch_sizes])
 
 
 def _bad(structure: Structure, outputs: list[Tensor], B: int) -> Tensor:

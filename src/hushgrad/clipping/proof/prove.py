@@ -43,6 +43,8 @@ from hushgrad.errors import CaptureError
 
 __all__ = ["prove", "sources_of"]
 
+_FLAT = (Kind.MAJOR, Kind.MINOR)
+
 
 def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, bool] | None:
     """The structure of a pass over these inputs, still to be sealed, and whether no operation of it can put rows elsewhere.
@@ -73,7 +75,10 @@ def _structure(
     second: Survey,
     around: tuple[bool, ...],
 ) -> Structure:
+    ways = () if stage.opening is None else stage.opening.ways
     places = {number: _place(number, first, second) for number in first.owners}
+    if ways or any(is_packed(call) for call in first.run.calls):  # numbers of rows that are equal now
+        places = {n: Place(ROWS) if p.layout.kind in _FLAT and not p.layout.dim else p for n, p in places.items()}
     frontier, bare = _frontier(stage, places, first, second)
     sizes = sizes_of(leaves(inputs), reading, first.examples)
     assert sizes is not None
@@ -92,7 +97,7 @@ def _structure(
         frontier=frontier,
         bare=bare,
         order=[c.site for c in first.run.calls],
-        plain=all(p.native for p in places.values()) and not bare and moves == (),
+        plain=all(p.native for p in places.values()) and not bare and moves == () and not ways,
         partly=bool(faint),
         nodes=frozenset({first.run.nodes}) if first.run.nodes == second.run.nodes else None,
         moves=moves,
@@ -101,6 +106,7 @@ def _structure(
         precisions=frozenset(stage.precisions()),
         fragile=fragile,
         routed=any(p.layout.kind is Kind.ROWS for p in places.values()),
+        ways=ways,
         courses=Courses(frozenset() if first.run.order == second.run.order else None),
     )
 

@@ -15,11 +15,13 @@ from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.marks import mark_of
 from hushgrad.clipping.proof.course import Course
 from hushgrad.clipping.proof.given import copied, floats
+from hushgrad.clipping.proof.inputs import leaves
 from hushgrad.clipping.proof.known import Known
 from hushgrad.clipping.proof.quiet import Quiet, as_it_was, buffers_of, draw_from, host_draws, hushed, put_back, quieted
 from hushgrad.clipping.proof.state import Attributes, Place, attributes_restored
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run
+from hushgrad.clipping.proof.uneven import Opening, opened
 from hushgrad.clipping.proof.zeros import lifted
 from hushgrad.errors import CaptureError
 
@@ -40,6 +42,7 @@ class Staged:
         self.runs: list[Run] | None = None  # of the proof that is running
         self.courses: list[Course] = []  # of all its passes
         self.of: tuple[int, Structure | None] = (0, None)
+        self.opening: Opening | None = None  # of outputs that hold examples of different lengths
         self.lifts = True  # parameters that are 0 while a model is proved
         self._start: dict[str, Tensor] = {}
         self._clocks: list[Place] | None = None  # until the first pass
@@ -170,7 +173,12 @@ class Staged:
 
     def alone(self, inputs: Any, *, after: Any = None) -> tuple[list[Tensor], dict[str, nn.Parameter]]:
         """A pass, and the trained parameters; ``after`` another one."""
-        return floats(self._called(inputs, after=after)), self._capture.trained
+        outputs = floats(self._called(inputs, after=after))
+        return self.opened(outputs, inputs), self._capture.trained
+
+    def opened(self, outputs: list[Tensor], inputs: Any) -> list[Tensor]:
+        """The outputs of a pass as the proof sees them."""
+        return outputs if self.opening is None else opened(outputs, self.opening, leaves(inputs))
 
     def paused(self) -> AbstractContextManager[None]:
         """Passes inside are without the capture."""

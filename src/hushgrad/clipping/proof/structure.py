@@ -16,6 +16,7 @@ from hushgrad.clipping.proof.course import Courses
 from hushgrad.clipping.proof.graph import Frontier
 from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.proof.order import Move
+from hushgrad.clipping.proof.uneven import Way
 
 if TYPE_CHECKING:
     from hushgrad.clipping.call import Call
@@ -64,6 +65,7 @@ class Structure(NamedTuple):
     precisions: frozenset[torch.dtype]  # that the model casts numbers to: rounding is theirs
     fragile: bool  # a frontier node has no formula: a record that is not finite needs care
     routed: bool  # the data choose rows: other data make other calls
+    ways: tuple[Way | None, ...] = ()  # in which outputs hold examples of different lengths
     courses: Courses | None = None  # what passes of the proof did; None: somebody vouches for the model
 
     def same_as(self, other: Structure) -> bool:
@@ -72,7 +74,7 @@ class Structure(NamedTuple):
         ends, others = (
             {t: tuple(x and x[:2] for x in e) for t, e in s.frontier.ends.items()} for s in (self, other)
         )  # fmt: skip
-        routes = (self.moves is None) == (other.moves is None) and self.around == other.around
+        routes = (self.moves is None) == (other.moves is None) and self.around == other.around and self.ways == other.ways
         return mine == its and ends == others and routes and self.bare == other.bare and self.exits_alike(other)
 
     def exits_alike(self, other: Structure) -> bool:

@@ -15,6 +15,7 @@ from hushgrad.clipping.proof.graph import Graph
 from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.proof.structure import Number, Structure, is_packed, numbered
 from hushgrad.clipping.proof.tags import Exit, Owners, tagged
+from hushgrad.clipping.proof.uneven import Opening
 from hushgrad.clipping.runs import same
 from hushgrad.errors import CaptureError
 
@@ -57,6 +58,7 @@ class Stage(Names, Protocol):
     """What a proof needs of the capture."""
 
     model: nn.Module
+    opening: Opening | None  # of outputs that hold examples of different lengths
 
     def shared(self, tensor: int, shape: tuple[int, ...]) -> bool:
         """Whether all examples shared this input, of this shape, in a pass that was proved."""

@@ -25,6 +25,7 @@ from hushgrad.clipping.proof.seal import Broken, broken
 from hushgrad.clipping.proof.staged import Staged
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import still_there, surveyed
+from hushgrad.clipping.proof.uneven import Opening, lengthened, openings, tells_lengths
 from hushgrad.clipping.proof.words import refusal
 from hushgrad.clipping.proof.zeros import is_lifted, switched, switches
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
@@ -87,6 +88,7 @@ class Trials(Staged):
     def repeat(self, structure: Structure, inputs: Any, B: int) -> None:
         """Of a pass that looks like a proved one: others replaced and made extreme, once more. Raises NotIsolated."""
         inputs = finite(inputs)
+        self.opening = lengthened(structure.ways, leaves(inputs))
         with self._proving(Quiet()):
             problem = swayed(self, structure, inputs, B, self._lot) if self._seal else None
         if problem is not None:
@@ -99,6 +101,28 @@ class Trials(Staged):
         return False
 
     def _tried(self, inputs: Any, B: int, known: Structure | None = None) -> Structure | _Failure:
+        """The first way in which outputs may hold the examples that can be proved; else why they do not as they are."""
+        failed: _Failure | None = None
+        for opening in self._openings(inputs, B):
+            self.opening = opening
+            found = self._tried_so(inputs, B, known)
+            if isinstance(found, Structure):
+                return found
+            failed = found if opening is None else failed
+        assert failed is not None
+        return failed
+
+    def _openings(self, inputs: Any, B: int) -> Iterator[Opening | None]:
+        tensors = leaves(inputs)
+        if not tells_lengths(tensors, B):
+            yield None
+            return
+        self.opening = None
+        with self._proving(Quiet()), torch.no_grad(), self.paused():
+            shapes = [y.shape for y in self.alone(inputs)[0]]
+        yield from openings(shapes, tensors, B)
+
+    def _tried_so(self, inputs: Any, B: int, known: Structure | None) -> Structure | _Failure:
         quiet = Quiet()
         self.courses = []
         try:

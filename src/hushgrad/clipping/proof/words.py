@@ -23,8 +23,8 @@ def refusal(name: str, examples: int, problem: Broken | None, drawn: Iterable[st
     """
     if packed and (problem is None or problem.influence):
         return (
-            f"It cannot be told which rows of the outputs of {name} are whose, or its examples influence each other. Of a packed sequence "
-            "return pad_packed_sequence(out, batch_first=True), not its rows (out.data)."
+            f"It cannot be told which rows of the outputs of {name} are whose, or its examples influence each other. Return one row for "
+            "each example, or for each position: a packed sequence, its rows (out.data), or pad_packed_sequence(out, batch_first=True)."
         )
     if drawn:
         return (
