@@ -254,4 +254,6 @@ def instance(kind: type[T] | tuple[type, ...], remedy: str = "", **argument: Any
     if isinstance(value, kind):
         return value  # type: ignore[return-value]
     names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+    if isinstance(value, type) and issubclass(value, kind):  # as a table of plans prints it
+        remedy = f"That is the class itself: give one of its kind, {value.__name__}(...)."
     return fail(name, value, f"to be of type {names}", remedy)

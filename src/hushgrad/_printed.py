@@ -85,6 +85,13 @@ def reason(error: Exception) -> str:
 
     >>> reason(FileNotFoundError(2, "No such file or directory", "x.csv"))
     'No such file or directory'
+    >>> reason(UnicodeDecodeError("utf-8", "name".encode("utf-16"), 0, 1, "invalid start byte"))
+    'it is UTF-16, not UTF-8 text. Save it as UTF-8'
     """
+    if isinstance(error, UnicodeDecodeError):
+        found = (
+            "UTF-16, not UTF-8 text" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else f"not UTF-8 text (byte {error.start})"
+        )
+        return f"it is {found}. Save it as UTF-8"
     told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return re.sub(r" \(os error \d+\)", "", told).rstrip(".")

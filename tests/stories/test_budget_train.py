@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forger import renamed
 
 from hushgrad.budget import Ledger
 from hushgrad.budget import folder as folders
@@ -193,13 +194,37 @@ def test_correlated_noise_is_charged_in_full(ledger, tmp_path, monkeypatch) -> N
     assert ledger.settle(booked, tmp_path / "run").charged == booked.reserved
 
 
-def test_a_run_that_finished_but_could_not_commit_is_charged_for_its_ledger(ledger, tmp_path, monkeypatch) -> None:
+def _uncommitted(recipe: Recipe, out: Path, monkeypatch) -> None:
     def unreachable(*_: object, **__: object) -> None:
         raise ArgumentError("no server")
 
     with monkeypatch.context() as patch, pytest.raises(ArgumentError, match="no server"):
         patch.setattr(Ledger, "commit", unreachable)
-        train(recipe(ledger, run={"max_epsilon": 0.8}), tmp_path / "run", progress=False)
+        train(recipe, out, progress=False)
+
+
+@pytest.mark.parametrize("whose", ["edited", "edited and named anew", "another run's", "another run's report"])
+def test_a_finished_run_is_not_charged_for_a_ledger_that_is_not_its_own(ledger, tmp_path, monkeypatch, whose) -> None:
+    out, other = tmp_path / "run", tmp_path / "other"
+    _uncommitted(recipe(ledger), out, monkeypatch)
+    (booked,) = ledger.reservations()
+    mine = json.loads((out / "ledger.json").read_text())
+    mine["entries"][0]["times"] = 1
+    if whose.startswith("edited"):
+        (out / "ledger.json").write_text(json.dumps(mine))
+    else:
+        train(Recipe.from_tables({**TABLES, "run": {**TABLES["run"], "max_epsilon": 0.8}}), other, progress=False)
+        for name in ["ledger.json", *(["report.json"] if whose.endswith("report") else [])]:
+            shutil.copyfile(other / name, out / name)
+    if whose.endswith("anew"):  # by somebody who also lost the run's name: the ledger does not count for this run
+        mine["entries"][0]["run"] = ""
+        (out / "ledger.json").write_text(json.dumps(mine))
+        renamed(out)
+    assert ledger.settle(booked, out).charged == booked.reserved
+
+
+def test_a_run_that_finished_but_could_not_commit_is_charged_for_its_ledger(ledger, tmp_path, monkeypatch) -> None:
+    _uncommitted(recipe(ledger, run={"max_epsilon": 0.8}), tmp_path / "run", monkeypatch)
     (booked,) = ledger.reservations()
     settled = ledger.settle(booked, tmp_path / "run")
     done = json.loads((tmp_path / "run" / "ledger.json").read_text())["entries"][0]

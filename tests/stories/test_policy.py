@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forger import renamed
 
 from hushgrad.budget import Ledger, Policy, read_policy
 from hushgrad.cli.main import main
@@ -203,8 +204,14 @@ def test_that_a_run_is_booked_is_looked_up_and_not_read_in_its_folder(place, tmp
     assert "not looked up in the ledger" in privacy_card(place / "run").to_markdown()
     train(Recipe.from_tables(TABLES), tmp_path / "unpaid", progress=False)
     booked = (place / "run" / "reservation.json").read_text()
+    report = json.loads((tmp_path / "unpaid" / "report.json").read_text())
     for forged in (booked, booked.replace("run", "unpaid"), json.dumps({"reservation": "0" * 32, "state": "committed"})):
         (tmp_path / "unpaid" / "reservation.json").write_text(forged)
+        (tmp_path / "unpaid" / "report.json").write_text(json.dumps(report))
+        with pytest.raises(ArgumentError, match=r"reservation\.json to name the reservation in report\.json"):
+            privacy_card(tmp_path / "unpaid", policy=wants, ledger=ledger)
+        (tmp_path / "unpaid" / "report.json").write_text(json.dumps({**report, "reservation": json.loads(forged)["reservation"]}))
+        renamed(tmp_path / "unpaid")
         with pytest.raises(ArgumentError, match="ledger to have booked this run"):
             privacy_card(tmp_path / "unpaid", policy=wants, ledger=ledger)
     words = ["report", str(tmp_path / "unpaid"), "--save", str(tmp_path / "c.json"), "--ledger", ledger.place]

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from forger import renamed
 
 from hushgrad.cli.main import main
 from hushgrad.errors import ArgumentError
@@ -62,6 +63,7 @@ def copy(finished: tuple[Path, bytes], tmp_path: Path) -> Path:
 
 def edit(path: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    renamed(path.parent)
 
 
 def outputs(card: Card) -> list[str]:
@@ -156,6 +158,15 @@ def test_audit_and_tuning_beside_the_claim(copy: Path) -> None:
     assert "epsilon is at least 0.31 over 12 steps with 50 canaries" in card.to_markdown()
     assert "trials 12, naive epsilon 1.0, epsilon 2.5" in card.to_html()
     assert not any("its cost is unknown" in caveat for caveat in card.caveats)
+    assert [caveat.partition(":")[0] for caveat in card.caveats if "Somebody" in caveat] == [
+        "Somebody added tuning.json",
+        "Somebody added audit.json",
+    ]
+    (copy / "audit.json").write_text(json.dumps({**AUDIT, "plan_digest": card.plan.digest}))
+    assert not any("audit.json" in caveat for caveat in privacy_card(copy).caveats)
+    (copy / "audit.json").write_text(json.dumps({**AUDIT, "plan_digest": "0" * 64}))
+    with pytest.raises(ArgumentError, match=r"audit\.json to be an audit of plan\.json"):
+        privacy_card(copy)
 
 
 def test_a_seeded_run_says_so(copy: Path) -> None:
@@ -185,13 +196,51 @@ def test_changed_files_are_refused(copy: Path) -> None:
         privacy_card(copy)
 
 
-@pytest.mark.parametrize(("spoil", "message"), [("guarantee.json", "finished run"), ("plan.json", "folder of a run")])
-def test_unfinished_or_foreign_folders(copy: Path, spoil: str, message: str) -> None:
-    (copy / spoil).unlink()
-    with pytest.raises(ArgumentError, match=message):
+_NAMED = ("plan.json", "recipe.json", "ledger.json", "metrics.jsonl", "guarantee.json", "report.json")
+
+
+@pytest.mark.parametrize("name", _NAMED)
+def test_a_file_that_is_gone_cut_or_changed_is_refused_by_its_name(copy: Path, name: str) -> None:
+    whole = (copy / name).read_bytes()
+    for spoilt in (None, b"", whole[: len(whole) // 2], whole.replace(b"0", b"1"), whole.replace(b"1", b"2", 1), whole + b"[1"):
+        (copy / name).unlink() if spoilt is None else (copy / name).write_bytes(spoilt)
+        with pytest.raises(ArgumentError, match=re.escape(name)):
+            privacy_card(copy)
+    (copy / name).write_bytes(whole)
+    privacy_card(copy)
+
+
+def test_files_of_another_run_of_the_same_plan_are_refused(copy: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    train(Recipe.from_tables(TABLES), other, progress=False)
+    told = 0
+    for name in (*_NAMED, "model.safetensors"):
+        mine, others = (copy / name).read_bytes(), (other / name).read_bytes()
+        (copy / name).write_bytes(others)
+        if mine == others:  # the same plan, the same promise: nothing was changed
+            privacy_card(copy)
+        else:
+            told += 1
+            with pytest.raises(ArgumentError, match="SHA-256 is another one"):
+                privacy_card(copy)
+        (copy / name).write_bytes(mine)
+    assert told == 4  # ledger, metrics, report, model
+
+
+def test_the_report_of_an_earlier_version_is_read_and_the_card_says_so(copy: Path) -> None:
+    report = json.loads((copy / "report.json").read_text())
+    old = {name: value for name, value in report.items() if name not in ("files", "sha256", "reservation")}
+    (copy / "report.json").write_text(json.dumps(old))
+    assert any("earlier version" in caveat for caveat in privacy_card(copy).caveats)
+    (copy / "report.json").write_text(json.dumps({**old, "sha256": report["sha256"]}))
+    with pytest.raises(ArgumentError, match=r"report\.json to be as the run wrote it"):
         privacy_card(copy)
-    (copy / spoil).write_text("[1, 2")
-    with pytest.raises(ArgumentError, match="JSON"):
+
+
+def test_an_unfinished_run_has_no_card(copy: Path) -> None:
+    (copy / "guarantee.json").unlink()
+    (copy / "checkpoint").mkdir()
+    with pytest.raises(ArgumentError, match="finished run"):
         privacy_card(copy)
 
 

@@ -210,3 +210,20 @@ def test_keys_of_every_other_kind_are_refused_in_a_sentence(tmp_path):
         path.write_text("\n".join([lines[0], other, lines[-1], ""]))
         with pytest.raises(ArgumentError, match="key"):
             sign(None, path)
+
+
+def test_a_key_file_with_a_flipped_bit_never_signs(run, key, tmp_path):
+    """Most flipped bits make another key that signs as well as any: the public half beside it tells."""
+    bad = Path(shutil.copyfile(key, tmp_path / "officer.key"))
+    shutil.copyfile(f"{key}.pub", f"{bad}.pub")
+    card, whole, halves = privacy_card(run), key.read_bytes(), 0
+    for place in range(0, len(whole), 3):
+        bad.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            content = sign(card, bad)
+        except ArgumentError as error:
+            assert "officer.key" in str(error) and "changed" in str(error)
+            halves += "halves of one key" in str(error)
+        else:  # a bit that PEM does not read, such as its last one
+            assert verify(written(content, tmp_path), signer=f"{key}.pub").trusted
+    assert halves >= 5

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from forger import renamed
 from safetensors.torch import load_file
 
 from hushgrad.budget import Ledger as BudgetLedger
@@ -157,6 +158,9 @@ def test_the_winner_is_released_with_the_price_of_the_search(fixed_key: bytes, t
     naive = {**guarantee.to_json(), "epsilon": tuned.naive_epsilon}
     (out / "guarantee.json").write_text(json.dumps(naive))
     with pytest.raises(ArgumentError, match="to be at least"):
+        privacy_card(renamed(out))
+    (out / "tuning.json").unlink()
+    with pytest.raises(ArgumentError, match=r"tuning\.json in the run's folder"):
         privacy_card(out)
 
 

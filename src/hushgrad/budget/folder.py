@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hushgrad import _check
+from hushgrad.budget.belonging import require_belonging
 from hushgrad.errors import ArgumentError, HushgradError, StorageError
 from hushgrad.events import Event, Repeat, Unanalysed
 from hushgrad.guarantee import Ledger
@@ -60,18 +61,22 @@ class Finding:
 def finding(folder: Path, reserved: Event, *, identity: str = "") -> Finding:
     """What a run in ``folder`` may have released, given that it is not running any more; ``identity`` is its name, where it is known."""
     if (folder / "guarantee.json").is_file():
-        return _finished(folder, reserved)
+        return _finished(folder, reserved, identity)
     try:
         return _unfinished(folder, reserved, identity)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, HushgradError) as error:
         return Finding(reserved, f"the folder tells too little ({type(error).__name__}): the whole reservation is charged")
 
 
-def _finished(folder: Path, reserved: Event) -> Finding:
+def _finished(folder: Path, reserved: Event, identity: str) -> Finding:
     try:
-        event = Ledger.from_json(_read(folder / "ledger.json")).event()
+        ledger = Ledger.from_json(_read(folder / "ledger.json"))
+        event, names = ledger.event(), {entry.run for entry in ledger}
+        require_belonging(folder, _read(folder / "report.json"))
     except (OSError, ValueError, RecursionError, HushgradError):
-        return Finding(reserved, "finished, but its ledger cannot be read: the whole reservation is charged")
+        return Finding(reserved, "finished, but its ledger cannot be trusted: the whole reservation is charged")
+    if identity and identity not in names:
+        return Finding(reserved, "its ledger is another run's: the whole reservation is charged")
     return Finding(event, "finished: charged for the steps in its ledger")
 
 

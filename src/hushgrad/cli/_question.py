@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushgrad import _check
+from hushgrad._printed import reason
 from hushgrad.cli._parser import Parser, UsageError, whole
 
 if TYPE_CHECKING:
@@ -81,10 +82,8 @@ def _text(word: str) -> str:
         return word
     try:
         return Path(word[1:]).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"Cannot read the event from {word[1:]}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"Cannot read the event from {word[1:]}: it is not text.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Cannot read the event from {word[1:]}: {reason(error)}.") from None
 
 
 def accountant_names(words: str) -> list[str]:

@@ -65,7 +65,7 @@ def run(words: list[str]) -> int:
     if options.plot:
         _save_plot(report, options)
     if options.json:
-        print_json(report.summary())
+        print_json({**report.summary(), "plan_digest": plan.digest})
     else:
         _print(report)
     return 1 if report.refuted else 0
@@ -80,10 +80,12 @@ def _deep(options: argparse.Namespace) -> int:
         )
     with waiting("Attacking the run"):
         from hushgrad.audit.folder import audit_folder
+        from hushgrad.train import Plan
 
         report = audit_folder(options.path, seed=options.seed, confidence=options.confidence)
+        digest = Plan.from_json(_plan_text(Path(options.path))).digest
     if options.json:
-        print_json(report.to_json())
+        print_json({**report.to_json(), "plan_digest": digest})
     else:
         print(report)
     return 1 if report.refuted else 0

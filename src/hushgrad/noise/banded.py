@@ -63,7 +63,7 @@ class Banded(LowerToeplitz):
         ),
     )
 
-    bands: int = 64
+    bands: int = field(default=64, kw_only=False)  # plans print Banded(4)
     loss: str = "mean"
     coefficients: tuple[float, ...] | None = None
     workload: Workload | None = field(default=None, metadata=LATER)

@@ -56,7 +56,7 @@ class BLT(LowerToeplitz):
         _papers.DENISOV_2022_IMPROVED,
     )
 
-    buffers: int = 4
+    buffers: int = field(default=4, kw_only=False)  # plans print BLT(2)
     loss: str = "mean"
     decay: tuple[float, ...] | None = None
     inverse_decay: tuple[float, ...] | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
+from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian
 from hushgrad.noise.base import Mechanism
@@ -37,7 +38,9 @@ def read_plan(path: str | Path) -> Plan:
         _check.fail("--plan", str(path), f"to have at most {_LARGEST} bytes")
     try:
         return Plan.from_json(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, ArgumentError) as error:
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"Expected {file.name} to be a plan: {reason(error)}.") from None
+    except ArgumentError as error:
         raise ArgumentError(f"Expected {file.name} to be a plan. hushgrad plan --save PATH writes one. {error}") from None
 
 

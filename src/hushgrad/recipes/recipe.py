@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from hushgrad import _check
+from hushgrad._printed import reason
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import ArgumentError
@@ -297,7 +298,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return _check.toml(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte-order mark
     except ValueError as error:
-        raise ArgumentError(f"Expected {path.name} to be TOML: {error}.") from None
+        raise ArgumentError(f"Expected {path.name} to be TOML: {reason(error)}.") from None
 
 
 def _ledger_table(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -202,8 +202,7 @@ def _finished(recipe: Recipe, private: Private, data: Data, out: Path, began: fl
     private.detach()
     facts: dict[str, Any] = {"guarantee": guarantee, "steps": private.steps, "seconds": time.monotonic() - began, "out": out}
     outcome = Outcome(test=test, confusion=errors, **facts)
-    write_report(out, recipe, private.plan, outcome.to_json(), guarantee)
-    _write(out / "guarantee.json", guarantee.to_json())  # last: it marks a finished session
+    write_report(out, recipe, private.plan, outcome.to_json(), guarantee)  # last: it marks a finished session
     return outcome
 
 

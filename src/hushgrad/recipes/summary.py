@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import hashlib
 import json
 import platform
 from datetime import datetime, timezone
@@ -13,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hushgrad import __version__
+from hushgrad.budget.belonging import file_sha256, with_digests
+from hushgrad.budget.folder import reservation_of
 from hushgrad.guarantee import Guarantee, questions
+from hushgrad.release.atomic import replacing
 from hushgrad.train.plan import Plan
 
 if TYPE_CHECKING:
@@ -23,9 +25,12 @@ __all__ = ["write_report"]
 
 
 def write_report(
-    out: Path, recipe: Recipe, plan: Plan, outcome: dict[str, Any], guarantee: Guarantee, *, tuned: bool = False
+    out: Path, recipe: Recipe, plan: Plan, outcome: dict[str, Any], guarantee: Guarantee, *, tuning: dict[str, Any] | None = None
 ) -> None:
-    """Write ``report.json`` and ``report.md`` into ``out``; ``tuned`` says that the guarantee counts the search too."""
+    """Write ``report.json``, which names every file of the run by its digest, ``report.md`` and, last, ``guarantee.json``, which marks
+    a finished run; ``tuning`` is the record of a search that the guarantee counts: ``tuning.json``, which marks a finished search.
+    """
+    tuned = tuning is not None
     versions = {"hushgrad": __version__, "torch": torch.__version__, "python": platform.python_version()}
     doubts = [*questions(guarantee.epsilon, guarantee.delta), *caveats(recipe, plan, tuned=tuned)]
     content = {
@@ -33,13 +38,22 @@ def write_report(
         "plan_digest": plan.digest,
         "by": recipe.run.by or _login(),
         "finished": datetime.now(timezone.utc).date().isoformat(),
-        "model_sha256": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
+        "model_sha256": file_sha256(out / "model.safetensors"),
+        "reservation": reservation_of(out),
         "recipe": recipe.tables(),
         "versions": versions,
         "caveats": doubts,
     }
-    (out / "report.json").write_text(json.dumps(content, indent=2) + "\n")
+    texts = {"guarantee.json": _text(guarantee.to_json())} | ({} if tuning is None else {"tuning.json": _text(tuning)})
+    (out / "report.json").write_text(_text(with_digests(out, content, texts)), encoding="utf-8")
     (out / "report.md").write_text(_markdown(recipe, plan, outcome, guarantee, versions, doubts), encoding="utf-8")
+    for name, text in texts.items():
+        with replacing(out / name, mode=0o644) as new:
+            new.write_text(text, encoding="utf-8")
+
+
+def _text(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"
 
 
 def _login() -> str:

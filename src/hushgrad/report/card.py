@@ -248,6 +248,14 @@ def _versions(folder: Folder) -> dict[str, str]:
 def _caveats(folder: Folder, raw: bool) -> tuple[str, ...]:
     found = [*questions(folder.guarantee.epsilon, folder.guarantee.delta)]
     found += [str(caveat) for caveat in folder.report.get("caveats", ())]
+    if not folder.named:
+        found.append(
+            "An earlier version wrote report.json: it does not say which files are the run's own, so only what they say agrees."
+        )
+    if folder.tuning is not None and not isinstance(folder.guarantee.event, RepeatAndSelect):
+        found.append("Somebody added tuning.json: the guarantee does not count a search, and nothing here vouches for that file.")
+    if folder.audit is not None and "plan_digest" not in folder.audit:
+        found.append("Somebody added audit.json: it does not name the plan that was audited, so it may be another run's.")
     if folder.tuning is None:
         found.append("What was tuned, and on which data, is not recorded in the run folder: its cost is unknown and not counted.")
     if raw:

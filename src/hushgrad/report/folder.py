@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
 from hushgrad._printed import at_most, reason
+from hushgrad.budget.belonging import file_sha256, require_belonging
+from hushgrad.budget.folder import reservation_of
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.train.plan import Plan
 
-__all__ = ["Folder", "file_sha256", "read_folder", "read_object"]
+__all__ = ["Folder", "read_folder", "read_object"]
 
 _LARGEST = 256 << 20  # bytes of one file: a report reads what a run wrote, not whatever lies there
 
@@ -32,6 +33,7 @@ class Folder:
     audit: dict[str, Any] | None
     tuning: dict[str, Any] | None
     reservation: dict[str, Any] | None = None
+    named: bool = False  # whether the report names the other files by their digests
 
 
 def read_folder(path: str | Path) -> Folder:
@@ -44,12 +46,17 @@ def read_folder(path: str | Path) -> Folder:
     if not (folder / "plan.json").is_file():
         _check.fail("run", str(path), "to be the folder of a run, with plan.json in it", "Give the --out of hushgrad train.")
     if not (folder / "guarantee.json").is_file():
+        if (folder / "report.json").is_file() and not (folder / "checkpoint").is_dir():  # nothing is left to be resumed
+            raise ArgumentError("Expected guarantee.json beside report.json: the run was finished, and it is gone. Put it back.")
         remedy = "Finish it with hushgrad train --resume; a card states what a finished run promises."
         _check.fail("run", str(path), "to be a finished run", remedy)
+    if not (folder / "report.json").is_file():
+        raise ArgumentError("Expected report.json in the run's folder: it says which files are the run's own. Put it back.")
+    report = read_object(folder / "report.json")
+    named = require_belonging(folder, report)
     plan = Plan.from_json(read_object(folder / "plan.json"))
     guarantee = Guarantee.from_json(read_object(folder / "guarantee.json"))
     ledger = Ledger.from_json(read_object(folder / "ledger.json"))
-    report = read_object(folder / "report.json") if (folder / "report.json").is_file() else {}
     found = Folder(
         name=folder.resolve().name,
         plan=plan,
@@ -61,8 +68,14 @@ def read_folder(path: str | Path) -> Folder:
         audit=read_object(folder / "audit.json") if (folder / "audit.json").is_file() else None,
         tuning=read_object(folder / "tuning.json") if (folder / "tuning.json").is_file() else None,
         reservation=read_object(folder / "reservation.json") if (folder / "reservation.json").is_file() else None,
+        named=named,
     )
+    if named and report.get("reservation") != reservation_of(folder):
+        raise ArgumentError(
+            "Expected reservation.json to name the reservation in report.json. It was changed, or is another run's."
+        )
     _require_consistent(found)
+    _require_audited(found)
     _require_model(folder / "model.safetensors", report)
     return found
 
@@ -99,23 +112,17 @@ def _require_report(found: Folder) -> None:
         raise ArgumentError("Expected report.json to be about plan.json: the plan's hash differs. One of them was changed.")
 
 
+def _require_audited(found: Folder) -> None:
+    """An audit of another plan says nothing about this run."""
+    digest = (found.audit or {}).get("plan_digest", found.plan.digest)
+    if digest != found.plan.digest:
+        raise ArgumentError("Expected audit.json to be an audit of plan.json: it names another plan. Audit this run.")
+
+
 def _require_model(file: Path, report: dict[str, Any]) -> None:
     """Whoever signs a card signs for the model in this folder; where there is none, the card's hash stands alone."""
     if "model_sha256" in report and file.is_file() and file_sha256(file) != report["model_sha256"]:
         raise ArgumentError("Expected model.safetensors to be the file that report.json names: its SHA-256 is another one.")
-
-
-def file_sha256(path: str | Path) -> str:
-    """The SHA-256 of a file, in hexadecimal.
-
-    Args:
-        path: of any size; it is read in pieces.
-    """
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def read_object(path: Path) -> dict[str, Any]:

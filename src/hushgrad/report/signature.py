@@ -23,9 +23,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from hushgrad import _check
 from hushgrad._printed import at_most
 from hushgrad.budget import Policy
+from hushgrad.budget.belonging import file_sha256
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, questions
-from hushgrad.report.folder import file_sha256, read_object
+from hushgrad.report.folder import read_object
 
 if TYPE_CHECKING:
     from hushgrad.report.card import Card
@@ -242,6 +243,11 @@ def _secret_key(path: Path) -> Ed25519PrivateKey:
     )
     if not isinstance(key, Ed25519PrivateKey):
         _check.fail("key", str(path), "to be an Ed25519 key", "hushgrad report --new-signer makes one.")
+    public = path.with_name(path.name + ".pub")  # a changed bit makes another key, which is as good as any: its other half tells
+    if public.is_file() and _fingerprint(_public_key(public)) != _fingerprint(key.public_key()):
+        raise ArgumentError(
+            f"Expected {path.name} and {public.name} to be the halves of one key: one of them was changed. Use a copy."
+        )
     return key
 
 
@@ -259,4 +265,6 @@ def _loaded(path: Path, load: Any, remedy: str) -> Any:
         raise ArgumentError(f"Expected a readable key file {str(path)!r}: {error.strerror}. {remedy}") from None
     # Not PEM, one with a password, or a key that OpenSSL itself cannot make; what is in it is not shown.
     except (ValueError, TypeError, UnsupportedAlgorithm, InternalError):
-        raise ArgumentError(f"Expected {str(path)!r} to hold a key in PEM form, without a password. {remedy}") from None
+        raise ArgumentError(
+            f"Expected {str(path)!r} to be a key as it was written, without a password: it was changed or is none. {remedy}"
+        ) from None

@@ -289,7 +289,8 @@ def _released(
     tuned = Tuned(guarantee=guarantee, naive_epsilon=search.cost.naive, candidate=None, score=None, test={}, out=out)
     if best is not None and (folder / f"{best.trial:05d}" / "guarantee.json").exists():  # else all trials were lost
         tuned = _copied(search, tuned, best, folder / f"{best.trial:05d}", run)
-    _write(out / "tuning.json", _record(search, tuned))  # marks a finished search
+    else:
+        _write(out / "tuning.json", _record(search, tuned))  # marks a finished search
     destroy(out)  # the key, K, the losers and their scores
     return tuned
 
@@ -306,13 +307,13 @@ def _copied(search: Priced, tuned: Tuned, best: _Result, winner: Path, run: dict
     # One charge for everything, however many trials.
     ledger.record(guarantee.event, times=int(outcome["steps"]), stream="search", **run)
     _write(out / "ledger.json", ledger.to_json())
-    write_report(out, recipe, plan, outcome, guarantee, tuned=True)
-    _write(out / "guarantee.json", guarantee.to_json())
     tables = recipe.tables()
     chosen = {place: tables[place.partition(".")[0]][place.partition(".")[2]] for place in search.settings.over}
     test = {name: float(value) for name, value in outcome.items() if name.startswith("test_")}
     naive, at_ends = plan.guarantee().epsilon, tuple(edges(search.settings.over, chosen))
-    return replace(tuned, naive_epsilon=naive, candidate=chosen, score=best.score, test=test, edges=at_ends)
+    done = replace(tuned, naive_epsilon=naive, candidate=chosen, score=best.score, test=test, edges=at_ends)
+    write_report(out, recipe, plan, outcome, guarantee, tuning=_record(search, done))
+    return done
 
 
 def _copy_metrics(source: Path, target: Path) -> None:

@@ -1,0 +1,88 @@
+"""Which files belong to a finished run: ``report.json`` names each of them, and itself, by SHA-256.
+
+That tells a file that was changed, cut short, lost or taken from another run. It is no protection against somebody who writes all of
+them anew: that is what the signature of a privacy card is for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hushgrad._printed import reason
+from hushgrad.errors import ArgumentError
+
+__all__ = ["ADDED", "NAMED", "file_sha256", "require_belonging", "with_digests"]
+
+ADDED = "tuning.json"  # may be another tool's record of a search
+NAMED = ("plan.json", "recipe.json", "ledger.json", "metrics.jsonl", "guarantee.json", ADDED)
+
+
+def with_digests(out: Path, content: Mapping[str, Any], later: Mapping[str, str]) -> dict[str, Any]:
+    """The content of a report with the digests of the run's files, and then its own.
+
+    Args:
+        out: the run's folder.
+        content: of the report.
+        later: texts of files that are written after the report.
+    """
+    files = {name: hashlib.sha256(later[name].encode()).hexdigest() for name in NAMED if name in later}
+    files |= {name: file_sha256(out / name) for name in NAMED if name not in later and (out / name).is_file()}
+    named = {**content, "files": dict(sorted(files.items()))}
+    return {**named, "sha256": _digest(named)}
+
+
+def require_belonging(folder: Path, report: Mapping[str, Any]) -> bool:
+    """Every file is the one that the report names. Whether it names any: those of earlier versions do not.
+
+    Raises:
+        ArgumentError: with the name of the file that is missing, was changed or is another run's.
+    """
+    files = report.get("files")
+    if "files" not in report and "sha256" not in report:
+        return False
+    named = {name: value for name, value in report.items() if name != "sha256"}
+    if not isinstance(files, dict) or _digest(named) != report.get("sha256"):
+        raise ArgumentError("Expected report.json to be as the run wrote it: its SHA-256 is another one. It was changed.")
+    for name in NAMED:
+        _require_file(folder / name, files.get(name))
+    return True
+
+
+def _require_file(file: Path, named: str | None) -> None:
+    if not file.is_file():
+        if named is not None:
+            raise ArgumentError(f"Expected {file.name} in the run's folder: report.json names it, and it is gone. Put it back.")
+        return
+    if named is None:
+        if file.name != ADDED:
+            raise ArgumentError(f"Expected no {file.name} in the run's folder: report.json names none. It is another run's.")
+        return
+    if file_sha256(file) != named:
+        raise ArgumentError(
+            f"Expected {file.name} to be the file that report.json names: its SHA-256 is another one. "
+            "It was changed, cut short or taken from another run."
+        )
+
+
+def file_sha256(path: str | Path) -> str:
+    """The SHA-256 of a file, in hexadecimal.
+
+    Args:
+        path: of any size; it is read in pieces.
+    """
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    except OSError as error:
+        raise ArgumentError(f"Expected a readable {Path(path).name}: {reason(error)}.") from None
+    return digest.hexdigest()
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
