@@ -46,6 +46,23 @@ def test_outer_products(B: int, d: int, p: int, seed: int) -> None:
     assert not _fused.outer_sq_norms(x, g, largest * 1.001)[2]
 
 
+@settings(deadline=None)
+@given(cuts=st.lists(st.integers(0, 5), min_size=1, max_size=9), n=st.integers(1, 3000), threads=st.sampled_from([1, 2]))
+@example(cuts=[1] * 16, n=(1 << 17) + 5, threads=2)  # so large that threads share the columns
+def test_examples_in_several_blocks(cuts: list[int], n: int, threads: int) -> None:
+    G, weights, out = _random(sum(cuts), n, seed=n), _random(sum(cuts), seed=1), _random(n, seed=2)
+    expected = out.double() + weights.double() @ G.double()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert _fused.add_pieces([part.clone() for part in G.split(cuts)], weights, out)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=1e-5)
+    assert not _fused.add_pieces([G.t().contiguous().t()], weights, out) or min(G.shape) < 2
+    assert not _fused.add_pieces([G.double()], weights, out)
+
+
 def test_norms_neither_underflow_nor_overflow() -> None:
     """In single precision the square of 1e-30 is 0 and that of 1e30 is infinite."""
     for size in (1e-45, 1e-38, 1e-30, 1e30, 3e38):

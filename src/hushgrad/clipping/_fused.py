@@ -20,7 +20,18 @@ from hushgrad.native import _abi
 if TYPE_CHECKING:
     from hushgrad.clipping.rules.conv import Geometry
 
-__all__ = ["add_wide_sums", "clip", "gram", "kernel_gradients", "outer_sq_norms", "outer_sums", "sq_norms", "total", "wide_kept"]
+__all__ = [
+    "add_pieces",
+    "add_wide_sums",
+    "clip",
+    "gram",
+    "kernel_gradients",
+    "outer_sq_norms",
+    "outer_sums",
+    "sq_norms",
+    "total",
+    "wide_kept",
+]
 
 _AT_MOST = 1 << 20  # elements; beyond, torch's threads are worth more than fewer calls (norms have the same bits then)
 _PATCHES_AT_MOST = 1 << 18  # floats of one example's patches: 1 MB, so that they stay in the second-level cache
@@ -93,6 +104,24 @@ def wide_kept(G: Tensor, weights: Tensor) -> Tensor | None:
     at, by, to = G.data_ptr(), weights.data_ptr(), out.data_ptr()
     _shared(n, max(1024, _SHARE // max(1, B)), lambda some: library.wide_kept(at, n, by, B, some.start, len(some), to))
     return out
+
+
+def add_pieces(parts: Sequence[Tensor], weights: Tensor, out: Tensor) -> bool:
+    """``out += sum_i w_i G_i`` of examples that lie in several blocks, one after the other; whether that could be done here.
+
+    A product for each block would read and write ``out`` as often as there are blocks.
+    """
+    if native.EXACT is None or not _fit(weights, out, *parts):
+        return False
+    combine, n, to, by = native.EXACT.combine_f32, out.numel(), out.data_ptr(), weights.data_ptr()
+    places = [part.data_ptr() + 4 * n * i for part in parts for i in range(len(part))]
+
+    def work(some: range) -> None:
+        at = array("Q", [place + 4 * some.start for place in places])
+        combine(by, 1, at.buffer_info()[0], len(at), to + 4 * some.start, n, len(some))
+
+    _shared(n, max(1024, _SHARE // max(1, len(places))), work)
+    return True
 
 
 def _room(columns: int) -> Tensor:

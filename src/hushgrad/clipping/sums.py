@@ -125,6 +125,8 @@ class Sum:
     def add_kept(self, G: Tensor | Pieces, weights: Tensor) -> None:
         """Add ``sum_i weights[i] G[i]``, in one pass over G."""
         if isinstance(G, Pieces):
+            if weights.dtype is self._dtype is torch.float32 and _fused.add_pieces(G.parts, weights, self.buffer):
+                return
             for part, some in zip(G.parts, weights.split([len(part) for part in G.parts]), strict=True):
                 self.add_kept(part, some)
         elif weights.dtype is torch.float64 and G.dtype is torch.float32:
