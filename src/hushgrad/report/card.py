@@ -103,6 +103,14 @@ def privacy_card(
         PolicyRefused: where the policy does not allow the claim, or wants a ledger and none was given.
         ArgumentError: where the folder holds no finished run, or its files contradict each other.
     """
+    card = facts_of(run_folder, raw=raw, policy=policy, ledger=ledger)
+    claim = card.guarantee
+    curves: dict[str, Any] = {"curve": _curve(claim), "trade_off": _trade_off(claim)}
+    return dataclasses.replace(card, plain=in_plain_words(claim), interval=_interval(claim), **curves)
+
+
+def facts_of(run_folder: str | Path, *, raw: bool = False, policy: Policy | None = None, ledger: Ledger | None = None) -> Card:
+    """A card, as checked as :func:`privacy_card`'s, without its plain words, interval and curves, which take most of the time."""
     folder = read_folder(run_folder)
     rules = read_policy() if policy is None else policy
     budget = budget_of(folder, ledger, rules)
@@ -114,11 +122,11 @@ def privacy_card(
         guarantee=guarantee,
         plan=plan,
         steps=steps,
-        plain=in_plain_words(guarantee),
+        plain=(),
         sampling={"assumed": sampling_assumed(plan.participation), "done": sampling_done(plan, guarantee, steps)},
-        interval=_interval(guarantee),
-        curve=_curve(guarantee),
-        trade_off=_trade_off(guarantee),
+        interval=None,
+        curve=(),
+        trade_off=(),
         noise_source=_noise_source(folder),
         gap=gap,
         gap_note=gap_note,

@@ -9,7 +9,7 @@ from typing import Any
 from hushgrad._printed import at_most
 from hushgrad.budget import Policy
 from hushgrad.errors import NoTheorem
-from hushgrad.report.card import Card, privacy_card
+from hushgrad.report.card import Card, facts_of
 
 __all__ = ["ANYTHING", "SideBySide", "compare_runs"]
 
@@ -40,7 +40,7 @@ def compare_runs(first: str | Path | Card, second: str | Path | Card) -> SideByS
     Raises:
         ArgumentError: where a folder holds no finished run, or its files contradict each other.
     """
-    a, b = (one if isinstance(one, Card) else privacy_card(one, policy=ANYTHING) for one in (first, second))
+    a, b = (one if isinstance(one, Card) else facts_of(one, policy=ANYTHING) for one in (first, second))
     pairs = zip(_facts(a).items(), _facts(b).values(), strict=True)
     rows = [(what, mine, others) for (what, mine), others in pairs if mine or others]
     names = sorted({*a.results, *b.results} - {"seconds"})
