@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat
+from hushgrad.clipping.costs import MANY, crowd
+from hushgrad.clipping.layout import Kind, Layout
+from hushgrad.clipping.proof import others, tags
+from hushgrad.clipping.proof.tags import Exit, tagged
 
 
 class Shared(nn.Module):
@@ -48,3 +53,60 @@ def test_nothing_of_a_pass_outlives_its_step(name: str) -> None:
         gc.collect()  # it does not see circles through the graph
         assert made
         assert not [tuple(found.shape) for each in made if (found := each()) is not None]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_proof_holds_one_graph_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    make, data = MODELS[name]
+    model = make()
+    passes: list[list[weakref.ref[torch.Tensor]]] = []
+    model.register_forward_pre_hook(lambda _module, _args: passes.append([]))
+    for module in model.modules():
+        module.register_forward_hook(lambda _module, _args, output: passes[-1].append(weakref.ref(output)))
+    held: list[int] = []
+    pulled = tags._pulled
+
+    def counted(*args: Any) -> Any:
+        held.append(sum(any(output() is not None for output in outputs) for outputs in passes))
+        return pulled(*args)
+
+    monkeypatch.setattr(tags, "_pulled", counted)
+    capture = Capture(model)
+    capture.attach()
+    model(data())
+    assert held
+    assert set(held) == {1}
+
+
+def test_owners_that_follow_a_rule_take_no_room() -> None:
+    x = torch.randn(6, 40, 50, requires_grad=True)
+    y = x * 3.0
+    edge = torch.autograd.graph.get_gradient_edge
+    exits = [Exit(edge(y), y.detach(), Layout(Kind.DIM))]
+    (found,), _ = tagged(exits, [edge(x)], [], 6)
+    assert found.proved
+    assert found.each is not None
+    assert torch.equal(found.each, torch.arange(6).reshape(6, 1, 1).expand(6, 40, 50).to(found.each.dtype))
+    assert found.each.untyped_storage().nbytes() <= 64
+
+
+def test_crowds_of_large_outputs_are_small_and_larger_batches_are_proved() -> None:
+    assert crowd(8) == 32
+    assert crowd(8, MANY) == 16
+    assert crowd(64, MANY) == crowd(64) == 128
+
+
+def test_a_difference_in_one_row_of_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others, "_AT_ONCE", 8)  # some rows after the others
+    torch.manual_seed(0)
+    x = torch.randn(12, 4)
+    where, every = (Layout(Kind.DIM), 12), torch.arange(12)
+    order = torch.randperm(12)
+    assert others._alike(x, x[order], order, every, where, where)
+    y = x[order].clone()
+    y[11, 3] += 0.1
+    assert not others._alike(x, y, order, every, where, where)
+    small = x.clone()
+    small[3] *= 1e-9  # beside the largest of all rows, not of its own: rounding
+    assert others._alike(small, small + 1e-8 * (every == 3).unsqueeze(1), every, every, where, where)

@@ -13,6 +13,7 @@ __all__ = [
     "FEW",
     "KEPT",
     "LENGTHS",
+    "MANY",
     "MULTIPLE",
     "READINGS",
     "ROUNDING",
@@ -56,11 +57,17 @@ TRIES = 8
 LENGTHS = 3
 # Ways to read which inputs hold the examples that are tried at most.
 READINGS = 16
+# Numbers of outputs (4 MB in single precision) beyond which a crowd is as small as it may be.
+MANY = 1 << 20
 
 
-def crowd(examples: int) -> int:
-    """Examples that run together in the seal: a capacity that the batch does not reach binds for them. Larger batches are proved anew."""
-    return max(2 * examples, min(4 * examples, 64))
+def crowd(examples: int, numbers: int = 0) -> int:
+    """Examples that run together in the seal: a capacity that the batch does not reach binds for them. Larger batches are proved anew.
+
+    ``numbers``: of all outputs. Where these are many, a crowd would hold several times what a step holds, so it is smaller, as it is for
+    large batches: whatever is then released has still met a crowd twice its size.
+    """
+    return 2 * examples if numbers >= MANY else max(2 * examples, min(4 * examples, 64))
 
 
 def seal_of(dtypes: Iterable[torch.dtype]) -> float:

@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hushgrad._widest import widest
 
-__all__ = ["Batch", "Run", "detached", "leaves_of", "run_with_others", "same", "traced_run", "with_squares_shared"]
+__all__ = ["Batch", "Run", "detached", "largest", "leaves_of", "run_with_others", "same", "traced_run", "with_squares_shared"]
 
 Call = tuple[nn.Module, int]  # a module, and how often it was called before
 _SAME = 1e-4  # relative: far above rounding, far below what a batch statistic does
 _SAME_HALF = 2e-2  # of numbers with eight bits: a few roundings, each of 1/256
-_PIECE = 1 << 18  # numbers that are compared at once
+_PIECE = 1 << 16  # numbers that are compared at once
 
 
 class Batch(NamedTuple):
@@ -159,8 +159,8 @@ def _each_call(module: nn.Module, see: Callable[[Call, Any], Any]) -> Iterator[N
 # Tensors -------------------------------------------------------------------------------------------------------------------
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Equal up to what another order of summation may do."""
+def same(a: Tensor, b: Tensor, *, scale: float | None = None) -> bool:
+    """Equal up to what another order of summation may do to numbers as large as these (``scale``: as those of which they are a part)."""
     if not a.is_floating_point():
         return torch.equal(a, b)
     half = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or a.element_size() < 4
@@ -168,9 +168,14 @@ def same(a: Tensor, b: Tensor) -> bool:
     pieces = (
         list(zip(_pieces(a.detach()), _pieces(b.detach()), strict=True)) if a.shape == b.shape else [(a.detach(), b.detach())]
     )
-    scale = max((float(x.nan_to_num(0, 0, 0).abs().max()) for x, _ in pieces if x.numel()), default=0.0)
+    scale = max((largest(x) for x, _ in pieces), default=0.0) if scale is None else scale
     close = partial(torch.allclose, rtol=tolerance, atol=tolerance * scale + 1e-12, equal_nan=True)
     return all(close(widest(x), widest(y)) for x, y in pieces)
+
+
+def largest(t: Tensor) -> float:
+    """The largest of these numbers that is finite, without its sign."""
+    return float(t.nan_to_num(0, 0, 0).abs().max()) if t.numel() else 0.0
 
 
 def _pieces(t: Tensor) -> Sequence[Tensor]:

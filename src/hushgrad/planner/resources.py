@@ -45,7 +45,8 @@ _SECONDS: dict[str, tuple[float, ...]] = {
     "full": (1.41e-11, 1.98e-11, 3.81e-10, 8.73e-9, 7.02e-3, 2.32e-9, 0.0),
 }
 # Numbers held for an activation of a micro-batch and for a score, how many more beside a learned table of positions; bytes whatever the
-# model is. A score counts so often because the proof in the first step runs a crowd of examples, six times a micro-batch, and compares.
+# model is. A score counts so often because the proof in the first step ran a crowd of six micro-batches when this was fitted; it holds
+# less now, so these are upper bounds.
 _HELD: dict[str, tuple[float, ...]] = {"lora": (1.31, 21.8, 0.79, 0.0, 7.88e7), "full": (1.14, 20.9, 7.55, 3.0, 6.63e7)}
 _PAIRS = {"lora": 16, "full": 2}  # numbers that count as an activation, for two tokens of a text and a head
 # Bytes in a second between two processes of one machine (gloo), packing and adding included.

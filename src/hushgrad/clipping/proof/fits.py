@@ -24,7 +24,6 @@ class _Fit(NamedTuple):
     """A reading of the inputs under which some examples alone give what they give in the batch."""
 
     reading: Reading
-    some: Run
     layouts: tuple[Layout | None, ...]
 
 
@@ -80,9 +79,10 @@ def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int
         if first is None or _elsewhere(first.layouts, reading.layouts):
             some = run_some(stage, reading, inputs, which, examples)
             layouts = None if some is None else exits_in(whole, some, which, examples)
-            if some is not None and layouts is not None:
+            del some  # its graph
+            if layouts is not None:
                 first = first or reading
-                yield _Fit(reading, some, layouts)
+                yield _Fit(reading, layouts)
 
 
 def _elsewhere(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.costs import CLOCKS, FEW, KEPT, crowd
+from hushgrad.clipping.costs import CLOCKS, FEW, KEPT
+from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.changes import KINDS, Change, Named, changes, constant, halved, short, turned
 from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run, Stage
-from hushgrad.clipping.runs import same
+from hushgrad.clipping.runs import largest, same
 from hushgrad.errors import HushgradError
 
 __all__ = ["Sealing", "influence", "part_of", "swayed"]
@@ -28,6 +29,9 @@ _SEEDED = (
     "its random numbers begin at a seed that follows from the data: draw from torch's own generator, and seed none in forward"
 )
 _REMEMBERS = "it keeps something of an earlier batch that changes the next one's outputs"
+
+
+_AT_ONCE = 1 << 17  # numbers of outputs that are compared at once
 
 
 class Sealing(Stage, Protocol):
@@ -88,8 +92,19 @@ def _kept(structure: Structure, a: list[Tensor], b: list[Tensor], mine: Tensor, 
             continue
         if not (layout.fits(x.shape, B) and layout.fits(y.shape, now)):
             return False
-        p, q = layout.at(x.shape, B).only(x, mine, B), layout.at(y.shape, now).only(y, its, now)
-        if p.shape != q.shape or not same(p, q):
+        if not _alike(x, y, mine, its, (layout.at(x.shape, B), B), (layout.at(y.shape, now), now)):
+            return False
+    return True
+
+
+def _alike(x: Tensor, y: Tensor, mine: Tensor, its: Tensor, where: tuple[Layout, int], there: tuple[Layout, int]) -> bool:
+    """Whether rows of two outputs are the same. Some after the others: copies of a crowd's outputs may be the most that a proof holds."""
+    some = max(1, _AT_ONCE * where[1] // max(1, x.numel()))
+    groups = list(zip(mine.split(some), its.split(some), strict=True))
+    scale = max((largest(where[0].only(x, own, where[1])) for own, _ in groups), default=0.0)
+    for own, other in groups:
+        p, q = where[0].only(x, own, where[1]), there[0].only(y, other, there[1])
+        if p.shape != q.shape or not same(p, q, scale=scale):
             return False
     return True
 
@@ -111,7 +126,7 @@ def _by_parts(stage: Sealing, structure: Structure, outputs: list[Tensor], input
 def _by_crowds(stage: Sealing, structure: Structure, outputs: list[Tensor], inputs: Any, B: int, lot: Random) -> str | None:
     """A few among so many copies of one as a batch may hold: whatever has room for fewer, or for fewer alike, is full."""
     few = lot.sample(range(B), min(B, FEW))
-    copies = [*few, *[lot.randrange(B)] * crowd(B)]
+    copies = [*few, *[lot.randrange(B)] * structure.most]
     copies, n = lot.sample(copies, len(copies)), len(copies)
     made = _outputs(stage, part_of(structure.reading, inputs, copies, B))
     if not _kept(structure, outputs, made, torch.tensor(copies), torch.arange(n), B, n):
@@ -130,7 +145,7 @@ def _by_kinds(stage: Sealing, structure: Structure, inputs: Any, B: int, few: li
     before = _tried(stage, reading.changed(part_of(reading, inputs, own, B), become, len(own)))
     if before is None:  # it does not take what is turned
         before, become = _outputs(stage, part_of(reading, inputs, own, B)), {}
-    more = lot.sample(range(B), B) * -(-crowd(B) // B)
+    more = lot.sample(range(B), B) * -(-structure.most // B)
     behind, n = len(own) // 2, len(own) + len(more)  # so many of them
     crowded = part_of(reading, inputs, [*own[behind:], *more, *own[:behind]], B)
     its = (torch.arange(len(own)) - behind) % n

@@ -9,39 +9,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge
 
-from hushgrad.clipping._torch import accumulated
-from hushgrad.clipping.call import Call
 from hushgrad.clipping.costs import crowd
 from hushgrad.clipping.layout import DEAD, MIXED, ROWS, SHARED, Kind, Layout, layouts_of
 from hushgrad.clipping.proof.around import around
 from hushgrad.clipping.proof.course import Courses
 from hushgrad.clipping.proof.fits import fit_of
-from hushgrad.clipping.proof.graph import Frontier, Graph, Source, Trail, find
+from hushgrad.clipping.proof.graph import Frontier, Trail
 from hushgrad.clipping.proof.inputs import Reading, leaves
-from hushgrad.clipping.proof.order import Move, is_fixed, moves_of, owners_at
+from hushgrad.clipping.proof.order import Move, is_fixed
+from hushgrad.clipping.proof.seen import Seen, SeenCall, not_again, seen
 from hushgrad.clipping.proof.shares import has_formula
-from hushgrad.clipping.proof.structure import (
-    NATIVE,
-    Number,
-    Pattern,
-    Place,
-    Structure,
-    is_packed,
-    numbered,
-    pattern,
-    sizes_of,
-)
-from hushgrad.clipping.proof.survey import Names, Run, Stage, Survey, rows_of, surveyed
+from hushgrad.clipping.proof.structure import NATIVE, Number, Pattern, Place, Structure, pattern, sizes_of
+from hushgrad.clipping.proof.survey import Stage, rows_of, run_some, surveyed
 from hushgrad.clipping.proof.tags import Owners
 from hushgrad.clipping.site import Site
 from hushgrad.errors import CaptureError
 
-__all__ = ["prove", "sources_of"]
+__all__ = ["prove"]
 
 _FLAT = (Kind.MAJOR, Kind.MINOR)
 
@@ -49,7 +39,7 @@ _FLAT = (Kind.MAJOR, Kind.MINOR)
 def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, bool] | None:
     """The structure of a pass over these inputs, still to be sealed, and whether no operation of it can put rows elsewhere.
 
-    None if no reading of the inputs explains the outputs. The surveys, many times what a step holds, end here.
+    None if no reading of the inputs explains the outputs. Of graphs, each as large as a step's, one is held at a time.
     """
     whole = stage.run(inputs, examples)
     few = 2 if examples == 3 else 3
@@ -57,10 +47,18 @@ def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, bool] | 
     fit = fit_of(stage, inputs, whole, which, examples)
     if fit is None:
         return None
-    reading, some, layouts = fit
-    first, second = (surveyed(r, layouts, n) for r, n in ((whole, examples), (some, few)))
-    beside = around(stage, reading, inputs, first, layouts)
-    return _structure(stage, reading, inputs, layouts, first, second, beside), is_fixed(first.graph)
+    reading, layouts = fit
+    survey = surveyed(whole, layouts, examples)
+    beside, fixed = around(stage, reading, inputs, survey, layouts), is_fixed(survey.graph)
+    first = seen(stage, survey, layouts, partial(stage.run, inputs, examples))
+    del whole, survey
+    again = partial(run_some, stage, reading, inputs, which, examples)
+    some = again()
+    if some is None:
+        raise not_again()
+    second = seen(stage, surveyed(some, layouts, few), layouts, again)
+    del some
+    return _structure(stage, reading, inputs, layouts, first, second, beside), fixed
 
 
 # From surveys to a structure ----------------------------------------------------------------------------------------------
@@ -71,19 +69,18 @@ def _structure(
     reading: Reading,
     inputs: Any,
     layouts: tuple[Layout | None, ...],
-    first: Survey,
-    second: Survey,
+    first: Seen,
+    second: Seen,
     around: tuple[bool, ...],
 ) -> Structure:
     ways = () if stage.opening is None else stage.opening.ways
     places = {number: _place(number, first, second) for number in first.owners}
-    if ways or any(is_packed(call) for call in first.run.calls):  # numbers of rows that are equal now
+    if ways or any(call.packed for call in first.calls.values()):  # numbers of rows that are equal now
         places = {n: Place(ROWS) if p.layout.kind in _FLAT and not p.layout.dim else p for n, p in places.items()}
     frontier, bare = _frontier(stage, places, first, second)
     sizes = sizes_of(leaves(inputs), reading, first.examples)
     assert sizes is not None
-    others = numbered(second.run.calls)
-    shapes = {n: _shapes(places[n], call, others.get(n)) for n, call in numbered(first.run.calls).items()}
+    shapes = {n: _shapes(n[0], places[n], call, second.calls.get(n)) for n, call in first.calls.items()}
     faint = [n for n, p in places.items() if p.layout.kind is Kind.SHARED and _faint(first, n) | _faint(second, n)]
     moves = _moves(first, second)
     fragile = bool(frontier.ends) and moves != ()
@@ -96,48 +93,44 @@ def _structure(
         shapes=shapes,
         frontier=frontier,
         bare=bare,
-        order=[c.site for c in first.run.calls],
+        order=first.order,
         plain=all(p.native for p in places.values()) and not bare and moves == () and not ways,
         partly=bool(faint),
-        nodes=frozenset({first.run.nodes}) if first.run.nodes == second.run.nodes else None,
+        nodes=frozenset({first.nodes}) if first.nodes == second.nodes else None,
         moves=moves,
         around=around,
-        most=crowd(first.examples),
+        most=crowd(first.examples, first.numbers),
         precisions=frozenset(stage.precisions()),
         fragile=fragile,
         routed=any(p.layout.kind is Kind.ROWS for p in places.values()),
         ways=ways,
-        courses=Courses(frozenset() if first.run.order == second.run.order else None),
+        courses=Courses(frozenset() if first.course == second.course else None),
     )
 
 
-def _shapes(place: Place, call: Call, other: Call | None) -> tuple[Pattern, ...]:
+def _shapes(site: Site, place: Place, call: SeenCall, other: SeenCall | None) -> tuple[Pattern, ...]:
     """The sizes of a call's outputs; ``other`` is the same call over fewer examples."""
-    dims = call.site.rule.dims(call.site.module, len(call.shapes))
+    dims = site.rule.dims(site.module, len(call.shapes))
     made = []
     for k, shape in enumerate(call.shapes):
-        layout = SHARED if is_packed(call) else Layout(Kind.DIM, dims[k]) if place.native else place.layout
+        layout = SHARED if call.packed else Layout(Kind.DIM, dims[k]) if place.native else place.layout
         made.append(pattern(layout, shape, None if other is None or len(other.shapes) <= k else other.shapes[k]))
     return tuple(made)
 
 
-def _moves(first: Survey, second: Survey) -> tuple[Move, ...] | None:
+def _moves(first: Seen, second: Seen) -> tuple[Move, ...] | None:
     """Where the examples are around nodes that move rows; None if that follows no rule."""
-    nodes, others = moves_of(first.graph), moves_of(second.graph)
-    if [n.name() for n in nodes] != [n.name() for n in others]:
+    if [move.name for move in first.moves] != [move.name for move in second.moves]:
         return None
-    if not nodes:
-        return ()
     made = []
-    pairs = zip(owners_at(nodes, first.exits, first.examples), owners_at(others, second.exits, second.examples), strict=True)
-    for node, (mine, its) in zip(nodes, pairs, strict=True):
+    for mine, its in zip(first.moves, second.moves, strict=True):
         outputs, inputs = (
             [_carried(a, b, first.examples, second.examples) for a, b in zip(own, other, strict=False)]
-            for own, other in zip(mine, its, strict=True)
+            for own, other in zip(mine[1:], its[1:], strict=True)
         )
         if SHARED in outputs or SHARED in inputs or (any(inputs) and not any(outputs)):
             return None
-        made.append(Move(node.name(), tuple(outputs), tuple(inputs)))
+        made.append(Move(mine.name, tuple(outputs), tuple(inputs)))
     return tuple(made)
 
 
@@ -152,13 +145,12 @@ def _carried(own: Owners, other: Owners, examples: int, few: int) -> Layout | No
 # Places of calls ----------------------------------------------------------------------------------------------------------
 
 
-def _place(number: Number, first: Survey, second: Survey) -> Place:
+def _place(number: Number, first: Seen, second: Seen) -> Place:
     """Where a call has its examples, if both surveys say so."""
-    site, call = number[0], numbered(first.run.calls)[number]
-    reached = [e is not None and e.node in first.graph.nodes for e in first.run.edges[call]]
+    site, call = number[0], first.calls[number]
     outputs = [
         DEAD
-        if not reached[k]
+        if not call.reached[k]
         else _layout(
             own, [] if number not in second.owners else second.owners[number][k : k + 1], first.examples, second.examples
         )
@@ -168,14 +160,14 @@ def _place(number: Number, first: Survey, second: Survey) -> Place:
     if not alive:
         return Place(DEAD)
     dims = site.rule.dims(site.module, len(outputs))
-    if is_packed(call) or all(o is DEAD or (o.kind is Kind.DIM and o.dim == d) for o, d in zip(outputs, dims, strict=True)):
+    if call.packed or all(o is DEAD or (o.kind is Kind.DIM and o.dim == d) for o, d in zip(outputs, dims, strict=True)):
         return NATIVE
     if len(outputs) == 1 and outputs[0].kind is not Kind.SHARED and _usable(site, outputs[0], len(call.shapes[0])):
         return Place(outputs[0])
     return Place(SHARED)
 
 
-def _faint(survey: Survey, number: Number) -> bool:
+def _faint(survey: Seen, number: Number) -> bool:
     """No gradient worth the name came back."""
     return not any(o.proved for o in survey.owners.get(number, []))
 
@@ -206,24 +198,26 @@ def _layout(own: Owners, other: list[Owners], examples: int, few: int) -> Layout
     return ROWS if bool(((own.each == rows) | ((own.each < 0) & (own.each != MIXED))).all()) else SHARED
 
 
-def _frontier(stage: Stage, places: dict[Number, Place], first: Survey, second: Survey) -> tuple[Frontier, frozenset[str]]:
+def _frontier(stage: Stage, places: dict[Number, Place], first: Seen, second: Seen) -> tuple[Frontier, frozenset[str]]:
     shared = {number for number, place in places.items() if place.layout.kind is Kind.SHARED}
-    surveys = [(survey, *sources_of(stage, survey.run, survey.graph, shared)) for survey in (first, second)]
-    bare = surveys[0][2] | surveys[1][2]
+    bare = first.bare | second.bare
+    if not shared and not bare:
+        return Frontier({}, frozenset()), bare
+    asks = [partial(survey.frontier, shared) for survey in (first, second)]
     try:
-        made = _above(surveys, frozenset())
+        made = _above(asks, frozenset())
     except LookupError as error:
         raise CaptureError(_unreadable(stage, shared, bare, str(error))) from None
-    return _higher(surveys, made), frozenset(bare)
+    return _higher(asks, made), bare
 
 
-_Sources = list[tuple[Survey, list[Source], set[str]]]  # of both surveys: where shared things come from, and what has no site
+_Asks = Sequence[Callable[[frozenset[Trail]], Frontier]]  # of both surveys: the frontier above these ways
 
 
-def _above(surveys: _Sources, below: frozenset[Trail]) -> Frontier:
+def _above(asks: _Asks, below: frozenset[Trail]) -> Frontier:
     """The frontier that both surveys allow, above these ways. Raises LookupError."""
     while True:
-        made = [find(survey.graph, survey.exits, edges, survey.examples, below) for survey, edges, _ in surveys]
+        made = [ask(below) for ask in asks]
         meet = {way for f in made for way in f.ends} & (made[0].mixed | made[1].mixed)
         if not meet:  # no way ends where examples meet in the other run
             break
@@ -238,7 +232,7 @@ def _above(surveys: _Sources, below: frozenset[Trail]) -> Frontier:
     return Frontier(ends, made[0].ways | (made[1].ways - ends.keys()))
 
 
-def _higher(surveys: _Sources, made: Frontier) -> Frontier:
+def _higher(asks: _Asks, made: Frontier) -> Frontier:
     """The frontier where places tell the owners, if there is one above this one.
 
     Below a maximum over positions no two examples may happen to meet: then what is already a sum over the examples looks like rows of
@@ -248,7 +242,7 @@ def _higher(surveys: _Sources, made: Frontier) -> Frontier:
     if not chance:
         return made
     try:
-        above = _above(surveys, chance)
+        above = _above(asks, chance)
     except LookupError:
         return made
     return made if any(ROWS in layouts for layouts in above.ends.values()) else above
@@ -258,27 +252,7 @@ def _both(mine: tuple[Any, ...], its: tuple[Any, ...] | None) -> list[tuple[Any,
     return [(a, its[k] if its is not None and k < len(its) else None) for k, a in enumerate(mine)]
 
 
-def sources_of(stage: Names, run: Run, graph: Graph, shared: set[Number]) -> tuple[list[Source], set[str]]:
-    """The outputs of shared calls, and the parameters that are used by no site."""
-    calls = numbered(run.calls)
-    edges = [
-        Source(f"{n[0].path} {n[1]}", e)
-        for n in calls
-        if n in shared
-        for e in run.edges[calls[n]]
-        if e is not None and e.node in graph.nodes
-    ]
-    names = set()
-    for node in graph.leaves:
-        leaf = accumulated(node)
-        name = None if leaf is None else stage.name_of(leaf)
-        if name is not None:
-            names.add(name)
-            edges.append(Source(name, GradientEdge(node, 0)))
-    return edges, names
-
-
-def _unreadable(stage: Stage, shared: set[Number], names: set[str], node: str) -> str:
+def _unreadable(stage: Stage, shared: set[Number], names: frozenset[str], node: str) -> str:
     where = sorted({n[0].path or type(stage.model).__name__ for n in shared} | names)
     return (
         f"{', '.join(where[:3])}: its gradient cannot be split by example; examples meet in {node} and are not apart above it. Take "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from random import Random
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Staged"]
 
 
+_LARGE = 1 << 20  # parameters
+
+
 class Staged:
     """Runs a model for proofs: what :class:`~hushgrad.clipping.proof.others.Sealing` asks for."""
 
@@ -48,6 +53,8 @@ class Staged:
         self._clocks: list[Place] | None = None  # until the first pass
         self._counts: list[str] = []  # buffers of one number that a pass changes
         self._spares_parameters = not seal  # shown, or of no concern
+        large = sys.platform == "linux" and sum(p.numel() for p in self.model.parameters()) >= _LARGE
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if large else None  # glibc's
         self._quiet = Quiet()
         self._wrote = False
         self.draws = False  # from Python's or numpy's generator, in some pass
@@ -86,6 +93,7 @@ class Staged:
 
     def _called(self, inputs: Any, *, after: Any = None) -> Any:
         """The model, in the state in which the proof began; what it counts is noted."""
+        self._give_back()
         if self._clocks is None:
             return self._first_called(inputs)
         put_back(self.model, self._start)
@@ -93,6 +101,11 @@ class Staged:
             if after is not None:
                 self._run(after)
             return self._run(inputs)
+
+    def _give_back(self) -> None:
+        """Of a large model, have the C library give back what an earlier pass held: between small blocks that live on it must be asked."""
+        if self._trim is not None:
+            self._trim(0)
 
     def _run(self, inputs: Any) -> Any:
         args, kwargs = copied(inputs)

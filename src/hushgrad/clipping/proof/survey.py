@@ -26,6 +26,7 @@ __all__ = [
     "agrees",
     "exits_in",
     "exits_of",
+    "graph_of",
     "one_owner_each",
     "rows_of",
     "run_some",
@@ -140,7 +141,7 @@ def _grown(a: Tensor, b: Tensor, which: Tensor, examples: int) -> Any:
 def exits_of(run: Run, layouts: Sequence[Layout | None]) -> list[Exit]:
     """Where cotangents enter; of a model that returns only its loss, the last call that has the examples first."""
     return [
-        Exit(get_gradient_edge(y), y.detach(), layout)
+        Exit(get_gradient_edge(y), y.detach().new_empty(()).expand(y.shape), layout)
         for y, layout in zip(run.outputs, layouts, strict=True)
         if layout is not None and y.requires_grad
     ]
@@ -149,15 +150,20 @@ def exits_of(run: Run, layouts: Sequence[Layout | None]) -> list[Exit]:
 # Surveys ----------------------------------------------------------------------------------------------------------------
 
 
-def surveyed(run: Run, layouts: Sequence[Layout | None], examples: int) -> Survey:
-    """Tags over a run."""
+def graph_of(run: Run, layouts: Sequence[Layout | None]) -> tuple[list[Exit], Graph]:
+    """Where cotangents enter a run, and its graph."""
     exits = exits_of(run, layouts)
     if not exits:
         raise CaptureError(
             "No output of the model has the examples in it, so it cannot be told whose gradient is whose. Return the logits, or one loss "
             "for each example, beside or instead of the mean."
         )
-    graph = Graph(e.edge for e in exits)
+    return exits, Graph(e.edge for e in exits)
+
+
+def surveyed(run: Run, layouts: Sequence[Layout | None], examples: int) -> Survey:
+    """Tags over a run."""
+    exits, graph = graph_of(run, layouts)
     calls = numbered(run.calls)
     places = [
         (n, k, e) for n, call in calls.items() for k, e in enumerate(run.edges[call]) if e is not None and e.node in graph.nodes

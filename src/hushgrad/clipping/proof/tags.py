@@ -32,6 +32,7 @@ Grads = tuple[Tensor | None, ...]
 
 _WORDS = {torch.float32: (torch.int32, 23), torch.float64: (torch.int64, 52)}  # as whole numbers; where the exponent's bits begin
 _PART, _PARTS = 1 << 20, 4  # numbers of cotangents that are held at once (4 MB in single precision), or a quarter of all
+_DRAWN = 1 << 16  # random numbers that are drawn at once: in double precision a whole output's would be the most that is held
 _FEW_EXAMPLES = 1 << 11  # sixteen times as many are still numbers of 16 bits
 _FEWEST = 1e-30  # the least normal number of a type with eight bits of exponent or more is below
 
@@ -40,7 +41,7 @@ class Exit(NamedTuple):
     """Where cotangents enter: an output of the model whose examples are known."""
 
     edge: GradientEdge
-    like: Tensor  # its value, detached
+    like: Tensor  # of its shape and kind, and no memory
     layout: Layout
 
 
@@ -64,9 +65,11 @@ class Owners(NamedTuple):
 def cotangents(exits: Sequence[Exit], seed: int = 0) -> list[Tensor]:
     """Random, dense, of size about 1: no element is small."""
     lot = np.random.default_rng(seed)  # not torch's, whose numbers are the model's
-    return [
-        torch.from_numpy(lot.uniform(0.5, 1.5, e.like.shape) * lot.choice((-1.0, 1.0), e.like.shape)).to(e.like) for e in exits
-    ]
+    made = [torch.empty_like(e.like, memory_format=torch.contiguous_format) for e in exits]
+    for u in made:
+        for some in u.view(-1).split(_DRAWN):
+            some.copy_(torch.from_numpy(lot.uniform(0.5, 1.5, len(some)) * lot.choice((-1.0, 1.0), len(some))))
+    return made
 
 
 def tagged(
@@ -200,7 +203,7 @@ class _Digits:
             if self.complex[k]:  # a complex number has two parts: both must have one owner
                 low, high = own.amin(-1), own.amax(-1)
                 own = torch.where((low == high) | (low == NOBODY) | (low == LOST), high, MIXED)
-            self.each[k] = own
+            self.each[k] = _compact(own)
 
     def ask(self, k: int, once: Tensor | None, tripled: Tensor | None) -> None:
         """Of a small cotangent, whether it is three times as large for outputs' cotangents that are."""
@@ -211,6 +214,16 @@ class _Digits:
     def owners(self) -> list[Owners]:
         """In the smallest whole numbers that hold them."""
         return [Owners(each, proved) for each, proved in zip(self.each, self.proved, strict=True)]
+
+
+def _compact(own: Tensor) -> Tensor:
+    """The same numbers; along a dimension in which all are alike, stored once."""
+    kept = own
+    for dim in range(own.dim() if own.numel() else 0):
+        one = kept.narrow(dim, 0, 1)
+        if bool((kept == one).all()):
+            kept = one
+    return kept.clone().expand(own.shape)
 
 
 def _least(dtype: torch.dtype) -> float:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping.costs import FEW
@@ -31,8 +29,6 @@ from hushgrad.clipping.proof.zeros import is_lifted, switched, switches
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
 __all__ = ["Trials"]
-
-_LARGE = 1 << 20  # parameters
 
 
 class _Failure(NamedTuple):
@@ -64,7 +60,7 @@ class Trials(Staged):
         """Prove and seal; ``known``, if these inputs show no more than it says. Raises NotIsolated or CaptureError."""
         first = self._tried(finite(inputs), B, known)
         if isinstance(first, Structure):
-            _give_back(self.model)
+            self._give_back()
             return first
         tame = tamed(inputs)  # extreme numbers overflow: then nothing is told of anybody
         again = first if tame is None else self._tried(tame, B)
@@ -212,10 +208,3 @@ class Trials(Staged):
         message = found or refusal(name, B, failure.problem, failure.drawn, packed=packed)
         self._tape.failure = message
         raise NotIsolated(message)
-
-
-def _give_back(model: nn.Module) -> None:
-    """Have the C library give back what a proof of a large model held: between small blocks that live on it does so only if asked."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc's
-    if trim is not None and sum(p.numel() for p in model.parameters()) >= _LARGE:
-        trim(0)

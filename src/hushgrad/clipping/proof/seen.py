@@ -1,0 +1,107 @@
+"""What a survey leaves behind when its graph is gone.
+
+A graph holds what a pass has kept for its gradients, which is as large as a step. A proof compares two passes, so of each it notes what it
+will compare, lets go of the graph, and makes the pass again where it has to ask the graph once more. No two graphs are held at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+from hushgrad.clipping._torch import accumulated
+from hushgrad.clipping.layout import Layout
+from hushgrad.clipping.proof.graph import Frontier, Graph, Source, Trail, find
+from hushgrad.clipping.proof.order import moves_of, owners_at
+from hushgrad.clipping.proof.structure import Number, is_packed, numbered
+from hushgrad.clipping.proof.survey import Names, Run, Survey, graph_of
+from hushgrad.clipping.proof.tags import Owners
+from hushgrad.clipping.site import Site
+from hushgrad.errors import CaptureError
+
+__all__ = ["Seen", "SeenCall", "not_again", "seen", "sources_of"]
+
+
+class SeenCall(NamedTuple):
+    """Of one call: its outputs' shapes, and which of them lead to an output of the model."""
+
+    shapes: list[torch.Size]
+    reached: list[bool]
+    packed: bool
+
+
+class SeenMove(NamedTuple):
+    """Of a node that moves rows by an index: the owners of what arrives at it, and of what it sends down."""
+
+    name: str
+    arrives: list[Owners]
+    sends: list[Owners]
+
+
+class Seen(NamedTuple):
+    """A survey without its graph."""
+
+    names: Names
+    examples: int
+    numbers: int  # of all outputs
+    owners: dict[Number, list[Owners]]  # by call and output
+    calls: dict[Number, SeenCall]
+    order: list[Site]  # of the calls
+    nodes: int
+    course: int
+    moves: list[SeenMove]
+    bare: frozenset[str]  # parameters that no site uses
+    layouts: Sequence[Layout | None]  # of the outputs
+    again: Callable[[], Run | None]
+
+    def frontier(self, shared: set[Number], below: frozenset[Trail]) -> Frontier:
+        """The frontier of these calls and of the bare parameters, above these ways. Raises LookupError."""
+        run = self.again()
+        if run is None or (run.nodes, run.order, [c.site for c in run.calls]) != (self.nodes, self.course, self.order):
+            raise not_again()
+        exits, graph = graph_of(run, self.layouts)
+        return find(graph, exits, sources_of(self.names, run, graph, shared)[0], self.examples, below)
+
+
+def not_again() -> CaptureError:
+    """What to say of a pass that is not made again as it was."""
+    return CaptureError("The model does something else each time it is called, so its gradients cannot be attributed.")
+
+
+def seen(names: Names, survey: Survey, layouts: Sequence[Layout | None], again: Callable[[], Run | None]) -> Seen:
+    """What is to be remembered of a survey, whose pass ``again`` makes once more."""
+    run, graph = survey.run, survey.graph
+    calls = {
+        number: SeenCall(call.shapes, [e is not None and e.node in graph.nodes for e in run.edges[call]], is_packed(call))
+        for number, call in numbered(run.calls).items()
+    }
+    movers = moves_of(graph)
+    at = owners_at(movers, survey.exits, survey.examples) if movers else []
+    moves = [SeenMove(node.name(), *owners) for node, owners in zip(movers, at, strict=True)]
+    bare = frozenset(sources_of(names, run, graph, set())[1])
+    order = [c.site for c in run.calls]
+    numbers = sum(y.numel() for y in run.outputs)
+    return Seen(names, survey.examples, numbers, survey.owners, calls, order, run.nodes, run.order, moves, bare, layouts, again)
+
+
+def sources_of(stage: Names, run: Run, graph: Graph, shared: set[Number]) -> tuple[list[Source], set[str]]:
+    """The outputs of shared calls, and the parameters that are used by no site."""
+    calls = numbered(run.calls)
+    edges = [
+        Source(f"{n[0].path} {n[1]}", e)
+        for n in calls
+        if n in shared
+        for e in run.edges[calls[n]]
+        if e is not None and e.node in graph.nodes
+    ]
+    names = set()
+    for node in graph.leaves:
+        leaf = accumulated(node)
+        name = None if leaf is None else stage.name_of(leaf)
+        if name is not None:
+            names.add(name)
+            edges.append(Source(name, GradientEdge(node, 0)))
+    return edges, names
