@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey, erase, finish, read_key, secrets_in, write_key
 from hushgrad.release.owner import Owner
 from hushgrad.release.witness import Witness
-from hushgrad.sampling import BallsInBins, CyclicPoisson, RoundRobin
+from hushgrad.sampling import BallsInBins, CyclicPoisson, RoundRobin, attendance
 from hushgrad.sampling import Poisson as PoissonSampler
 from hushgrad.sampling.attendance import Attendance
 from hushgrad.train import Checkpoint, Plan, make_private, parts
@@ -437,6 +438,23 @@ def test_gaps_and_times_are_those_of_a_plain_count(gap, times, batches):
     again = Attendance(MinSep(gap=gap, times=times), units=6)
     again.load_state_dict(book.state_dict())
     assert again.state_dict()["total"] == sum(map(len, seen.values()))
+
+
+@pytest.mark.parametrize("waiting", [0, 7, 60, 4096])
+def test_participations_that_wait_are_entered_as_if_they_had_not(monkeypatch, waiting):
+    monkeypatch.setattr(attendance, "_WAITING", waiting)
+    book, lot = Attendance(Poisson(0.3), units=20), np.random.default_rng(5)
+    seen = {unit: [] for unit in range(20)}
+    for step in range(300):
+        chosen = np.flatnonzero(lot.random(20) < 0.3) if step % 5 else np.empty(0, np.int64)
+        book.enter(step, chosen)
+        for unit in chosen.tolist():
+            seen[unit].append(step)
+    state = book.state_dict()
+    assert state["count"].tolist() == [len(steps) for steps in seen.values()]
+    assert state["last"].tolist() == [steps[-1] for steps in seen.values()]
+    assert state["gap"].tolist() == [min(b - a for a, b in pairwise(steps)) for steps in seen.values()]
+    assert (state["total"], state["steps"]) == (sum(map(len, seen.values())), 300)
 
 
 @pytest.mark.parametrize("promise", [Poisson(0.5), Everyone(), FixedSize(dataset_size=100, size=20)])

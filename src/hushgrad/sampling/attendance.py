@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ __all__ = ["Attendance"]
 
 _MOST = 255  # one byte each; a count that reaches it stays there
 _MANY = 1 << 40
+_WAITING = 4096  # participations that are entered together: one by one they are many small calls in every step
 _ALARM = 1e-12  # probability of a false alarm of the test of a rate
 
 
@@ -48,6 +50,8 @@ class Attendance:
         self._gap = np.full(units, _MOST, np.uint8)
         self._last = np.full(units, -1, np.int32)
         self._total = self._steps = 0
+        self._noted: deque[tuple[int, np.ndarray]] = deque()  # and not entered yet
+        self._waiting = 0  # participations among them, and steps
 
     def require(self, step: int, chosen: np.ndarray) -> None:
         """Before ``chosen`` take part in ``step``; nothing is entered.
@@ -58,6 +62,7 @@ class Attendance:
         if self._size is not None and not self._size[0] <= len(chosen) <= self._size[1]:
             raise self._broken(f"{len(chosen)} records took part in step {step},")
         if self._least > 1 or self._most <= _MOST:  # else nothing is promised of a record
+            self._enter_noted()
             self._require(step, self._gaps(step, chosen), self._count[chosen])
 
     def _gaps(self, step: int, chosen: np.ndarray) -> np.ndarray:
@@ -77,13 +82,22 @@ class Attendance:
 
     def note(self, step: int, chosen: np.ndarray) -> None:
         """The same for who was found to be allowed: nothing can go wrong any more."""
-        self._gap[chosen] = np.minimum(self._gap[chosen], self._gaps(step, chosen))
-        count = self._count[chosen]
-        count[count < _MOST] += 1
-        self._count[chosen] = count
-        self._last[chosen] = step
-        self._total += len(chosen)
-        self._steps += 1
+        self._noted.append((step, chosen))
+        self._waiting += len(chosen) + 1
+        if self._waiting > _WAITING:
+            self._enter_noted()
+
+    def _enter_noted(self) -> None:
+        self._waiting = 0
+        while self._noted:
+            step, chosen = self._noted.popleft()
+            self._gap[chosen] = np.minimum(self._gap[chosen], self._gaps(step, chosen))
+            count = self._count[chosen]
+            count[count < _MOST] += 1
+            self._count[chosen] = count
+            self._last[chosen] = step
+            self._total += len(chosen)
+            self._steps += 1
 
     def _require(self, step: int, gap: np.ndarray, count: np.ndarray) -> None:
         if self._least > 1 and len(gap) and int(gap.min()) < min(self._least, _MOST):
@@ -99,6 +113,7 @@ class Attendance:
 
     def check(self) -> str:
         """At the end of a run: in what way the rate was not the promised one; empty if it was, or if none is promised."""
+        self._enter_noted()
         rate = _rate(self._promise)
         if rate is None or not self._steps:
             return ""
@@ -116,12 +131,15 @@ class Attendance:
         """The book as tensors. Sensitive."""
         import torch
 
+        self._enter_noted()
         arrays: dict[str, np.ndarray] = {"count": self._count, "gap": self._gap, "last": self._last}
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         return {**tensors, "total": self._total, "steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the book of an interrupted run."""
+        self._noted.clear()
+        self._waiting = 0
         self._count, self._gap, self._last = (np.array(state[name].numpy()) for name in ("count", "gap", "last"))
         self._total, self._steps = int(state["total"]), int(state["steps"])
 
