@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_clipping_neighbours import clipped
 from torch import nn
+from torch.nn import functional as F
 
 from hushgrad.clipping import Capture
 from hushgrad.errors import CaptureError, NotIsolated
@@ -29,17 +30,36 @@ class _Later(nn.Module):
         self.register_buffer("gates", torch.zeros(3))
         self.frozen = nn.Parameter(torch.zeros(()), requires_grad=False)
         self.trained = nn.Parameter(torch.full((), 0.1))
+        self.row = nn.Parameter(-torch.ones(5))
+        self.beside, self.array, self.listed = torch.zeros(5), np.zeros(5), [torch.full((), 100.0)]
 
     def forward(self, x):
         h = self.table(x).tanh()
         h = h.mean(1) if h.dim() == 3 else h
-        return self.b(h + self.mix(self, h.detach()) + 0 * self.trained)
+        return self.b(h + self.mix(self, h.detach()) + 0 * self.trained + 0 * self.row)
 
     def open(self):
         _NOW.update(factor=1.0, shift=1)
         self.held["factor"] = 1.0
-        for number in (self.gate, self.gates, self.frozen.data, self.trained.data):
-            number.fill_(1.0)
+        for number in (
+            self.gate,
+            self.gates,
+            self.frozen.data,
+            self.trained.data,
+            self.row.data,
+            self.beside,
+            self.array,
+            *self.listed,
+        ):
+            number.fill_(1.0) if isinstance(number, torch.Tensor) else number.fill(1.0)
+
+
+def _rank(h):
+    return h[:, 0].argsort().argsort()
+
+
+def _turned(h):
+    return [(i + _NOW["shift"]) % len(h) for i in range(len(h))]
 
 
 _WAYS = {
@@ -56,6 +76,23 @@ _WAYS = {
     "a row of gates": lambda m, h: m.gates[1] * h.mean(0),
     "a frozen parameter": lambda m, h: m.frozen * h.mean(0),
     "a trained gate": lambda m, h: (m.trained.detach() - 0.5).relu() * h.mean(0),
+    "a trained row": lambda m, h: torch.where(m.row > 0, h.mean(0), 0.0),
+    "a trained row below 0": lambda m, h: m.row.detach().relu() * h.mean(0),
+    "a tensor beside": lambda m, h: torch.where(m.beside > 0, h.mean(0), 0.0),
+    "a tensor in a list": lambda m, h: h * (_rank(h) < m.listed[0])[:, None],
+    "an array": lambda m, h: torch.where(torch.from_numpy(m.array) > 0, h.mean(0), 0.0),
+    "a number of numpy's": lambda m, h: h.mean(0) * np.float32(_NOW["factor"]),
+    "a threshold": lambda m, h: h * (_rank(h) < (100.0, 2.0)[_NOW["shift"]])[:, None],
+    "a part": lambda m, h: h[: 4 * _NOW["shift"]].sum(0),
+    "a part that is cut off": lambda m, h: h.split([_NOW["shift"], len(h) - _NOW["shift"]])[0].sum(0),
+    "parts that change places": lambda m, h: torch.cat([h[_NOW["shift"] :], h[: _NOW["shift"]]]),
+    "a window": lambda m, h: F.pad(h, (0, 0, _NOW["shift"], 0)).unfold(0, 1 + _NOW["shift"], 1).mean(-1),
+    "a part that is written": lambda m, h: h.index_put((torch.arange(_NOW["shift"]),), h.mean(0)),
+    "a dimension": lambda m, h: h.softmax(-1 - _NOW["shift"]),
+    "an equation": lambda m, h: torch.einsum(("ij,ik->ij", "ij,kj->ij")[_NOW["shift"]], h, h),
+    "an order": lambda m, h: h[_turned(h)],
+    "an order of numpy's": lambda m, h: h[np.array(_turned(h))],
+    "an order in a tensor": lambda m, h: h.index_select(0, torch.tensor(_turned(h))),
 }
 
 
@@ -155,3 +192,34 @@ def test_a_schedule_of_numbers_is_not_proved_at_every_step(monkeypatch):
 def test_a_parameter_under_a_maximum_is_read_where_it_meets_the_examples(case):
     """No two examples happen to meet at one position; and a share of a number that stands alone may be lost."""
     assert examine(Random(case)).word == "exact"
+
+
+_INDICES = {
+    "a list": [2, 0, 1],
+    "lists": ([0, 1], [2, 0]),
+    "an array": np.array([[0, 1], [2, 0]]),
+    "answers": [True, False, True, True, False],
+    "tensors": (slice(None), [torch.tensor(0), torch.tensor(2)]),
+    "nothing": np.zeros(0, dtype=np.int64),
+    "an array of one number": np.array(2),
+}
+
+
+@pytest.mark.parametrize("index", _INDICES)
+def test_an_index_of_any_form_is_looked_at(index):
+    class Chosen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(5, 3)
+
+        def forward(self, x):
+            chosen = _INDICES[index]
+            table = torch.arange(25.0).view(5, 5)
+            return self.a(x) * table[chosen].sum()
+
+    model = Chosen()
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    for _ in range(2):
+        clipped(capture, model, (torch.randn(8, 5),))
+    capture.detach()

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hushgrad.clipping._torch import is_transformed
 
-__all__ = ["Course", "Courses", "after_all", "joined"]
+__all__ = ["Course", "Courses", "after_all", "joined", "kinds_of"]
 
 Answer = tuple[int, str, Any]  # the number of the function in its pass, its name, and what it said or the kinds of its numbers
 
@@ -40,17 +41,16 @@ _NOTHING = frozenset(
 )
 _ASKED = frozenset(("__bool__", "item", "any", "all", "equal", "allclose", "is_nonzero"))
 _MADE = frozenset(("tensor", "as_tensor", "asarray", "new_tensor"))  # of the caller's own numbers
-# Their whole numbers are sizes and places, which follow the data.
+# Their whole numbers are sizes and places, which follow the data: what counts is whether the result has nothing, one or several in each
+# dimension. A part of the batch that is empty, or groups of one, do not mix; later they may have grown.
 _SIZED = frozenset(
     (
         "__getitem__",
         "__setitem__",
         "arange",
         "as_strided",
-        "chunk",
         "empty",
         "expand",
-        "flatten",
         "linspace",
         "narrow",
         "new_empty",
@@ -58,7 +58,6 @@ _SIZED = frozenset(
         "new_zeros",
         "ones",
         "pad",
-        "permute",
         "repeat",
         "reshape",
         "select",
@@ -66,17 +65,53 @@ _SIZED = frozenset(
         "split_with_sizes",
         "tensor_split",
         "tile",
-        "transpose",
         "unflatten",
         "unfold",
-        "unsqueeze",
         "view",
         "zeros",
     )
 )
+# What a number is compared with: counts, ranks and sums of a batch reach it or do not. So its size counts, as a power of four: the seal's
+# crowds are larger than the batch by as much.
+_BOUNDS = frozenset(
+    (
+        "__eq__",
+        "__ge__",
+        "__gt__",
+        "__le__",
+        "__lt__",
+        "__ne__",
+        "clamp",
+        "clamp_",
+        "clamp_max",
+        "clamp_min",
+        "clip",
+        "eq",
+        "fmax",
+        "fmin",
+        "ge",
+        "greater",
+        "greater_equal",
+        "gt",
+        "hardtanh",
+        "kthvalue",
+        "le",
+        "less",
+        "less_equal",
+        "lt",
+        "ne",
+        "not_equal",
+        "quantile",
+        "softshrink",
+        "threshold",
+        "topk",
+    )
+)
 # A factor, a shift or a threshold lets nothing through if it is 0, all as it is if it is 1, anything if it is huge, else something:
-# schedules stay within a kind.
+# schedules stay within a kind. A small whole number may be a dimension.
 _HUGE = 1e6  # no threshold that data reach
+_RANK = 6  # of the tensors that people have
+_NUMBERS = (int, float, np.number, np.bool_)
 
 
 class Course(TorchFunctionMode):
@@ -96,13 +131,33 @@ class Course(TorchFunctionMode):
                 self._ask(name, made)
             elif name in _MADE:
                 self._look(name, made)
-            elif (kwargs or len(args) > 1) and name not in _SIZED:
-                # The kinds of the numbers it is called with; written out here, because torch.compile follows no other function of ours.
-                kinds: tuple[int | str, ...] = ()
-                for value in (*args, *kwargs.values()) if kwargs else args:
-                    for v in value if type(value) is tuple or type(value) is list else (value,):
-                        if type(v) is int or type(v) is float or type(v) is bool:
-                            kinds += (0 if v == 0 else 1 if v == 1 else "some" if -_HUGE < v < _HUGE else "huge",)
+            elif kwargs or len(args) > 1 or name in _SIZED:
+                # The kinds of what it is called with; written out here, because torch.compile follows no other function of ours.
+                kinds: tuple[Any, ...] = ()
+                if name in _SIZED:
+                    chosen = False  # by a tensor: as many as the data say
+                    if name == "__getitem__" or name == "__setitem__":
+                        for v in args[1] if type(args[1]) is tuple else (args[1],):
+                            chosen = chosen or isinstance(v, Tensor)
+                            if isinstance(v, (list, np.ndarray)):
+                                inside = v if isinstance(v, list) else v.ravel().tolist()
+                                kinds += ([e for e in inside if type(e) is int] == list(range(len(inside))),)
+                    if not chosen:
+                        found = made if name != "__setitem__" else args[0].detach()[args[1]]
+                        several = found if type(found) is tuple or type(found) is list else (found,)
+                        kinds += (
+                            *dict.fromkeys([tuple([n if n < 2 else 2 for n in t.shape]) for t in several if not t.is_nested]),
+                        )
+                else:
+                    for value in (*args, *kwargs.values()) if kwargs else args:
+                        for v in value if type(value) is tuple or type(value) is list else (value,):
+                            if type(v) is str or (type(v) is int and -_RANK < v < _RANK):
+                                kinds += (v,)
+                            elif isinstance(v, _NUMBERS):
+                                if name in _BOUNDS and -_HUGE < v < _HUGE:
+                                    kinds += (v > 0, int(v).bit_length() // 2)
+                                else:
+                                    kinds += (0 if v == 0 else 1 if v == 1 else "some" if -_HUGE < v < _HUGE else "huge",)
                 if kinds:
                     self.answers.add((len(self._called), name, kinds))
         return made
@@ -115,9 +170,9 @@ class Course(TorchFunctionMode):
             self.answers.add((len(self._called), name, made))
 
     def _look(self, name: str, made: Any) -> None:
-        """Note whether a tensor that is made of numbers has a 0, or nothing else."""
+        """Note of what kinds the numbers are that a tensor is made of."""
         if isinstance(made, Tensor) and made.is_cpu and not is_transformed():
-            self.answers.add((len(self._called), name, (made.numel() > 1, bool(made.any()), bool(made.all()))))
+            self.answers.add((len(self._called), name, kinds_of(made)))
 
     @property
     def order(self) -> int:
@@ -128,6 +183,15 @@ class Course(TorchFunctionMode):
     def functions(self) -> frozenset[str]:
         """The functions without their order."""
         return frozenset(self._called)
+
+
+def kinds_of(t: Tensor) -> tuple[Any, ...]:
+    """Of the numbers of a tensor: others than 0? no 0? whole ones in order? Of a number that stands alone, its size."""
+    if t.numel() == 1 and not t.is_complex():
+        v = t.item()
+        return v == 0, v > 0, int(v).bit_length() // 2 if -_HUGE < v < _HUGE else "huge"
+    ordered = t.dim() == 1 and t.dtype is torch.int64 and torch.equal(t, torch.arange(len(t), device=t.device))
+    return t.numel() > 1, bool(t.any()), bool(t.all()), ordered
 
 
 class Courses(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hushgrad.clipping.costs import SCHEDULE
+from hushgrad.clipping.proof.beside import Beside
 from hushgrad.clipping.proof.wiring import PLAIN, Wiring
 
 __all__ = ["Attributes", "Time", "attributes_restored"]
@@ -39,16 +40,17 @@ class Attributes:
         self._values: dict[tuple[int, str], set[Any]] = {}  # of numbers, in passes that were proved
         self._size = -1  # listed when they are first asked for: a copy's modules are not there before
         self._wiring, self._wired = Wiring(model), -1
+        self._beside = Beside()
 
     def key(self) -> tuple[Any, ...]:
-        """Their values, without the clocks, and how the model is put together."""
+        """Their values, without the clocks, how the model is put together, and of what kinds its other tensors are."""
         wiring = self._wiring.number()
         if sum(map(len, self._dicts)) != self._size or wiring != self._wired:
             self._list()
         values = [*starmap(dict.get, self._places)]
         if not PLAIN.issuperset(map(type, values)):
             values = [v if type(v) in PLAIN else type(v) for v in values]
-        return self._wired, *values
+        return self._wired, self._beside.kinds(), *values
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self._model}
@@ -61,6 +63,7 @@ class Attributes:
         self._wired = self._wiring.number()
         self._dicts = _dicts(self._model)
         self._size = sum(map(len, self._dicts))
+        self._beside.look(self._model, self._dicts)
         every = [(place, (id(place[0]), place[1]) in self._clocks) for place in self._all()]
         self._places = [place for place, is_clock in every if not is_clock]
         self._timed = [place for place, is_clock in every if is_clock]
@@ -88,7 +91,8 @@ class Attributes:
         self._list()
         before = [(d, name, d[name]) for d, name in self._all()]
         found: list[Place] = []
-        yield found
+        with self._beside.written():
+            yield found
         for d, name, value in before:
             now = d.get(name)
             if type(now) in PLAIN and now != value:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping.costs import FEW
@@ -25,7 +24,7 @@ from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import still_there, surveyed
 from hushgrad.clipping.proof.uneven import Opening, lengthened, openings, tells_lengths
 from hushgrad.clipping.proof.words import refusal
-from hushgrad.clipping.proof.zeros import is_lifted, switched, switches
+from hushgrad.clipping.proof.zeros import is_lifted, overturned, switched, switches
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
 __all__ = ["Trials"]
@@ -168,31 +167,40 @@ class Trials(Staged):
         return None
 
     def _switched(self, structure: Structure, inputs: Any, B: int) -> Broken | None:
-        """The same with gates open that are shut now, and with zeros that were lifted for the proof as they are."""
-        gates = switches(self.model)
-        tries: list[tuple[list[Tensor], float]] = [([], 0.0)] if self.lifts and is_lifted(self._capture.trained.values()) else []
-        tries += [(gates, 1.0), (gates, -1.0)] if gates else []
-        for moved, by in tries:
-            problem, ran = self._with_gates(moved, by, structure, inputs, B)
-            for one, less in product(moved, (by, by / 64)) if not ran else ():  # what the model does not take hides nothing else
-                problem = problem or self._with_gates([one], less, structure, inputs, B)[0]
+        """The same with gates open that are shut now, with other weights, and with zeros that were lifted for the proof as they are."""
+        trained, gates = list(self._capture.trained.values()), switches(self.model)
+        if self.lifts and is_lifted(trained):
+            problem, _ = self._changed(nullcontext(), structure, inputs, B, lifts=False)
             if problem is not None:
-                return Broken(f"with other values of its single numbers, {problem}" if moved else problem, influence=True)
+                return Broken(problem, influence=True)
+        problem, ran = self._changed(overturned(trained), structure, inputs, B)
+        if not ran:
+            problem, _ = self._changed(overturned(p for p in trained if p.dim() < 2), structure, inputs, B)
+        if problem is not None:
+            return Broken(f"with other weights, {problem}", influence=True)
+        for by in (1.0, -1.0) if gates else ():
+            problem, ran = self._changed(switched(gates, by), structure, inputs, B)
+            for one, less in product(gates, (by, by / 64)) if not ran else ():  # what the model does not take hides nothing else
+                problem = problem or self._changed(switched([one], less), structure, inputs, B)[0]
+            if problem is not None:
+                return Broken(f"with other values of its single numbers, {problem}", influence=True)
         return None
 
-    def _with_gates(self, moved: list[Tensor], by: float, structure: Structure, inputs: Any, B: int) -> tuple[str | None, bool]:
-        """What is wrong with these moved, and whether the model could be run so."""
-        lifts, seen = self.lifts, len(self.courses)
-        self.lifts = lifts and bool(moved)
+    def _changed(
+        self, change: AbstractContextManager[None], structure: Structure, inputs: Any, B: int, *, lifts: bool = True
+    ) -> tuple[str | None, bool]:
+        """What is wrong with the model changed, and whether it could be run so."""
+        before, seen = self.lifts, len(self.courses)
+        self.lifts = before and lifts
         try:
-            with switched(moved, by), self._proving(Quiet()):
+            with change, self._proving(Quiet()):
                 return swayed(self, structure, inputs, B, self._lot, brief=True), True
         except (HushgradError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception:  # noqa: BLE001  the model's own: it does not take such a number
             return None, False
         finally:
-            self.lifts = lifts
+            self.lifts = before
             del self.courses[seen:]  # a pass that takes them is proved as a whole
 
     def _refuse(self, inputs: Any, B: int, failure: _Failure) -> NoReturn:

@@ -4,6 +4,7 @@ What a gradient does not reach cannot be told by tags, and costs a way of its ow
 from what its weights happen to be, so while a model is proved such parameters hold other numbers, as they will after the first step.
 
 A number that stands alone, a gate or a temperature, may shut a way that training or a schedule opens later: others are tried in its place.
+So may a row of numbers below 0 in front of a ReLU: the model is tried with weights turned round, too, and with other rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["is_lifted", "lifted", "switched", "switches"]
+__all__ = ["is_lifted", "lifted", "overturned", "switched", "switches"]
 
 _SIZE = 0.02  # as weights at the beginning
 _FEW = 64  # numbers of a tensor that is a row of gates
@@ -27,7 +28,7 @@ def lifted(params: Iterable[Tensor]) -> Iterator[None]:
     kept = [(p.data, p.data.clone()) for p in params if _is_nothing(p)]
     try:
         for data, _ in kept:
-            data.copy_(_numbers(data.shape))
+            data.copy_(_numbers(data.shape, 0.5 * _SIZE, 1.5 * _SIZE))
         yield
     finally:
         for data, was in kept:
@@ -59,6 +60,26 @@ def switched(tensors: list[Tensor], by: float) -> Iterator[None]:
             data.copy_(was)
 
 
+@contextmanager
+def overturned(params: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, matrices among these are turned round, and rows hold numbers of both signs; afterwards they are as they were, bit for bit."""
+    every = list({id(p): p.data for p in params if _is_usual(p)}.values())
+    kept = [(data, data.clone()) for data in every if data.dim() < 2]
+    turned: list[Tensor] = []
+    try:
+        for data, _ in kept:
+            data.copy_(_numbers(data.shape, 0.5, 2.5))
+        for data in every:
+            if data.dim() > 1:
+                turned.append(data.neg_())
+        yield
+    finally:
+        for data, was in kept:
+            data.copy_(was)
+        for data in turned:
+            data.neg_()
+
+
 def _is_nothing(p: Tensor) -> bool:
     """0 throughout."""
     return _is_usual(p) and not bool(p.data.any())
@@ -70,7 +91,7 @@ def _is_usual(p: Tensor) -> bool:
     return usual and p.numel() > 0
 
 
-def _numbers(shape: torch.Size) -> Tensor:
-    """The same ones every time and in every process, none of them small."""
+def _numbers(shape: torch.Size, low: float, high: float) -> Tensor:
+    """Of both signs and between these sizes, the same ones every time and in every process."""
     lot = np.random.default_rng(0)  # not torch's, whose numbers are the model's
-    return torch.as_tensor(_SIZE * lot.uniform(0.5, 1.5, shape) * lot.choice((-1.0, 1.0), shape))
+    return torch.as_tensor(lot.uniform(low, high, shape) * lot.choice((-1.0, 1.0), shape))
