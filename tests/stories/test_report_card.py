@@ -17,6 +17,7 @@ from forger import renamed
 from hushgrad.cli.main import main
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes import Recipe, train
+from hushgrad.recipes.saved import load_model
 from hushgrad.report import Card, privacy_card
 from hushgrad.report.markdown import interval_words
 from hushgrad.train import private as running
@@ -225,6 +226,18 @@ def test_files_of_another_run_of_the_same_plan_are_refused(copy: Path, tmp_path:
                 privacy_card(copy)
         (copy / name).write_bytes(mine)
     assert told == 4  # ledger, metrics, report, model
+
+
+def test_a_folder_gives_its_own_model_only(copy: Path, tmp_path: Path) -> None:
+    load_model(copy)
+    train(Recipe.from_tables(TABLES), tmp_path / "other", progress=False)
+    shutil.copyfile(tmp_path / "other" / "model.safetensors", copy / "model.safetensors")
+    load_model(copy / "model.safetensors")  # a file that is asked for by itself is what it is
+    with pytest.raises(ArgumentError, match=r"model\.safetensors to be the file that report\.json names"):
+        load_model(copy)
+    (copy / "report.json").write_text("{")
+    with pytest.raises(ArgumentError, match=r"readable report\.json.*Give the model file itself"):
+        load_model(copy)
 
 
 def test_the_report_of_an_earlier_version_is_read_and_the_card_says_so(copy: Path) -> None:

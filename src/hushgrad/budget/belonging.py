@@ -15,7 +15,7 @@ from typing import Any
 from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError
 
-__all__ = ["ADDED", "NAMED", "file_sha256", "require_belonging", "with_digests"]
+__all__ = ["ADDED", "NAMED", "file_sha256", "require_belonging", "require_own_model", "with_digests"]
 
 ADDED = "tuning.json"  # may be another tool's record of a search
 NAMED = ("plan.json", "recipe.json", "ledger.json", "metrics.jsonl", "guarantee.json", ADDED)
@@ -62,6 +62,20 @@ def _require_file(file: Path, named: str | None) -> None:
             raise ArgumentError(f"Expected no {file.name} in the run's folder: report.json names none. It is another run's.")
         return
     if file_sha256(file) != named:
+        raise ArgumentError(
+            f"Expected {file.name} to be the file that report.json names: its SHA-256 is another one. "
+            "It was changed, cut short or taken from another run."
+        )
+
+
+def require_own_model(file: Path, report: Mapping[str, Any]) -> None:
+    """A model file in a run's folder is the run's own.
+
+    Args:
+        file: the model file.
+        report: the content of the ``report.json`` beside it.
+    """
+    if "model_sha256" in report and file_sha256(file) != report["model_sha256"]:
         raise ArgumentError(
             f"Expected {file.name} to be the file that report.json names: its SHA-256 is another one. "
             "It was changed, cut short or taken from another run."

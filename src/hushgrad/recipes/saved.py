@@ -23,6 +23,7 @@ from torch import nn
 
 from hushgrad import _check
 from hushgrad._printed import reason
+from hushgrad.budget.belonging import require_own_model
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes.code import imported
 from hushgrad.recipes.dataset import Data
@@ -157,12 +158,24 @@ def put_weights(model: nn.Module, file: Path) -> None:
 
 
 def model_file(path: str | Path) -> Path:
-    """The model file that ``path`` is, or that its folder holds."""
+    """The model file that ``path`` is, or that its folder holds: there it is the one that the run's report names."""
     path = Path(path)
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
         _check.fail("model", str(path), "to be a model file, or the folder of a finished run", "hushgrad train writes one.")
+    report = path / "report.json"
+    if report.is_file():
+        require_own_model(file, _report(report))
     return file
+
+
+def _report(path: Path) -> dict[str, Any]:
+    try:
+        return _check.instance(dict, report=_check.parsed(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # what is wrong in it is the card's business
+        raise ArgumentError(
+            f"Expected a readable {path.name}: it says which model is the run's. Give the model file itself."
+        ) from None
 
 
 def _opened(file: Path) -> Any:
