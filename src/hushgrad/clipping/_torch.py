@@ -33,15 +33,18 @@ __all__ = [
     "left_alone",
     "memory_of",
     "nodes_made",
+    "packing_on",
     "pop_packing",
     "push_packing",
     "refuse_tracing",
+    "retains",
     "saved",
     "transform",
     "unwatched",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+_by_hand: list[Any] = []  # nodes that are called so, now
 Node = Any  # torch.autograd.graph.Node; custom functions' nodes are no instances of it
 
 # The number of the backward pass that is running in this thread, -1 outside of one.
@@ -59,6 +62,16 @@ push_packing = torch._C._autograd._push_saved_tensors_default_hooks
 pop_packing: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 
 
+def retains() -> bool:
+    """Whether a node is needed after this: it was called by hand, or the backward that is running was asked to keep the graph."""
+    return bool(_by_hand) or torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def packing_on() -> tuple[Any, Any] | None:
+    """The hooks under which what a forward saves is packed now, if any."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[no-any-return]
+
+
 def accumulated(node: Node) -> Tensor | None:
     """The leaf whose gradient this node adds up; None for all other nodes."""
     return getattr(node, "variable", None) if node.name() == "torch::autograd::AccumulateGrad" else None
@@ -66,7 +79,11 @@ def accumulated(node: Node) -> Tensor | None:
 
 def called(node: Node, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     """The node's own formula; broadcast gradients are not summed yet. A custom function's node is not callable, but has ``apply``."""
-    made = node(*grads) if callable(node) else node.apply(*grads)
+    _by_hand.append(node)
+    try:
+        made = node(*grads) if callable(node) else node.apply(*grads)
+    finally:
+        _by_hand.pop()
     return made if isinstance(made, tuple) else (made,)
 
 

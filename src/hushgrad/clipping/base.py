@@ -197,6 +197,10 @@ class Rule(ABC):
         """Which rows of its table a call is about to read, for a rule that ``scatters``; None (the default): it may be any."""
         return None
 
+    def folds(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether this call computes otherwise if the parameters require no gradients. Default: no call does."""
+        return False
+
     def remember(self, module: nn.Module) -> Any:
         """What must be noted before a call (the random state); it comes back as ``record.memory``. Default: nothing."""
         return None

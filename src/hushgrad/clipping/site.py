@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hushgrad.clipping._torch import backward_task, hooked, transform, unwatched
 from hushgrad.clipping.base import Rule
 from hushgrad.clipping.call import Call
+from hushgrad.clipping.inner import Inner
 from hushgrad.clipping.outputs import tensors_of, with_tensors
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Site:
     ``full`` has their names in the model by their names in the module.
     """
 
-    __slots__ = ("_off", "_remembers", "dim", "dtype", "full", "module", "names", "params", "path", "rule", "tape")
+    __slots__ = ("_folds", "_off", "_remembers", "dim", "dtype", "full", "module", "names", "params", "path", "rule", "tape")
 
     def __init__(
         self, tape: Tape, path: str, module: nn.Module, rule: Rule, params: dict[str, nn.Parameter], full: dict[str, str]
@@ -83,11 +84,12 @@ class Site:
         self.tape, self.path, self.module, self.rule, self.full = tape, path, module, rule, full
         self.names, self.params = tuple(params), list(params.values())
         self._remembers = getattr(rule.remember, "__func__", None) is not Rule.remember
+        self._folds = getattr(rule.folds, "__func__", None) is not Rule.folds
         self.dim = rule.dims(module, 1)[0]  # of the examples in the first output, as the rule expects them
         dtype = self.params[0].dtype
         self.dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype  # norms and sums need the bits
-        # A stack, for a module may call itself: the parameters that were turned off, and what the rule noted.
-        self._off: list[tuple[list[nn.Parameter], Any] | None] = []
+        # A stack, for a module may call itself: the parameters that were turned off, what the rule noted, and its inner graph.
+        self._off: list[tuple[list[nn.Parameter], Any, Inner | None] | None] = []
 
     def hooks(self) -> list[Any]:
         """Attach; the handles to detach with."""
@@ -97,29 +99,39 @@ class Site:
             self.module.register_forward_hook(self._after, prepend=True, with_kwargs=True, always_call=True),
         ]
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.tape.silent or not torch.is_grad_enabled():
             self._off.append(None)
-            return
-        off = []
+            return None
+        off: list[nn.Parameter] = []
         with unwatched():
+            matrix = bool(args) and isinstance(args[0], Tensor) and args[0].dim() < 3  # of which there is nothing to fold
+            if self._folds and not matrix and self._runs_inside(module, args, kwargs):
+                inner = Inner()
+                self._off.append((off, self.rule.remember(module) if self._remembers else None, inner))
+                return inner.given(args), inner.given(kwargs)
             for p in self.params:
                 if p.requires_grad:  # an outer call has not already turned it off
                     p.requires_grad = False
                     off.append(p)
-        self._off.append((off, self.rule.remember(module) if self._remembers else None))
+        self._off.append((off, self.rule.remember(module) if self._remembers else None, None))
+        return None
+
+    def _runs_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this call computes otherwise if the parameters require no gradients, so that it gets a graph of its own."""
+        return self.rule.folds(module, args, kwargs) and Inner.possible() and transform() is None
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         noted = self._off.pop() if self._off else None  # empty: somebody's pre-hook raised before ours was called
         if noted is None:
             return None
-        off, memory = noted
+        off, memory, inner = noted
         with unwatched():
             for p in off:
                 p.requires_grad = True
             if output is None or type(output) is Tensor:  # None: the forward raised
-                return None if output is None else self._watch(args, kwargs, output, memory)
-        return self._watch(args, kwargs, output, memory)
+                return None if output is None else self._watch(args, kwargs, output, memory, inner)
+        return self._watch(args, kwargs, output, memory, inner)
 
     def restore(self) -> None:
         """Give back what a forward that was interrupted between the hooks (Ctrl-C) left turned off."""
@@ -128,7 +140,7 @@ class Site:
                 p.requires_grad = True
         self._off.clear()
 
-    def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, memory: Any) -> Any:
+    def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, memory: Any, inner: Inner | None) -> Any:
         """Wait for the gradient of this call's output."""
         tape = self.tape
         if transform() is not None:
@@ -138,12 +150,13 @@ class Site:
                 "hushgrad.clipping.rule(ThatModule)(hushgrad.clipping.rules.VmapTree)."
             )
         call = Call(self, tape.current or tape.batch(), args, kwargs, memory)
-        if isinstance(output, Tensor):
-            if output.is_nested:
-                tape.refuse_nested(f"{self.path or 'The model'} returned")
+        if isinstance(output, Tensor) and output.is_nested:
+            tape.refuse_nested(f"{self.path or 'The model'} returned")
+        if isinstance(output, Tensor) and inner is None:
             output, node = self._watch_one(call, output)
             shapes, edges = [output.shape], [_edge(node)]
         elif made := tensors_of(output):
+            made = made if inner is None else inner.handed_out(made)
             made = list(_Outputs.apply(tape.anchor, call, *made))  # type: ignore[no-untyped-call]
             output = with_tensors(output, iter(made))
             shapes, edges = [y.shape for y in made], [_edge(y) for y in made]

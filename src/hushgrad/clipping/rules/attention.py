@@ -8,6 +8,8 @@ G_i(W_q) = sum_t dq_t query_t^T, and so on. ``bias_k`` and ``bias_v`` are one mo
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from functools import partial
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hushgrad.clipping.base import Example, Record, rule
+from hushgrad.clipping.rules.batched import is_strided
 from hushgrad.clipping.rules.outer import Block, OuterProducts, Terms
 from hushgrad.errors import CaptureError
 
@@ -49,6 +52,12 @@ class Attention(OuterProducts):
             )
         others = {name for name, p in module.named_parameters() if p.requires_grad} - {*_IN, "out_proj.weight", "out_proj.bias"}
         return f"its {min(others)} is not a parameter of torch's own layer. Leave out_proj as it is" if others else None
+
+    def folds(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Of an input that is strided, with time first."""
+        layer: Any = module
+        asked = partial(is_strided, bias=layer.in_proj_bias is not None, turned=layer.batch_first)
+        return any(map(asked, (*args, *kwargs.values())))
 
     def remember(self, module: nn.Module) -> Any:
         """The random state before the call, from which the same attention weights can be dropped once more."""

@@ -1,14 +1,28 @@
-"""Layers that torch lets be called on one example without a batch dimension: then there are no rows to tell apart."""
+"""What inputs look like: of one example without a batch dimension, where there are no rows to tell apart; strided."""
 
 from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
 
 from hushgrad.clipping.base import Record
 from hushgrad.errors import CaptureError
 
-__all__ = ["require_batch"]
+__all__ = ["is_strided", "require_batch"]
 
 
 def require_batch(record: Record, dims: int) -> None:
     """Refuse an input of fewer than ``dims`` dimensions, of which the first holds the examples."""
     if record.x.dim() < dims:
         raise CaptureError(f"{type(record.module).__name__} got a single example without a batch dimension. Write x[None].")
+
+
+def is_strided(value: Any, *, bias: bool, turned: bool = False) -> bool:
+    """Whether this input is multiplied batch by batch where nothing asks for a gradient of the weight; ``turned``: with time first."""
+    if not isinstance(value, Tensor) or value.dim() < 3:
+        return False
+    if turned:
+        value = value.transpose(0, 1)
+    # A dimension of 1 may have any stride; torch calls that contiguous, and without a bias multiplies as if it were not.
+    return not value.is_contiguous() or (not bias and 1 in value.shape)

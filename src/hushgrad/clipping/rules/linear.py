@@ -15,6 +15,7 @@ large models at small cost" (2023), section 2.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Example, Factors, Record, Rule, measured_here, rule
 from hushgrad.clipping.mass import WILD, outer_mass, sq_norm
-from hushgrad.clipping.rules.batched import require_batch
+from hushgrad.clipping.rules.batched import is_strided, require_batch
 from hushgrad.clipping.rules.gram import gram_sq_norm
 from hushgrad.clipping.sums import Pieces, Sum
 
@@ -50,6 +51,10 @@ class Linear(Rule):
 
     parameters = frozenset({"weight", "bias"})
     positions = True
+
+    def folds(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Of a strided input of three dimensions or more."""
+        return is_strided(args[0] if args else next(iter(kwargs.values())), bias=module.bias is not None)
 
     @staticmethod
     def examples() -> tuple[Example, ...]:

@@ -14,7 +14,8 @@ Reference: Goodfellow, "Efficient per-example gradient computations" (2015), app
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from hushgrad.clipping.base import Example, Record, rule
+from hushgrad.clipping.rules.batched import is_strided
 from hushgrad.clipping.rules.outer import Block, OuterProducts, Terms
 from hushgrad.errors import CaptureError
 
@@ -49,6 +51,12 @@ class Recurrent(OuterProducts):
                 "another with nn.Dropout in between"
             )
         return None
+
+    def folds(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Of an input that is strided, with time first."""
+        layer: Any = module
+        asked = partial(is_strided, bias=layer.bias, turned=layer.batch_first)
+        return any(map(asked, (*args, *kwargs.values())))
 
     def remember(self, module: nn.Module) -> Any:
         """The random state before the call, from which the same dropout between the layers can be drawn once more."""
