@@ -163,7 +163,11 @@ def asked(call: Call, extra: str, short: bool) -> bool:
     if extra in ("", BARE):
         return not (short and call.long)
     used = {name for other in COMMANDS if extra in other.needs for name in other.needs}
-    return "--help" in call.line or extra in call.needs or ("run" in used and "hushgrad train" in call.line)
+    return (
+        "--help" in call.line
+        or extra in call.needs
+        or ("run" in used and "hushgrad train" in call.line and "--ledger" not in call.line)
+    )
 
 
 def tried(place: Path, extra: str, short: bool) -> list[str]:
