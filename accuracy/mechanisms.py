@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -20,26 +21,37 @@ import numpy as np
 
 from accuracy.tasks import TASKS
 from hushgrad import planner
-from hushgrad.noise import Banded
-from hushgrad.planner import Candidate
+from hushgrad.noise import Banded, SGDWorkload
 from hushgrad.sampling.draws import Draws
 from hushgrad.train.plan import Plan
 
-EPSILONS, KAPPAS, BATCH, STEPS, CLIP = (0.5, 2.0, 8.0), (0.03, 0.1, 0.3, 1.0, 3.0), 64, 2048, 0.5
+EPSILONS, RATES, BATCH, STEPS, CLIP = (0.5, 2.0, 8.0), (1.0, 2.0, 4.0, 8.0, 16.0), 64, 2048, 0.5
 FORGOTTEN = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1)  # shares of a step that the next one takes back
+FOLLOWED = (0.0, 0.01, 0.1)  # those of these for which banded noise is optimised
 RECORDS = 32_561  # of adult
-TUNED = 16  # seeds for the choice of a rate
+TUNED = 32  # seeds for the choice of a plan and its rate
 RESULTS = Path(__file__).parent / "mechanisms.json"
 Rows = tuple[np.ndarray, np.ndarray]  # inputs with a constant as their last column, and labels
 
 
-def candidates(epsilon: float, records: int) -> dict[str, Candidate]:
-    """DP-SGD and the best of the banded plans, as the planner ranks them."""
-    found = planner.compare(
-        epsilon=epsilon, delta=1e-5, dataset_size=records, batch_size=BATCH, steps=STEPS, max_grad_norm=CLIP, tune_bands=True
-    )
-    banded = next(c for c in found if c.name.startswith("Banded"))
-    return {"DP-SGD": next(c for c in found if c.name == "DP-SGD"), banded.name: banded}
+def plans(epsilon: float, records: int) -> dict[str, Plan]:
+    """DP-SGD, and the planner's best number of bands for iterates that forget 0, 1 and 10 % of a step in the next one."""
+    found: dict[str, Plan] = {}
+    for forgotten in FOLLOWED:
+        ranked = planner.compare(
+            epsilon=epsilon,
+            delta=1e-5,
+            dataset_size=records,
+            batch_size=BATCH,
+            steps=STEPS,
+            max_grad_norm=CLIP,
+            tune_bands=True,
+            workload=SGDWorkload(weight_decay=forgotten) if forgotten else None,
+        )
+        banded = next(c for c in ranked if c.name.startswith("Banded"))
+        found["DP-SGD"] = next(c for c in ranked if c.name == "DP-SGD").plan
+        found[f"{banded.name}, {100 * forgotten:g} %"] = banded.plan
+    return found
 
 
 def key_of(seed: int) -> bytes:
@@ -47,64 +59,64 @@ def key_of(seed: int) -> bytes:
     return f"mechanisms, seed {seed}".encode().ljust(32)
 
 
-def trained(plan: Plan, rate: float, train: Rows, seeds: range) -> np.ndarray:
-    """The last iterates, (seeds, classes, width): SGD at this rate from 0."""
+def trained(plan: Plan, rates: Sequence[float], train: Rows, seeds: range) -> np.ndarray:
+    """The last iterates, (seeds, rates, classes, width): SGD at each rate from 0, with the same batches and noise."""
     x, y = train
     deals = [plan.sampler.dealer(len(x), Draws(key_of(seed))) for seed in seeds]
     rngs = [np.random.default_rng([27, seed]) for seed in seeds]
     c = np.array(plan.noise.coefficients if isinstance(plan.noise, Banded) else (1.0,))
-    weights = np.zeros((len(seeds), 2, x.shape[1]))
-    past = np.zeros((len(c) - 1, *weights.shape))  # rows of noise, in turn
+    weights = np.zeros((len(seeds), len(rates), 2, x.shape[1]))
+    past = np.zeros((len(c) - 1, len(seeds), 1, 2, x.shape[1]))  # rows of noise, in turn
     clip, std = plan.max_grad_norm, plan.noise_std
+    lengths = np.array(rates)[:, None, None] / plan.batch_size
     for step in range(plan.steps):
-        noise = np.stack([rng.standard_normal(weights.shape[1:]) for rng in rngs])
+        noise = np.stack([rng.standard_normal((1, *weights.shape[2:])) for rng in rngs])
         if len(past):
             recent = np.array([c[1 + (step - 1 - k) % len(past)] for k in range(len(past))])
             noise = past[step % len(past)] = (noise - np.tensordot(recent, past, 1)) / c[0]
-        sums = np.stack(
-            [_clipped_sum(w, x[rows], y[rows], clip) for w, rows in zip(weights, (d(step) for d in deals), strict=True)]
-        )
-        weights -= rate / plan.batch_size * (sums + std * noise)
+        for w, rows, z in zip(weights, (deal(step) for deal in deals), noise, strict=True):
+            w -= lengths * (_clipped_sums(w, x[rows], y[rows], clip) + std * z)
     return weights
 
 
-def _clipped_sum(w: np.ndarray, x: np.ndarray, y: np.ndarray, clip: float) -> np.ndarray:
-    scores = x @ w.T
-    p = 1 / (1 + np.exp(scores[:, 0] - scores[:, 1]))  # of the second class
+def _clipped_sums(w: np.ndarray, x: np.ndarray, y: np.ndarray, clip: float) -> np.ndarray:
+    """At each of the weights w, (rates, classes, width)."""
+    p = 1 / (1 + np.exp((w[:, 0] - w[:, 1]) @ x.T))  # of the second class
     slope = p - y
     norms = np.abs(slope) * np.linalg.norm(x, axis=1) * math.sqrt(2)
     g = (slope * np.minimum(1.0, clip / np.maximum(norms, 1e-30))) @ x
-    return np.stack([-g, g])
+    return np.stack([-g, g], axis=1)
 
 
-def accuracies(weights: np.ndarray, test: Rows) -> list[float]:
-    """Of each seed."""
+def accuracies(weights: np.ndarray, test: Rows) -> np.ndarray:
+    """Of each seed and rate."""
     x, y = test
-    return [float((((x @ (w[1] - w[0])) > 0) == (y == 1)).mean()) for w in weights]
+    return (((weights[..., 1, :] - weights[..., 0, :]) @ x.T > 0) == (y == 1)).mean(axis=-1)
 
 
-def _rate(candidate: Candidate, kappa: float) -> float:
-    return kappa * BATCH / (candidate.rmse * CLIP)
-
-
-def best_rate(candidate: Candidate, train: Rows) -> float:
-    """Kappa with the best mean on the last tenth of the training rows, over seeds that are not used again."""
+def chosen(ways: dict[str, Plan], train: Rows) -> tuple[str, float]:
+    """The plan and the rate with the best mean on the last tenth of the training rows, over seeds that are not used again."""
     cut = len(train[0]) * 9 // 10
     first, held = ((train[0][part], train[1][part]) for part in (slice(cut), slice(cut, None)))
-    seeds = range(1000, 1000 + TUNED)
-    means = {k: mean(accuracies(trained(candidate.plan, _rate(candidate, k), first, seeds), held)) for k in KAPPAS}
-    print("  ", candidate.name, {k: round(100 * v, 2) for k, v in means.items()}, flush=True)
-    return max(means, key=lambda kappa: means[kappa])
+    means: dict[tuple[str, float], float] = {}
+    for name, plan in ways.items():
+        found = accuracies(trained(plan, RATES, first, range(1000, 1000 + TUNED)), held).mean(axis=0)
+        print("  ", name, dict(zip(RATES, (100 * found).round(2).tolist(), strict=True)), flush=True)
+        means |= {(name, rate): float(value) for rate, value in zip(RATES, found, strict=True)}
+    return max(means, key=lambda way: means[way])
 
 
 def measure(train: Rows, test: Rows, epsilon: float, seeds: int) -> dict[str, Any]:
     """The accuracies of both ways, seed by seed."""
     row: dict[str, Any] = {"epsilon": epsilon}
-    for name, candidate in candidates(epsilon, len(train[0])).items():
-        kappa = best_rate(candidate, train)
-        values = accuracies(trained(candidate.plan, _rate(candidate, kappa), train, range(seeds)), test)
-        row[name] = {"kappa": kappa, "rmse": candidate.rmse, "accuracy": values}
-        print(epsilon, name, kappa, f"{mean(values):.4f}", flush=True)
+    found = plans(epsilon, len(train[0]))
+    plain = {"DP-SGD": found.pop("DP-SGD")}
+    for kind, ways in (("DP-SGD", plain), ("banded", found)):
+        name, rate = chosen(ways, train)
+        values = accuracies(trained(ways[name], [rate], train, range(seeds)), test)[:, 0].tolist()
+        noise = last_noise(ways[name], 0.0) / last_noise(plain["DP-SGD"], 0.0)
+        row[kind] = {"name": name, "rate": rate, "noise": noise, "accuracy": values}
+        print(epsilon, name, rate, f"{mean(values):.4f}", flush=True)
     return row
 
 
@@ -116,21 +128,18 @@ def _rows(dataset: Any) -> Rows:
 def table(rows: list[dict[str, Any]]) -> str:
     """Lines of a Markdown table: means, and the mean difference with its standard error."""
     lines = [
-        "| epsilon | DP-SGD | banded | bands | banded minus DP-SGD | kappa of each | predicted noise |",
+        "| epsilon | DP-SGD | banded | bands, and what is forgotten | banded minus DP-SGD | rate of each | noise in flat directions |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        plain = row["DP-SGD"]
-        name = next(key for key in row if key.startswith("Banded"))
-        banded = row[name]
+        plain, banded = row["DP-SGD"], row["banded"]
         gains = [100 * (b - p) for b, p in zip(banded["accuracy"], plain["accuracy"], strict=True)]
         error = stdev(gains) / math.sqrt(len(gains))
         figures = [f"{100 * mean(way['accuracy']):.2f}" for way in (plain, banded)]
-        bands = name.removeprefix("Banded(").removesuffix(")")
-        kappas = f"{plain['kappa']:g}, {banded['kappa']:g}"
-        ratio = banded["rmse"] / plain["rmse"]
+        bands = banded["name"].removeprefix("Banded")
         lines.append(
-            f"| {row['epsilon']:g} | {figures[0]} | {figures[1]} | {bands} | {mean(gains):+.2f} ± {error:.2f} | {kappas} | x {ratio:.2f} |"
+            f"| {row['epsilon']:g} | {figures[0]} | {figures[1]} | {bands} | {mean(gains):+.2f} ± {error:.2f} "
+            f"| {plain['rate']:g}, {banded['rate']:g} | x {banded['noise']:.2f} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -153,13 +162,14 @@ def last_noise(plan: Plan, forgotten: float) -> float:
 
 def pulled(records: int) -> str:
     """Lines of a Markdown table: the last iterate's noise, banded over DP-SGD, by what is forgotten."""
-    lines = ["| epsilon | bands | " + " | ".join(f"{100 * f:g} %" for f in FORGOTTEN) + " |", "|---" * (2 + len(FORGOTTEN)) + "|"]
+    lines = ["| epsilon | bands, and what is forgotten | " + " | ".join(f"{100 * f:g} %" for f in FORGOTTEN) + " |"]
+    lines.append("|---" * (2 + len(FORGOTTEN)) + "|")
     for epsilon in EPSILONS:
-        found = candidates(epsilon, records)
-        plain, (name, banded) = found.pop("DP-SGD"), next(iter(found.items()))
-        ratios = [last_noise(banded.plan, f) / last_noise(plain.plan, f) for f in FORGOTTEN]
-        bands = name.removeprefix("Banded(").removesuffix(")")
-        lines.append(f"| {epsilon:g} | {bands} | " + " | ".join(f"{r:.2f}" for r in ratios) + " |")
+        found = plans(epsilon, records)
+        plain = found.pop("DP-SGD")
+        for name, plan in found.items():
+            ratios = [last_noise(plan, f) / last_noise(plain, f) for f in FORGOTTEN]
+            lines.append(f"| {epsilon:g} | {name.removeprefix('Banded')} | " + " | ".join(f"{r:.2f}" for r in ratios) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -200,7 +210,7 @@ def main() -> None:
     """Run, keep the figures; ``make accuracy`` puts them on its page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path)
-    parser.add_argument("--seeds", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=200)
     options = parser.parse_args()
     data = TASKS["adult"].load(options.data)[0](0, 1.0)
     train, test = _rows(data.train), _rows(data.test)

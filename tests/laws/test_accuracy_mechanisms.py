@@ -38,7 +38,7 @@ def test_without_noise_it_is_a_loop_over_examples():
             (g,) = torch.autograd.grad(loss, w)
             total += g * min(1.0, 0.5 / float(g.norm()))
         w = (w - 2.0 / 20 * total).detach().requires_grad_()
-    found = mechanisms.trained(plan, 2.0, (x, y), range(3, 5))[0]
+    found = mechanisms.trained(plan, [1.0, 2.0], (x, y), range(3, 5))[0, 1]
     np.testing.assert_allclose(found, w.detach().numpy(), atol=1e-12)
 
 
@@ -48,7 +48,7 @@ def test_without_gradients_it_is_the_mechanisms_noise(noise):
     about = {"noise_multiplier": 1.0, "steps": 6, **ABOUT}
     plan = Plan.dpsgd(**about) if noise is None else Plan.dpftrl(**about, noise=noise, sampling="cyclic_poisson")
     x, y = np.zeros((100, 5)), rows()[1]
-    w = mechanisms.trained(plan, 1.0, (x, y), range(4000))
+    w = mechanisms.trained(plan, [1.0], (x, y), range(4000))
     expected = np.linalg.norm(plan.noise.noising(6).sum(0)) * 0.5 / 20
     assert w.std() == pytest.approx(expected, rel=0.025)
 

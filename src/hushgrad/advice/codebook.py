@@ -9,6 +9,7 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad._value import Value
+from hushgrad.advice import rules
 from hushgrad.recipes.columns import Column, Columns, columns_of
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.image_features import ImageFeatures
@@ -99,7 +100,8 @@ class Codebook(_Facts):
         if self.kind == "text":
             return TextFeatures(buckets=buckets, weight=weight)
         pixels = ImageEncoder(channels=self.channels, height=self.height, width=self.width_of_image)
-        return ImageFeatures(images=pixels, mirrored=self.mirrored, noise_multiplier=noise_multiplier)
+        maps = rules.image_maps(channels=self.channels)
+        return ImageFeatures(images=pixels, mirrored=self.mirrored, noise_multiplier=noise_multiplier, maps=maps)
 
     @property
     def width(self) -> int:

@@ -57,6 +57,7 @@ __all__ = [
     "WORD_BUCKETS",
     "batch_for",
     "expected_gap",
+    "image_maps",
     "learning_rate",
     "steps_for",
     "word_weight",
@@ -132,6 +133,15 @@ def steps_for(kind: str, *, batch: float, width: int, minutes: float) -> int:
     """
     seconds = _OVERHEAD + _SECONDS * batch * width
     return int(min(STEPS[kind], max(40, 60 * minutes / seconds)))
+
+
+def image_maps(*, channels: int) -> str:
+    """Which features of images: "patches" in colour, "scattering" in grey.
+
+    CIFAR-10, 17,000 training images with the noise of 50,000, 3,000 others, one seed, epsilon 3 / 1: patches 70.3 / 67.9, scattering
+    62.8 at 3.
+    """
+    return "patches" if channels > 1 else "scattering"
 
 
 def word_weight(*, records: int, mu: float) -> float:

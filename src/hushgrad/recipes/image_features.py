@@ -1,4 +1,4 @@
-"""Images as rows of length 1: scattering maps, normalised image by image, balanced by public pictures, minus a private mean."""
+"""Images as rows of length 1: maps of fixed features, balanced by pictures of nobody, minus a private mean."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hushgrad.recipes.encoders import Records
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.learning import LearningEncoder
 from hushgrad.recipes.leaves import balanced
+from hushgrad.recipes.patches import patches
 from hushgrad.recipes.scattering import mirror_halves, scattering
 
 __all__ = ["ImageFeatures"]
@@ -25,25 +26,28 @@ _CHUNK = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFeatures(LearningEncoder):
-    """Scattering features of images, centred by a mean that is released before the run with noise ``noise_multiplier``.
+    """Fixed features of images, centred by a mean that is released before the run with noise ``noise_multiplier``.
 
         >>> pixels = ImageEncoder(channels=1, height=8, width=8)
         >>> ImageFeatures(images=pixels, mean=(0.0,) * 324)([[[9] * 8] * 8]).shape
         torch.Size([1, 324])
 
     Rows are kept in half precision: there are thousands of numbers in each. ``mirrored`` says that an image and its mirror image are of
-    one class: their features are averaged, which halves the length of a row.
+    one class: their features are averaged, which halves the length of a row. ``maps`` are "scattering"
+    (:mod:`hushgrad.recipes.scattering`) or "patches" (:mod:`hushgrad.recipes.patches`).
     """
 
     images: ImageEncoder
     mirrored: bool = False
     mean: tuple[float, ...] | None = None
     noise_multiplier: float = 30.0
+    maps: str = "scattering"
 
     def __post_init__(self) -> None:
         _check.instance(ImageEncoder, images=self.images)
         _check.positive(noise_multiplier=self.noise_multiplier)
         _check.instance(bool, mirrored=self.mirrored)
+        _check.one_of(("scattering", "patches"), maps=self.maps)
         if self.mean is not None:
             object.__setattr__(self, "mean", tuple(_check.number(mean=value) for value in self.mean))
 
@@ -53,12 +57,15 @@ class ImageFeatures(LearningEncoder):
         return self.noise_multiplier if self.mean is None else None
 
     def prepared(self, rows: Sequence[Any]) -> Tensor:
-        """Balanced scattering maps of length 1, in half precision."""
+        """Balanced maps of length 1, in half precision."""
         parts = [self._maps(rows[first : first + _CHUNK]) for first in range(0, len(rows), _CHUNK)]
         return torch.cat(parts) if parts else self._maps(rows)
 
     def _maps(self, rows: Sequence[Any]) -> Tensor:
-        maps = scattering(self.images(rows), centred=self.mirrored)
+        images = self.images(rows)
+        if self.maps == "patches":
+            return _unit(patches(images, mirrored=self.mirrored).flatten(1)).half()
+        maps = scattering(images, centred=self.mirrored)
         return _unit(balanced(mirror_halves(maps) if self.mirrored else maps)).half()
 
     def statistic(self, prepared: Tensor, chosen: np.ndarray) -> Tensor:

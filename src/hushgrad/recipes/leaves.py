@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from hushgrad.recipes.scattering import MAPS, normalised_maps, scattering
 
-__all__ = ["REGULAR", "balanced", "leaves"]
+__all__ = ["REGULAR", "balance", "balanced", "leaves"]
 
 REGULAR = 1e-3
 """Added to the eigenvalues of the covariance, whose sum is 1: directions below it stay small."""
@@ -50,16 +50,21 @@ def leaves(count: int, *, channels: int, size: int) -> Tensor:
     return (sharp + F.avg_pool2d(F.pad(sharp, (1, 1, 1, 1), mode="reflect"), 3, stride=1)) / 2
 
 
-@lru_cache(maxsize=4)
-def _balance(channels: int) -> tuple[Tensor, Tensor]:
-    """Mu and (Sigma + REGULAR I)^(-1/2) of the maps of leaves with that many channels."""
-    maps = scattering(leaves(_PICTURES, channels=channels, size=_SIZE))
-    rows = normalised_maps(maps).view(maps.shape).permute(0, 2, 3, 1).flatten(0, 2).double()
+def balance(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mu and (Sigma + REGULAR I)^(-1/2) of rows, for Sigma scaled to trace 1."""
+    rows = rows.double()
     mean = rows.mean(dim=0)
     covariance = (rows - mean).T @ (rows - mean)
     values, directions = torch.linalg.eigh(covariance / covariance.trace())
     root = directions @ torch.diag((values.clamp(min=0) + REGULAR).rsqrt()) @ directions.T
     return mean.float(), root.float()
+
+
+@lru_cache(maxsize=4)
+def _balance(channels: int) -> tuple[Tensor, Tensor]:
+    """Of the scattering maps of leaves with that many channels."""
+    maps = scattering(leaves(_PICTURES, channels=channels, size=_SIZE))
+    return balance(normalised_maps(maps).view(maps.shape).permute(0, 2, 3, 1).flatten(0, 2))
 
 
 def balanced(maps: Tensor) -> Tensor:

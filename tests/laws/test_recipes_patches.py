@@ -1,0 +1,84 @@
+"""Patches of dead leaves against their definition, window by window in double precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hushgrad.errors import ArgumentError
+from hushgrad.recipes.encoders import Encoder
+from hushgrad.recipes.image_features import ImageFeatures
+from hushgrad.recipes.images import ImageEncoder
+from hushgrad.recipes.patches import CELLS, PATCHES, _bank, patches
+
+
+def slow(image: torch.Tensor) -> torch.Tensor:
+    """The definition in the module's docstring for one image, before the balance; cells share windows where 3 does not divide."""
+    filters = _bank(image.shape[0], False).filters.double()
+    height, width = (side - 5 for side in image.shape[1:])
+    responses = torch.zeros(len(filters), height, width, dtype=torch.float64)
+    for i in range(height):
+        for j in range(width):
+            p = image[:, i : i + 6, j : j + 6].double()
+            z = (p - p.mean()) / (p.var(unbiased=False) + 1.5e-4).sqrt()
+            responses[:, i, j] = ((filters * z).sum(dim=(1, 2, 3)) - 0.5).clamp(min=0)
+    cells = torch.zeros(len(filters), 3, 3, dtype=torch.float64)
+    for a in range(3):
+        for b in range(3):
+            down = slice(a * height // 3, -(-(a + 1) * height // 3))
+            across = slice(b * width // 3, -(-(b + 1) * width // 3))
+            cells[:, a, b] = responses[:, down, across].mean(dim=(1, 2))
+    return cells
+
+
+@pytest.mark.parametrize(("channels", "height", "width"), [(1, 8, 8), (3, 13, 16)])
+def test_it_is_the_definition(channels, height, width):
+    images = torch.rand(2, channels, height, width)
+    bank = _bank(channels, False)
+    balanced = bank.root.double() @ (slow(images[1]).flatten(1) - bank.mean.double()[:, None])
+    found = patches(images)
+    assert found.shape == (2, PATCHES, CELLS, CELLS)
+    assert torch.allclose(found[1].flatten(1).double(), balanced, atol=1e-3 * float(balanced.abs().max()))
+
+
+def test_a_constant_image_and_its_brightness_say_nothing():
+    dark, bright = (patches(torch.full((1, 1, 12, 12), value)) for value in (0.1, 0.9))
+    assert torch.allclose(dark, bright, atol=1e-3)
+    images = torch.rand(2, 3, 12, 12) / 2
+    assert torch.allclose(patches(images), patches(images + 0.5), atol=0.02 * float(patches(images).abs().max()))
+
+
+def test_a_mirror_image_has_the_same_maps_in_another_order():
+    images = torch.rand(3, 3, 11, 14)
+    filters = _bank(3, True).filters
+    assert torch.equal(filters[PATCHES // 2 :], filters[: PATCHES // 2].flip(3))
+    one, other = (patches(x, mirrored=True) for x in (images, images.flip(3)))
+    assert one.shape == (3, PATCHES // 2, 3, 3)
+    assert torch.allclose(one, other, atol=1e-4 * float(one.abs().max()))
+    assert not torch.allclose(*(patches(x) for x in (images, images.flip(3))), atol=1e-2)
+
+
+def test_images_do_not_influence_each_other():
+    images = torch.rand(40, 1, 12, 12)  # more than a chunk
+    rows, alone = patches(images), torch.cat([patches(images[[i]]) for i in (5, 37)])
+    assert torch.allclose(rows[[5, 37]], alone, atol=1e-4 * float(rows.abs().max()))
+    assert patches(images[:0]).shape == (0, PATCHES, 3, 3)
+
+
+def test_encoders_of_both_kinds_come_back_from_their_tables():
+    pixels = ImageEncoder(channels=3, height=9, width=12)
+    encoder = ImageFeatures(images=pixels, maps="patches", mirrored=True)
+    assert Encoder.from_json(encoder.to_json()) == encoder
+    known = ImageFeatures(images=pixels).to_json()
+    del known["maps"]  # as it was written before there were patches
+    assert Encoder.from_json(known) == ImageFeatures(images=pixels, maps="scattering")
+    rows = encoder.prepared([torch.randint(0, 256, (3, 9, 12)).tolist() for _ in range(4)])
+    assert rows.shape == (4, 9 * PATCHES // 2)
+    assert torch.allclose(rows.float().norm(dim=1), torch.ones(4), atol=1e-2)
+
+
+def test_what_is_no_image_is_refused():
+    with pytest.raises(ArgumentError, match="both sides at least 8"):
+        patches(torch.rand(2, 1, 7, 12))
+    with pytest.raises(ArgumentError, match="maps"):
+        ImageFeatures(images=ImageEncoder(channels=1, height=8, width=8), maps="wavelets")
