@@ -4,7 +4,7 @@
 
 | row | what is timed |
 |---|---|
-| hushgrad | what ``--auto`` does: advice, scattering features of the training images, a private mean, a linear model, the first proof |
+| hushgrad | what ``--auto`` does: advice, features of the training images, a private mean, a linear model, the first proof |
 | Opacus, the same features | the same model, rows, plan and rates, in each of its modes; features and mean count as much as above |
 | Opacus, CNN on pixels | the network of its MNIST example with tanh, batches of 512, momentum 0.9, clip norm 0.1, all images |
 
@@ -38,6 +38,7 @@ from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.learning import learn
 from hushgrad.recipes.models import linear
+from hushgrad.recipes.patches import CELLS, PATCHES
 from hushgrad.recipes.scattering import MAPS
 from hushgrad.train import Plan, fit
 
@@ -58,7 +59,7 @@ class Row:
 
 def minutes_for(records: int, steps: int) -> float:
     """How many minutes to ask for, so that the advice has ``steps`` steps."""
-    batch, width = rules.batch_for("images", records=records), MAPS * 7 * 7
+    batch, width = rules.batch_for("images", records=records), MAPS * 7 * 7 + PATCHES * CELLS**2
     tried = (float(minutes) for minutes in np.geomspace(0.005, 60.0, 400))
     return next(m for m in tried if rules.steps_for("images", batch=batch, width=width, minutes=m) >= steps)
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hushgrad.errors import ArgumentError
-from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.patches import CELLS, PATCHES, _bank, patches
+from hushgrad.recipes.scattering import MAPS
 
 
 def slow(image: torch.Tensor) -> torch.Tensor:
@@ -65,20 +65,14 @@ def test_images_do_not_influence_each_other():
     assert patches(images[:0]).shape == (0, PATCHES, 3, 3)
 
 
-def test_encoders_of_both_kinds_come_back_from_their_tables():
-    pixels = ImageEncoder(channels=3, height=9, width=12)
-    encoder = ImageFeatures(images=pixels, maps="patches", mirrored=True)
-    assert Encoder.from_json(encoder.to_json()) == encoder
-    known = ImageFeatures(images=pixels).to_json()
-    del known["maps"]  # as it was written before there were patches
-    assert Encoder.from_json(known) == ImageFeatures(images=pixels, maps="scattering")
-    rows = encoder.prepared([torch.randint(0, 256, (3, 9, 12)).tolist() for _ in range(4)])
-    assert rows.shape == (4, 9 * PATCHES // 2)
-    assert torch.allclose(rows.float().norm(dim=1), torch.ones(4), atol=1e-2)
+def test_rows_have_waves_and_patches_of_equal_weight():
+    encoder = ImageFeatures(images=ImageEncoder(channels=3, height=12, width=12), mirrored=True)
+    rows = encoder.prepared([torch.randint(0, 256, (3, 12, 12)).tolist() for _ in range(4)]).float()
+    waves, pieces = rows.split([3 * MAPS * 3 * 2, 9 * PATCHES // 2], dim=1)
+    assert torch.allclose(waves.norm(dim=1), torch.full((4,), 0.5**0.5), atol=1e-2)
+    assert torch.allclose(pieces.norm(dim=1), torch.full((4,), 0.5**0.5), atol=1e-2)
 
 
 def test_what_is_no_image_is_refused():
     with pytest.raises(ArgumentError, match="both sides at least 8"):
         patches(torch.rand(2, 1, 7, 12))
-    with pytest.raises(ArgumentError, match="maps"):
-        ImageFeatures(images=ImageEncoder(channels=1, height=8, width=8), maps="wavelets")

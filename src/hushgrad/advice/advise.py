@@ -99,25 +99,22 @@ def _width(codebook: Codebook) -> int:
         return codebook.width
     if codebook.kind == "text":
         return LOOKS + rules.WORD_BUCKETS
-    if rules.image_maps(channels=codebook.channels) == "patches":
-        return PATCHES * CELLS**2 // (2 if codebook.mirrored else 1)
     across = codebook.width_of_image // 4
-    return codebook.channels * MAPS * (codebook.height // 4) * (-(-across // 2) if codebook.mirrored else across)
+    waves = codebook.channels * MAPS * (codebook.height // 4) * (-(-across // 2) if codebook.mirrored else across)
+    return waves + PATCHES * CELLS**2 // (2 if codebook.mirrored else 1)
 
 
 _FEATURES = {
     "table": "one-hot blocks of the declared bins and categories, centred, rows of length 1",
     "text": "what a text looks like and hashed words, rows of length 1",
-    "images": "{maps}, balanced by pictures of nobody, centred by a private mean, rows of length 1",
+    "images": "fixed wavelets and likeness to patches, balanced by pictures of nobody, centred by a private mean, rows of length 1",
 }
-_MAPS = {"scattering": "scattering maps (fixed wavelets)", "patches": "likeness to 512 patches of pictures of nobody"}
 
 
 def _reasons(codebook: Codebook, plan: Plan, rate: float, gap: float, learns: float | None) -> tuple[str, ...]:
     kind = codebook.kind
-    features = _FEATURES[kind].format(maps=_MAPS[rules.image_maps(channels=codebook.channels)])
     found = [
-        f"Features: {features}. Nothing in them is estimated from the records but what is named here.",
+        f"Features: {_FEATURES[kind]}. Nothing in them is estimated from the records but what is named here.",
         "Model: linear, weights 0 at first. Objective perturbation and full-batch descent were no better; networks were not tried.",
         f"Batches of {plan.batch_size} in {plan.steps} steps: many steps beat large batches at the same work.",
         f"Clip norm {plan.max_grad_norm:g} for rows of length 1, noise multiplier {plan.noise_multiplier:.4g}.",

@@ -9,7 +9,6 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad._value import Value
-from hushgrad.advice import rules
 from hushgrad.recipes.columns import Column, Columns, columns_of
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.image_features import ImageFeatures
@@ -100,8 +99,7 @@ class Codebook(_Facts):
         if self.kind == "text":
             return TextFeatures(buckets=buckets, weight=weight)
         pixels = ImageEncoder(channels=self.channels, height=self.height, width=self.width_of_image)
-        maps = rules.image_maps(channels=self.channels)
-        return ImageFeatures(images=pixels, mirrored=self.mirrored, noise_multiplier=noise_multiplier, maps=maps)
+        return ImageFeatures(images=pixels, mirrored=self.mirrored, noise_multiplier=noise_multiplier)
 
     @property
     def width(self) -> int:

@@ -29,25 +29,23 @@ class ImageFeatures(LearningEncoder):
     """Fixed features of images, centred by a mean that is released before the run with noise ``noise_multiplier``.
 
         >>> pixels = ImageEncoder(channels=1, height=8, width=8)
-        >>> ImageFeatures(images=pixels, mean=(0.0,) * 324)([[[9] * 8] * 8]).shape
-        torch.Size([1, 324])
+        >>> ImageFeatures(images=pixels, mean=(0.0,) * 4932)([[[9] * 8] * 8]).shape
+        torch.Size([1, 4932])
 
     Rows are kept in half precision: there are thousands of numbers in each. ``mirrored`` says that an image and its mirror image are of
-    one class: their features are averaged, which halves the length of a row. ``maps`` are "scattering"
-    (:mod:`hushgrad.recipes.scattering`) or "patches" (:mod:`hushgrad.recipes.patches`).
+    one class: their features are averaged, which halves the length of a row. Scattering maps
+    (:mod:`hushgrad.recipes.scattering`) and patches (:mod:`hushgrad.recipes.patches`) weigh the same.
     """
 
     images: ImageEncoder
     mirrored: bool = False
     mean: tuple[float, ...] | None = None
     noise_multiplier: float = 30.0
-    maps: str = "scattering"
 
     def __post_init__(self) -> None:
         _check.instance(ImageEncoder, images=self.images)
         _check.positive(noise_multiplier=self.noise_multiplier)
         _check.instance(bool, mirrored=self.mirrored)
-        _check.one_of(("scattering", "patches"), maps=self.maps)
         if self.mean is not None:
             object.__setattr__(self, "mean", tuple(_check.number(mean=value) for value in self.mean))
 
@@ -63,10 +61,9 @@ class ImageFeatures(LearningEncoder):
 
     def _maps(self, rows: Sequence[Any]) -> Tensor:
         images = self.images(rows)
-        if self.maps == "patches":
-            return _unit(patches(images, mirrored=self.mirrored).flatten(1)).half()
-        maps = scattering(images, centred=self.mirrored)
-        return _unit(balanced(mirror_halves(maps) if self.mirrored else maps)).half()
+        waves = scattering(images, centred=self.mirrored)
+        waves = balanced(mirror_halves(waves) if self.mirrored else waves)
+        return _unit(torch.cat([_unit(waves), _unit(patches(images, mirrored=self.mirrored).flatten(1))], dim=1)).half()
 
     def statistic(self, prepared: Tensor, chosen: np.ndarray) -> Tensor:
         """The sum of the rows, each scaled to length 1."""
