@@ -123,7 +123,7 @@ def test_a_machine_that_stopped_may_lose_what_was_behind_the_last_mark_and_the_g
     path.write_bytes(lost)
     with pytest.raises(ArgumentError, match="damaged"):  # on a machine that did not stop, that is damage
         Journal.open(path, KEY, Owner(tmp_path, newest=True))
-    for module in (journals, earlier):
+    for module in (journals, earlier, frames):
         monkeypatch.setattr(module, "boot_identity", lambda: "another start")
     journal = Journal.open(path, KEY, Owner(tmp_path, newest=True))
     journal.seek(*after[9])
@@ -132,6 +132,27 @@ def test_a_machine_that_stopped_may_lose_what_was_behind_the_last_mark_and_the_g
     path.write_bytes(whole[:200] + bytes(len(whole) - 200))  # more is gone than could be unflushed
     with pytest.raises(ArgumentError, match="damaged"):
         Journal.open(path, KEY, Owner(tmp_path, newest=True))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_journal_that_was_cut_between_two_frames_is_known_to_its_folder(tmp_path, seed):
+    """By any number of frames, also of those behind the last flush; a machine that stopped may have lost these."""
+    try:
+        os.setxattr(tmp_path, "user.test", b"1")
+    except (OSError, AttributeError):
+        pytest.skip("the disk keeps no attributes")
+    draw = random.Random(seed)
+    path = tmp_path / "journal"
+    _life(path, draw.randrange(2, 30))
+    whole = path.read_bytes()
+    there = list(frames.frames_in(path))
+    kept = draw.choice([len(there) - 2, draw.randrange(len(there) - 1)])
+    with path.open("r+b") as file:
+        file.truncate(there[kept].end)
+    with pytest.raises(ArgumentError, match="an older one was put in its place"):
+        Journal.open(path, KEY, Owner(tmp_path, newest=True))
+    path.write_bytes(whole)
+    Journal.open(path, KEY, Owner(tmp_path, newest=True)).close()
 
 
 def test_a_copy_is_refused_beside_the_original_and_said_to_be_one_without_it(tmp_path):

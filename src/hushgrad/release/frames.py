@@ -3,7 +3,8 @@
 After a line of magic come frames of 8 bytes: a kind, 5 bytes, and 2 bytes of a checksum that runs over the whole file. Behind a frame
 of kind ``j`` follows as much JSON as its 5 bytes say. One process writes it: the file itself is locked, by whatever name it was
 opened (a hard link, a mount), besides its folder. It knows where it lies, too, so that a copy is known as one; and its folder knows,
-in an attribute of its own, how long it was when it was last flushed, so that one that was written over by an older one is known, too.
+in an attribute of its own, how long it is and how long it was when it was last flushed, so that one that was cut, or written over by an
+older one, is known, too. A machine that stops may lose what was not flushed; after it only the flushed length counts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 from hushgrad.errors import ArgumentError, StorageError
 from hushgrad.release.born import born
-from hushgrad.release.owner import locked
+from hushgrad.release.owner import boot_identity, locked
 
 __all__ = ["FRAME", "SHORT", "WAYS_ON", "Frame", "Frames", "damaged", "frames_in"]
 
@@ -28,7 +29,7 @@ FRAME, SHORT = 8, 5  # bytes of a frame, and of what it says
 _KINDS = b"ramj"
 _NAME = b"hushgrad journal "
 _MAGIC = _NAME + b"2     \n"  # frames stay aligned: no kill cuts one at the end of a page
-_LENGTH = "user.hushgrad.journal"  # of the folder: the file's number and birth, and its length
+_LENGTH = "user.hushgrad.journal"  # of the folder: the file's number, its birth, its flushed length, the machine's start, its length
 
 
 class Frame(NamedTuple):
@@ -50,6 +51,7 @@ class Frames:
 
     def __init__(self, path: Path, *, new: bool) -> None:
         self.path, self._checksum = path.resolve(), zlib.crc32(_MAGIC)
+        self._folder = str(self.path.parent)
         if new:
             path.unlink(missing_ok=True)
         self._file: int | None = _opened(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT | os.O_EXCL if new else 0))
@@ -59,6 +61,7 @@ class Frames:
                 f"Expected {str(path)!r} to be written by one process: another one has it open, by this or another name of the same file. "
                 "Wait for it or stop it."
             )
+        self._size, self._about = 0, b""  # what the folder is told of the file: nothing before the first flush
         self.there: list[Frame] = []
         self.rest = b""  # what is behind the last whole frame
         if new:
@@ -73,7 +76,7 @@ class Frames:
             raise damaged()
         good = self.there[-1].end if self.there else len(_MAGIC)
         self._checksum = self.there[-1].checksum if self.there else self._checksum
-        self.rest = data[good:]
+        self.rest, self._size = data[good:], good
 
     def cut(self) -> None:
         """Take off what is behind the last whole frame."""
@@ -81,15 +84,16 @@ class Frames:
 
     @property
     def is_put_back(self) -> bool:
-        """Whether the file is shorter than it was when it was last flushed: somebody wrote an older one over it."""
-        *known, length = self._known()
-        return known == self.place[1:] and length > os.fstat(self._held()).st_size - len(self.rest)
+        """Whether the file is shorter than its folder knows it: somebody cut it, or wrote an older one over it."""
+        number, birth, flushed, start, length = self._known()
+        return [number, birth] == self.place[1:] and self._size < (length if start == _start() else flushed)
 
     def _known(self) -> list[int]:
         """What the folder knows of its journal; nothing where it was never told, or the system or the disk keeps no attributes."""
         with contextlib.suppress(OSError, AttributeError, ValueError):
-            return [int(word) for word in os.getxattr(self.path.parent, _LENGTH).split()] or [0]
-        return [0]
+            known = [int(word) for word in os.getxattr(self._folder, _LENGTH).split()]
+            return known if len(known) == 5 else [0] * 5
+        return [0] * 5
 
     @property
     def place(self) -> list[Any]:
@@ -119,6 +123,15 @@ class Frames:
         checksum = zlib.crc32(head + text, self._checksum)
         self._write(head + (checksum & 0xFFFF).to_bytes(2, "little") + text)
         self._checksum = checksum
+        if self._about:
+            self._remember()
+
+    def _remember(self) -> None:
+        """Tell the folder how long the file is; no more where it takes no attributes."""
+        try:
+            os.setxattr(self._folder, _LENGTH, b"%b %d" % (self._about, self._size))
+        except (OSError, AttributeError):
+            self._about = b""
 
     def _write(self, data: bytes) -> None:
         """All of it or nothing: half a frame would hide those behind it."""
@@ -130,6 +143,7 @@ class Frames:
         if written != len(data):
             os.ftruncate(file, os.fstat(file).st_size - written)
             raise _unwritable("the disk is full")
+        self._size += written
 
     def _held(self) -> int:
         if self._file is None:
@@ -145,9 +159,13 @@ class Frames:
             os.fsync(file)
         except OSError as error:
             raise _unwritable(error) from None
-        about = " ".join(map(str, [*self.place[1:], os.fstat(file).st_size]))
-        with contextlib.suppress(OSError, AttributeError):  # no attributes on this system or disk: a copy in place is not known
-            os.setxattr(self.path.parent, _LENGTH, about.encode())
+        self._about = b" ".join(b"%d" % number for number in [*self.place[1:], self._size, _start()])
+        self._remember()
+
+
+def _start() -> int:
+    """A number for the machine's last start, other than 0."""
+    return zlib.crc32(boot_identity().encode()) or 1
 
 
 def _frames(data: bytes) -> Iterator[Frame]:
