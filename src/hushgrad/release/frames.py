@@ -29,7 +29,9 @@ FRAME, SHORT = 8, 5  # bytes of a frame, and of what it says
 _KINDS = b"ramj"
 _NAME = b"hushgrad journal "
 _MAGIC = _NAME + b"2     \n"  # frames stay aligned: no kill cuts one at the end of a page
-_LENGTH = "user.hushgrad.journal"  # of the folder: the file's number, its birth, its flushed length, the machine's start, its length
+_LENGTH = (
+    "user.hushgrad.journal"  # of the folder: the file's number, its birth, its flushed length, the machine's start, its length
+)
 
 
 class Frame(NamedTuple):
