@@ -8,6 +8,7 @@ FOLDER holds the data sets as ``accuracy/tasks.py`` names them; a task whose fil
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ def measure(task: Task, data_of: Callable[[int, float], Data], epsilon: float, s
     found: list[dict[str, float]] = []
     advice = None
     for seed in range(seeds):
+        gc.collect()  # a run and its data are one circle of references, here of gigabytes
         began = time.process_time()
         data = data_of(seed, epsilon)
         if advice is None:  # it depends on public facts only

@@ -24,6 +24,7 @@ from safetensors import safe_open
 
 from hushgrad.accounting import epsilon
 from hushgrad.budget import Ledger as Budget
+from hushgrad.budget.belonging import with_digests
 from hushgrad.budget.folder import finding, reservation_of
 from hushgrad.budget.rows import START, Stored, checked, digest
 from hushgrad.budget.watch import noted_heads
@@ -203,6 +204,7 @@ def _cards() -> tuple[bytes, ...]:
     for name, value in {"plan": _PLAN, "ledger": ledger, "guarantee": claim}.items():
         (folder / f"{name}.json").write_text(json.dumps(value.to_json()))
     (folder / "recipe.json").write_text(json.dumps(DEMO))
+    (folder / "report.json").write_text(json.dumps(with_digests(folder, {"reservation": reservation_of(folder)}, {})))
     card = plain(privacy_card(folder).to_json())
     public = _SIGNER.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     body = {**card, "signed_by": "a forger", "signer": base64.b64encode(public).decode()}

@@ -198,7 +198,13 @@ class Rule(ABC):
         return None
 
     def folds(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether this call computes otherwise if the parameters require no gradients. Default: no call does."""
+        """Whether this call computes otherwise if the parameters require no gradients. Default: no call does.
+
+        Args:
+            module: the layer.
+            args: what it is called with.
+            kwargs: the same, by name.
+        """
         return False
 
     def remember(self, module: nn.Module) -> Any:

@@ -128,10 +128,10 @@ class Attached(Saving):
             gate = CheckedTogether(self.model, self._world, self._capture.pause)
             self._handles.append(gate)
             self._before_pass.append(gate.before)
-        if self.plan.certified:
+        self._capture.attach()
+        if self.plan.certified:  # after the capture, whose hooks are put first: the check's passes are no part of a proof's
             self._handles.append(self._bits.attach(self.model))
             self._before_pass.append(self._bits.before)
-        self._capture.attach()
         self._handles.append(self.losses.handed.attach(self.model))
         if lazy_tables:
             self._attach_tables()

@@ -28,21 +28,19 @@ class Beside:
     """The kinds of all of them; looked at only when somebody has written."""
 
     def __init__(self) -> None:
-        self._places: list[Place] = []
+        self.places: list[Place] = []
         self._seen: list[tuple[Any, Any, Any]] = []  # what is there, a mark of its state, and its kinds
         self._own: set[tuple[int, Any]] = set()  # what the forward itself writes: its memory is tried by the seal
 
     def look(self, model: nn.Module, attributes: Iterable[dict[str, Any]]) -> None:
         """List them anew."""
         buffers = ((m._buffers, name) for m in model.modules() for name in m._buffers)
-        self._places = [(d, name) for d, name in (*buffers, *_places(attributes)) if (id(d), name) not in self._own]
-        self._seen = [(None, None, None)] * len(self._places)
+        self.places = [(d, name) for d, name in (*buffers, *_places(attributes)) if (id(d), name) not in self._own]
+        self._seen = [(None, None, None)] * len(self.places)
 
     def kinds(self) -> tuple[Any, ...]:
         """Of each of them."""
-        if not self._places:
-            return ()
-        for k, place in enumerate(self._places):
+        for k, place in enumerate(self.places):
             value = _value(place)
             mark = _mark(value)
             if value is not self._seen[k][0] or mark != self._seen[k][1]:
@@ -52,7 +50,7 @@ class Beside:
     @contextmanager
     def written(self) -> Iterator[None]:
         """What a pass inside writes is its own from then on."""
-        before = [(place, value, _mark(value)) for place in self._places for value in [_value(place)]]
+        before = [(place, value, _mark(value)) for place in self.places for value in [_value(place)]]
         yield
         for place, value, mark in before:
             now = _value(place)

@@ -50,7 +50,7 @@ class Attributes:
         values = [*starmap(dict.get, self._places)]
         if not PLAIN.issuperset(map(type, values)):
             values = [v if type(v) in PLAIN else type(v) for v in values]
-        return self._wired, self._beside.kinds(), *values
+        return self._wired, self._beside.kinds() if self._beside.places else (), *values
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self._model}
