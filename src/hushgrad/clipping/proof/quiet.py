@@ -26,6 +26,7 @@ aten = torch.ops.aten
 _ONES = (aten.bernoulli_, aten.exponential_, aten.uniform_, aten.rand, aten.rand_like, aten.bernoulli)
 _ZEROS = (aten.normal_, aten.randn, aten.randn_like, aten.normal)
 _COMPARING = (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
+_ORDINARY: set[Any] = set()  # operations of which nothing is to be noted
 ALMOST_ONE = 0.9990234375  # of uniform numbers: above every probability with which something is left out
 
 
@@ -47,6 +48,8 @@ class Quiet(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _ORDINARY:
+            return func(*args, **kwargs)
         name = func.overloadpacket
         if name is aten._to_copy and getattr(kwargs.get("dtype"), "is_floating_point", False):
             self.casts.add(kwargs["dtype"])
@@ -65,6 +68,8 @@ class Quiet(TorchDispatchMode):
             name
         ):  # that with dropout falls apart
             self.drawn.add(str(name).removeprefix("aten."))
+        if torch.Tag.nondeterministic_seeded not in func.tags and name is not aten._to_copy and name not in _COMPARING:
+            _ORDINARY.add(func)
         return func(*args, **kwargs)
 
     def _compare(self, args: Any) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Staged"]
 
 
-_LARGE = 1 << 20  # parameters
+_LARGE = 4_000_000  # parameters: 16 MB; smaller models' pages are dearer than their room
 
 
 class Staged:

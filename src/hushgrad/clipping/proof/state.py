@@ -145,7 +145,10 @@ def _dicts(model: nn.Module) -> list[dict[str, Any]]:
 @contextmanager
 def attributes_restored(model: nn.Module, written: Callable[[], None] | None = None) -> Iterator[None]:
     """What a forward inside writes to attributes, and to lists and dicts that they hold, is undone; ``written`` is told of it."""
-    kept = [(d, {name: (v, copy.copy(v) if type(v) in _HELD else None) for name, v in d.items()}) for d in _dicts(model)]
+    kept = [
+        (d, {name: (v, copy.copy(v) if type(v) in _HELD else None) for name, v in d.items() if name not in _TORCHS})
+        for d in _dicts(model)
+    ]
     try:
         yield
     finally:
@@ -161,8 +164,6 @@ def _undone(d: dict[str, Any], values: dict[str, tuple[Any, Any]]) -> bool:
         del d[name]
     wrote = bool(new)
     for name, (value, inside) in values.items():
-        if name in _TORCHS:
-            continue
         if d.get(name) is not value:
             d[name], wrote = value, True
         if inside is not None and _differ(value, inside):
