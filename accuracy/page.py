@@ -28,7 +28,7 @@ _TIME = """
 ## Time to 97 % on MNIST at epsilon 3
 
 CPU seconds of one thread, all in one run on a core of its own: `python benchmarks/time_to_accuracy.py --data FOLDER --limit 100 --json
-accuracy/time.json`. What `--auto` does with the first 6,000 images is timed from the advice to the last step, features included; how many
+accuracy/time.json`. What `--auto` does with the first 8,000 images is timed from the advice to the last step, features included; how many
 images and steps was chosen on other training images. The network is that of Opacus' own example with tanh, by the faster of its modes,
 with the noise for 40 epochs of all images; it is stopped at the limit. On the same features, which count for both, Opacus' ghost mode is
 as fast, because imports, the first proof and the guarantee are half of the time beside features here: the gain is the recipe's.
