@@ -62,7 +62,8 @@ _LATENT = dict(
 )  # fmt: skip
 
 _MIXTURES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys("Mixtral Qwen2Moe Qwen3Moe Olmoe Phimoe GraniteMoe GptOss Ernie4_5_Moe Glm4Moe".split(), _EXPERTS),
+    **dict.fromkeys("Mixtral Qwen2Moe Qwen3Moe Olmoe GraniteMoe GptOss Ernie4_5_Moe Glm4Moe".split(), _EXPERTS),
+    "Phimoe": dict(_EXPERTS, router_jitter_noise=0.0),  # else it draws its experts while it trains, for one example alone others
     "DeepseekV2": _LATENT,
     "DeepseekV3": _LATENT,
     "Jamba": dict(
