@@ -115,12 +115,12 @@ def _reasons(codebook: Codebook, plan: Plan, rate: float, gap: float, learns: fl
     kind = codebook.kind
     found = [
         f"Features: {_FEATURES[kind]}. Nothing in them is estimated from the records but what is named here.",
-        "Model: linear, weights 0 at first. On tables objective perturbation and full-batch descent were no better by more than 0.3 points.",
+        "Model: linear, weights 0 at first. On tables objective perturbation and full-batch descent gained 0.3 points at most.",
         f"Batches of {plan.batch_size} in {plan.steps} steps: many steps beat large batches at the same work.",
         f"Clip norm {plan.max_grad_norm:g} for rows of length 1, noise multiplier {plan.noise_multiplier:.4g}.",
         f"Learning rate {rate:.4g}, falling to 0: the noise of a logit ends at a deviation of about {_deviation(plan, rate):.1f}.",
-        f"Expect {_points(gap)} behind the same model without privacy; where that is little it was a few tenths more on public tables, on texts "
-        "and images up to a few points. How accurate that one is, nobody can tell "
+        f"Expect {_points(gap)} behind the same model without privacy; where that is little it was a few tenths more on public tables, "
+        "up to a few points on texts and images. How accurate that one is, nobody can tell "
         "without the data; the report compares with always naming the most frequent class.",
     ]
     if learns is not None:
