@@ -40,8 +40,9 @@ as fast, because imports, the first proof and the guarantee are half of the time
 _TAIL = """
 The same training for a user: `hushgrad train accuracy/TASK.toml --auto --data FILE --test-data FILE --epsilon E --delta 1e-5 --records N
 --out DIR` (`hushgrad advise` says the same without training). Rows are measured by `python -m accuracy`, which splits as
-`accuracy/tasks.py` says; without `--test-data` the command splits off another fifth (bank at epsilon 1: AUC 0.779). The files of adult need a line of column
-names first, and no dot after the labels of its test file. CPU seconds of images leave their features out: these are computed once and kept.
+`accuracy/tasks.py` says; without `--test-data` the command splits off another fifth (bank at epsilon 1: AUC 0.779). The
+files of adult need a line of column names first, and no dot after the labels of its test file. CPU seconds of images leave their features
+out: these are computed once and kept.
 
 The rows that say so are of data sets that nobody had looked at when their codebooks were written: credit card default (Yeh and Lien 2009,
 30,000 clients), whose test rows were looked at once, and 100,000 tweets of Sentiment140 (Go et al. 2009), looked at twice: the first time

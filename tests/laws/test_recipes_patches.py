@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from hushgrad.advice import Codebook
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
@@ -76,3 +78,37 @@ def test_rows_have_waves_and_patches_of_equal_weight():
 def test_what_is_no_image_is_refused():
     with pytest.raises(ArgumentError, match="both sides at least 8"):
         patches(torch.rand(2, 1, 7, 12))
+
+
+@pytest.mark.parametrize(("channels", "count"), [(1, 49), (3, 9), (3, 33)])
+def test_a_row_has_the_same_bits_whoever_is_beside_it(channels, count):
+    """Alone, at the end of a chunk of its own, and in other places."""
+    images = torch.rand(count, channels, 16, 16, generator=torch.Generator().manual_seed(0))
+    encoder = ImageFeatures(images=ImageEncoder(channels=channels, height=16, width=16, top=1.0))
+    rows = encoder.prepared(images.numpy())
+    for i in (0, count - 1):
+        assert torch.equal(encoder.prepared(images[i : i + 1].numpy())[0], rows[i])
+    assert torch.equal(encoder.prepared(images[1:].numpy()), rows[1:])
+
+
+@pytest.mark.parametrize("pixel", [float("nan"), float("inf"), 3e37, -1e300])
+def test_a_pixel_that_is_no_brightness_is_refused(pixel):
+    image = [[[0.0] * 8] * 7 + [[0.0] * 7 + [pixel]]]
+    with pytest.raises(ArgumentError, match="Pixels are numbers from 0 to 255; mend or leave out the image"):
+        ImageFeatures(images=ImageEncoder(channels=1, height=8, width=8)).prepared([image])
+
+
+def test_sizes_and_users_that_images_cannot_have_are_refused_before_any_advice():
+    for sizes in ({"height": 28, "width_of_image": 20}, {"height": 10, "width_of_image": 10}, {"height": 4, "width_of_image": 4}):
+        with pytest.raises(ArgumentError, match="as high as wide"):
+            Codebook(kind="images", classes=("a", "b"), **sizes)
+    with pytest.raises(ArgumentError, match="neither user nor columns"):
+        Codebook(kind="images", classes=("a", "b"), user="who")
+
+
+def test_pictures_of_more_than_eight_bits_are_refused(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    path = tmp_path / "deep.png"
+    image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000).save(path)
+    with pytest.raises(ArgumentError, match="8 bits for each colour"):
+        ImageEncoder(channels=1, height=8, width=8)([path])

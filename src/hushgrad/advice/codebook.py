@@ -13,6 +13,7 @@ from hushgrad.recipes.columns import Column, Columns, columns_of
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
+from hushgrad.recipes.patches import SMALLEST
 from hushgrad.recipes.recipe import read_toml
 from hushgrad.recipes.text_features import TextFeatures
 
@@ -84,6 +85,14 @@ class Codebook(_Facts):
             _check.fail(
                 "codebook", self.kind, "to name its label and its columns", "Declare bounds, cuts or values for each column."
             )
+
+        if self.kind == "images" and (self.height != self.width_of_image or self.height % 4 or self.height < SMALLEST):
+            remedy = "Pictures of another size are scaled to it; arrays have to be of it."
+            _check.fail(
+                "codebook", (self.height, self.width_of_image), "to have images as high as wide, 8, 12, 16, ... pixels", remedy
+            )
+        if self.kind != "table" and (self.user is not None or self.columns):
+            _check.fail("codebook", self.kind, "to name neither user nor columns", "Only the records of a table have them.")
 
     def encoder(self, *, buckets: int, weight: float, noise_multiplier: float) -> Encoder:
         """How its records become rows.

@@ -23,6 +23,7 @@ __all__ = ["ImageEncoder"]
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 # What Pillow's readers of damaged files raise: errors of their own, and whatever their arithmetic on a header's numbers runs into.
 _DAMAGED = (OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, EOFError, struct.error)
+_BRIGHTEST = 1e6  # times top: squares and spectra of such images are finite in single precision
 _PIXELS = 1 << 26  # of one picture: a small file may unpack to more than there is memory
 
 
@@ -53,11 +54,17 @@ class ImageEncoder(Encoder):
             image = self._picture(Path(row)) if isinstance(row, (str, Path)) else np.asarray(row)
             if image.shape not in (shape, shape[1:]) or (image.ndim == 2 and self.channels != 1):
                 _check.fail("image", image.shape, f"to have the shape {shape}")
+            if not (np.abs(image) <= _BRIGHTEST * self.top).all():  # also where one is no number
+                remedy = f"Pixels are numbers from 0 to {self.top:g}; mend or leave out the image."
+                _check.fail("image", float(np.abs(image).max()), "to have finite pixels", remedy)
             into[:] = image.reshape(shape)
         return torch.from_numpy(batch).div_(self.top)
 
     def _picture(self, path: Path) -> np.ndarray:
         image = _opened(path)
+        if image.mode in ("I", "F") or image.mode.startswith("I;"):
+            remedy = "Save pictures with 8 bits for each colour: with more, all that is bright would be white."
+            _check.fail("picture", str(path), f"to have 8 bits for each colour (its mode is {image.mode})", remedy)
         grey = self.channels == 1
         small = image.convert("L" if grey else "RGB").resize((self.width, self.height))
         pixels = np.asarray(small, np.float32) * (self.top / 255.0)

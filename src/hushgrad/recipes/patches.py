@@ -62,7 +62,7 @@ def patches(images: Tensor, *, mirrored: bool = False) -> Tensor:
         _check.fail("images", tuple(images.shape), f"to be (n, channels, height, width), both sides at least {SMALLEST}")
     bank = _bank(images.shape[1], mirrored)
     maps = _raw_maps(images, bank.filters, mirrored)
-    return torch.einsum("ij,njhw->nihw", bank.root, maps - bank.mean[:, None, None])
+    return (bank.root @ (maps.flatten(2) - bank.mean[:, None])).view_as(maps)
 
 
 @lru_cache(maxsize=4)
@@ -90,8 +90,11 @@ def _filters(pictures: Tensor) -> Tensor:
 
 
 def _raw_maps(images: Tensor, filters: Tensor, mirrored: bool) -> Tensor:
-    parts = [_averages(part.float(), filters) for part in images.split(_CHUNK)]
-    maps = torch.cat(parts) if parts else torch.zeros(0, len(filters), CELLS, CELLS)
+    pairs = [
+        part.float() if len(part) > 1 else part.float().repeat(2, 1, 1, 1) for part in images.split(_CHUNK)
+    ]  # one has other bits
+    parts = [_averages(part, filters) for part in pairs]
+    maps = torch.cat(parts)[: len(images)] if parts else torch.zeros(0, len(filters), CELLS, CELLS)
     if not mirrored:
         return maps
     one, other = maps.chunk(2, dim=1)

@@ -99,7 +99,10 @@ def scattering(images: Tensor, *, centred: bool = False) -> Tensor:
     if not count:
         return torch.zeros(0, channels * MAPS, size // 4, size // 4)
     padded = F.pad(images.float(), (_BORDER,) * 4, mode="reflect")
-    return torch.cat([_maps(part, _bank(padded.shape[-1], centred)) for part in padded.split(max(1, _CHUNK // channels))])
+    bank = _bank(padded.shape[-1], centred)
+    parts = padded.split(max(1, _CHUNK // channels))
+    # One image alone has other last bits than beside others: it is given its own company.
+    return torch.cat([_maps(part if len(part) > 1 else part.repeat(2, 1, 1, 1), bank)[: len(part)] for part in parts])
 
 
 def _maps(x: Tensor, bank: _Bank) -> Tensor:
