@@ -189,8 +189,8 @@ smaller along 16 of them, and gives up a part of the gain along flat ones. Along
 more than a whole one (138 %, before clipping), and both are larger than DP-SGD's: 1.7 to 2 times, and 5 to 8 times.
 
 Noise for prefix sums, at a rate of its own, was 0.18 points behind at epsilon 0.5 (± 0.07), 0.07 and 0.10 ahead at the others. Where each
-way also took its own best rate on the held rows, the rates differed and with them what the test rows said: -0.13, +0.12, -0.21 (± 0.03 to 0.05,
-200 seeds, best of noise for 0, 1 and 10 %; these figures were written down from earlier runs of this program).
+way also took its own best rate on the held rows, the rates differed and with them what the test rows said: -0.13, +0.12, -0.21 (± 0.03 to
+0.05, 200 seeds, best of noise for 0, 1 and 10 %; these figures were written down from earlier runs of this program).
 """
 
 
