@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hushgrad.clipping import Capture
+from hushgrad.clipping.proof.beside import Beside
 from hushgrad.errors import CaptureError, NotIsolated
 from hushgrad.testing.modules import examine
 
@@ -223,3 +224,16 @@ def test_an_index_of_any_form_is_looked_at(index):
     for _ in range(2):
         clipped(capture, model, (torch.randn(8, 5),))
     capture.detach()
+
+
+def test_a_tensor_that_has_let_go_of_its_memory_is_not_read():
+    """As layers of a sharded model do between their calls; torch itself would read at address 0."""
+    model = nn.Linear(3, 2)
+    model.held = [torch.ones(5), torch.ones(200)]
+    model.register_buffer("gone", torch.ones(7))
+    beside = Beside()
+    beside.look(model, [vars(model)])
+    there = beside.kinds()
+    for t in (*model.held, model.gone):
+        t.untyped_storage().resize_(0)
+    assert None not in there and beside.kinds() == (None,) * len(there) == (None,) * 3

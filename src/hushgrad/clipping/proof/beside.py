@@ -79,9 +79,9 @@ def _places(attributes: Iterable[dict[str, Any]]) -> Iterator[Place]:
 def _mark(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tobytes() if value.size <= _FEW else None
-    if not isinstance(value, Tensor) or value.is_meta or value.requires_grad:
+    if not _is_readable(value):
         return None
-    if value.is_cpu and value.layout is torch.strided and value.numel() <= _FEW:
+    if value.is_cpu and value.numel() <= _FEW:
         return value.tolist()
     return None if value.is_inference() else value._version
 
@@ -90,5 +90,10 @@ def _kinds(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         usual = value.size <= _FEW and value.dtype.kind in "biuf"
         return kinds_of(torch.as_tensor(value.copy())) if usual else None
-    usual = isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_meta or value.requires_grad)
-    return kinds_of(value) if usual and 0 < value.numel() <= _MOST else None
+    return kinds_of(value) if _is_readable(value) and 0 < value.numel() <= _MOST else None
+
+
+def _is_readable(value: Any) -> bool:
+    """Not what is trained, and with memory behind it: sharded models let go of that of layers that do not run."""
+    usual = type(value) is Tensor and value.layout is torch.strided and not (value.is_meta or value.requires_grad)
+    return usual and (not value.numel() or value.untyped_storage().nbytes() > 0)
