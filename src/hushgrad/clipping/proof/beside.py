@@ -95,5 +95,5 @@ def _kinds(value: Any) -> Any:
 
 def _is_readable(value: Any) -> bool:
     """Not what is trained, and with memory behind it: sharded models let go of that of layers that do not run."""
-    usual = type(value) is Tensor and value.layout is torch.strided and not (value.is_meta or value.requires_grad)
+    usual = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not (value.is_meta or value.requires_grad)
     return usual and (not value.numel() or value.untyped_storage().nbytes() > 0)
