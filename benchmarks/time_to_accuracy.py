@@ -33,7 +33,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from hushgrad.advice import Advice, advise, read_codebook, rules
 from hushgrad.recipes import Recipe
 from hushgrad.recipes.allocator import keep_large_blocks
-from hushgrad.recipes.data import Data, mnist
+from hushgrad.recipes.data import mnist
+from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.learning import learn

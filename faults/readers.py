@@ -31,7 +31,8 @@ from hushgrad.budget.watch import noted_heads
 from hushgrad.errors import HushgradError
 from hushgrad.events import Gaussian, Poisson, Sampled
 from hushgrad.federated.aggregate import Aggregator
-from hushgrad.federated.layout import Layout, Unusable
+from hushgrad.federated.layout import Layout
+from hushgrad.federated.wire import Unusable
 from hushgrad.guarantee import Guarantee
 from hushgrad.guarantee import Ledger as Books
 from hushgrad.recipes.recipe import DEMO, Recipe

@@ -17,8 +17,9 @@ from flwr.serverapp.strategy import FedAvg
 from safetensors import safe_open
 
 from hushgrad.federated import DPFTRL, LocalGrid, MinSeparation, Shares
-from hushgrad.federated.layout import Layout, Unusable
+from hushgrad.federated.layout import Layout
 from hushgrad.federated.shares import ShareSum
+from hushgrad.federated.wire import Unusable
 from hushgrad.noise import BLT
 from hushgrad.release.keys import RunKey
 from hushgrad.train import Plan

@@ -14,8 +14,6 @@ from hushgrad import _check
 from hushgrad._printed import below
 from hushgrad.errors import ArgumentError
 
-__all__ = ["dp_accounting_of", "json_of"]
-
 Json = dict[str, Any]
 
 

@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["later"]
-
 
 def later(room: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
     """The ``__getattr__`` of a room: ``homes`` says which of its names live in which of its files (or in another room's).

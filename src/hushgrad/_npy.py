@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import IO, NamedTuple
 
-__all__ = ["NpyHeader", "read_header"]
-
 _MAGIC = b"\x93NUMPY"
 _LONGEST = 4096  # numpy pads to 64; a shape of 32 axes needs less than 700
 _HEADER = re.compile(

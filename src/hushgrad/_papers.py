@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Paper"]
-
 
 class Paper(NamedTuple):
     """One entry of a bibliography."""

@@ -14,8 +14,6 @@ import sys
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
-__all__ = ["above", "at_least", "at_most", "below", "interval", "reason", "times"]
-
 
 def at_most(x: float, digits: int = 4) -> str:
     """An upper bound in ``digits`` significant digits, rounded up.

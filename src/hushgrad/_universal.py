@@ -22,8 +22,6 @@ from torch import Tensor
 from hushgrad import native
 from hushgrad.native import _abi
 
-__all__ = ["Seen", "UniversalHash"]
-
 _WORDS, _LANES = _abi.WITNESS_WORDS, _abi.WITNESS_LANES  # of a block
 _BLOCK = 4 * _WORDS  # bytes
 _AT_ONCE = 64 * _BLOCK  # bytes, of which the products stay in the cache

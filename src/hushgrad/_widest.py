@@ -9,8 +9,6 @@ from torch import Tensor
 
 from hushgrad.errors import ArgumentError
 
-__all__ = ["require_double", "widest", "widest_dtype", "widest_sq_norms"]
-
 _TILE = 1024  # numbers that are added up at a time: single precision loses norm over long rows
 
 

@@ -10,20 +10,6 @@ from fractions import Fraction
 from hushgrad._printed import above
 from hushgrad.errors import NumericalLimit
 
-__all__ = [
-    "Shares",
-    "least_over_orders",
-    "log_add",
-    "positive_up",
-    "product_up",
-    "ratio_up",
-    "reached",
-    "revealed",
-    "smallest_true",
-    "total_loss",
-    "up",
-]
-
 Shares = tuple[tuple[float, int], ...]  # (probability to reveal everything, times)
 
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0

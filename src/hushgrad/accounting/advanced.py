@@ -25,8 +25,6 @@ from hushgrad.events import (
     Sampled,
 )
 
-__all__ = ["Advanced", "advanced_forms"]
-
 
 def advanced_forms(epsilons: list[tuple[float, int]], slack: float) -> tuple[float, float]:
     r"""Both printed forms of advanced composition for (epsilon, times) pairs and the theorem's own ``slack``.

@@ -13,8 +13,6 @@ from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Relation
 
-__all__ = ["accountant_of", "accountants", "delta", "delta_curve", "epsilon", "epsilon_interval"]
-
 
 @cache
 def accountants() -> dict[str, type[Accountant]]:

@@ -30,8 +30,6 @@ from hushgrad.events import (
     Unanalysed,
 )
 
-__all__ = ["Accountant", "Loss", "Nothing", "Unbounded", "count_leaves", "trivial_loss"]
-
 
 class Loss(Protocol):
     """An additive privacy loss: an RDP curve, a privacy-loss distribution, a rho, a list of (epsilon, delta)."""

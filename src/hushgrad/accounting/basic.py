@@ -23,8 +23,6 @@ from hushgrad.events import (
     Sampled,
 )
 
-__all__ = ["Basic"]
-
 
 @dataclass(frozen=True)
 class BasicLoss(Terms):

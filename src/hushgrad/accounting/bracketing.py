@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import NumericalLimit
 
-__all__ = ["Bracket", "crossing", "largest_integer"]
-
 
 @dataclass
 class Bracket:

@@ -19,16 +19,6 @@ from hushgrad.accounting.target import WIDEST, Budget, Question, excess
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event, Gaussian, Relation
 
-__all__ = [
-    "Calibration",
-    "calibrate",
-    "calibrate_batch_size",
-    "calibrate_noise",
-    "calibrate_rate",
-    "calibrate_steps",
-    "certified_calibration",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:

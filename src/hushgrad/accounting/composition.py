@@ -12,8 +12,6 @@ from hushgrad.accounting._numeric import revealed, smallest_true
 from hushgrad.accounting.base import Loss
 from hushgrad.accounting.dominance import Statement
 
-__all__ = ["Terms", "least_delta", "share_of_delta"]
-
 T = TypeVar("T", bound="Terms")
 
 

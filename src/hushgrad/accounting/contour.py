@@ -28,8 +28,6 @@ from hushgrad.accounting.rdp import RDP
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Gaussian, GaussianMixture, Relation, Sampled
 
-__all__ = ["Estimate", "estimate"]
-
 Complex = npt.NDArray[np.complex128]
 Cumulants = Callable[[Complex], Complex]
 

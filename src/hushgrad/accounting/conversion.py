@@ -15,8 +15,6 @@ from collections.abc import Callable
 
 from hushgrad.accounting._numeric import Shares, least_over_orders, positive_up, revealed, up
 
-__all__ = ["delta_beside", "delta_from_renyi", "epsilon_beside", "epsilon_from_renyi"]
-
 Curve = Callable[[float], float]
 _ROUNDING = 2.0**-48  # sixteen times that of a double: a divergence is a handful of operations
 

@@ -32,8 +32,6 @@ from hushgrad.events import (
     Sampled,
 )
 
-__all__ = ["Statement", "amplified", "deamplified", "pure_epsilon", "statement"]
-
 
 @dataclass(frozen=True)
 class Statement:

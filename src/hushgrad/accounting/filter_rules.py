@@ -21,8 +21,6 @@ from hushgrad.accounting.zcdp import ZCDPLoss
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Relation
 
-__all__ = ["Cost", "Rule", "is_finite", "order_for", "rule_of"]
-
 
 def _orders(first: float, last: float, step: float) -> list[float]:
     return [1.0 + math.exp(step * k) for k in range(round(first / step), round(last / step))]

@@ -31,8 +31,6 @@ from hushgrad.accounting.pool import Pool
 from hushgrad.errors import BudgetExceeded
 from hushgrad.events import Event, Relation
 
-__all__ = ["Filter"]
-
 
 class Filter:
     r"""A stopping rule: ``spend(event)`` admits a step or raises ``BudgetExceeded``, before the step is taken.

@@ -17,8 +17,6 @@ from scipy.special import erfcx, log_ndtr, ndtr
 from hushgrad import _check
 from hushgrad.accounting._numeric import positive_up, smallest_true, up
 
-__all__ = ["gaussian_delta", "gaussian_epsilon", "gaussian_mu"]
-
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 _FARTHEST = 1e150  # its square is still a number
 _ULPS = 32 * 2.0**-52  # erfcx is accurate to a few units in the last place; the rest is headroom

@@ -11,8 +11,6 @@ from hushgrad.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Gaussian, Relation, Sampled
 
-__all__ = ["GDP", "GDPLoss"]
-
 
 @dataclass(frozen=True)
 class GDPLoss:

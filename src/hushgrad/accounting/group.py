@@ -45,8 +45,6 @@ from hushgrad.events import (
 )
 from hushgrad.events.composed import require_one_size
 
-__all__ = ["epsilon_for_group", "for_group"]
-
 _LEAST_NOISE = 1e-100  # what events describe
 _LARGEST = 2**63 - 1
 _U = 2.0**-53

@@ -8,8 +8,6 @@ from hushgrad import _check
 from hushgrad.accounting.gaussian import gaussian_mu
 from hushgrad.events import Event, Gaussian, Poisson, Relation, Repeat, Sampled
 
-__all__ = ["likely_factor", "likely_noise"]
-
 
 def likely_noise(epsilon: float, delta: float, steps: int, rate: float, relation: Relation | str) -> float:
     """The noise by the central limit theorem: rate sqrt(steps (e^{1/sigma^2} - 1)) is the distance of one Gaussian (a guess)."""

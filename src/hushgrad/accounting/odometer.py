@@ -13,8 +13,6 @@ from hushgrad.accounting.zcdp import ZCDPLoss
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Relation
 
-__all__ = ["Odometer"]
-
 
 class Odometer:
     r"""A running bound on the privacy loss of adaptively chosen zCDP steps, valid at all times at once.

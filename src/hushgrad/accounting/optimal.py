@@ -37,8 +37,6 @@ from hushgrad.events import (
     Sampled,
 )
 
-__all__ = ["Optimal", "responses_delta"]
-
 
 def responses_delta(epsilon: float, times: int) -> Callable[[float], float]:
     r"""The function e' -> d(e') of ``times`` randomised responses at ``epsilon``: exact, rounded up.

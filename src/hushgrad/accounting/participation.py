@@ -40,8 +40,6 @@ from hushgrad.events import (
 )
 from hushgrad.events.composed import counted_samples
 
-__all__ = ["Sampling", "Way", "kind_of", "poisson_rate", "require_known_size", "sampling", "simplified", "unamplified"]
-
 
 class Way(enum.Enum):
     """Which of the three statements of this module covers a sample."""

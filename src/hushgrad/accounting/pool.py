@@ -23,8 +23,6 @@ from hushgrad.accounting.base import count_leaves
 from hushgrad.accounting.participation import poisson_rate
 from hushgrad.events import Compose, Event, Gaussian, Sampled
 
-__all__ = ["Pool"]
-
 
 @dataclass
 class Pool:

@@ -32,8 +32,6 @@ from hushgrad.events import (
     Sampled,
 )
 
-__all__ = ["RDP", "RDPLoss"]
-
 
 @dataclass(frozen=True)
 class RDPLoss:

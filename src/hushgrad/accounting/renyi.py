@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from hushgrad.accounting._numeric import log_add, ratio_up, up
 
-__all__ = ["Curve", "concentrated", "discrete_laplace", "laplace", "pure", "response"]
-
 Curve = Callable[[float], float]
 
 

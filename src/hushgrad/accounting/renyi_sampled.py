@@ -23,8 +23,6 @@ from hushgrad.accounting._numeric import up
 from hushgrad.accounting.policy import POLICY
 from hushgrad.accounting.renyi import Curve
 
-__all__ = ["gaussian_mixture", "poisson", "poisson_gaussian", "without_replacement"]
-
 Array = npt.NDArray[np.float64]
 
 _REACH = 14.0  # standard deviations beyond the outermost peak: e^-98 of the mass

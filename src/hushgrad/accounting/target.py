@@ -12,8 +12,6 @@ from hushgrad.accounting.base import Accountant
 from hushgrad.accounting.bracketing import Bracket, crossing
 from hushgrad.events import Event, Relation
 
-__all__ = ["WIDEST", "Budget", "Question", "excess"]
-
 WIDEST = (1e-6, 1e9)  # where an unknown is looked for without a bracket
 
 

@@ -20,8 +20,6 @@ from hushgrad.accounting.api import deltas_of, loss_of, sane_delta
 from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.events import Event, Relation
 
-__all__ = ["Attack", "advantage", "attack", "trade_off"]
-
 
 def trade_off(
     event: Event,

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from hushgrad.accounting.policy import POLICY
 from hushgrad.accounting.rdp import success_probability
 
-__all__ = ["number_at", "probabilities"]
-
 
 def number_at(place: float, *, mean: float, shape: float) -> int:
     """The quantile function of K at ``place`` in [0, 1): a uniform number makes a draw.

@@ -24,8 +24,6 @@ from hushgrad.events import (
     Relation,
 )
 
-__all__ = ["ZCDP", "ZCDPLoss", "rho_of_pure"]
-
 
 def rho_of_pure(epsilon: float) -> float:
     """The rho of an epsilon-DP mechanism: epsilon²/2, or epsilon where that is less (D_alpha <= epsilon <= alpha epsilon).

@@ -19,8 +19,6 @@ from hushgrad.recipes.scattering import MAPS
 from hushgrad.recipes.text_features import LOOKS
 from hushgrad.train.plan import Plan
 
-__all__ = ["Advice", "advise"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:

@@ -17,8 +17,6 @@ from hushgrad.recipes.patches import SMALLEST
 from hushgrad.recipes.recipe import read_toml
 from hushgrad.recipes.text_features import TextFeatures
 
-__all__ = ["Codebook", "read_codebook"]
-
 _KINDS = ("table", "text", "images")
 _KEYS = (
     "kind",

@@ -31,19 +31,6 @@ from hushgrad.sampling.batch import Batch, stamp
 from hushgrad.train import Plan
 from hushgrad.train.guard import checks
 
-__all__ = [
-    "Rows",
-    "Twin",
-    "clipped",
-    "contributions",
-    "distance",
-    "drawn",
-    "plain_batch",
-    "put",
-    "reference_release",
-    "reference_row",
-]
-
 Rows = dict[str, Tensor]
 _HERE = (Probe(),)
 

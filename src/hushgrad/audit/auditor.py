@@ -22,8 +22,6 @@ from hushgrad.events import Event, Gaussian, Relation, Repeat
 from hushgrad.sampling import Draws, FixedSize, Poisson, RoundRobin, TruncatedPoisson
 from hushgrad.train import Plan, Private
 
-__all__ = ["Auditor"]
-
 _CURVE = tuple(np.concatenate([[0.0, 1e-4, 1e-3], np.linspace(0.005, 0.995, 199), [1.0]]).tolist())
 _SIMULATIONS = 8
 _FAR_TOO_SMALL = 0.2

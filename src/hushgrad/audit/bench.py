@@ -30,8 +30,6 @@ from hushgrad.train.fitting import LossFunction, Passes
 from hushgrad.train.loop import Loop
 from hushgrad.train.private import Private
 
-__all__ = ["HALVES", "Bench", "Live", "Loss", "Seen", "copied", "numbers", "quiet", "row_std", "shaken", "single", "whole"]
-
 HALVES = (torch.float16, torch.bfloat16)
 Build = Callable[[], tuple[nn.Module, Optimizer]]
 Loss = Callable[[nn.Module, Any], Tensor]  # the mean over the examples of a batch

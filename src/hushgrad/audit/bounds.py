@@ -33,18 +33,6 @@ from hushgrad.accounting import gaussian_epsilon
 from hushgrad.audit.curve import ClaimedCurve
 from hushgrad.events import Event, Relation
 
-__all__ = [
-    "ErrorRates",
-    "curve_gap",
-    "epsilon_clopper_pearson",
-    "epsilon_gaussian",
-    "error_rates",
-    "grid_rates",
-    "mu_lower_bound",
-    "rate_upper_bound",
-    "split_rates",
-]
-
 Curve = Callable[[float], float | np.ndarray]
 """A trade-off curve: from a false-alarm rate to the least miss rate."""
 

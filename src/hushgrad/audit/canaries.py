@@ -26,8 +26,6 @@ from hushgrad.events import Relation
 from hushgrad.train import Plan, make_private
 from hushgrad.train.private import Private
 
-__all__ = ["Canaries", "Released", "bare", "release"]
-
 Undo = Callable[[Tensor], Tensor]
 """An attacker's inverse of a linear denoiser: from released rows (steps, dimension) of one parameter to rows before it."""
 

@@ -31,8 +31,6 @@ from hushgrad.events import (
     TruncatedPoisson,
 )
 
-__all__ = ["FALSE_ALARM", "Check", "batches_check", "contribution_check", "fresh_noise_check", "noise_check"]
-
 FALSE_ALARM = 1e-4
 
 

@@ -36,20 +36,6 @@ from hushgrad.noise import Independent
 from hushgrad.sampling import Draws, FullBatch
 from hushgrad.train import Plan
 
-__all__ = [
-    "StepScores",
-    "at_every_step",
-    "composed_bounds",
-    "composed_delta",
-    "contribution_lower",
-    "noise_upper",
-    "rate_lower",
-    "step_bounds",
-    "step_fdp",
-    "step_gdp",
-    "step_scores",
-]
-
 _THREAT = (
     "the attacker sees every released gradient, knows all records but one, whose gradient he has chosen, and not the batches; "
     "the auditor owns the run and puts canaries into its batches"

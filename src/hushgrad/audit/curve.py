@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike
 from hushgrad.accounting import delta_curve, epsilon
 from hushgrad.events import Event, Relation
 
-__all__ = ["ClaimedCurve", "claimed_curve"]
-
 _SMALLEST_DELTA = 1e-7  # an audit of thousands of canaries cannot see error rates below this
 _LARGEST_EPSILON = 40.0  # nor those that a larger one is about, e^-40
 

@@ -13,8 +13,6 @@ from hushgrad.release.keys import RunKey
 from hushgrad.sampling import Draws
 from hushgrad.train import Plan
 
-__all__ = ["dealt", "fresh_batches_check", "rates_check", "spread", "taken"]
-
 
 def spread(count: int, steps: int) -> Iterator[int]:
     """The first half of ``count`` steps from the beginning, the others up to the end."""

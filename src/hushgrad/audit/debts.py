@@ -9,8 +9,6 @@ from hushgrad.audit.again import contributions, distance, drawn
 from hushgrad.audit.bench import Bench, row_std
 from hushgrad.audit.checks import Check
 
-__all__ = ["debts_check"]
-
 _STEPS = 3
 _TOLERANCE = 1e-3
 

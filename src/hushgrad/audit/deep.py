@@ -29,8 +29,6 @@ from hushgrad.train.fitting import LossFunction
 from hushgrad.train.loop import Loop
 from hushgrad.train.private import Private
 
-__all__ = ["audit_private", "audit_run"]
-
 _FEW = 8  # examples that a search or a self-check is made on
 
 

@@ -29,8 +29,6 @@ from hushgrad.release.keys import RunKey
 from hushgrad.release.placement.whole import Whole
 from hushgrad.train import Plan
 
-__all__ = ["Drawer", "Field", "draw_field"]
-
 _BUDGET = 50_000_000  # numbers to draw for one sample
 _LONG, _RUNS, _FEW = 400, 32, 4  # steps of the long sample, at most; runs, and steps of each
 _LONGEST = 4000  # rows whose length is looked at

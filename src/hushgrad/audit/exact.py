@@ -25,8 +25,6 @@ from hushgrad.events import Relation
 from hushgrad.sampling import Draws
 from hushgrad.sampling.units import Units
 
-__all__ = ["Compared", "compare", "exact_checks", "journal_check"]
-
 _TOLERANCE = 1e-3  # of the magnitudes that were added up, as in ``self_check``
 _SINGLE = 10  # times the tolerance: what a single number may be off, however many others its tensor has
 _SLACK = 1e-4  # that the arithmetic of a clipped sum may add to a contribution

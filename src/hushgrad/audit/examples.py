@@ -16,8 +16,6 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from hushgrad import _check
 
-__all__ = ["ExampleCanaries", "mislabelled", "out_of_distribution"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExampleCanaries:

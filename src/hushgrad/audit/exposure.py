@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from hushgrad import _check
 
-__all__ = ["exposure", "secret_sequences", "sequence_losses"]
-
 
 def secret_sequences(count: int, *, length: int, vocabulary: int, prefix: Sequence[int] = (), seed: int = 0) -> Tensor:
     """``count`` distinct sequences of token ids: the ``prefix`` ("my number is"), then ``length`` random tokens.

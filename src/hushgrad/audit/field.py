@@ -30,8 +30,6 @@ from scipy.stats import t as student
 
 from hushgrad.audit.checks import FALSE_ALARM, Check
 
-__all__ = ["Long", "Runs", "Wide", "field_checks", "outside"]
-
 _BLOCK = 4096  # numbers of a tensor whose amplitude is looked at by itself
 _TAILS = (2.0, 3.0, 4.0, 5.0)
 _MOST = 4_000_000  # numbers of a row that are compared at all lags

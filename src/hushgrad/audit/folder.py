@@ -23,8 +23,6 @@ from hushgrad.release.journal import JOURNAL, Journal
 from hushgrad.release.keys import KEY, read_key
 from hushgrad.train.plan import Plan
 
-__all__ = ["audit_folder"]
-
 
 def audit_folder(folder: str | Path, **options: Any) -> DeepReport:
     """Audit the run in ``folder``: at its released weights if it is finished, else at its first ones.

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from hushgrad import _check
 
-__all__ = ["invert", "likeness"]
-
 
 def invert(
     model: nn.Module, label: int, *, shape: tuple[int, ...], steps: int = 200, learning_rate: float = 0.1, penalty: float = 0.01

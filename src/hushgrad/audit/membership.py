@@ -21,8 +21,6 @@ from scipy.stats import beta, norm, rankdata
 from hushgrad import _check
 from hushgrad.audit.checks import _Finding
 
-__all__ = ["MembershipReport", "membership_inference"]
-
 _FEW = 16  # reference models on each side below which all examples share one variance (Carlini et al. 2022, section VI.C)
 
 

@@ -18,8 +18,6 @@ from hushgrad import _check
 from hushgrad.accounting import gaussian_epsilon
 from hushgrad.audit.bounds import _scores
 
-__all__ = ["correct_guesses", "epsilon_one_run", "epsilon_one_run_fdp", "one_run_p_value", "refutes_curve"]
-
 FRACTIONS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Which parts of the canaries are guessed; a bound over several pays for each of them."""
 

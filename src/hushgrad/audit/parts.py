@@ -20,8 +20,6 @@ from hushgrad.events import Everyone, MinSep, Once, Poisson
 from hushgrad.release.keys import RunKey
 from hushgrad.train import Plan
 
-__all__ = ["BATCHES", "Parts"]
-
 BATCHES = 200  # that are compared with another run's
 _TABLE = 20_000_000  # participations to look at
 _DEALT = 4000  # batches of many runs in which every record is counted

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 from hushgrad._printed import at_least, at_most
 
-__all__ = ["draw"]
-
 
 def draw(report: AuditReport, path: str | Path) -> None:
     """Two panels and a caption; the format follows the name's ending."""

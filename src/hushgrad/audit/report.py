@@ -14,8 +14,6 @@ from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian, Repeat
 from hushgrad.guarantee import Guarantee
 
-__all__ = ["AuditReport", "DeepReport", "LowerBound"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LowerBound(_Finding):

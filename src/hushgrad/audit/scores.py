@@ -31,8 +31,6 @@ from hushgrad.events import (
 )
 from hushgrad.train import Plan
 
-__all__ = ["Scorer"]
-
 
 class Scorer:
     """The attack on one plan's first ``steps`` steps: from released rows to scores."""

@@ -21,8 +21,6 @@ from hushgrad.release.placement.whole import Whole
 from hushgrad.release.placement.world import World
 from hushgrad.train import Plan
 
-__all__ = ["Rounds", "audit_rounds"]
-
 _MODEL = "model"
 _TOLERANCE = 1e-6  # a server adds in double precision
 

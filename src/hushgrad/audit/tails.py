@@ -11,8 +11,6 @@ import numpy as np
 from scipy.special import logsumexp
 from scipy.stats import binom
 
-__all__ = ["binomial_tail", "meeting_tail", "sum_tail"]
-
 _TILTS = np.geomspace(1e-4, 20.0, 80)
 _DISTANCES = (2.0, 4.0, 8.0, 16.0)  # standard deviations for which the tilts of ``meeting_tail`` are the best
 

@@ -11,8 +11,6 @@ from hushgrad.audit.checks import Check
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.events import Relation
 
-__all__ = ["weights_check"]
-
 _NORMS = (
     0.0,
     1e-160,

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from hushgrad import _check
 
-__all__ = ["Worst", "worst_record"]
-
 Record = tuple[Tensor, ...]
 Sums = Mapping[str, Tensor]
 _LARGEST = 3.4e38  # of single precision

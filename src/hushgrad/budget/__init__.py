@@ -25,7 +25,8 @@
 | ``ledger`` | the ledger itself: data sets and all of these |
 """
 
-from hushgrad.budget.ledger import Ledger, Verification
+from hushgrad.budget.chain import Verification
+from hushgrad.budget.ledger import Ledger
 from hushgrad.budget.policy import Policy, read_policy
 from hushgrad.budget.rows import BrokenChain, Row
 from hushgrad.budget.values import Dataset, Reservation, Status

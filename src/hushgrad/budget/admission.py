@@ -16,8 +16,6 @@ from hushgrad.budget.values import Dataset, Reservation, name_of
 from hushgrad.errors import ArgumentError, BudgetExceeded
 from hushgrad.events import Event, Relation
 
-__all__ = ["Admission", "sealed"]
-
 
 class Admission(Chain):
     """A run from its reservation to its first step."""

@@ -15,8 +15,6 @@ from typing import Any
 from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError
 
-__all__ = ["ADDED", "NAMED", "file_sha256", "require_belonging", "require_own_model", "with_digests"]
-
 ADDED = "tuning.json"  # may be another tool's record of a search
 NAMED = ("plan.json", "recipe.json", "ledger.json", "metrics.jsonl", "guarantee.json", ADDED)
 

@@ -11,8 +11,6 @@ from hushgrad.budget.rows import START, BrokenChain, Row
 from hushgrad.budget.values import Dataset, Reservation
 from hushgrad.events import Compose, Event
 
-__all__ = ["Books"]
-
 NOTHING = Compose(())
 _NEXT = {"begin": ("held", "begun"), "cancel": ("held", "cancelled")}
 

@@ -15,8 +15,6 @@ from hushgrad.budget.rows import BrokenChain, Row, Stored, checked
 from hushgrad.budget.store import Writer, open_store
 from hushgrad.budget.values import Reservation, Status, _Account
 
-__all__ = ["Chain", "Verification", "catch_up", "id_of", "next_row", "stored"]
-
 _NO_ROW = 1 << 62
 _EMPTY = "Row 1 is missing: the ledger is empty."
 

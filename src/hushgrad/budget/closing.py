@@ -16,8 +16,6 @@ from hushgrad.budget.values import Reservation, looks_like, name_of
 from hushgrad.errors import ArgumentError, BudgetExceeded
 from hushgrad.events import Compose, Event, Unanalysed
 
-__all__ = ["Closing"]
-
 _FORKED = Unanalysed("a copy of the run went on beside it: both released under the same noise")
 
 

@@ -32,8 +32,6 @@ from hushgrad.release.journal import JOURNAL, Journal
 from hushgrad.release.keys import destroy
 from hushgrad.release.owner import Owner
 
-__all__ = ["RESERVATION", "SETTLED", "Finding", "finding", "holding"]
-
 RESERVATION, SETTLED = "reservation.json", "settled.json"
 _LARGEST = 64 << 20  # bytes of a file or header: more is not what a run wrote
 _DTYPES = {

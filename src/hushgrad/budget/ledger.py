@@ -10,14 +10,12 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad.budget.books import Books
-from hushgrad.budget.chain import Verification, next_row, stored
+from hushgrad.budget.chain import next_row, stored
 from hushgrad.budget.closing import Closing
 from hushgrad.budget.policy import Policy, read_policy
 from hushgrad.budget.store import open_store
 from hushgrad.budget.values import Dataset, Reservation, looks_like
 from hushgrad.events import Event, Relation
-
-__all__ = ["Ledger", "Verification"]
 
 
 class Ledger(Closing):

@@ -13,8 +13,6 @@ from hushgrad._value import Value
 from hushgrad.errors import ArgumentError, PolicyRefused
 from hushgrad.events import Relation
 
-__all__ = ["VARIABLE", "Policy", "read_policy"]
-
 VARIABLE = "HUSHGRAD_POLICY"  # a file that every command obeys
 _LARGEST = 1 << 20
 

@@ -17,8 +17,6 @@ from hushgrad.errors import ArgumentError
 if TYPE_CHECKING:
     import sqlalchemy
 
-__all__ = ["PostgresqlStore"]
-
 _SCHEMA = (
     f"CREATE TABLE {TABLE} (number BIGINT PRIMARY KEY, text TEXT NOT NULL, hash TEXT NOT NULL)",
     f"CREATE OR REPLACE FUNCTION {TABLE}_only_grows() RETURNS trigger LANGUAGE plpgsql AS "

@@ -24,8 +24,6 @@ from hushgrad.events import (
     Sampled,
 )
 
-__all__ = ["advice", "exceeds", "fits", "is_part", "price"]
-
 
 def fits(dataset: Dataset, charges: tuple[Event, ...]) -> bool:
     """Whether ``charges`` together are within the budget."""

@@ -20,8 +20,6 @@ from hushgrad.budget.values import Dataset, _Account
 from hushgrad.errors import HushgradError
 from hushgrad.events import Event
 
-__all__ = ["START", "BrokenChain", "Row", "Stored", "checked", "first_break"]
-
 START = "0" * 64
 KINDS = ("ledger", "dataset", "reserve", "hold", "begin", "commit", "settle", "cancel", "approve")
 

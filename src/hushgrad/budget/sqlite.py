@@ -19,8 +19,6 @@ from hushgrad.budget.rows import Stored
 from hushgrad.budget.store import TABLE, WAIT, Store, Writer
 from hushgrad.errors import ArgumentError
 
-__all__ = ["SqliteStore"]
-
 # The triggers stop accidents, not intruders, who are what the hash chain is for.
 _SCHEMA = f"""
 CREATE TABLE {TABLE} (number INTEGER PRIMARY KEY, text TEXT NOT NULL, hash TEXT NOT NULL);

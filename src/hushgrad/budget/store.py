@@ -14,8 +14,6 @@ from pathlib import Path
 from hushgrad import _check
 from hushgrad.budget.rows import Stored
 
-__all__ = ["Store", "Writer", "open_store"]
-
 TABLE = "hushgrad_ledger"
 WAIT = 60.0  # seconds for another writer: each holds the lock for milliseconds
 

@@ -11,8 +11,6 @@ from hushgrad._printed import at_most
 from hushgrad._value import LATER, Value
 from hushgrad.events import Event, Relation
 
-__all__ = ["COMPOSITIONS", "Dataset", "Reservation", "Status", "looks_like"]
-
 COMPOSITIONS = ("adaptive", "pld", "rdp", "zcdp", "gdp")
 # Letters of other alphabets that look like Latin ones (Unicode TR 39, the common ones), letters without their stroke or dot, digits and
 # signs that look like a letter or like another sign.

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from hushgrad import _check
 from hushgrad._printed import reason
-from hushgrad.budget.ledger import Ledger, Verification
+from hushgrad.budget.chain import Verification
+from hushgrad.budget.ledger import Ledger
 from hushgrad.errors import StorageError
-
-__all__ = ["note_head", "noted_heads", "watched"]
 
 
 def noted_heads(notes: str | os.PathLike[str]) -> list[str]:

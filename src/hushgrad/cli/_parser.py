@@ -13,8 +13,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["Parser", "UsageError", "ask", "print_json", "quoted", "suggestion", "table", "whole", "wrapped"]
-
 
 class UsageError(Exception):
     """The words on the command line make no question; the message is one sentence for the user."""

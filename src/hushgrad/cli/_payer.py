@@ -6,8 +6,6 @@ import argparse
 
 from hushgrad.cli._parser import UsageError
 
-__all__ = ["require_payer"]
-
 
 def require_payer(options: argparse.Namespace) -> None:
     """Refuse a ledger, a data set or a policy that is not there, before torch is imported and the data are read."""

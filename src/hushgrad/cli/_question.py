@@ -13,8 +13,6 @@ from hushgrad.cli._parser import Parser, UsageError, whole
 if TYPE_CHECKING:
     from hushgrad.events import Event
 
-__all__ = ["accountant_names", "add_description", "add_question", "event_from"]
-
 
 def add_question(parser: Parser, *, accountants: bool = True) -> None:
     """The options common to all privacy questions; who is asked is one where the command leaves a choice."""

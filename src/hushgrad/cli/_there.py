@@ -8,8 +8,6 @@ from pathlib import Path
 from hushgrad import _check
 from hushgrad.cli._parser import UsageError
 
-__all__ = ["require_model", "require_place", "require_records"]
-
 
 def require_model(model: str) -> None:
     """That there is a model file, or a folder with one: whether it can be read is seen later."""

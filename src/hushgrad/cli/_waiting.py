@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["waiting"]
-
 _PATIENCE = 1.0  # seconds
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from hushgrad.advice import Advice
 
-__all__ = ["add_budget", "advice_of", "run"]
-
 
 def _parser() -> Parser:
     parser = Parser(

@@ -15,8 +15,6 @@ from hushgrad.errors import ArgumentError
 if TYPE_CHECKING:
     from hushgrad.audit import AuditReport
 
-__all__ = ["run"]
-
 
 def _parser() -> Parser:
     parser = Parser(

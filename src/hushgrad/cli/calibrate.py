@@ -11,8 +11,6 @@ from hushgrad.cli._question import accountant_names, add_question
 from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
 
-__all__ = ["run"]
-
 _UNKNOWNS = ("noise", "steps", "rate", "batch")
 
 

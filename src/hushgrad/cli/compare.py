@@ -8,8 +8,6 @@ from hushgrad import _check
 from hushgrad.cli._parser import Parser, print_json, table
 from hushgrad.cli._waiting import waiting
 
-__all__ = ["run"]
-
 
 def _parser() -> Parser:
     parser = Parser(

@@ -7,8 +7,6 @@ import sys
 
 from hushgrad.cli._parser import Parser, print_json
 
-__all__ = ["run"]
-
 SHELLS = ("bash", "zsh", "fish")
 
 

@@ -16,8 +16,6 @@ from hushgrad.cli._waiting import waiting
 if TYPE_CHECKING:
     from hushgrad.events import Event
 
-__all__ = ["run"]
-
 _RELATIONS = {"add_remove": "ADD_OR_REMOVE_ONE", "replace_one": "REPLACE_ONE", "zero_out": "REPLACE_SPECIAL"}
 _BELOW = 1e-3  # relative; a claim by so much below the certified lower end cannot be true
 

@@ -12,8 +12,6 @@ from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.release.atomic import replacing
 
-__all__ = ["run"]
-
 
 def _parser() -> Parser:
     parser = Parser(

@@ -15,8 +15,6 @@ from hushgrad.guarantee import questions
 if TYPE_CHECKING:
     from hushgrad.events import Event
 
-__all__ = ["run"]
-
 
 def _parser() -> Parser:
     parser = Parser(

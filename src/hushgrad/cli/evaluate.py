@@ -6,8 +6,6 @@ from hushgrad.cli._parser import Parser, print_json
 from hushgrad.cli._there import require_model, require_records
 from hushgrad.cli._waiting import waiting
 
-__all__ = ["run"]
-
 
 def _parser() -> Parser:
     parser = Parser(

@@ -8,8 +8,6 @@ from hushgrad.cli._parser import Parser, UsageError, print_json
 from hushgrad.cli._there import require_model, require_place
 from hushgrad.cli._waiting import waiting
 
-__all__ = ["run"]
-
 
 def _parser() -> Parser:
     parser = Parser(

@@ -10,8 +10,6 @@ from hushgrad.cli._parser import Parser, print_json
 from hushgrad.release.keys import destroy, finish, secrets_in
 from hushgrad.release.owner import Owner
 
-__all__ = ["run"]
-
 _MARKS = ("plan.json", "tuning.json", "privacy.json", "reservation.json", "settled.json", "search/recipe.json")
 
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from hushgrad.cli import ledger_actions as actions
 from hushgrad.cli._parser import Parser, UsageError, suggestion, whole
 
-__all__ = ["run"]
-
 _EXCEEDED = 3
 
 

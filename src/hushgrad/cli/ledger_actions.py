@@ -17,23 +17,6 @@ if TYPE_CHECKING:
     from hushgrad.budget import Ledger, Reservation, Status
     from hushgrad.events import Event
 
-__all__ = [
-    "UNVERIFIED",
-    "add",
-    "approve",
-    "begin",
-    "cancel",
-    "commit",
-    "export",
-    "head",
-    "init",
-    "list_",
-    "reserve",
-    "settle",
-    "status",
-    "verify",
-]
-
 UNVERIFIED = 3
 
 

@@ -26,8 +26,6 @@ from collections.abc import Callable, Sequence
 from hushgrad.cli._parser import UsageError, suggestion
 from hushgrad.errors import BudgetExceeded, HushgradError, PolicyRefused
 
-__all__ = ["COMMANDS", "main"]
-
 # name -> (module:function, one line for the overview)
 COMMANDS: dict[str, tuple[str, str]] = {
     "epsilon": ("hushgrad.cli.epsilon:run", "how much privacy a run spends"),

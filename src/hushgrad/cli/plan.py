@@ -18,8 +18,6 @@ from hushgrad.guarantee import questions
 if TYPE_CHECKING:
     from hushgrad.planner import Comparison
 
-__all__ = ["run"]
-
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 

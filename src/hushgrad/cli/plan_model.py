@@ -10,8 +10,6 @@ from hushgrad.cli._parser import Parser, print_json, table, whole
 from hushgrad.planner.resources import TUNED, Choice, Work, choices
 from hushgrad.planner.shapes import human, shape_of
 
-__all__ = ["asks", "run"]
-
 _SHOWN = 12
 
 

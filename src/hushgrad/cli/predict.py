@@ -16,8 +16,6 @@ from hushgrad.cli._waiting import waiting
 if TYPE_CHECKING:
     from hushgrad.recipes.predict import Predictor
 
-__all__ = ["run"]
-
 
 def _parser() -> Parser:
     parser = Parser(

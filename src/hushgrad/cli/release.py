@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hushgrad.budget import Dataset, Ledger, Policy
     from hushgrad.events import Event
 
-__all__ = ["run"]
-
 
 def _parser() -> Parser:
     parser = Parser(

@@ -18,8 +18,6 @@ from hushgrad.release.keys import finish
 if TYPE_CHECKING:
     from hushgrad.report import Card
 
-__all__ = ["run"]
-
 
 def _parser() -> Parser:
     parser = Parser(

@@ -14,8 +14,6 @@ from hushgrad.cli._parser import Parser, UsageError, print_json, table, whole
 if TYPE_CHECKING:
     from hushgrad.experiments import Context, Experiment, Outcome
 
-__all__ = ["run"]
-
 
 def _parser() -> Parser:
     parser = Parser(

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from hushgrad.cli._parser import Parser, print_json, whole
 
-__all__ = ["run"]
-
 _USUAL = "runs"  # where the tutorial's runs are
 
 

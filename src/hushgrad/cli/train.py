@@ -16,8 +16,6 @@ from hushgrad.guarantee import questions
 if TYPE_CHECKING:
     from hushgrad.recipes import Recipe
 
-__all__ = ["run"]
-
 _INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 
 

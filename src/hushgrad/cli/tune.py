@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hushgrad.recipes import Recipe
     from hushgrad.tuning import Priced, Tuned
 
-__all__ = ["run"]
-
 _INTERRUPTED = 130
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from hushgrad import native
 from hushgrad.native._abi import Signal
 
-__all__ = ["FUSED", "Moments", "fits"]
-
 _SHARE = 1 << 19  # elements for a thread at a time; for less, a thread does not pay
 
 

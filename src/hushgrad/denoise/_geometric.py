@@ -27,8 +27,6 @@ from torch import Tensor
 from hushgrad.denoise._fused import FUSED, fits
 from hushgrad.denoise.spectrum import decay_rate
 
-__all__ = ["smooth_vector"]
-
 _BLOCK = 48  # measured: 24 to 96 are within 20 % of one another in float32
 _ROWS = 8192  # blocks per matrix product: 1.6 MB of float32, which the second-level cache holds
 _LARGE = 1 << 20  # elements: numpy asks for huge pages from 4 MiB on

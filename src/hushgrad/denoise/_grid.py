@@ -8,8 +8,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-__all__ = ["smooth_grid"]
-
 _DENSE = 256  # up to this many cells (every convolution kernel in use) one matrix product is the fastest way
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["inverse_sizes"]
-
 
 def inverse_sizes(state: dict[str, Any], prefix: str, eps: float) -> dict[str, Tensor] | None:
     """S = k / (sqrt(v) + ``eps`` r) for the v that stand under ``prefix`` in ``state``; None if all of them are 0.

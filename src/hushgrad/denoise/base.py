@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # a plan has a denoiser, and is read and priced without torch
     import torch
     from torch import Tensor
 
-__all__ = ["Denoiser", "NoiseInfo", "Probe", "Seams"]
-
 
 class Probe(NamedTuple):
     """One point at which the gradient is asked: ``coefficient`` x gradient at (parameters + ``shift``).

@@ -17,8 +17,6 @@ from hushgrad.denoise.second_moment import DebiasedSecondMoment
 from hushgrad.denoise.svrg import SVRG
 from hushgrad.errors import ArgumentError
 
-__all__ = ["Chain"]
-
 
 @dataclass(frozen=True)
 class Chain(Denoiser):

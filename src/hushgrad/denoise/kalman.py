@@ -12,8 +12,6 @@ from torch import Tensor
 from hushgrad import _check, _papers
 from hushgrad.denoise.base import Denoiser, NoiseInfo, Probe, working_dtype
 
-__all__ = ["ExponentialAverage", "Kalman"]
-
 
 def _averaged(kappa: float, grads: dict[str, Tensor], state: dict[str, Any]) -> dict[str, Tensor]:
     """m_t = (1 - κ) m_{t-1} + κ g_t, started at m_0 = g_0; the mean is kept in at least float32 and never handed out itself."""

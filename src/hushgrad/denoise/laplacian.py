@@ -15,8 +15,6 @@ from hushgrad.denoise._geometric import smooth_vector
 from hushgrad.denoise._grid import smooth_grid
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
-__all__ = ["Laplacian"]
-
 _SCOPES = ("tensor", "global", "grid")
 _BOUNDARIES = ("periodic", "neumann")
 

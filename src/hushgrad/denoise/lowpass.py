@@ -12,8 +12,6 @@ from torch import Tensor
 from hushgrad import _check, _papers
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
-__all__ = ["LowPass"]
-
 _HORIZON = 10_000  # how many steps of the response to a constant are looked at when a filter is checked
 
 

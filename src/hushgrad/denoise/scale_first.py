@@ -11,8 +11,6 @@ from hushgrad import _check, _papers
 from hushgrad.denoise._sizes import inverse_sizes
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
-__all__ = ["ScaleThenPrivatise"]
-
 _SQUARE = "square."
 
 

@@ -13,8 +13,6 @@ from hushgrad import _check, _papers
 from hushgrad.denoise._fused import FUSED, Moments, fits
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
-__all__ = ["DebiasedSecondMoment"]
-
 _TINY = 1e-16  # the square of Adam's usual eps
 _PIECE = 1 << 15  # elements per pass: four tensors of this length fit in a core's own cache
 

@@ -13,8 +13,6 @@ from hushgrad import _check, _papers
 from hushgrad._widest import widest
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
-__all__ = ["JamesStein", "SoftThreshold"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class JamesStein(Denoiser):

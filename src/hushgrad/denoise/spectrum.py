@@ -6,8 +6,6 @@ import math
 
 from hushgrad import _check
 
-__all__ = ["beta", "decay_rate", "gamma"]
-
 
 def decay_rate(sigma: float) -> float:
     """The rate θ at which the kernel of A_σ⁻¹ decays: its taps are α^|k| tanh(θ/2) with α = exp(-θ).

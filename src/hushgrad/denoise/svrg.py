@@ -10,8 +10,6 @@ from torch import Tensor
 from hushgrad import _check, _papers
 from hushgrad.denoise.base import Denoiser, NoiseInfo, Probe
 
-__all__ = ["SVRG"]
-
 _SNAPSHOT, _MEAN = "snapshot.", "mean."
 
 

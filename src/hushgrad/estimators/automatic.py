@@ -30,8 +30,6 @@ from hushgrad.estimators.randomness import Randomness
 from hushgrad.estimators.rules import COUNT_SHARE, PLENTY
 from hushgrad.events import Compose, Event, PureDP, Relation
 
-__all__ = ["drawn_line", "prefers_descent", "together"]
-
 _LINES = 2.0 ** (-np.arange(17) / 2)  # from the largest possible score down to 1/256 of it
 
 

@@ -16,18 +16,6 @@ from sklearn.utils.validation import validate_data
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 
-__all__ = [
-    "RowTooLong",
-    "bounded_rows",
-    "bounded_values",
-    "finite",
-    "regulariser",
-    "representable",
-    "unquoted",
-    "validated",
-    "with_intercept",
-]
-
 # Rows that a user normalised to the bound, in single precision too, may exceed it by rounding. They are scaled to the bound itself, so it
 # holds whatever this is; it only says which rows are a mistake to be told.
 _ROUNDING = 1e-5

@@ -22,8 +22,6 @@ from hushgrad.estimators.rules import LINE_SHARE
 from hushgrad.events import Compose, Event, PureDP, Relation
 from hushgrad.guarantee import Guarantee
 
-__all__ = ["DPLinearSVC", "DPLogisticRegression"]
-
 LABELS_FROM_DATA = "Class labels were taken from the data and assumed public"
 _METHODS = ("auto", "objective", "output", "gd")
 # The constant column, in units of data_norm: small enough to cost little sensitivity, large enough to fit the base rate.

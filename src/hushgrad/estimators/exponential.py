@@ -38,8 +38,6 @@ from hushgrad.estimators.methods import Budget
 from hushgrad.estimators.randomness import Randomness, randomness
 from hushgrad.events import Relation
 
-__all__ = ["quantile", "select"]
-
 
 def select(
     scores: ArrayLike, *, epsilon: float, sensitivity: float, method: str = "permute_and_flip", random_state: int | None = None

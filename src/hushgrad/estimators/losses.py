@@ -18,8 +18,6 @@ from scipy.special import expit, log_softmax
 
 from hushgrad import _check
 
-__all__ = ["HuberHinge", "HuberResidual", "LinearLoss", "Logistic", "Softmax"]
-
 
 class LinearLoss(ABC):
     """A convex, differentiable loss of linear predictions with slopes in a polytope."""

@@ -21,8 +21,6 @@ from hushgrad.estimators.solver import Objective, minimum
 from hushgrad.events import ApproxDP, Event, Gaussian, PureDP, Relation
 from hushgrad.guarantee import Guarantee
 
-__all__ = ["Budget", "Problem", "Release", "gradient_descent", "objective_perturbation", "output_perturbation"]
-
 # The share of (epsilon, delta) that pays for the minimiser's inexactness; at the default tol it buys negligible noise.
 _INEXACT = 1e-3
 _EPSILONS = (1e-12, 1e6)  # further out the formulas leave double precision, or mean nothing

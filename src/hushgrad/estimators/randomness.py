@@ -12,8 +12,6 @@ from abc import ABC, abstractmethod
 import numpy as np
 from scipy.special import ndtri
 
-__all__ = ["REPRODUCIBLE", "Randomness", "randomness"]
-
 REPRODUCIBLE = "Reproducible: not private against whoever knows random_state"
 
 

@@ -26,8 +26,6 @@ from hushgrad.estimators.randomness import Randomness, randomness
 from hushgrad.events import Gaussian, Relation
 from hushgrad.guarantee import Guarantee
 
-__all__ = ["DPLinearRegression", "DPRidge"]
-
 
 class _LinearRegressor(RegressorMixin, BaseEstimator):
     def fit(self, X, y):

@@ -24,8 +24,6 @@ from hushgrad.estimators.methods import Budget
 from hushgrad.estimators.randomness import Randomness, randomness
 from hushgrad.events import Event, PureDP, Relation, RepeatAndSelect
 
-__all__ = ["DPGridSearch"]
-
 _Part = tuple[Any, np.ndarray]  # rows and labels
 
 _LOST = (HushgradError, ValueError, ArithmeticError, np.linalg.LinAlgError)  # what a candidate that cannot be trained raises

@@ -14,8 +14,6 @@ from hushgrad.estimators.methods import _COUNT_SHARE, Budget
 from hushgrad.estimators.randomness import randomness
 from hushgrad.events import Exponential, Gaussian, Relation
 
-__all__ = ["DPMean", "DPMedian"]
-
 
 class DPMean(BaseEstimator):
     """The mean of rows of bounded L2 norm, with Gaussian noise.

@@ -17,8 +17,6 @@ from scipy.sparse.linalg import LinearOperator, cg
 from hushgrad.errors import ArgumentError
 from hushgrad.estimators.losses import LinearLoss, _ScalarLoss
 
-__all__ = ["Minimum", "Objective", "minimum"]
-
 # Newton needs a d x d Hessian; beyond this many parameters L-BFGS is cheaper.
 _NEWTON_PARAMETERS = 600
 _POLISHING = 30

@@ -9,8 +9,6 @@ from typing import Any
 from hushgrad import _check
 from hushgrad._value import Value, is_silent
 
-__all__ = ["noise", "set_fields", "shown", "word"]
-
 _LEAST_NOISE = 1e-100  # less, or more than its inverse, and squares leave the range of floats
 
 

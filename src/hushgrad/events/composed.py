@@ -13,20 +13,6 @@ from hushgrad.events._fields import set_fields, shown
 from hushgrad.events.neighbours import Absent, Answers, Relation
 from hushgrad.events.participation import Participation, Poisson
 
-__all__ = [
-    "Compose",
-    "Event",
-    "NonPrivate",
-    "OneOf",
-    "Repeat",
-    "RepeatAndSelect",
-    "Sampled",
-    "Unanalysed",
-    "counted_samples",
-    "require_one_size",
-    "to_dp_accounting",
-]
-
 
 class Event(Value, family="event"):
     """One private computation, or several composed ones.

@@ -10,19 +10,6 @@ from hushgrad.events._fields import noise, set_fields, word
 from hushgrad.events.composed import Event
 from hushgrad.events.neighbours import Absent, Answers
 
-__all__ = [
-    "ZCDP",
-    "ApproxDP",
-    "DiscreteGaussian",
-    "DiscreteLaplace",
-    "Exponential",
-    "Gaussian",
-    "GaussianMixture",
-    "Laplace",
-    "PureDP",
-    "RandomizedResponse",
-]
-
 
 @dataclass(frozen=True)
 class Gaussian(Event):

@@ -6,8 +6,6 @@ import enum
 
 from hushgrad import _check
 
-__all__ = ["Absent", "Answers", "Relation"]
-
 
 class Relation(enum.Enum):
     """When two data sets are neighbours. The guarantee compares the outputs on neighbours, so it has no meaning without.

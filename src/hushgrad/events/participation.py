@@ -8,18 +8,6 @@ from hushgrad import _check
 from hushgrad._value import LATER, Value
 from hushgrad.events._fields import set_fields, shown
 
-__all__ = [
-    "BallsInBins",
-    "CyclicPoisson",
-    "Everyone",
-    "FixedSize",
-    "MinSep",
-    "Once",
-    "Participation",
-    "Poisson",
-    "TruncatedPoisson",
-]
-
 
 class Participation(Value, family="participation"):
     """In which steps a record may take part. The sampler promises it, the mechanism's theorem needs it.

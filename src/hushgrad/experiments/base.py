@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 
 from hushgrad import _check
 
-__all__ = ["HOLDS", "MISPRINT", "REFUTED", "UNDECIDED", "Claim", "Context", "Experiment", "Findings", "Stated", "Table"]
-
 T = TypeVar("T")
 
 HOLDS = "holds"

@@ -15,8 +15,6 @@ from hushgrad.experiments.training import folder
 from hushgrad.experiments.verses import VERSES
 from hushgrad.recipes.files import find, lines
 
-__all__ = ["ALPHABET", "Recent", "bits", "encoded", "speeches", "text", "windows"]
-
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))  # fixed, so that it tells nothing about the data
 _NUMBER = {character: number for number, character in enumerate(ALPHABET)}
 

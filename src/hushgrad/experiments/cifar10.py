@@ -24,8 +24,6 @@ from hushgrad.experiments.training import accuracy, bars, held_out, mean_and_err
 from hushgrad.recipes import DATA, Data
 from hushgrad.train import Plan
 
-__all__ = ["METHODS", "run"]
-
 DELTA = 1e-5
 CORRELATED = ("DP-FTRL, nu", "DP-FTRL, banded", "DP-FTRL, BLT", "DP-FTRL, dense")
 PLAIN = "DP-SGD, no amplification"

@@ -18,8 +18,6 @@ from hushgrad.events import ZCDP, Gaussian, Laplace, PureDP
 from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 
-__all__ = ["run"]
-
 claim = Stated("composition")
 
 STEP = 0.1  # epsilon of one Laplace mechanism of scale 10

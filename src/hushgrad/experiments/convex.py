@@ -15,8 +15,6 @@ import numpy as np
 from hushgrad.accounting import calibrate, classical, gaussian_mu
 from hushgrad.events import Gaussian
 
-__all__ = ["METHODS", "Task", "bound", "dp_gd_bound", "excess", "output_bound"]
-
 DIAMETER = 2.0
 DELTA = 1e-6
 METHODS = ("output perturbation", "objective perturbation", "DP-GD, lecture's noise", "DP-GD, tight noise", "DP-SGD, tight noise")

@@ -19,8 +19,6 @@ from hushgrad.noise import Independent, Nu
 from hushgrad.noise.base import Mechanism
 from hushgrad.noise.lower_toeplitz import LowerToeplitz
 
-__all__ = ["run"]
-
 claim = Stated("dp-rates")
 
 D, CLIP, LABEL_NOISE, RHO = 4, 2.0, 0.3, 2.0

@@ -15,8 +15,6 @@ from hushgrad.experiments.picture import save
 from hushgrad.experiments.reasons import reason
 from hushgrad.experiments.registry import EXPERIMENTS, SOURCES
 
-__all__ = ["Outcome", "page", "reproduce", "summary", "write_pages"]
-
 _SIGNS = {"equal": "", "at most": "≤ ", "at least": "≥ "}
 
 

@@ -15,8 +15,6 @@ from torch.utils.data import TensorDataset
 
 from hushgrad.train import Average
 
-__all__ = ["Descent", "descended"]
-
 _PART = 10_000  # examples at a time: what fits into a processor's cache
 
 

@@ -22,8 +22,6 @@ from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.training import bars, mean_and_error, trained
 from hushgrad.train import Plan
 
-__all__ = ["METHODS", "run"]
-
 DELTA, LENGTH = 1e-4, 32
 
 METHODS: dict[str, tuple[str, noise.Mechanism]] = {

@@ -22,8 +22,6 @@ from hushgrad.denoise import Laplacian
 from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.picture import save
 
-__all__ = ["experiment", "run"]
-
 claim = Stated("laplacian-signals")
 
 SIZE = 100

@@ -11,8 +11,6 @@ from hushgrad.denoise import beta, gamma
 from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 
-__all__ = ["GAMMA", "run"]
-
 claim = Stated("laplacian-tables")
 
 SIGMAS = (1, 2, 3, 4, 5)

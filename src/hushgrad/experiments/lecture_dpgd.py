@@ -13,8 +13,6 @@ from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.convex import METHODS, Task, bound, dp_gd_bound, excess, output_bound
 from hushgrad.experiments.picture import MARKS, panel
 
-__all__ = ["run"]
-
 claim = Stated("lecture-dpgd")
 
 LOOKS = dict(zip(METHODS, ("independent", "anti", "other", "nu", "best"), strict=True))

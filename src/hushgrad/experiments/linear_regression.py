@@ -17,8 +17,6 @@ from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.stationary import Problem, filter_anti, filter_independent, filter_nu, filtered, tuned
 from hushgrad.noise import AntiPGD, Nu, Spectral
 
-__all__ = ["run"]
-
 claim = Stated("linear-regression")
 
 METHODS = {

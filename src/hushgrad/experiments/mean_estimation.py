@@ -19,8 +19,6 @@ from hushgrad.noise import AntiPGD, Independent, Nu
 from hushgrad.noise.lower_toeplitz import LowerToeplitz
 from hushgrad.noise.series import inverse
 
-__all__ = ["run"]
-
 claim = Stated("mean-estimation")
 
 RHO = 0.5

@@ -19,8 +19,6 @@ from hushgrad.experiments.training import mean_and_error, trained
 from hushgrad.recipes.models import GPT
 from hushgrad.train import Plan
 
-__all__ = ["run"]
-
 PREFIX, DIGITS, LENGTH, DELTA = "my number is ", 6, 24, 1e-5
 CHANCE = 1 / math.log(2)  # expected exposure, in bits, of a secret that the model has never seen
 NO_PRIVACY = math.inf

@@ -18,8 +18,6 @@ from hushgrad.experiments.training import accuracy, bars, held_out, mean_and_err
 from hushgrad.recipes import DATA, MODELS, Data
 from hushgrad.train import Plan
 
-__all__ = ["METHODS", "run"]
-
 DELTA = 1e-5
 
 

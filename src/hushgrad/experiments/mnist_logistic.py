@@ -29,8 +29,6 @@ from hushgrad.experiments.training import bars, held_out, mean_and_error, percen
 from hushgrad.recipes import DATA, Data
 from hushgrad.train import Plan, Tail
 
-__all__ = ["run"]
-
 SIGMAS = (0.0, 3.0)
 # The best recipe. A small clip norm: most examples are soon nearly right, and C = 1 would pay noise for gradients that nobody has.
 CLIP, TAIL, SMOOTHINGS = 0.2, 0.3, {"pixels": (1.0, 3.0), "features": (0.0,)}

@@ -16,19 +16,6 @@ from torch.utils.data import TensorDataset
 
 from hushgrad import _check
 
-__all__ = [
-    "DELTA",
-    "Setting",
-    "authors_noise",
-    "correct",
-    "lipschitz",
-    "normalised",
-    "spectrum",
-    "table2",
-    "theorem2",
-    "train_together",
-]
-
 DELTA, REGULARISATION, CLIP = 1e-5, 1e-4, 1.0
 
 # Table 2, test accuracy in per cent by epsilon: σ = 0, σ = 3, and the noise (on the mean gradient) in the authors' program.

@@ -9,8 +9,6 @@ from typing import Any
 
 from hushgrad.errors import HushgradError
 
-__all__ = ["MARKS", "MissingExtra", "panel", "save"]
-
 # One look per method in all pictures: colour-blind safe (Okabe and Ito), distinct in black and white by marker and line.
 MARKS: dict[str, dict[str, Any]] = {
     "independent": {"color": "#D55E00", "marker": "o", "linestyle": "-"},

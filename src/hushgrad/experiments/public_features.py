@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["centred", "oriented_gradients", "unit_rows", "upright"]
-
 
 def unit_rows(x: Tensor) -> Tensor:
     """Each row divided by its norm."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from hushgrad.experiments.base import NOISE, REFUTED, UNDECIDED
 
-__all__ = ["reason"]
-
 _SMOOTHING = (
     "Decided against the claim: smoothing trades noise for bias. With a step size of its own for each method there is little noise left to "
     "take, and the bias remains; at a step too long for the plain method it gains, as the claim on large step sizes says, which holds."

@@ -5,8 +5,6 @@ from __future__ import annotations
 from hushgrad import _check
 from hushgrad.experiments.base import Experiment
 
-__all__ = ["EXPERIMENTS", "SOURCES", "find"]
-
 SOURCES = {
     "000": "Razaviyayn, lecture 12: DP-FTRL and denoising DP-SGD",
     "001": "Pillutla, slides: correlated noise provably beats independent noise (ICLR 2024, arXiv:2310.06771)",

@@ -21,9 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-__all__ = ["Problem", "W", "best_damping", "filter_anti", "filter_independent", "filter_nu", "filtered", "mean", "tuned"]
-
-
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 

@@ -19,8 +19,6 @@ from hushgrad.sampling.units import Grouping
 from hushgrad.train import Plan, make_private
 from hushgrad.train.fitting import run_steps
 
-__all__ = ["accuracy", "bars", "folder", "held_out", "mean_and_error", "percent", "real_data", "trained"]
-
 MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 _SPLIT_SEED = 7  # of the validation split: public, and the same in every run
 

@@ -15,8 +15,6 @@ from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.noise import BLT, Dense, Independent, Mechanism, Nu, Toeplitz, Tree
 
-__all__ = ["nodes_of_iterate", "run"]
-
 claim = Stated("tree")
 
 STEPS = 16

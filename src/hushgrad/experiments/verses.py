@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["VERSES"]
-
 VERSES = """\
 But, soft! what light through yonder window breaks?
 It is the east, and Juliet is the sun.

@@ -9,15 +9,14 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from hushgrad.clipping.clipper import Clipper
-from hushgrad.federated.layout import Layout, Unusable
+from hushgrad.federated.layout import Layout
 from hushgrad.federated.mods import CLIP_NORM
+from hushgrad.federated.wire import Unusable
 from hushgrad.release.core import Release
 from hushgrad.release.keys import RunKey
 from hushgrad.release.placement.whole import Whole
 from hushgrad.release.placement.world import World
 from hushgrad.train.plan import Plan
-
-__all__ = ["Aggregator"]
 
 _MODEL = "model"  # the one tensor of a server
 _ROUNDING = 1 + 4e-9  # a float64 sum of 10⁷ squares is off by less; clipped to the enlarged norm, nobody exceeds the bound

@@ -10,11 +10,10 @@ from flwr.app import RecordDict
 
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.federated.aggregate import _MODEL, Aggregator
-from hushgrad.federated.layout import Layout, Unusable
+from hushgrad.federated.layout import Layout
+from hushgrad.federated.wire import Unusable
 from hushgrad.release.keys import RunKey
 from hushgrad.train.plan import Plan
-
-__all__ = ["AuditedRounds"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,8 +41,6 @@ from hushgrad.release.keys import RunKey
 from hushgrad.train.books import Books, guarantee_of
 from hushgrad.train.plan import Plan
 
-__all__ = ["PrivateStrategy"]
-
 _RAW_EVALUATION = "The clients' evaluation metrics are published without noise and are not covered"
 
 

@@ -10,8 +10,6 @@ import torch
 
 from hushgrad import _check
 
-__all__ = ["CheckIns", "as_ids", "pack_ids", "unpack_ids"]
-
 
 def as_ids(users: Iterable[int] | np.ndarray) -> np.ndarray:
     """User or node numbers as a sorted array without repetitions. Flower's node ids fill 64 bits without a sign."""

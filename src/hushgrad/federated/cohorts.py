@@ -16,8 +16,6 @@ from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.draws import Draws
 from hushgrad.train.plan import Plan
 
-__all__ = ["Cohorts", "MinSeparation", "cohorts_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MinSeparation(Sampler):

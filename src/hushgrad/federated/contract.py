@@ -14,8 +14,6 @@ from hushgrad.federated.optimizers import ServerAdam, ServerOptimizer, ServerSGD
 from hushgrad.noise.independent import Independent
 from hushgrad.train.plan import Plan
 
-__all__ = ["messenger_of", "require_plan", "server_optimizer_of"]
-
 _UNITS = ("user", "client")
 _UNIFORM = "num-examples"  # FedAvg's default weighting, which everybody has and nobody chose: overridden, with a word
 

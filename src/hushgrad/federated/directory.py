@@ -24,8 +24,6 @@ from hushgrad.release.owner import Owner
 from hushgrad.train.plan import Plan
 from hushgrad.train.tree import read_tree, write_tree
 
-__all__ = ["ServerDirectory"]
-
 _STATE, _COHORTS, _PUBLIC = "state.safetensors", "cohorts.safetensors", "privacy.json"
 
 

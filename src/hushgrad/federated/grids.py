@@ -16,8 +16,6 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from hushgrad import _check
 
-__all__ = ["UNREADABLE", "CarefulGrid", "LocalGrid", "NarrowGrid"]
-
 _FAILED = 1  # what a client's exception is reported as; any code makes an error reply
 UNREADABLE = 68_001  # the code of an error reply in place of one that could not be unpacked; none of Flower's own
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 3.0  # seconds between two looks for replies

@@ -24,8 +24,6 @@ from hushgrad.train.books import Books
 from hushgrad.train.plan import Plan
 from hushgrad.train.tree import understood
 
-__all__ = ["LastingStrategy"]
-
 
 class LastingStrategy(Strategy):
     """Saves rounds and takes them up again."""

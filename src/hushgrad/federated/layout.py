@@ -12,8 +12,6 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from hushgrad import _check
 from hushgrad.federated.wire import Unusable, read_array
 
-__all__ = ["Layout", "Unusable"]
-
 
 @dataclass(frozen=True)
 class Layout:

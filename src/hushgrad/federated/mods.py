@@ -16,9 +16,8 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from hushgrad import _check
-from hushgrad.federated.layout import Layout, Unusable
-
-__all__ = ["CLIP_NORM", "SHARE", "Answer", "answered", "clip_update", "own_limit", "told", "without_arrays"]
+from hushgrad.federated.layout import Layout
+from hushgrad.federated.wire import Unusable
 
 CLIP_NORM = "hushgrad-clip-norm"
 """The key in the round's ConfigRecord under which the server sends the clip norm; in a node's configuration, the largest one."""

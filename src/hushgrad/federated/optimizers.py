@@ -13,8 +13,6 @@ from torch import Tensor
 from hushgrad import _check
 from hushgrad._value import Value
 
-__all__ = ["ServerAdam", "ServerOptimizer", "ServerSGD"]
-
 
 class ServerOptimizer(Value, family="server_optimizer"):
     """A frozen description; its state is a dictionary of float64 tensors that the caller keeps."""

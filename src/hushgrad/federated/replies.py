@@ -12,11 +12,10 @@ from flwr.supercore import log
 
 from hushgrad.federated.aggregate import Aggregator
 from hushgrad.federated.grids import UNREADABLE
-from hushgrad.federated.layout import Layout, Unusable
+from hushgrad.federated.layout import Layout
 from hushgrad.federated.reports import RawRound
 from hushgrad.federated.shares import ShareSum
-
-__all__ = ["OpenRound", "collected"]
+from hushgrad.federated.wire import Unusable
 
 
 @dataclass

@@ -48,8 +48,6 @@ from hushgrad.noise.participation import pattern_of
 from hushgrad.release.keys import RunKey
 from hushgrad.train.plan import Plan
 
-__all__ = ["ShareSum", "Shares", "add_share"]
-
 GRID = "hushgrad-grid-step"
 """The key in the round's ConfigRecord under which the server sends the unit of the whole numbers."""
 _STD = 256  # of a share, in units of the grid

@@ -6,8 +6,6 @@ from typing import final
 
 from hushgrad.federated.base import PrivateStrategy
 
-__all__ = ["DPFTRL", "DPFedAvg"]
-
 
 @final
 class DPFTRL(PrivateStrategy):

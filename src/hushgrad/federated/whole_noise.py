@@ -9,8 +9,6 @@ from functools import cache
 import mpmath
 import numpy as np
 
-__all__ = ["discrete_gaussian"]
-
 _BITS, _FINE = 62, 256  # of a first look, and of a second one where these do not decide
 _TAIL = 14  # standard deviations, beyond which lies less than 2^-138
 

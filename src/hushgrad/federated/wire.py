@@ -16,8 +16,6 @@ from flwr.app import Array
 
 from hushgrad._npy import NpyHeader, read_header
 
-__all__ = ["Unusable", "read_array"]
-
 
 class Unusable(Exception):
     """A client's reply cannot be read as an update of the model; the message says why, without the client's numbers."""

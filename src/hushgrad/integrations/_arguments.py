@@ -12,8 +12,6 @@ from transformers import TrainingArguments
 from hushgrad import _check
 from hushgrad.train.plan import Plan
 
-__all__ = ["as_planned", "require_fitting", "require_known"]
-
 _WORLDS = (
     "WORLD_SIZE",
     "PMI_SIZE",

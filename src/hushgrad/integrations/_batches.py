@@ -11,8 +11,6 @@ from hushgrad.sampling.units import Grouping
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private
 
-__all__ = ["Batches"]
-
 
 class Batches:
     """The batches of a run from its next step on, as many as the plan and the budget still allow.

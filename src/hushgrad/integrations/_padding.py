@@ -15,8 +15,6 @@ from torch import Tensor
 
 from hushgrad.errors import ArgumentError
 
-__all__ = ["require_padding_apart"]
-
 _TRIED = 16  # texts, of which the shortest and the longest are taken
 # Relative, in single and in half precision. Other tokens meet the same operations, so exact zeros; another length other ones.
 _TOKENS = {False: 5e-7, True: 1e-2}

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from hushgrad import _check
 from hushgrad.errors import CaptureError
 
-__all__ = ["require_apart", "require_texts", "require_unmerged"]
-
 _IGNORED = -100  # transformers' mark for a label that does not count
 _ONE_ROW = (
     "Give each text a row of its own, padded: no packing, no padding-free collation, and a collator that leaves nobody out."

@@ -18,8 +18,6 @@ from transformers import PreTrainedModel
 from hushgrad import _check
 from hushgrad.train.loss import aside
 
-__all__ = ["ExampleLoss", "token_loss"]
-
 _IGNORED = -100  # transformers' mark for a label that does not count
 _OWN_LOSS = "Override compute_loss with the mean over the examples of what depends on one example alone."
 _SAME = 1e-4  # relative: far above rounding

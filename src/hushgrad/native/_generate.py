@@ -11,8 +11,6 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Header", "files"]
-
 HERE = Path(__file__).parent
 _SCALARS = {
     "int": "Int", "long": "Long", "float": "Float", "double": "Double", "size_t": "Size", "uint64_t": "Field",

@@ -10,8 +10,6 @@ from typing import Any
 
 from hushgrad.native import _abi
 
-__all__ = ["CONTRACTED", "EXACT", "Library"]
-
 _HERE = Path(__file__).parent
 
 

@@ -14,8 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
-__all__ = ["in_turns"]
-
 Job = TypeVar("Job")
 
 _BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # of a parallel region

@@ -17,8 +17,6 @@ import numpy as np
 from hushgrad import native
 from hushgrad.noise._keystream import check_address
 
-__all__ = ["ChaChaStream", "chacha_blocks"]
-
 _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 _ROUNDS = (
     (0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15), (0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14),

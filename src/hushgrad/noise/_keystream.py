@@ -12,8 +12,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 
 from hushgrad import _check
 
-__all__ = ["BLOCKS", "INDICES", "STEPS", "KeyStream", "check_address"]
-
 _STEP_BITS, _INDEX_BITS, _BLOCK_BITS = 48, 32, 48  # the three fields of the 128-bit counter
 STEPS, INDICES, BLOCKS = 1 << _STEP_BITS, 1 << _INDEX_BITS, 1 << _BLOCK_BITS  # what they have room for
 _scratch = threading.local()

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["LINE", "aligned", "empty", "zeros"]
-
 LINE = 64  # bytes of a cache line: a vector across two of them takes two loads
 _LARGE = 1 << 22  # bytes from which on numpy asks Linux for large pages
 _NUMPY: dict[torch.dtype, type] = {torch.float32: np.float32, torch.float64: np.float64}

@@ -12,8 +12,6 @@ from hushgrad import native
 if TYPE_CHECKING:
     from hushgrad.noise._kernel import Piece
 
-__all__ = ["CHUNK", "SHARE", "over_chunks", "over_shares", "worth_one_thread"]
-
 CHUNK = 1 << 15  # numbers: 128 KiB of float32 and 192 KiB of key stream stay in a core's L2 cache
 SHARE = 1 << 17  # numbers for a thread at a time, where the work itself stays in the cache; for less, a thread does not pay
 _TURNS = 4  # for each thread, so that one that starts late or is disturbed gets fewer

@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GROUP", "GROUP_BYTES", "gaussians"]
-
 PAIRS = 128
 GROUP = 2 * PAIRS
 GROUP_BYTES = 3 * 4 * PAIRS

@@ -12,8 +12,6 @@ from hushgrad.events import Participation
 from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz, filter_stream, tuned, unresolved
 
-__all__ = ["AntiPGD"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AntiPGD(LowerToeplitz):

@@ -21,8 +21,6 @@ from hushgrad.noise.series import binomial, inverse
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion
 from hushgrad.noise.workload import SGDWorkload, Workload, as_workload, checked_workload
 
-__all__ = ["Banded"]
-
 _MOST_BANDS = 64
 
 

@@ -13,8 +13,6 @@ from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream
 from hushgrad.noise.series import binomial, inverse
 
-__all__ = ["BandedInverse"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BandedInverse(LowerToeplitz):

@@ -35,8 +35,6 @@ from hushgrad.noise.workload import AnyWorkload, Workload, as_workload
 if TYPE_CHECKING:  # a mechanism's theorem needs no tensors
     from torch import Tensor
 
-__all__ = ["Mechanism", "MechanismError", "NoiseStream"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismError:

@@ -20,8 +20,6 @@ from hushgrad.noise.participation import pattern_of
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion
 from hushgrad.noise.workload import AnyWorkload, PrefixSums, SGDWorkload, Workload, as_workload, checked_workload
 
-__all__ = ["BLT"]
-
 _MOST = 10
 
 

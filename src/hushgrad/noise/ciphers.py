@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hushgrad import _check
 
-__all__ = ["CIPHERS", "require_cipher"]
-
 CIPHERS = ("aes256", "chacha20")  # the first is what processors have instructions for, the second what devices compute fast
 
 

@@ -21,8 +21,6 @@ from hushgrad.noise.sensitivity import gram_sensitivity
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion, regenerating
 from hushgrad.noise.workload import AnyWorkload, Workload, as_workload
 
-__all__ = ["Dense"]
-
 _OPTIMISED = 64  # steps: the optimisation takes O(n³) for each of many iterations, and should answer within a second
 
 _LARGEST = 4096  # an optimisation takes O(n³) time for each of some 20 iterations

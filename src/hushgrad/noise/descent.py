@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["bfgs", "golden_section"]
-
 _ENOUGH, _FLAT = 1e-4, 0.9  # Wolfe's constants: of the promised descent, and of the slope that may be left
 _HALVINGS = 60  # of a step, before rounding is believed to be all that is left
 

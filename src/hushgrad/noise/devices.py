@@ -17,8 +17,6 @@ from torch import Tensor
 from hushgrad.noise import _kernel
 from hushgrad.noise._chacha import ChaChaStream
 
-__all__ = ["MOST_THERE", "DeviceKernel", "Target", "Turn", "kernel_for", "reference_row", "register"]
-
 MOST_THERE = 64  # rows of state on a device: more memory than that is the host's, which draws the past again instead
 
 

@@ -8,8 +8,6 @@ from hushgrad import _check
 from hushgrad.noise.series import multiply
 from hushgrad.noise.workload import AnyWorkload, PrefixSums, as_workload
 
-__all__ = ["dense_unit_error", "toeplitz_unit_error"]
-
 _DENSE = 8192  # above, an n x n matrix of doubles takes more than half a gigabyte
 
 

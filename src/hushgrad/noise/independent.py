@@ -26,8 +26,6 @@ from hushgrad.noise.lower_toeplitz import LowerToeplitz
 from hushgrad.noise.participation import pattern_of
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion
 
-__all__ = ["Independent"]
-
 
 @dataclass(frozen=True)
 class Independent(LowerToeplitz):

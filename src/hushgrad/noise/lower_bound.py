@@ -20,8 +20,6 @@ import scipy
 from hushgrad.noise.participation import Pattern
 from hushgrad.noise.workload import PrefixSums, Workload
 
-__all__ = ["prefix_nuclear_norm", "rmse_lower_bound"]
-
 _DENSE = 1024  # one singular value decomposition of this size takes a fraction of a second
 
 

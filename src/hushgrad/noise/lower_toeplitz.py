@@ -24,8 +24,6 @@ from hushgrad.noise.sensitivity import toeplitz_sensitivity
 from hushgrad.noise.series import lower_toeplitz
 from hushgrad.noise.workload import AnyWorkload
 
-__all__ = ["MEMORY", "LongFilter", "LowerToeplitz", "filter_state", "filter_stream", "known_steps", "tuned", "unresolved"]
-
 # Rows that a regenerating stream may keep per parameter. With m of them m rows share one regeneration of the past.
 MEMORY = 8
 

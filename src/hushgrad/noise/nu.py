@@ -14,8 +14,6 @@ from hushgrad.noise.lower_toeplitz import LongFilter, tuned, unresolved
 from hushgrad.noise.series import binomial
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion, regenerating
 
-__all__ = ["Nu"]
-
 _SLIDE = (
     "The series beta_t = -t^(-3/2) (1 - nu)^t lacks the factor 1 / (2 sqrt(pi)) and, for nu < 0.3014, is no mechanism: "
     "its inverse grows exponentially (sensitivity 8e58 at nu=0.2, 1000 steps). Use the binomial series."

@@ -18,8 +18,6 @@ from hushgrad.noise.quadratic import error_form
 from hushgrad.noise.series import binomial, correlate, inverse, multiply
 from hushgrad.noise.workload import Workload
 
-__all__ = ["optimise_banded"]
-
 _Objective: TypeAlias = Callable[[np.ndarray], tuple[float, np.ndarray]]  # of c: the loss and its gradient
 _OPTIONS = {"maxiter": 500, "maxcor": 30}
 _UNSTABLE = 1e100  # 1/C of a trial whose C(x) has a root inside the unit circle grows without bound; squares stay finite below

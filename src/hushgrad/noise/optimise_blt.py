@@ -27,8 +27,6 @@ from hushgrad.noise.participation import Pattern
 from hushgrad.noise.quadratic import Form, error_form
 from hushgrad.noise.workload import Workload
 
-__all__ = ["blt_errors", "blt_sensitivity", "blt_weights", "optimise_blt"]
-
 _SLOWEST = 1e-4  # smallest rate x steps: below, 1 - r^n is lost to rounding and the search would find a false optimum
 _LOWEST, _HIGHEST = -12.0, 2.0  # of the logarithm of an increment, in units of 1/steps and of 1: beyond, a wall
 _STEP = 1e-30  # of the complex step: no subtraction takes place, so it may be as small as one likes

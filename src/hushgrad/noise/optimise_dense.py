@@ -23,8 +23,6 @@ import scipy
 from hushgrad.noise.participation import Pattern
 from hushgrad.noise.sensitivity import gram_sensitivity
 
-__all__ = ["DenseOptimum", "lower_factor", "optimise_dense"]
-
 _COARSEST = 64
 _TOLERANCE = {"mean": 3e-5, "max": 3e-4}  # the relative gap to stop at; the max error's last digits take many iterations
 _POWER = 1.9  # 1 is the classical fixed point; in the commuting case 2 would arrive in one step

@@ -8,8 +8,6 @@ from hushgrad import _check
 from hushgrad.errors import NoTheorem
 from hushgrad.events import BallsInBins, CyclicPoisson, Everyone, MinSep, Once, Participation
 
-__all__ = ["Pattern", "pattern_of"]
-
 
 @dataclass(frozen=True)
 class Pattern:

@@ -17,8 +17,6 @@ from hushgrad import _check
 from hushgrad.noise.series import correlate, multiply
 from hushgrad.noise.workload import Workload
 
-__all__ = ["LONGEST_SCHEDULE", "Form", "error_form"]
-
 Form: TypeAlias = Callable[[np.ndarray], np.ndarray]  # from beta to M beta
 
 LONGEST_SCHEDULE = 4096  # steps: M takes O(n³) to make, and an eighth of a gigabyte

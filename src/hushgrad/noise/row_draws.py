@@ -16,8 +16,6 @@ from hushgrad.noise._threads import SHARE, over_chunks
 from hushgrad.noise._transform import GROUP, GROUP_BYTES
 from hushgrad.noise.source import Source
 
-__all__ = ["rows_of"]
-
 _BLOCKS = GROUP_BYTES // 16  # of the cipher, for one group of numbers
 
 

@@ -52,8 +52,6 @@ from hushgrad.noise import _kernel
 from hushgrad.noise._keystream import KeyStream
 from hushgrad.noise._transform import GROUP, GROUP_BYTES, PAIRS
 
-__all__ = ["GRID_BITS", "SecureNoise", "grid"]
-
 GRID_BITS = 6
 _EXTRA_BYTES = 64  # 256 further bits for the radius and for the angle, in doubt
 _BLOCKS = GROUP_BYTES // 16

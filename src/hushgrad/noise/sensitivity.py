@@ -11,8 +11,6 @@ import numpy as np
 
 from hushgrad.noise.participation import Pattern
 
-__all__ = ["DENSE_LIMIT", "banded_toeplitz_support", "gram_sensitivity", "leftmost", "toeplitz_sensitivity"]
-
 DENSE_LIMIT = 1024  # the dynamic programme over a Gram matrix takes O(n² times)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from scipy import fft
 
-__all__ = ["binomial", "convolved", "correlate", "inverse", "lower_toeplitz", "multiply"]
-
 
 def binomial(exponent: float, steps: int, decay: float = 1.0) -> np.ndarray:
     """The series of (1 - decay x)^exponent: (-decay)^t binom(exponent, t), by a product without factorials.

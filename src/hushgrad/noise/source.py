@@ -28,8 +28,6 @@ from hushgrad.noise.devices import DeviceKernel, Target, Turn, kernel_for
 if TYPE_CHECKING:
     from hushgrad.noise.secure import SecureNoise
 
-__all__ = ["Source"]
-
 _target = attrgetter("target")
 
 

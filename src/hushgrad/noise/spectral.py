@@ -12,8 +12,6 @@ from hushgrad.noise.base import Mechanism
 from hushgrad.noise.lower_toeplitz import LongFilter
 from hushgrad.noise.series import inverse
 
-__all__ = ["Spectral"]
-
 _LARGEST_GRID = 2**22
 
 

@@ -12,8 +12,6 @@ from hushgrad.noise.workload import AnyWorkload
 if TYPE_CHECKING:
     from hushgrad.noise.base import Mechanism
 
-__all__ = ["Run", "Skipped", "Suggestion"]
-
 REGENERATED = 4096  # steps: beyond, drawing all earlier rows again costs more than a training step
 
 

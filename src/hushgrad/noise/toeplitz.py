@@ -13,8 +13,6 @@ from hushgrad.noise.lower_toeplitz import LongFilter
 from hushgrad.noise.series import binomial, inverse
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion, regenerating
 
-__all__ = ["Toeplitz"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Toeplitz(LongFilter):

@@ -22,8 +22,6 @@ from hushgrad.noise.sensitivity import DENSE_LIMIT, gram_sensitivity
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion
 from hushgrad.noise.workload import AnyWorkload, PrefixSums, as_workload
 
-__all__ = ["Tree"]
-
 _ANALYSED = 1 << 17  # steps whose prefix variances are added up one by one
 
 _LARGEST_FULL = 4096

@@ -24,8 +24,6 @@ from hushgrad.noise import _transform
 from hushgrad.noise._chacha import ChaChaStream
 from hushgrad.noise.devices import DeviceKernel, Target, Turn
 
-__all__ = ["TritonKernel"]
-
 GROUP = _transform.GROUP
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 

@@ -15,8 +15,6 @@ import numpy as np
 from hushgrad import _check
 from hushgrad._value import LATER, Value
 
-__all__ = ["AnyWorkload", "PrefixSums", "SGDWorkload", "Workload", "as_workload", "checked_workload"]
-
 
 class Workload(Value, family="workload"):
     """A linear map from gradients to iterates, known before the run."""

@@ -14,8 +14,6 @@ from hushgrad.planner.question import Question
 from hushgrad.sampling.base import Sampler
 from hushgrad.train.plan import Plan
 
-__all__ = ["Proposal", "Skipped", "proposals"]
-
 
 @dataclass(frozen=True)
 class Proposal:

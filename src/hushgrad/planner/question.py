@@ -12,8 +12,6 @@ from hushgrad.events import Relation
 from hushgrad.noise.base import Mechanism
 from hushgrad.noise.workload import AnyWorkload
 
-__all__ = ["Question"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Question:

@@ -11,12 +11,11 @@ from typing import Any
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.events import Relation
 from hushgrad.noise.base import Mechanism
+from hushgrad.noise.suggestions import Skipped
 from hushgrad.noise.workload import AnyWorkload
-from hushgrad.planner.candidates import Proposal, Skipped, proposals
+from hushgrad.planner.candidates import Proposal, proposals
 from hushgrad.planner.question import Question
 from hushgrad.train.plan import Plan
-
-__all__ = ["Candidate", "Comparison", "Dropped", "answer", "compare", "plan_for"]
 
 _FLOAT = 4  # bytes of a number of noise state: parameters are float32 unless somebody changes them
 _WORTH = 1e-3  # a larger member of a family has to be better by this much to be worth its state

@@ -16,8 +16,6 @@ from hushgrad import _check
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import make_private
 
-__all__ = ["DryRun", "dry_run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:

@@ -29,8 +29,6 @@ from typing import Any
 from hushgrad import _check
 from hushgrad.planner.shapes import Shape
 
-__all__ = ["MECHANISMS", "Choice", "Work", "choices"]
-
 _BYTES = 4
 _BUCKET = 1 << 20  # numbers that fully_shard reduces at once, at least
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)

@@ -11,8 +11,6 @@ from typing import Any
 
 from hushgrad import _check
 
-__all__ = ["NAMES", "Shape", "shape_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:

@@ -16,8 +16,6 @@ from hushgrad.planner.ranking import answer
 from hushgrad.sampling.base import Sampler
 from hushgrad.train.plan import Plan
 
-__all__ = ["EpochCost", "Point", "one_more_epoch", "sweep"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Point:

@@ -30,8 +30,6 @@ from hushgrad.errors import ArgumentError
 from hushgrad.events import Event, Gaussian, Poisson, Sampled
 from hushgrad.train.plan import Plan
 
-__all__ = ["UserCandidate", "compare_users"]
-
 _TOLERANCE = 1e-3  # of the noise of examples, which is ranked, and rounded up by calibration
 
 

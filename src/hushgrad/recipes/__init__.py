@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from hushgrad.recipes.encoders import ByteEncoder, Encoder, Records, TableEncoder, TensorEncoder, TextEncoder
     from hushgrad.recipes.exporting import export
     from hushgrad.recipes.images import ImageEncoder
+    from hushgrad.recipes.metrics import evaluate
     from hushgrad.recipes.models import MODELS, WideResNet
     from hushgrad.recipes.planned import read_plan
     from hushgrad.recipes.predict import Predictor, load_predictor
     from hushgrad.recipes.recipe import DEMO, Recipe, load_recipe
     from hushgrad.recipes.saved import Description, describe, load_model, read_description, save_model
-    from hushgrad.recipes.session import Outcome, evaluate, train
+    from hushgrad.recipes.session import Outcome, train
 
 __all__ = [
     "DATA",
@@ -93,11 +94,8 @@ __getattr__ = later(
             "read_description",
             "save_model",
         ),
-        "session": (
-            "Outcome",
-            "evaluate",
-            "train",
-        ),
+        "metrics": ("evaluate",),
+        "session": ("Outcome", "train"),
     },
 )
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes
 import sys
 
-__all__ = ["keep_large_blocks"]
-
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX
 _NEVER = 2**31 - 1
 

@@ -11,8 +11,6 @@ from torch.utils.data import TensorDataset
 
 from hushgrad import _check
 
-__all__ = ["AugmentedImages"]
-
 
 class AugmentedImages(TensorDataset):
     """Pictures and labels; each picture is moved by up to ``shift`` pixels, its border reflected, and mirrored half of the time.

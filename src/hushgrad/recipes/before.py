@@ -17,8 +17,6 @@ from hushgrad.recipes.recipe import Recipe
 from hushgrad.release.atomic import replacing
 from hushgrad.release.journal import JOURNAL, Journal
 
-__all__ = ["ENCODER", "Before"]
-
 ENCODER = "encoder.json"
 _BOUND = "learned numbers"  # in the journal
 

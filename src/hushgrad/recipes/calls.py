@@ -11,8 +11,6 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes.code import imported
 
-__all__ = ["call", "require_known"]
-
 # Types that a recipe can write, by the annotation of what takes them.
 _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     str: ((str,), "a string"),

@@ -12,8 +12,6 @@ from typing import Any
 
 from hushgrad.errors import ArgumentError
 
-__all__ = ["imported"]
-
 
 def imported(name: str, what: str, allow_code: bool) -> Callable[..., Any]:
     """The function that ``module:function`` names.

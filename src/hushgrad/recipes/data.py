@@ -26,8 +26,6 @@ from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.text_features import TextFeatures
 
-__all__ = ["DATA", "Data"]
-
 _DIGITS = tuple("0123456789")
 _OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

@@ -16,8 +16,6 @@ from hushgrad import _check
 from hushgrad.recipes.encoders import Encoder, Records, TensorEncoder
 from hushgrad.recipes.learning import LearningEncoder
 
-__all__ = ["Data", "from_datasets", "label_numbers", "labelled", "split"]
-
 Learn = Callable[[LearningEncoder, Any, np.ndarray], LearningEncoder]
 """From an encoder, all prepared rows and the numbers of the private ones to the encoder that has learned from these."""
 

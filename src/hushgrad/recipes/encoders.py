@@ -24,8 +24,6 @@ from hushgrad import _check
 from hushgrad._value import Value
 from hushgrad.recipes.files import lines, read_npy, read_npz
 
-__all__ = ["ByteEncoder", "Encoder", "Records", "TableEncoder", "TensorEncoder", "TextEncoder", "read_arrays", "text_ids"]
-
 WORD_BUCKETS = 4096
 
 

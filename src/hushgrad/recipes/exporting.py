@@ -11,8 +11,6 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes.predict import Predictor
 
-__all__ = ["export"]
-
 
 def export(predictor: Predictor, path: str | Path) -> None:
     """Write a trained network as a .pt2 file (``torch.export.load``) or as a .onnx file; batches of any size.

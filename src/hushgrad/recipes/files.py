@@ -20,8 +20,6 @@ from hushgrad._npy import read_header
 from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError
 
-__all__ = ["find", "lines", "read_cifar10", "read_idx", "read_npy", "read_npz"]
-
 _LIMIT = 1 << 31  # bytes after decompression: a file that unpacks to more is refused, whatever its header says
 _CHUNK = 1 << 20
 _CIFAR_RECORD = 1 + 3 * 32 * 32

@@ -18,8 +18,6 @@ from hushgrad.errors import ArgumentError
 from hushgrad.recipes.encoders import Encoder, Records, files_of_classes, read_arrays
 from hushgrad.recipes.files import read_cifar10, read_idx
 
-__all__ = ["ImageEncoder"]
-
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 # What Pillow's readers of damaged files raise: errors of their own, and whatever their arithmetic on a header's numbers runs into.
 _DAMAGED = (OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, EOFError, struct.error)

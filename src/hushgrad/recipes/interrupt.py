@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Interrupt"]
-
 
 class Interrupt(AbstractContextManager["Interrupt"]):
     """A callback that lets the running step finish, calls ``save`` and then raises KeyboardInterrupt.

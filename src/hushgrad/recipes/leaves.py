@@ -24,8 +24,6 @@ from torch.nn import functional as F
 
 from hushgrad.recipes.scattering import MAPS, normalised_maps, scattering
 
-__all__ = ["REGULAR", "balance", "balanced", "leaves"]
-
 REGULAR = 1e-3
 """Added to the eigenvalues of the covariance, whose sum is 1: directions below it stay small."""
 _PICTURES, _SIZE, _DISKS, _COLOURED = 300, 32, 120, 0.12

@@ -11,9 +11,7 @@ from torch.nn import functional as F
 
 from hushgrad import _check
 from hushgrad.clipping.rules.standardised import WSConv2d
-from hushgrad.recipes.data import Data
-
-__all__ = ["GPT", "MODELS", "TextClassifier", "WideResNet"]
+from hushgrad.recipes.dataset import Data
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
 

@@ -16,8 +16,6 @@ from hushgrad.noise.quadratic import LONGEST_SCHEDULE
 from hushgrad.noise.workload import SGDWorkload
 from hushgrad.train.plan import Plan
 
-__all__ = ["from_table", "read_plan", "table_of", "workload_of"]
-
 _LARGEST = 1 << 26  # bytes; mechanisms with many coefficients are long
 _KEYS = ("saved", "method", "delta", "noise_multiplier", "epsilon", "unit")
 

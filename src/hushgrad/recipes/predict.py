@@ -16,8 +16,6 @@ from hushgrad.recipes.dataset import label_numbers
 from hushgrad.recipes.encoders import ByteEncoder, Encoder, Records
 from hushgrad.recipes.saved import Description, load_model, read_description
 
-__all__ = ["Predictor", "load_predictor"]
-
 _BATCH = 1000
 
 

@@ -23,13 +23,11 @@ from hushgrad.events import Gaussian
 from hushgrad.guarantee import questions
 from hushgrad.noise.base import Mechanism
 from hushgrad.recipes.calls import call, require_known
-from hushgrad.recipes.data import DATA, Data
-from hushgrad.recipes.dataset import Learn
+from hushgrad.recipes.data import DATA
+from hushgrad.recipes.dataset import Data, Learn
 from hushgrad.recipes.models import MODELS
 from hushgrad.recipes.planned import from_table, table_of, workload_of
 from hushgrad.train.plan import Plan
-
-__all__ = ["DEMO", "Recipe", "load_recipe"]
 
 _METHODS: dict[str, Callable[..., Plan]] = {"dpsgd": Plan.dpsgd, "dpftrl": Plan.dpftrl, "dpgd": Plan.dpgd}
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -30,8 +30,6 @@ from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.models import MODELS
 
-__all__ = ["Description", "describe", "load_model", "put_weights", "read_description", "save_model"]
-
 _KEY, _FORM = "hushgrad", 1
 _LARGEST = 1 << 28  # numbers in one input: more than any encoder here makes
 

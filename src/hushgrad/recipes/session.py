@@ -22,7 +22,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.recipes.allocator import keep_large_blocks
 from hushgrad.recipes.before import ENCODER, Before
-from hushgrad.recipes.data import Data
+from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.interrupt import Interrupt
 from hushgrad.recipes.metrics import confusion, evaluate, verdict
 from hushgrad.recipes.recipe import DEMO, Recipe
@@ -38,8 +38,6 @@ from hushgrad.train.checkpoint import Checkpoint
 from hushgrad.train.fitting import run_steps
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
-
-__all__ = ["Outcome", "evaluate", "train"]
 
 _PUBLIC = 0o666  # as the user's umask says
 _METRICS = "metrics.jsonl"  # there from the moment on at which a step may be taken

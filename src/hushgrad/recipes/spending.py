@@ -24,8 +24,6 @@ from hushgrad.train.plan import Plan
 if TYPE_CHECKING:
     from hushgrad.recipes.recipe import Recipe
 
-__all__ = ["Spending", "alone_in", "new_folder", "public_size", "require_allowed"]
-
 
 def public_size(plan: Plan) -> float | None:
     """The number of records that a plan is made for: what its sampler states, or what its batches say."""

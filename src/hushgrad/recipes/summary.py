@@ -21,8 +21,6 @@ from hushgrad.train.plan import Plan
 if TYPE_CHECKING:
     from hushgrad.recipes.recipe import Recipe
 
-__all__ = ["write_report"]
-
 
 def write_report(
     out: Path, recipe: Recipe, plan: Plan, outcome: dict[str, Any], guarantee: Guarantee, *, tuning: dict[str, Any] | None = None

@@ -20,8 +20,6 @@ from hushgrad.report.provenance import budget_of, provenance
 from hushgrad.report.words import in_plain_words, sampling_assumed, sampling_done
 from hushgrad.train.plan import Plan
 
-__all__ = ["Card", "privacy_card"]
-
 _POINTS = 49
 _LONGEST = 400  # points of a curve: more cannot be seen
 

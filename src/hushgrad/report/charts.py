@@ -9,8 +9,6 @@ from html import escape
 
 from hushgrad._printed import at_least, at_most
 
-__all__ = ["Chart", "above", "bar", "lower", "number", "smoothed", "upper"]
-
 _WIDTH, _HEIGHT = 360.0, 220.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 22.0, 10.0, 42.0
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

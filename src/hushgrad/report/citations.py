@@ -12,8 +12,6 @@ from hushgrad.accounting.api import accountant_of
 from hushgrad.accounting.base import Accountant
 from hushgrad.train.plan import Plan
 
-__all__ = ["citation", "papers_of"]
-
 
 def citation(plan: Plan, *, accountant: str | Accountant = "pld") -> str:
     """BibTeX for exactly what ``plan`` uses: its mechanism, sampling, clipping, denoising, averaging and the accountant.

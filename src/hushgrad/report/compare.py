@@ -11,8 +11,6 @@ from hushgrad.budget import Policy
 from hushgrad.errors import NoTheorem
 from hushgrad.report.card import Card, facts_of
 
-__all__ = ["ANYTHING", "SideBySide", "compare_runs"]
-
 ANYTHING = Policy(delta_below_one_over_n=False)  # to look at two runs is to claim nothing
 
 

@@ -14,8 +14,6 @@ from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.train.plan import Plan
 
-__all__ = ["Folder", "read_folder", "read_object"]
-
 _LARGEST = 256 << 20  # bytes of one file: a report reads what a run wrote, not whatever lies there
 
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 from hushgrad._printed import at_least, at_most
 from hushgrad.report.provenance import provenance_words
 
-__all__ = ["audit_words", "budget_words", "details", "interval_words", "to_markdown", "tuning_words"]
-
 
 def to_markdown(card: Card) -> str:
     """The whole card; see :meth:`Card.to_markdown`."""

@@ -12,8 +12,6 @@ from hushgrad.report.plots import figures
 if TYPE_CHECKING:
     from hushgrad.report.card import Card
 
-__all__ = ["to_html"]
-
 # The policy forbids every load, so that a page which was tampered with cannot call home either.
 _TEMPLATE = """<!doctype html>
 <html lang="en">

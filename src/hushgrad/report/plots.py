@@ -10,8 +10,6 @@ from hushgrad.report.charts import Chart, above, number, smoothed, upper
 if TYPE_CHECKING:
     from hushgrad.report.card import Card
 
-__all__ = ["figures"]
-
 _TITLES = {
     "epsilon": ("epsilon spent", "epsilon"),
     "learning_rate": ("learning rate", "rate"),

@@ -12,8 +12,6 @@ from hushgrad.errors import ArgumentError, PolicyRefused
 from hushgrad.recipes.spending import public_size
 from hushgrad.report.folder import Folder
 
-__all__ = ["budget_of", "policy_digest", "provenance", "provenance_words"]
-
 
 def provenance(folder: Folder, policy: Policy | None) -> dict[str, str]:
     """What is known, by name. There is no hash of the records: it would tell whether a guessed data set is the one.

@@ -31,8 +31,6 @@ from hushgrad.report.folder import read_object
 if TYPE_CHECKING:
     from hushgrad.report.card import Card
 
-__all__ = ["Verified", "file_sha256", "new_signing_key", "plain", "sign", "verify"]
-
 _RAW = serialization.Encoding.Raw, serialization.PublicFormat.Raw
 _PEM = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
 

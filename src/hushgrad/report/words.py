@@ -10,8 +10,6 @@ from hushgrad.events import Participation, Relation, RepeatAndSelect
 from hushgrad.guarantee import Guarantee
 from hushgrad.train.plan import Plan
 
-__all__ = ["in_plain_words", "of_relation", "sampling_assumed", "sampling_done"]
-
 _RELATIONS = {
     Relation.ADD_REMOVE: "with and without",
     Relation.REPLACE_ONE: "with one of two versions of",

@@ -10,8 +10,6 @@ from hushgrad import __version__
 from hushgrad.serve import fields
 from hushgrad.serve.site import site, while_wanted
 
-__all__ = ["router"]
-
 _PROBLEM = {
     "description": "A problem (RFC 9457): `detail` is one sentence.",
     "content": {

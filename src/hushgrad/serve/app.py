@@ -12,8 +12,6 @@ from hushgrad.serve.settings import Settings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["create_app", "require_extra"]
-
 
 def require_extra() -> None:
     """Raise one sentence where the web page's packages are missing."""

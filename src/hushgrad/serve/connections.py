@@ -13,8 +13,6 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["DEADLINE", "SHARE", "WAITING", "waiting_room"]
-
 DEADLINE = 5.0  # seconds for the whole head of a request
 WAITING = 32  # connections in all that may have sent no whole request: half of what the server takes
 SHARE = 16  # of one address

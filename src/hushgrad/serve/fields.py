@@ -13,8 +13,6 @@ from typing import Any
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 
-__all__ = ["CHOICES", "NUMBERS", "STEPS", "Number", "asked", "parameters"]
-
 STEPS = 300_000  # of one plan: longer ones are for `hushgrad plan`, which has all the time that its user grants
 
 

@@ -16,8 +16,6 @@ from typing import Any
 from hushgrad import _check
 from hushgrad.errors import HushgradError
 
-__all__ = ["LIMITS", "RunFolder", "Unreadable", "folders"]
-
 # What may be read, and how many bytes of it at most. A key or a checkpoint has no name here, so it cannot be served.
 LIMITS = {
     "recipe.json": 1 << 20,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hushgrad.report import Card
     from hushgrad.train.plan import Plan
 
-__all__ = ["JOBS"]
-
 _FACTORS = tuple(3 ** (k / 5) for k in range(-5, 6))  # of the noise multiplier
 _BATCHES = tuple(4 ** (k / 5) for k in range(-5, 6))  # of the batch size
 _PARTS = 16  # of the run

@@ -18,8 +18,6 @@ from typing import Any
 from hushgrad.errors import HushgradError
 from hushgrad.serve.worker import COMMAND
 
-__all__ = ["Busy", "Lane", "Refused", "RefusedByPolicy", "TooLong"]
-
 _QUEUE = 8  # questions that may wait
 _REMEMBERED = 128  # answers
 _CLOCK = 4.0  # seconds by the clock for one of processor time

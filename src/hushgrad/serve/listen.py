@@ -15,8 +15,6 @@ from hushgrad.serve.settings import Settings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["address", "serve"]
-
 
 def serve(settings: Settings, *, ready: Callable[[str], Any] = print) -> None:
     """Serve until interrupted; ``ready`` is called with the page's address as soon as it can be opened.

@@ -21,8 +21,6 @@ from hushgrad.serve.shield import CARD_POLICY
 from hushgrad.serve.site import site, while_wanted
 from hushgrad.serve.views import page
 
-__all__ = ["router"]
-
 router = APIRouter(include_in_schema=False)
 _STATIC = {"site.css": "text/css", "site.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _FIGURES = {"noise": "noise multiplier", "batch": "batch size", "steps": "steps taken"}

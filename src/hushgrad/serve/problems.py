@@ -13,8 +13,6 @@ from hushgrad.serve.lane import Busy, Refused, TooLong
 from hushgrad.serve.shield import HEADERS
 from hushgrad.serve.views import page
 
-__all__ = ["NotThere", "answer_problems", "status_of"]
-
 _STATUS: dict[type[Exception], int] = {ArgumentError: 422, Refused: 422, Unreadable: 422, TooLong: 504, Busy: 503}
 _TITLES = {404: "Not there", 405: "Read only", 422: "Not understood", 500: "A defect", 503: "Busy", 504: "Too long"}
 _WORDS = {

@@ -11,8 +11,6 @@ from typing import Any
 from hushgrad.serve.files import LIMITS, RunFolder, Unreadable, folders
 from hushgrad.serve.series import Series, read_series
 
-__all__ = ["CONTRADICTED", "NOT_ALLOWED", "NOT_VERIFIED", "VERIFIED", "Run", "Shelf"]
-
 _FRESH = 1.0  # seconds that a scan is good for
 _ALIVE = 120.0  # seconds without a new line after which a run is called silent
 _PER_PAGE = 200

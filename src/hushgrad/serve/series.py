@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from hushgrad import _check
 from hushgrad.serve.files import RunFolder, Unreadable
 
-__all__ = ["SHOWN", "Series", "read_series"]
-
 # What is shown, in this order, and how it is called. Nothing else in the file reaches a reader.
 SHOWN = {
     "epsilon": "epsilon spent",

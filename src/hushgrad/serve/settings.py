@@ -10,8 +10,6 @@ from pathlib import Path
 
 from hushgrad import _check
 
-__all__ = ["Settings"]
-
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _NAME = re.compile(r"[A-Za-z0-9.:_-]{1,253}")
 

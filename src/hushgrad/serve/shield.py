@@ -13,8 +13,6 @@ from urllib.parse import parse_qsl, quote
 
 from hushgrad.serve.settings import Settings
 
-__all__ = ["CARD_POLICY", "HEADERS", "POLICY", "Shield"]
-
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

@@ -16,8 +16,6 @@ from hushgrad.serve.problems import NotThere
 from hushgrad.serve.runs import CONTRADICTED, NOT_ALLOWED, VERIFIED, Run, Shelf
 from hushgrad.serve.settings import Settings
 
-__all__ = ["Site", "site", "while_wanted"]
-
 T = TypeVar("T")
 _MOMENT = 2.0  # seconds that a look at the ledger is good for
 

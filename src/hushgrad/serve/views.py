@@ -14,8 +14,6 @@ from markupsafe import Markup
 from hushgrad import __version__
 from hushgrad.report import charts
 
-__all__ = ["ago", "page", "size"]
-
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:

@@ -18,8 +18,6 @@ from typing import Any
 from hushgrad._printed import reason
 from hushgrad.errors import HushgradError, PolicyRefused
 
-__all__ = ["COMMAND", "main"]
-
 # Not -m, which would let a module in the working directory go before the library's.
 COMMAND = (
     sys.executable,

@@ -39,8 +39,6 @@ from hushgrad.events import (
     Unanalysed,
 )
 
-__all__ = ["EVENTS", "check_accountant"]
-
 _DELTA = 1e-5
 
 EVENTS: tuple[Event, ...] = (

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from hushgrad.clipping import Clipper, clipped_sum
 from hushgrad.events import Relation
 
-__all__ = ["check_clipper"]
-
 _ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 

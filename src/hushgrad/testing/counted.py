@@ -12,8 +12,6 @@ from hushgrad.testing.devices import Meter, PretendDevice, pretend
 from hushgrad.testing.models import Sample
 from hushgrad.train import Plan, make_private
 
-__all__ = ["ordinary_step", "private_step"]
-
 _STEPS = 3  # the third is counted: states and constants are there by then, and no value is compared (steps 1, 2, 4, 8, ...)
 
 

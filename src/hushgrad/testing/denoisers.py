@@ -19,8 +19,6 @@ from hushgrad.denoise import (
     Probe,
 )
 
-__all__ = ["check_denoiser", "check_disk", "check_laplacian"]
-
 _SHAPES: dict[str, tuple[int, ...]] = {"conv": (4, 2, 3, 3), "linear": (7, 29), "bias": (7,), "one": (1, 1), "two": (2, 1)}
 
 

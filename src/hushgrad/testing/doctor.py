@@ -21,8 +21,6 @@ from hushgrad.testing.counted import ordinary_step, private_step
 from hushgrad.testing.models import MODELS, Sample
 from hushgrad.train import Plan, make_private
 
-__all__ = ["bits", "counts", "machine", "ratios"]
-
 _CHECKED = ("MLP", "CNN", "WRN-16-4", "GPT, 4 blocks")
 _BATCH = {"MLP": 64, "CNN": 32, "WRN-16-4": 8, "GPT, 4 blocks": 8}
 Step = Callable[[], None]

@@ -17,8 +17,6 @@ from hushgrad.noise.participation import pattern_of
 from hushgrad.noise.source import Source
 from hushgrad.noise.workload import SGDWorkload
 
-__all__ = ["FALSE_ALARM", "brute_force_sensitivity", "check_mechanism", "covariance_is_right"]
-
 FALSE_ALARM = 1e-6
 """How often the covariance test would reject right noise, over the choice of the seed."""
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["MODELS", "Sample"]
-
 _WORDS, _LENGTH = 2000, 64
 
 

@@ -17,8 +17,6 @@ from hushgrad.clipping import Capture, Flat
 from hushgrad.errors import CaptureError, NotIsolated
 from hushgrad.testing.rules import one_by_one, sum_of_sines
 
-__all__ = ["Verdict", "examine", "random_module"]
-
 SIZES = (2, 3, 4, 5)
 _SAME = 1e-7  # relative, in double precision
 

@@ -17,8 +17,6 @@ from hushgrad.errors import NoTheorem
 from hushgrad.events import ApproxDP, Event, Relation
 from hushgrad.train import Plan, Private
 
-__all__ = ["assert_private"]
-
 Mechanism = Callable[[Any, int], Any]
 """From a data set and a seed to an output: a number, or an array of one shape."""
 

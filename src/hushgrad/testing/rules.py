@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from hushgrad.clipping import Capture, Flat
 from hushgrad.clipping.outputs import tensors_of
 
-__all__ = ["check_rule", "one_by_one"]
-
 Loss = Callable[[Any], Tensor]
 
 

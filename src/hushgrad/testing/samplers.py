@@ -15,8 +15,6 @@ from hushgrad import events
 from hushgrad.sampling import Sampler
 from hushgrad.sampling.draws import Draws
 
-__all__ = ["check_sampler"]
-
 _BAR = 6.0
 _RUNS = 1500
 

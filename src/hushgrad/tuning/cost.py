@@ -11,8 +11,6 @@ from hushgrad._printed import at_most
 from hushgrad._value import Value
 from hushgrad.events import Compose, Event, OneOf, Relation, RepeatAndSelect
 
-__all__ = ["Stopping", "TuningCost", "calibrated_noise", "tuning_cost"]
-
 ACCOUNTANT = "rdp"  # the theorem is about Rényi divergences
 
 

@@ -16,8 +16,6 @@ import numpy as np
 from hushgrad.errors import ArgumentError
 from hushgrad.tuning.cost import Stopping
 
-__all__ = ["Draws", "number_of_trials"]
-
 _BYTES = 32
 
 

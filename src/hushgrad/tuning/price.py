@@ -16,14 +16,12 @@ from typing import Any
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event, OneOf
-from hushgrad.recipes.data import Data
+from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.train.plan import Plan
 from hushgrad.tuning.cost import TuningCost, calibrated_noise, tuning_cost
 from hushgrad.tuning.score import trial_event
 from hushgrad.tuning.space import Settings, settings_of, with_candidate
-
-__all__ = ["Priced", "priced", "score_words"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,11 +25,9 @@ from hushgrad import _check
 from hushgrad.events import Compose, Event, Gaussian
 from hushgrad.noise import Source
 from hushgrad.recipes.augmented import AugmentedImages
-from hushgrad.recipes.data import Data
-from hushgrad.recipes.session import evaluate
+from hushgrad.recipes.dataset import Data
+from hushgrad.recipes.metrics import evaluate
 from hushgrad.tuning.space import Settings
-
-__all__ = ["held_out", "private_score", "trial_event"]
 
 
 def trial_event(training: Event, settings: Settings) -> Event:

@@ -15,7 +15,7 @@ from hushgrad.budget import Policy, read_policy
 from hushgrad.budget.folder import SETTLED
 from hushgrad.errors import ArgumentError, CaptureError, HushgradError, NoTheorem, NotIsolated
 from hushgrad.guarantee import Guarantee, Ledger
-from hushgrad.recipes.data import Data
+from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.saved import put_weights
 from hushgrad.recipes.session import train
@@ -32,8 +32,6 @@ from hushgrad.tuning.draws import Draws
 from hushgrad.tuning.price import Priced, priced, score_words
 from hushgrad.tuning.score import held_out, private_score
 from hushgrad.tuning.space import Settings, edges, settings_of, with_candidate
-
-__all__ = ["Tuned", "tune"]
 
 _ANY = Policy(delta_below_one_over_n=False)  # of a single trial: what counts is the search
 _COPIED = ("model.safetensors", "plan.json", "recipe.json")

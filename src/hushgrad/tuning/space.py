@@ -13,8 +13,6 @@ from hushgrad.errors import ArgumentError
 from hushgrad.recipes.recipe import Recipe, parse_value
 from hushgrad.tuning.cost import Stopping
 
-__all__ = ["Settings", "edges", "settings_of"]
-
 _TABLES = ("model", "plan", "optimizer")
 _KEYS = ("over", "mean", "shape", "score", "metric", "score_noise", "holdout")
 _MOST = 100_000

@@ -10,8 +10,6 @@ from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.pld.loss import PrivacyLoss, merged
 from hushgrad.events import Event, Relation
 
-__all__ = ["PLD"]
-
 
 class PLD(Accountant):
     r"""Privacy-loss distributions, composed numerically, with bounds from both sides.

@@ -33,8 +33,6 @@ from hushgrad.events import (
     TruncatedPoisson,
 )
 
-__all__ = ["NOISE", "balls", "mirrored", "once", "replaced", "truncated", "zeroed"]
-
 NOISE = (Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace)  # added to a sum: two sums are at most two contributions apart
 _NEAREST, _FARTHEST = (
     1e-3,

@@ -18,8 +18,6 @@ from hushgrad.accounting.rdp import RDP
 from hushgrad.errors import Contradiction, NoTheorem
 from hushgrad.events import Compose, Event, Relation
 
-__all__ = ["Pair", "PrivacyLoss", "merged"]
-
 
 @dataclass(frozen=True)
 class Pair:

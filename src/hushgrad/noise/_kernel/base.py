@@ -13,8 +13,6 @@ from hushgrad.noise import _transform
 from hushgrad.noise._kernel.values import DOUBLE, LIMIT, BufferedRow, Piece, Rounding, SolvedRows, Words
 from hushgrad.noise._threads import CHUNK
 
-__all__ = ["BLOCKS_OF_GROUP", "Kernel"]
-
 BLOCKS_OF_GROUP = _transform.GROUP_BYTES // 16  # cipher blocks for one group of numbers
 _BLOCK_CHUNK = CHUNK // 4  # of rows that are computed together: the second-level cache holds a dozen
 

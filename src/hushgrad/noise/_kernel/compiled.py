@@ -18,8 +18,6 @@ from hushgrad.noise._kernel.values import DOUBLE, LIMIT, SINGLE, BufferedRow, Pi
 from hushgrad.noise._keystream import BLOCKS, INDICES, STEPS, KeyStream, check_address
 from hushgrad.noise._memory import aligned
 
-__all__ = ["CKernel"]
-
 _BLOCK = 4 * _abi.WITNESS_WORDS  # bytes of a hash
 _NUMBERS = BLOCKS // BLOCKS_OF_GROUP * _transform.GROUP  # of a tensor: for more, the counter has no room
 _SUFFIXES = ((np.dtype(np.float32), "f32"), (np.dtype(np.float64), "f64"))

@@ -11,8 +11,6 @@ from hushgrad.noise import _transform
 from hushgrad.noise._kernel.base import Kernel
 from hushgrad.noise._kernel.values import BufferedRow
 
-__all__ = ["NumpyKernel"]
-
 
 @final
 class NumpyKernel(Kernel):

@@ -8,8 +8,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-__all__ = ["ARITHMETIC", "DOUBLE", "LIMIT", "SINGLE", "BufferedRow", "Piece", "Rounding", "SolvedRows", "Words"]
-
 
 class Words(Protocol):
     """Random words at any address; :class:`~hushgrad.noise._keystream.KeyStream` is one."""

@@ -19,8 +19,6 @@ from hushgrad.noise import _memory
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.streams.ordered import OrderedStream, computed_in
 
-__all__ = ["Ahead", "Staging", "drawn_ahead"]
-
 _PINS = frozenset({"cuda", "xpu"})  # devices that read pinned memory by themselves and have events
 _MOST_KEPT = 8  # rows of state at most: a row ahead needs a copy of them
 

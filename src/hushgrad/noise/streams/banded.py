@@ -14,8 +14,6 @@ from hushgrad.noise.source import Source
 from hushgrad.noise.streams.blocks import BlockStream, Emit
 from hushgrad.noise.streams.ordered import Lane
 
-__all__ = ["BandedStream"]
-
 _AHEAD = 16  # rows solved in one pass over the history
 
 

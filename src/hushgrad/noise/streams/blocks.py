@@ -16,9 +16,6 @@ from hushgrad.noise import _kernel
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.ordered import ChunkedStream, Lane
 
-__all__ = ["BlockStream", "Emit"]
-
-
 Plan = TypeVar("Plan")
 
 

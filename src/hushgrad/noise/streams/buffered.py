@@ -13,8 +13,6 @@ from hushgrad.noise.devices import Turn
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.ordered import ChunkedStream, Lane
 
-__all__ = ["BufferStream"]
-
 
 @final
 class BufferStream(ChunkedStream):

@@ -10,8 +10,6 @@ from hushgrad.noise.devices import Turn
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.ordered import Lane, OrderedStream
 
-__all__ = ["IndependentStream"]
-
 
 @final
 class IndependentStream(OrderedStream):

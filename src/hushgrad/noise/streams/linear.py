@@ -16,8 +16,6 @@ from hushgrad.noise.source import Source
 from hushgrad.noise.streams.blocks import BlockStream, Emit
 from hushgrad.noise.streams.ordered import Lane
 
-__all__ = ["DenseStream", "FilterStream"]
-
 _MEMORY = 8  # numbers per parameter that a stream may keep unless told otherwise
 
 

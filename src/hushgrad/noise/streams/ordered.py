@@ -24,8 +24,6 @@ from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.devices import DeviceKernel, Target, Turn, kernel_for
 from hushgrad.noise.source import Source, delivered, pieces_of
 
-__all__ = ["ChunkedStream", "Lane", "OrderedStream", "computed_in", "fresh_like"]
-
 
 @dataclass
 class Lane:

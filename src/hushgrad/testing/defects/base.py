@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DEFECTS", "Defect", "defect", "patched"]
-
 Plant = Callable[[], AbstractContextManager[None]]
 
 

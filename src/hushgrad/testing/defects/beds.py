@@ -17,8 +17,6 @@ from hushgrad.denoise import SVRG, Kalman, Laplacian
 from hushgrad.noise import BLT, Banded, Tree
 from hushgrad.train import Plan
 
-__all__ = ["BEDS", "SERVERS", "Mixing", "audited", "bench"]
-
 _N = 300
 _COMMON: dict[str, Any] = {"delta": 1e-5, "dataset_size": _N, "max_grad_norm": 2.0}
 
@@ -33,7 +31,7 @@ def _broad() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 1200), nn.Tanh(), nn.Linear(1200, 3))
 
 
-class Tied(nn.Module):
+class _Tied(nn.Module):
     """A table whose transpose is the last layer."""
 
     def __init__(self) -> None:
@@ -45,7 +43,7 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.table(ids).sum(1)))  # type: ignore[no-any-return]
 
 
-class Table(nn.Module):
+class _Table(nn.Module):
     """A table and a layer of its own behind it."""
 
     def __init__(self, rows: int = 40) -> None:
@@ -108,7 +106,7 @@ def _dpftrl(noise: Any) -> Plan:
     return Plan.dpftrl(noise_multiplier=2.0, batch_size=15, epochs=3, noise=noise, **_COMMON)
 
 
-class Adapted(nn.Module):
+class _Adapted(nn.Module):
     """A frozen layer and two small ones beside it: low-rank adaptation."""
 
     def __init__(self, *, new: bool = False) -> None:
@@ -141,9 +139,9 @@ BEDS: dict[str, Bed] = {
     "in parts": (_layers, _vectors, _dpsgd, {"max_physical_batch": 5}),
     "broad": (_broad, _vectors, _dpsgd, {}),
     "secure": (_layers, _vectors, partial(_dpsgd, secure=True), {}),
-    "adapter": (Adapted, _vectors, _dpsgd, {}),
-    "new adapter": (partial(Adapted, new=True), _vectors, _dpsgd, {}),
-    "lazy": (partial(Table, 400), _words, _dpsgd, {"options": {"lazy_tables": True}}),
+    "adapter": (_Adapted, _vectors, _dpsgd, {}),
+    "new adapter": (partial(_Adapted, new=True), _vectors, _dpsgd, {}),
+    "lazy": (partial(_Table, 400), _words, _dpsgd, {"options": {"lazy_tables": True}}),
     "by layer": (_layers, _vectors, lambda: _dpsgd(clip=PerLayer(2.0), max_grad_norm=None), {}),
     "adaptive": (
         _layers,
@@ -151,8 +149,8 @@ BEDS: dict[str, Bed] = {
         lambda: _dpsgd(clip=Adaptive(2.0, batch_size=12, count_noise=5.0), max_grad_norm=None),
         {},
     ),
-    "tied": (Tied, _words, _dpsgd, {}),
-    "table": (Table, _words, _dpsgd, {}),
+    "tied": (_Tied, _words, _dpsgd, {}),
+    "table": (_Table, _words, _dpsgd, {}),
     "sequences": (_sequence_model, _sequences, _dpsgd, {"loss_fn": _squares}),
     "users": (
         _layers,

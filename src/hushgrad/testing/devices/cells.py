@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["KERNELS"]
-
 
 def _lstm_cell(x: Tensor, h: Tensor, cell: Tensor, of_x: Tensor | None = None, of_h: Tensor | None = None) -> tuple[Tensor, ...]:
     gates = sum((bias for bias in (of_x, of_h) if bias is not None), x + h)

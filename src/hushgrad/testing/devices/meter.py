@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Meter", "caller", "meters"]
-
 _HERE = str(Path(__file__).parent)  # as frames spell it: a link is not followed
 _ROOT = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)

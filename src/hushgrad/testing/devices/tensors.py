@@ -15,8 +15,6 @@ from hushgrad.errors import HushgradError
 from hushgrad.testing.devices.cells import KERNELS
 from hushgrad.testing.devices.meter import Meter, caller, meters
 
-__all__ = ["NAME", "Dispatch", "Functions", "OnDevice", "WrongDevice", "double", "on_host"]
-
 NAME = "pretend"
 
 double = [True]  # whether the device of the innermost block has double precision

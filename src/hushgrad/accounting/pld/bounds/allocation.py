@@ -38,8 +38,6 @@ from hushgrad.accounting.pld.profiles.atoms import Atoms
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, Mirror
 from hushgrad.accounting.policy import POLICY
 
-__all__ = ["CELLS", "AllocatedAbove", "AllocatedBelow", "mean_of", "normal_cells", "reaches"]
-
 _U = 2.0**-53
 _EXPONENTIALS = 2048 * _U  # the relative error of places and masses of one term: exponentials of numbers below 700
 CELLS = 2.0**-36  # the relative error of a difference of normal tails, at least 1/150 apart: 200 times that of a tail

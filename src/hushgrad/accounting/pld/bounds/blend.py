@@ -27,8 +27,6 @@ from hushgrad.accounting.pld.bounds.grid import HAIR, Masses, anchored
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve, Mirror
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove
 
-__all__ = ["Blend", "BlendedMasses", "blended", "corner_weights"]
-
 
 @dataclass(frozen=True)
 class Blend(Curve):

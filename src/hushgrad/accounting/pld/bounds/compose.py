@@ -28,8 +28,6 @@ from hushgrad.accounting.pld.bounds.grid import Masses
 from hushgrad.accounting.pld.bounds.spectrum import Spectrum
 from hushgrad.accounting.pld.profiles.curve import Array
 
-__all__ = ["Composed", "Part", "Window", "compose", "log_moment", "range_of"]
-
 Part = tuple[Masses, int]
 _U = 2.0**-53
 

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from hushgrad import native
 from hushgrad.accounting.pld.profiles.curve import Array
 
-__all__ = ["Law", "Outside", "summed_above", "summed_below"]
-
 _U = 2.0**-53
 _RAISED = 2.0**-48  # of the size of the two terms
 _BLOCK = 1 << 20  # sums at a time, without the C library

@@ -26,8 +26,6 @@ from hushgrad.accounting.pld.bounds.convex import Law, summed_above
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve
 from hushgrad.accounting.policy import POLICY
 
-__all__ = ["AllocatedReplace", "middle_of", "places_of"]
-
 
 @dataclass(frozen=True)
 class AllocatedReplace(Curve):

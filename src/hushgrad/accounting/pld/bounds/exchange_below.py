@@ -23,8 +23,6 @@ from hushgrad.accounting.pld.profiles.curve import Array, Curve
 from hushgrad.accounting.pld.profiles.poisson import PoissonReplace
 from hushgrad.accounting.policy import POLICY
 
-__all__ = ["AllocatedReplaceBelow"]
-
 _U = 2.0**-53
 
 

@@ -15,8 +15,6 @@ from hushgrad.accounting.pld.bounds.grid import GUARD, HAIR, Masses, anchored, b
 from hushgrad.accounting.pld.profiles.curve import Array, Curve
 from hushgrad.accounting.pld.profiles.sums import masses_of_q
 
-__all__ = ["chords", "connect_the_dots"]
-
 
 def connect_the_dots(curve: Curve, step: float, tail: float, tilt: float) -> Masses:
     """Masses whose profile lies above ``curve``.

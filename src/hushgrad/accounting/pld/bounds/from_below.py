@@ -34,8 +34,6 @@ from hushgrad.accounting.pld.bounds.grid import (
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve
 from hushgrad.accounting.policy import POLICY
 
-__all__ = ["floor", "lower", "touch"]
-
 _TINY = 1e-280
 _WIDEST = 600.0  # of a loss: a hull needs x = e^epsilon itself, and differences of it
 

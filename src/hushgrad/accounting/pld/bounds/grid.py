@@ -25,22 +25,6 @@ from hushgrad.accounting.pld.profiles.sums import discounted, masses_of_q
 from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import NumericalLimit
 
-__all__ = [
-    "GUARD",
-    "HAIR",
-    "Grid",
-    "Masses",
-    "anchored",
-    "atoms_of",
-    "balance",
-    "both_sides",
-    "distinct",
-    "heaviest",
-    "kinks",
-    "rebuild",
-    "weights_of",
-]
-
 Indices = NDArray[np.int64]
 GUARD = 2.0**-47  # covers the rounding of sums of up to 2**24 positive terms by pairwise summation
 HAIR = 2.0**-41  # of a loss: more than the rounding of a grid point

@@ -21,8 +21,6 @@ from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve, 
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove
 from hushgrad.accounting.policy import POLICY
 
-__all__ = ["rounded"]
-
 _CORNERS = 4
 
 Parts = list[tuple[Curve, int]]

@@ -12,8 +12,6 @@ from hushgrad.accounting.pld.bounds.blend import BlendedMasses
 from hushgrad.accounting.pld.bounds.grid import Indices
 from hushgrad.accounting.pld.profiles.curve import Array
 
-__all__ = ["Spectrum"]
-
 _U = 2.0**-53
 _SILENT = -80.0  # ln of a Fourier coefficient that is far below all bounds on rounding
 

@@ -12,9 +12,6 @@ import numpy as np
 from hushgrad.accounting.pld.profiles.curve import UNSEEN, Array, Curve
 from hushgrad.accounting.pld.profiles.sums import discounted, masses_of_q
 
-__all__ = ["DEEPEST", "Atoms", "DiscreteGaussianCurve", "DiscreteLaplaceCurve", "Response"]
-
-
 _LEAST = 1e-300  # of a mass: smaller doubles lose digits
 _FARTHEST = 37  # standard deviations of a discrete Gaussian: beyond them there is less than that
 DEEPEST = 690  # scales of a discrete Laplace distribution: the same

@@ -11,8 +11,6 @@ from scipy.special import ndtr
 from hushgrad.accounting.pld.profiles.atoms import Response
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve, gaussian_tails
 
-__all__ = ["BoundedRange", "GaussianMixtureCurve", "HalfRange", "LaplaceCurve"]
-
 
 @dataclass(frozen=True)
 class LaplaceCurve(Curve):

@@ -28,8 +28,6 @@ from scipy.special import erfcx, ndtr
 
 from hushgrad.accounting.pld.profiles.sums import masses_of_q
 
-__all__ = ["ACCURACY", "UNSEEN", "Array", "Curve", "GaussianCurve", "Mirror", "Mixture", "gaussian_step", "gaussian_tails"]
-
 Array = NDArray[np.float64]
 
 # Every curve is evaluated with a relative error below this (tests compare with 50 digits); the bounds pay for it.

@@ -9,8 +9,6 @@ from scipy.special import bdtr, bdtrc, betaln
 
 from hushgrad.accounting.policy import POLICY
 
-__all__ = ["Cuts"]
-
 _TAILS = 1e-9  # the relative error of binomial tails, generously
 _U = 2.0**-53
 

@@ -23,8 +23,6 @@ from hushgrad.accounting.pld.profiles.curve import UNSEEN, Array, Curve
 from hushgrad.accounting.pld.profiles.poisson import _amplified, _mix
 from hushgrad.errors import NoTheorem
 
-__all__ = ["DiscreteReplace", "LaplaceReplace", "TwoDistances"]
-
 
 @dataclass(frozen=True)
 class LaplaceReplace(Curve):

@@ -33,8 +33,6 @@ from scipy.special import erfcx, log_ndtr, ndtr
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove
 
-__all__ = ["Joined", "TruncatedRemove", "ZeroedBeside"]
-
 _HAIR = 1e-15  # an absolute error: of sums of differences of normal tails
 _ROOT2 = math.sqrt(2.0)
 

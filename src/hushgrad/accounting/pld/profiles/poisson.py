@@ -15,8 +15,6 @@ from scipy.special import erfcx, log_ndtr
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, gaussian_step
 from hushgrad.accounting.pld.profiles.sums import masses_of_q
 
-__all__ = ["PoissonRemove", "PoissonReplace", "Shown", "Symmetrised"]
-
 _FAR = 1e4  # an epsilon at which every curve has reached its limit; stands for infinity where infinity would make NaN
 
 

@@ -7,8 +7,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["discounted", "masses_of_q"]
-
 Array = NDArray[np.float64]
 
 _BLOCK = 30.0

@@ -19,8 +19,6 @@ from hushgrad.accounting.pld.search.step import step_for
 from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import NumericalLimit
 
-__all__ = ["Allowance"]
-
 Parts = Sequence[tuple[Curve, int]]
 _FARTHEST = 2.0**45  # points of a grid: their losses then have a relative error of 2^-8 of a step
 

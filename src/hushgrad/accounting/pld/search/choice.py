@@ -31,8 +31,6 @@ from hushgrad.accounting.pld.profiles.continuous import BoundedRange, HalfRange
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve
 from hushgrad.accounting.policy import POLICY
 
-__all__ = ["choice_delta", "choice_epsilon", "is_choice"]
-
 _U = 2.0**-53
 
 Ranges = tuple[tuple[float, int], ...]

@@ -28,8 +28,6 @@ from hushgrad.accounting.pld.search.solve import (
 from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import Contradiction, NumericalLimit
 
-__all__ = ["delta_bound", "delta_bounds"]
-
 
 def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-4, known: float = 0.0) -> float:
     """A bound on delta at ``epsilon``; answers that turn out below ``known`` need not be accurate."""

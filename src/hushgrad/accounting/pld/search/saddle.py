@@ -19,8 +19,6 @@ from hushgrad.accounting.pld.bounds.compose import Window
 from hushgrad.accounting.pld.profiles.curve import Array, Curve
 from hushgrad.accounting.policy import POLICY
 
-__all__ = ["Moments", "Saddle", "saddle_for_delta", "saddle_for_epsilon", "window"]
-
 _DECADES = np.geomspace(1e-7, 1.0, POLICY.moment_points)
 _SHARES = 1 / (1 + np.exp(-np.linspace(-16.0, 16.0, POLICY.moment_points)))
 

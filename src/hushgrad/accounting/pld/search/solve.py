@@ -21,19 +21,6 @@ from hushgrad.accounting.pld.search.saddle import Moments, Saddle, saddle_for_de
 from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import NumericalLimit
 
-__all__ = [
-    "Answer",
-    "Parts",
-    "delta_of",
-    "epsilon_bound",
-    "infinite_mass",
-    "is_single",
-    "largest_loss",
-    "saddle_at",
-    "unseen_mass",
-]
-
-
 Parts = Sequence[tuple[Curve, int]]
 _LAST_DIGITS = 2.0**-49  # of an epsilon, and of the largest loss of a curve
 

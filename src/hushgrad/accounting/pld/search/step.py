@@ -24,9 +24,6 @@ from hushgrad.accounting.pld.profiles.curve import Array, Curve
 from hushgrad.accounting.pld.search.saddle import Saddle
 from hushgrad.accounting.policy import POLICY
 
-__all__ = ["step_for"]
-
-
 Parts = Sequence[tuple[Curve, int]]
 
 
