@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
 from hushgrad._printed import at_most, reason
-from hushgrad.cli import plan_model
+from hushgrad.cli import plan_compute, plan_model
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table, wrapped
 from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
@@ -26,7 +26,8 @@ def _parser() -> Parser:
         "plan",
         "Compare mechanisms under a privacy budget, best first: DP-SGD with amplification, banded noise with cyclic sampling,\n"
         "BLT, trees and others over a fixed order. Uses public numbers only and costs no privacy.\n"
-        "Memory and time of a language model: hushgrad plan --model NAME --help.",
+        "Memory and time of a language model: hushgrad plan --model NAME --help.\n"
+        "Its size, batches and steps under a budget of compute: hushgrad plan --compute FLOP --help.",
         example="hushgrad plan --epsilon 2 --delta 1e-6 --dataset-size 60000 --batch-size 600 --epochs 20 --parameters 1e6",
     )
     parser.add_argument("--epsilon", type=float, required=True, help="the budget")
@@ -50,8 +51,9 @@ def _parser() -> Parser:
 
 def run(words: list[str]) -> int:
     """Answer; see ``hushgrad plan --help``."""
-    if plan_model.asks(words):
-        return plan_model.run(words)
+    for question in (plan_model, plan_compute):
+        if question.asks(words):
+            return question.run(words)
     options = _parser().parse(words)
     if options.memory is not None and options.parameters is None:
         _check.fail(

@@ -15,6 +15,7 @@
 | ``rehearsal`` | ``dry_run``: one real step on a copy, then time and memory of the run |
 | ``shapes`` | language models by name or config: how many parameters, and where |
 | ``resources`` | ``choices``: peak memory and time of a step of such a model, by placement, mechanism and micro-batch |
+| ``scaling`` | ``allocations``: model size, batch size and steps for a budget of compute, by a published law |
 """
 
 from __future__ import annotations
@@ -28,22 +29,26 @@ if TYPE_CHECKING:
     from hushgrad.planner.ranking import Candidate, Comparison, Dropped, compare, plan_for
     from hushgrad.planner.rehearsal import DryRun, dry_run
     from hushgrad.planner.resources import Choice, Work, choices
+    from hushgrad.planner.scaling import Allocation, Law, allocations
     from hushgrad.planner.shapes import Shape, shape_of
     from hushgrad.planner.sweeps import EpochCost, Point, one_more_epoch, sweep
     from hushgrad.planner.users import UserCandidate, compare_users
 
 __all__ = [
+    "Allocation",
     "Candidate",
     "Choice",
     "Comparison",
     "Dropped",
     "DryRun",
     "EpochCost",
+    "Law",
     "Point",
     "Question",
     "Shape",
     "UserCandidate",
     "Work",
+    "allocations",
     "choices",
     "compare",
     "compare_users",
@@ -62,6 +67,7 @@ __getattr__ = later(
         "ranking": ("Candidate", "Comparison", "Dropped", "compare", "plan_for"),
         "rehearsal": ("DryRun", "dry_run"),
         "resources": ("Choice", "Work", "choices"),
+        "scaling": ("Allocation", "Law", "allocations"),
         "shapes": ("Shape", "shape_of"),
         "sweeps": ("EpochCost", "Point", "one_more_epoch", "sweep"),
         "users": ("UserCandidate", "compare_users"),
