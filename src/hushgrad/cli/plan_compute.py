@@ -7,8 +7,6 @@ from hushgrad._printed import at_most
 from hushgrad.cli._parser import Parser, ask, print_json, table, whole, wrapped
 from hushgrad.guarantee import questions
 
-__all__ = ["asks", "run"]
-
 _SHOWN = 5
 
 

@@ -8,8 +8,8 @@ loss of M parameters after T steps by the noise-batch ratio r = (noise multiplie
 Compute is 6 M B S T for batches of B texts of S tokens; epsilon, delta and the number N of records enter by r alone, which an accountant
 gives for Poisson samples of rate B / N. The exponents of the paper belong to runs of more than 100,000 steps, and its other constants were
 not published. So all ten constants here are **fitted to the paper's Table 2**: twenty budgets, the loss that was reached at each and the
-(M, T, B) that was best there (``benchmarks/scaling.py``; docs/scale.md has the errors on rows that were left out of the fit). What is returned stays
-within what the paper trained, and other questions are refused. The law ranks; it does not promise a loss on other text.
+(M, T, B) that was best there (``benchmarks/scaling.py``; docs/scale.md has the errors on rows that were left out of the fit). What is
+returned stays within what the paper trained, and other questions are refused. The law ranks; it does not promise a loss on other text.
 
 Reference: McKenna et al., "Scaling laws for differentially private language models" (ICML 2025), equation 3 and Table 2.
 """
@@ -25,8 +25,6 @@ from hushgrad import _check
 from hushgrad.accounting.calibration import calibrate_noise
 from hushgrad.accounting.likely import likely_noise
 from hushgrad.events import Relation
-
-__all__ = ["LAW", "Allocation", "Law", "allocations"]
 
 LENGTH = 512  # tokens of a text, in all runs of the paper
 # What the paper trained (parameters, steps, noise-batch ratios) or has a row of its table for (batch sizes, compute).
