@@ -5,7 +5,8 @@
 Their Table 2 gives, for twenty budgets (records, epsilon; delta 1e-8), the compute beyond which nothing is gained, the loss that was
 reached and the (parameters, steps, batch size) that was best. Ten constants of their equation 3 are fitted so that the losses agree and
 that no other way to spend the same compute is better. ``--held-out`` leaves out all rows of one number of records in turn. Shown
-for each row: the loss published and by the law, how much better the law believes its own choice to be, and that choice beside the published one.
+for each row: the loss published and by the law, how much better the law believes its own choice to be, and that choice beside the
+published one.
 """
 
 from __future__ import annotations
