@@ -42,8 +42,9 @@ def leaves(count: int, *, channels: int, size: int) -> Tensor:
         radii = draw.uniform(1 / size**2, 1.0, _DISKS) ** -0.5
         places = draw.uniform(-4, size + 4, (_DISKS, 2))
         colours = np.clip(draw.random((_DISKS, 1)) + _COLOURED * draw.standard_normal((_DISKS, channels)), 0, 1)
-        for radius, (across, down), colour in zip(radii, places, colours, strict=True):
-            picture[:, (x - across) ** 2 + (y - down) ** 2 < radius**2] = colour[:, None]
+        inside = (x - places[:, :1, None]) ** 2 + (y - places[:, 1:, None]) ** 2 < radii[:, None, None] ** 2
+        on_top = _DISKS - 1 - inside[::-1].argmax(axis=0)  # the last of the disks that cover a pixel
+        picture[:] = np.where(inside.any(axis=0), colours[on_top].transpose(2, 0, 1), 0)
     sharp = torch.from_numpy(pictures)
     return (sharp + F.avg_pool2d(F.pad(sharp, (1, 1, 1, 1), mode="reflect"), 3, stride=1)) / 2
 

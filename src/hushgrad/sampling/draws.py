@@ -5,12 +5,23 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 from hushgrad import _check
 
 __all__ = ["Draws"]
 
 _PERSON = b"hushgrad/deal"  # separates these keys from every other use of the same run key
+
+
+class _Key(ISeedSequence):
+    """A generator's key, given where numpy would ask the system for fresh entropy, only to throw it away (two thirds of the time)."""
+
+    def __init__(self, digest: bytes) -> None:
+        self._words = np.frombuffer(digest, dtype="<u8")
+
+    def generate_state(self, n_words: int, dtype: object = np.uint64) -> np.ndarray:
+        return self._words
 
 
 class Draws:
@@ -48,7 +59,7 @@ class Draws:
 
     def _generator(self, label: bytes) -> np.random.Generator:
         digest = hashlib.blake2b(label, digest_size=16, key=self._key, person=_PERSON).digest()
-        return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
+        return np.random.Generator(np.random.Philox(_Key(digest)))  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return "Draws(<secret key>)"
