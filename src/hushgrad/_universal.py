@@ -46,13 +46,7 @@ class UniversalHash:
         self._key = room[begin : begin + _BLOCK].view("<u4")
         self._key[:] = np.frombuffer(hashlib.shake_256(key).digest(_BLOCK), "<u4")
         self.place: int = self._key.ctypes.data  # where C finds it
-        self._room: _Room | None = None
-
-    def room(self, counts: list[int], kinds: list[torch.dtype]) -> _Room:
-        """Where the hashes of tensors of so many elements go; the same place again for the next ones of the same sizes."""
-        if self._room is None or self._room.sizes != (counts, kinds):
-            self._room = _Room(counts, kinds)
-        return self._room
+        self.room = _Room([], [])  # where the hashes of a row go; the same place again for the next one of the same sizes
 
     def of(self, parts: list[Tensor]) -> Iterator[Any]:
         """The hashes of all blocks of every one of ``parts``, which are contiguous, as arrays of whole numbers."""
@@ -101,8 +95,10 @@ class Seen:
     """
 
     def __init__(self, hashed: UniversalHash, tensors: list[Tensor]) -> None:
-        self.hashed, self._room = hashed, hashed.room(list(map(Tensor.numel, tensors)), list(map(_DTYPE, tensors)))
-        self._tensors, self._versions = tensors, list(map(_VERSION, tensors))
+        sizes = list(map(Tensor.numel, tensors)), list(map(_DTYPE, tensors))
+        if hashed.room.sizes != sizes:
+            hashed.room = _Room(*sizes)
+        self.hashed, self._room, self._tensors, self._versions = hashed, hashed.room, tensors, list(map(_VERSION, tensors))
 
     def places(self, tensors: list[Tensor]) -> list[int]:
         """Where C puts the hashes of these objects: of all that are looked at, or of those that a thread has parts of."""

@@ -34,9 +34,7 @@ def over_chunks(count: int, work: Callable[[int, int], None], chunk: int | None 
 
 
 def worth_one_thread(pieces: Sequence[Piece]) -> bool:
-    """Whether there is no other thread, or too little for it to do."""
-    if torch.get_num_threads() == 1:
-        return True
+    """Whether there is too little for another thread to do."""
     total = 0
     for piece in pieces:
         total += piece.size

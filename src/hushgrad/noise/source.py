@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -69,8 +69,8 @@ class Source:
         self.reproducible, self.secure, self.cipher = seed is not None, secure, require_cipher(cipher, secure=secure)
         master = _master(key, seed)
         self._stream = ChaChaStream(master, b"hushgrad chacha") if cipher == "chacha20" else KeyStream(master, b"hushgrad noise")
-        self._hashed: UniversalHash | None = None  # whoever looks at what numbers are added to
-        self._seen: Seen | None = None
+        self.hashed: UniversalHash | None = None  # whoever looks at what rows are added to: set once, by who keeps a journal of it
+        self.seen: Seen | None = None  # the hashes of what the last row was added to, as draw left it
         self._grid: SecureNoise | None = None
         if secure:
             from hushgrad.noise.secure import SecureNoise  # brings mpmath, which plain noise does not need
@@ -151,46 +151,29 @@ class Source:
             pieces: which places of which tensors.
             scale: what the numbers are multiplied by.
             fresh: write; else add.
-            finished: these numbers are the row; nothing else will be added to the tensors, so that they may be hashed as they are.
+            finished: these numbers are the row; nothing else will be added to the tensors, so that they may be hashed as they are
+                (``seen``). A tensor that came by its noise otherwise, through a copy of itself or correlated with earlier rows, is not.
         """
-        if self._hashed is not None and self._grid is None and finished and not fresh:
-            self._seen = Seen(self._hashed, [*map(_target, pieces)])
-        if worth_one_thread(pieces):
-            self.write(step, scale, fresh, pieces)
+        seen = None
+        if finished and not fresh and self.hashed is not None and self._grid is None:
+            seen = self.seen = Seen(self.hashed, [*map(_target, pieces)])
+        if torch.get_num_threads() == 1 or worth_one_thread(pieces):
+            self._write(step, scale, fresh, seen, pieces)
         else:
-            over_shares(pieces, partial(self.write, step, scale, fresh))
+            over_shares(pieces, partial(self._write, step, scale, fresh, seen))
 
-    def write(self, step: int, scale: float, fresh: bool, pieces: Sequence[Piece]) -> None:
-        """A share of ``draw``, on one thread: ``out = scale * z`` if fresh, else ``out += scale * z``.
-
-        Args:
-            step: the row.
-            scale: what the numbers are multiplied by.
-            fresh: write; else add.
-            pieces: which places of which tensors.
-        """
+    def _write(self, step: int, scale: float, fresh: bool, seen: Seen | None, pieces: Sequence[Piece]) -> None:
+        """A share of ``draw``, on one thread: ``out = scale * z`` if fresh, else ``out += scale * z``."""
+        if seen is not None:
+            _kernel.KERNEL.draw_seen(self._stream, step, pieces, scale, seen)
+            return
         if self._grid is None:
-            if self._seen is None:
-                _kernel.KERNEL.draw_all(self._stream, step, pieces, scale, fresh)
-            else:
-                _kernel.KERNEL.draw_seen(self._stream, step, pieces, scale, self._seen)
+            _kernel.KERNEL.draw_all(self._stream, step, pieces, scale, fresh)
             return
         for piece in pieces:
             out = piece.array()
             for low in range(0, out.size, CHUNK):
                 self._grid.write(step, piece.which, piece.start + low, out[low : low + CHUNK], scale, fresh)
-
-    def seen(self, hashed: UniversalHash, work: Callable[[], None]) -> Seen | None:
-        """Do ``work``; the hashes of what it added numbers to, as :meth:`draw` left it, where it was said to be finished; else None.
-
-        A tensor that came by its noise otherwise, through a copy of itself or correlated with earlier rows, is not among them.
-        """
-        self._hashed, self._seen = hashed, None
-        try:
-            work()
-            return self._seen
-        finally:
-            self._hashed = self._seen = None
 
     def fill(self, step: int, index: int, start: int, out: np.ndarray) -> None:
         """Write the Gaussians at ``start``, ``start + 1``, ... to the float32 or float64 array ``out``, on one thread.

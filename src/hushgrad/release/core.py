@@ -20,14 +20,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hushgrad._universal import Seen
 from hushgrad.clipping import Capture, ClippedSum
 from hushgrad.clipping.adaptive import Adaptive, AdaptiveThere
 from hushgrad.clipping.clipper import Clipper
@@ -42,7 +40,7 @@ from hushgrad.release.witness import Witness
 if TYPE_CHECKING:
     from hushgrad.train.plan import Plan
 
-__all__ = ["Noised", "Release", "require_contributions"]
+__all__ = ["Noised", "Release", "other_examples"]
 
 
 class Noised(NamedTuple):
@@ -63,10 +61,11 @@ class Release:
     noise is written first and the rows are added to it, so that no table of zeros is made.
     """
 
-    def __init__(self, plan: Plan, placement: Whole, key: RunKey) -> None:
+    def __init__(self, plan: Plan, placement: Whole, key: RunKey, *, witnessed: bool = False) -> None:
         self._plan, self.placement = plan, placement
         self.lazy: frozenset[str] = frozenset()  # tables whose noise is added where they are read, not here
-        self.witnesses = False  # somebody will ask for a digest of what is released
+        # Whether somebody will ask for a digest of what is released, and that is hashed as soon as it has its noise.
+        self._hashes = witnessed and placement.finishes
         self.noted: Callable[[], bytes] | None = None  # of what else was released since the last step
         self._first: list[str] | None = None  # sums whose noise is drawn first, as soon as it is known which
         self._filter_state: dict[str, Any] = {}
@@ -78,7 +77,7 @@ class Release:
         self._key, self.source = key, Source(key=key.secret, secure=self._plan.secure, cipher=self._plan.drawn_by)
         self.stream = self.placement.streamed(self._plan.noise.stream(self.source, steps=self._plan.steps))
         self._witness = Witness(key.witness)
-        self._seen: Seen | None = None  # what was hashed when its noise was added
+        self.source.hashed = self._witness.hashed if self._hashes else None
         self._ahead = False
 
     def use_clip(self, clip: Clipper) -> None:
@@ -87,6 +86,7 @@ class Release:
         adaptive = clip.options if isinstance(clip, AdaptiveThere) else clip
         if isinstance(adaptive, Adaptive):
             multiplier = adaptive.gradient_noise(multiplier)  # the rest of the budget goes to the count
+        self._adapts = isinstance(adaptive, Adaptive)
         self.live_clip, self.clip_norm = clip, clip.sensitivity(Relation.ADD_REMOVE)
         self._scale = multiplier * self.clip_norm / self._plan.batch_size
 
@@ -130,11 +130,15 @@ class Release:
             self._first = self._early(capture.scattered)
         begun: dict[str, Tensor] = {}
         if self._first:
-            require_contributions(step, capture.check(), contributions)  # a step is refused before its noise is drawn
+            captured = capture.check()
+            if contributions is not None and captured != contributions:  # a step is refused before its noise is drawn
+                raise other_examples(step, captured, contributions)
             self.begin(step)
             begun = self._fresh(step, self._first)
         clipped = capture.collect(self.live_clip, out=begun, scale=1.0 / self._plan.batch_size)
-        require_contributions(step, clipped.raw_norms.shape[0], contributions)
+        captured = clipped.raw_norms.shape[0]
+        if contributions is not None and captured != contributions:
+            raise other_examples(step, captured, contributions)
         if not self._first:
             self.begin(step)
         norms = clipped.raw_norms if clipped.fixed_norms is None or self.placement.waited_for else clipped.fixed_norms
@@ -163,15 +167,16 @@ class Release:
             raise CaptureError("The clipped sum was not added to its noise: a defect of the capture. Nothing was released.")
         rows = {name: sums[name] for name in self.lazy} if self.lazy else {}
         std = self._scale  # of this step, before an adaptive clip norm moves on
+        self.source.seen = None  # of a row that was drawn and not released
         buffers = self._rounded(step, sums) if self._plan.certified and not begun else self._noised(step, sums, begun)
-        moved = self._moved_clip(step, norms)
+        moved = self._moved_clip(step, norms) if self._adapts else None
         return Noised(step, buffers, norms, moved, std, rows)
 
     def witness(self, noised: Noised) -> bytes:
         """A digest of all that the step will release: its sums with their noise, and where the clip norm moves to."""
         moved = noised.moved.fetched if isinstance(noised.moved, AdaptiveThere) else noised.moved
         more = (b"" if self.noted is None else self.noted()) + (b"" if moved is None else struct.pack("<d", moved.max_grad_norm))
-        seen, self._seen = self._seen, None
+        seen, self.source.seen = self.source.seen, None
         covered = {**noised.raw_rows, **noised.sums} if noised.raw_rows else noised.sums
         return self._witness.of(covered, noised.norms, more, seen)
 
@@ -194,10 +199,7 @@ class Release:
         if begun or self.lazy:
             rest = {name: total for name, total in sums.items() if name not in begun and name not in self.lazy}
             buffers = {name: begun.get(name, total) for name, total in sums.items() if name not in self.lazy}
-        if self.witnesses and self.placement.finishes:
-            self._seen = self.source.seen(self._witness.hashed, partial(self._add, step, rest))
-        else:
-            self._add(step, rest)
+        self._add(step, rest)
         self.placement.add_up(buffers)
         return buffers
 
@@ -250,11 +252,10 @@ class Release:
         with torch.no_grad():
             return self.placement.denoised(plan.denoise, noised.sums, info, self._filter_state)
 
-    def _moved_clip(self, step: int, norms: Tensor) -> Adaptive | AdaptiveThere | None:
-        """What an adaptive clip norm moves to: it follows how many norms lie below it, with noise of its own. None for a fixed one."""
+    def _moved_clip(self, step: int, norms: Tensor) -> Adaptive | AdaptiveThere:
+        """What an adaptive clip norm moves to: it follows how many norms lie below it, with noise of its own."""
         clip = self.live_clip
-        if not isinstance(clip, (Adaptive, AdaptiveThere)):
-            return None
+        assert isinstance(clip, (Adaptive, AdaptiveThere))
         options, norm = (clip.options, clip.norm) if isinstance(clip, AdaptiveThere) else (clip, None)
         index = len(self.placement.params)  # that no tensor has
 
@@ -289,10 +290,9 @@ class Release:
             self._fresh(step, [name for name in self.placement.params if name not in self.lazy])
 
 
-def require_contributions(step: int, captured: int, contributions: int | None) -> None:
-    """Raise CaptureError for a step whose passes were over other examples than its batch has."""
-    if contributions is not None and captured != contributions:
-        raise CaptureError(
-            f"The batch of step {step} has {contributions} contributions, but {captured} were captured. Run each "
-            "example forward and backward exactly once per step; cut a batch with batch.split(size)."
-        )
+def other_examples(step: int, captured: int, contributions: int) -> CaptureError:
+    """What is said of a step whose passes were over other examples than its batch has."""
+    return CaptureError(
+        f"The batch of step {step} has {contributions} contributions, but {captured} were captured. Run each "
+        "example forward and backward exactly once per step; cut a batch with batch.split(size)."
+    )

@@ -215,7 +215,7 @@ class Journal(Shown):
         """
         self._next(ord("r"), step.to_bytes(8, "little") + witness)
 
-    def whole(self) -> Journal:
+    def __enter__(self) -> None:
         """Inside, something is entered here and done: both, or neither, or a run with a folder goes on from its last save.
 
         Half of it may stay where somebody interrupts a program (Ctrl-C) that then goes on: the step would be taken again, on other
@@ -226,9 +226,6 @@ class Journal(Shown):
         """
         if os.getpid() != self._process:
             raise _forked()
-        return self
-
-    def __enter__(self) -> None:  # a generator would take longer than all that it does
         if self._half:
             raise ArgumentError(
                 "Expected a run that was not interrupted while it entered a release into its journal. Nothing was released since; call "
@@ -258,21 +255,22 @@ class Journal(Shown):
             raise ArgumentError("Expected a run that is attached: this one's journal is closed.")
         if os.getpid() != self._process:
             raise _forked()
-        if self._owner is not None:
-            self._owner.require()
+        if self._owner is not None and not self._owner.held:
+            raise self._owner.taken_over()
 
     def _next(self, kind: int, content: bytes) -> None:
         self._require_open()
         chain, recorded = self._digest(kind, content), self._recorded
+        entry = kind, chain[:SHORT]
         if self.position < len(recorded):
-            if recorded[self.position] != (kind, chain[:SHORT]):
+            if recorded[self.position] != entry:
                 raise ArgumentError(
                     f"Expected release {self.position} to be repeated as it was; it came out differently (other data, learning rate, "
                     f"augmentation, code or machine), and two values under one noise give the sums away. Nothing was released. {WAYS_ON}"
                 )
         elif self._frames is not None:
-            self._frames.append(kind, chain[:SHORT])
-            recorded.append((kind, chain[:SHORT]))
+            self._frames.append(*entry)
+            recorded.append(entry)
         self.chain = chain
         self.position += 1
 

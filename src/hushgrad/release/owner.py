@@ -111,10 +111,14 @@ class Owner:
             ArgumentError: where another owner has taken over.
         """
         if not self.held:
-            raise ArgumentError(
-                f"Expected to own {str(self._path.parent)!r}: another run has taken it over, and a step here would release its noise "
-                "a second time. Nothing was released; go on with the other one."
-            )
+            raise self.taken_over()
+
+    def taken_over(self) -> ArgumentError:
+        """What is said to an owner that is none any more."""
+        return ArgumentError(
+            f"Expected to own {str(self._path.parent)!r}: another run has taken it over, and a step here would release its noise "
+            "a second time. Nothing was released; go on with the other one."
+        )
 
     def release(self) -> None:
         """Let the folder go; nothing of the lock is left behind. A process that was forked has only a copy to let go."""

@@ -43,28 +43,24 @@ class Witness:
             more: whatever else was released.
             seen: hashes that were made when the noise was added; of whatever is not among them they are made now.
         """
-        size = norms.numel().to_bytes(8, "little")
-        known = None if seen is None or not norms.is_cpu else seen.all_of(released.values())
-        if known is not None:
-            return _digest(size + known[0], norms, known[1], more)
+        norms = norms if norms.is_contiguous() else norms.contiguous()
+        here = norms.is_cpu
+        known = seen.all_of(released.values()) if here and seen is not None else None
+        sizes, hashes = known or self._hashed(released, None if here else norms, seen)
+        # By its address, in a fraction of the time that an array of numpy takes; of a device they are among the hashes.
+        numbers = (ctypes.c_char * norms.nbytes).from_address(norms.data_ptr()) if here else b""
+        content = b"".join((norms.numel().to_bytes(8, "little"), sizes, numbers, hashes, more))
+        return hashlib.blake2b(content, digest_size=32).digest()
+
+    def _hashed(self, released: Mapping[str, Tensor], norms: Tensor | None, seen: Seen | None) -> tuple[bytes, bytes]:
+        """Sizes and hashes of all that is released, and of the norms on a device: one by one, where some were not seen."""
         parts = [part for tensor in released.values() for part in _parts(tensor)]
-        if not norms.is_cpu:
-            parts.append(norms.detach().contiguous())
+        if norms is not None:
+            parts.append(norms.detach())
         some = [None if seen is None else seen.of(part) for part in parts]
         rest = self.hashed.of([part for part, hashes in zip(parts, some, strict=True) if hashes is None])
-        sizes = size + array("q", map(Tensor.numel, parts)).tobytes()
-        return _digest(sizes, norms, b"".join(next(rest).tobytes() if hashes is None else hashes for hashes in some), more)
-
-
-def _digest(sizes: bytes, norms: Tensor, hashes: bytes | bytearray, more: bytes) -> bytes:
-    norms = norms if norms.is_contiguous() else norms.contiguous()
-    numbers = _memory(norms) if norms.is_cpu else b""  # of a device they are among the hashes
-    return hashlib.blake2b(b"".join((sizes, numbers, hashes, more)), digest_size=32).digest()
-
-
-def _memory(tensor: Tensor) -> ctypes.Array[ctypes.c_char]:
-    """The bytes of a tensor in main memory, which it holds: by its address, in a fraction of the time that an array of numpy takes."""
-    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+        hashed = b"".join(next(rest).tobytes() if hashes is None else hashes for hashes in some)
+        return array("q", map(Tensor.numel, parts)).tobytes(), hashed
 
 
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:

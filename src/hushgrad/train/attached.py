@@ -90,8 +90,7 @@ class Attached(Saving):
             check_isolation=check_isolation,
             fixed=None if plan.pad_to is None else -(-plan.pad_to // self._world.size),
         )
-        self._release = Release(plan, self.placement, self._key)
-        self._release.witnesses = True
+        self._release = Release(plan, self.placement, self._key, witnessed=True)
         if plan.denoise is not None and plan.denoise.rescales:
             self._capture.scales = self._release.scales
         self._averaged = None if plan.average is None else Averaged(plan.average, self._params, plan.steps)
@@ -152,7 +151,7 @@ class Attached(Saving):
             lambda: self._release.source,
             in_step=self._in_step,
             before=lambda: self._journal.read_all(self.steps),
-            whole=lambda: self._journal.whole(),
+            whole=lambda: self._journal,
         )
         self._release.lazy, self._release.noted = self._capture.by_rows, self._lazy.noted
         self._guard.released.moves = True

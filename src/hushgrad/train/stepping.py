@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from hushgrad.clipping import Capture
 from hushgrad.clipping.rejected import Rejected
 from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
-from hushgrad.release.core import Noised, Release, require_contributions
+from hushgrad.release.core import Noised, Release, other_examples
 from hushgrad.release.journal import Journal
 from hushgrad.release.later import Later
 from hushgrad.release.lazy import LazyTables
@@ -218,8 +218,9 @@ class Stepping:
 
     def _check_captured(self) -> None:
         """Of several processes: one that would refuse must do so before any sends. Alone, the release asks this itself."""
-        contributions = None if self._issued is None else self._issued.contributions
-        require_contributions(self._books.taken, self._capture.check(), contributions)
+        captured = self._capture.check()
+        if self._issued is not None and captured != self._issued.contributions:
+            raise other_examples(self._books.taken, captured, self._issued.contributions)
 
     def _release_gradient(self, step: int) -> None:
         contributions = None if self._issued is None else self._issued.contributions
@@ -243,7 +244,7 @@ class Stepping:
         records = None if issued is None or book is None else issued.records
         later = not self.placement.waited_for and not self._journal.durable
         witness = None if later else self._release.witness(noised)
-        with self._journal.whole():
+        with self._journal:
             with self._together():
                 if step != self._books.taken:
                     raise CaptureError(f"Step {step} was taken by another thread meanwhile; nothing of this one was released.")

@@ -213,23 +213,6 @@ static size_t some_words(const address *at, uint64_t start, size_t n, size_t mos
             here.index = table[0];                                                                                        \
             hushgrad_draw_##suffix(&here, table[1], scale, add, (real *)(uintptr_t)table[3], table[2]);                   \
         }                                                                                                                 \
-    }                                                                                                                     \
-                                                                                                                          \
-    void hushgrad_draw_seen_##suffix(const uint64_t *table, size_t count, real scale) {                                   \
-        const size_t block = 4 * WITNESS_WORDS / sizeof(real), most = WITNESS_BLOCKS * block;                             \
-        address here = {(const uint8_t *)(uintptr_t)table[0], table[1], table[2], 0};                                     \
-        const uint32_t *key = (const uint32_t *)(uintptr_t)table[4];                                                      \
-        while (count--) {                                                                                                 \
-            table += 5;                                                                                                   \
-            here.index = table[0];                                                                                        \
-            real *out = (real *)(uintptr_t)table[3];                                                                      \
-            uint64_t *hashes = (uint64_t *)(uintptr_t)table[4];                                                           \
-            for (size_t begin = 0, n = table[2], m; begin < n; begin += m, hashes += WITNESS_BLOCKS) {                    \
-                m = n - begin < most ? n - begin : most;                                                                  \
-                hushgrad_draw_##suffix(&here, table[1] + begin, scale, 1, out + begin, m);                                \
-                hushgrad_witness((const unsigned char *)(out + begin), m * sizeof(real), key, hashes);                    \
-            }                                                                                                             \
-        }                                                                                                                 \
     }
 
 DRAW(f32, float)
@@ -246,4 +229,39 @@ void hushgrad_draw_f32(const address *at, uint64_t start, float scale, int add, 
 void hushgrad_draw_f64(const address *at, uint64_t start, double scale, int add, double *out, size_t n) {
     for (size_t count; n; start += count, out += count, n -= count) count = draw_some_f64(at, start, scale, add, out, n, FEW);
 }
+
+/* As many of n numbers as are whole blocks of hashes and can be drawn and hashed at once; how many that were, maybe none. */
+static size_t hashed_f32(const address *at, uint64_t start, const row *to, size_t n) {
+    const size_t groups = start % GROUP ? 0 : n / WITNESS_WORDS * (WITNESS_WORDS / GROUP);
+    if (!can_stay(at) || !groups) return 0;
+    (at->cipher == 4 ? in_registers_hashed_4 : at->cipher == 2 ? in_registers_hashed_2 : in_registers_hashed_1)(
+        at->round_keys, high_half(at), low_half(at, start), to, groups);
+    return groups * GROUP;
+}
+
+/* Numbers to sums, and the hashes of what is there then: those that are not hashed at once, WITNESS_BLOCKS at a time. */
+#define SEEN(suffix, real, AT_ONCE)                                                                                       \
+    static void seen_##suffix(const address *at, uint64_t start, real scale, real *out, size_t n, const uint32_t *key,    \
+                              uint64_t *hashes) {                                                                         \
+        const size_t block = 4 * WITNESS_WORDS / sizeof(real), most = WITNESS_BLOCKS * block;                             \
+        for (size_t begin = AT_ONCE, m; begin < n; begin += m) {                                                          \
+            m = n - begin < most ? n - begin : most;                                                                      \
+            hushgrad_draw_##suffix(at, start + begin, scale, 1, out + begin, m);                                          \
+            hushgrad_witness((const unsigned char *)(out + begin), m * sizeof(real), key, hashes + begin / block);        \
+        }                                                                                                                 \
+    }                                                                                                                     \
+                                                                                                                          \
+    void hushgrad_draw_seen_##suffix(const uint64_t *table, size_t count, real scale) {                                   \
+        address here = {(const uint8_t *)(uintptr_t)table[0], table[1], table[2], 0};                                     \
+        const uint32_t *key = (const uint32_t *)(uintptr_t)table[4];                                                      \
+        while (count--) {                                                                                                 \
+            table += 5;                                                                                                   \
+            here.index = table[0];                                                                                        \
+            seen_##suffix(&here, table[1], scale, (real *)(uintptr_t)table[3], table[2], key,                             \
+                          (uint64_t *)(uintptr_t)table[4]);                                                               \
+        }                                                                                                                 \
+    }
+
+SEEN(f32, float, hashed_f32(at, start, &(row){.out = out, .scale = scale, .key = key, .hashes = hashes}, n))
+SEEN(f64, double, 0)
 #endif

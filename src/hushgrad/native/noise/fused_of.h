@@ -10,6 +10,8 @@ typedef float NAME(loose) __attribute__((vector_size(BYTES), aligned(4), may_ali
 typedef int32_t NAME(ints) __attribute__((vector_size(BYTES)));
 typedef uint32_t NAME(naturals) __attribute__((vector_size(BYTES)));
 typedef long long NAME(counters) __attribute__((vector_size(BYTES))); /* two for each block, the lower half second */
+typedef uint32_t NAME(keys) __attribute__((vector_size(BYTES), aligned(4), may_alias));
+typedef uint64_t NAME(sums) __attribute__((vector_size(BYTES)));
 #define REALS NAME(reals)
 #define INTS NAME(ints)
 #define COUNTERS NAME(counters)
@@ -22,6 +24,7 @@ typedef long long NAME(counters) __attribute__((vector_size(BYTES))); /* two for
 #define IN_TURN (COUNTERS){0, 0, 0, 1, 0, 2, 0, 3}
 #define LOWER(n) (COUNTERS) _mm512_maskz_set1_epi64(0xAA, n)
 #define ROOT(x) (REALS) _mm512_sqrt_ps((__m512)(x))
+#define PRODUCTS(a, b) (NAME(sums)) _mm512_mul_epu32((__m512i)(a), (__m512i)(b))
 #define SWAP_BIT _mm512_set1_epi32(1 << 30)
 #define IF_SWAPPED(t, x, y) (REALS) _mm512_mask_mov_ps((__m512)(y), _mm512_test_epi32_mask((__m512i)(t), SWAP_BIT), (__m512)(x))
 #else
@@ -29,6 +32,7 @@ typedef long long NAME(counters) __attribute__((vector_size(BYTES))); /* two for
 #define IN_TURN (COUNTERS){0, 0, 0, 1}
 #define LOWER(n) (COUNTERS) _mm256_blend_epi32(_mm256_setzero_si256(), _mm256_set1_epi64x(n), 0xCC)
 #define ROOT(x) (REALS) _mm256_sqrt_ps((__m256)(x))
+#define PRODUCTS(a, b) (NAME(sums)) _mm256_mul_epu32((__m256i)(a), (__m256i)(b))
 #define IF_NEGATIVE(a, x, y) (REALS) _mm256_blendv_ps((__m256)(y), (__m256)(x), (__m256)(a))
 #define IF_SWAPPED(t, x, y) IF_NEGATIVE((t) << 1, x, y)
 #endif
@@ -124,14 +128,30 @@ TARGET INLINE void NAME(finish)(REALS x, const row *to, size_t i, const int add,
 #undef BUFFER
 }
 
+/* What the words of a group add to their block's hash: nh of witness_of.h. */
+TARGET INLINE NAME(sums) NAME(hashed)(const float *out, const uint32_t *key) {
+    NAME(sums) sum = {0};
+#define WORDS(at) ((NAME(sums))(*(const NAME(keys) *)(out + (at)) + *(const NAME(keys) *)(key + (at))))
+    for (int i = 0; i < GROUP; i += 2 * WITNESS_LANES) {
+        _Pragma("GCC unroll 2") for (int j = i; j < i + WITNESS_LANES; j += LANES) {
+            const NAME(sums) a = WORDS(j), b = WORDS(j + WITNESS_LANES);
+            sum += PRODUCTS(a, b) + PRODUCTS(a >> 32, b >> 32);
+        }
+    }
+#undef WORDS
+    return sum;
+}
+
+/* With hashed, groups that make whole blocks are hashed one by one, from the first-level cache, while the cipher works on the next. */
 TARGET INLINE void NAME(in_registers)(const uint8_t *round_keys, uint64_t high, uint64_t low, const row *to, size_t groups,
-                                      const int add, const int buffers) {
+                                      const int add, const int buffers, const int hashed) {
     NAME(key) key[ROUNDS + 1];
     const COUNTERS base = BLOCKS_OF((long long)high, (long long)low) + IN_TURN;
     for (int r = 0; r <= ROUNDS; r++) key[r] = KEY(round_keys + 16 * r);
     NAME(words) w = NAME(input)(key, base, 0);
     for (int r = 1; r < ROUNDS; r++) NAME(cipher_round)(&w, key[r]);
     const row here = *to; /* a copy: no store can change it */
+    NAME(sums) hash = {0};
     for (size_t q = 0; q < TURNS * groups; q++) {
         REALS x[VECTORS], y[VECTORS];
         NAME(words) next = NAME(input)(key, base, q + 1);
@@ -144,13 +164,21 @@ TARGET INLINE void NAME(in_registers)(const uint8_t *round_keys, uint64_t high, 
         EACH NAME(finish)(x[j], &here, i + LANES * j, add, buffers);
         EACH NAME(finish)(y[j], &here, i + PAIRS + LANES * j, add, buffers);
         w = next;
+        if (!hashed || (q + 1) % TURNS) continue;
+        const size_t first = q / TURNS * GROUP;
+        hash += NAME(hashed)(here.out + first, here.key + first % WITNESS_WORDS);
+        if ((q + 1) % (TURNS * WITNESS_WORDS / GROUP)) continue;
+        uint64_t total = 0;
+        for (int j = 0; j < BYTES / 8; j++) total += hash[j];
+        here.hashes[first / WITNESS_WORDS] = total;
+        hash = (NAME(sums)){0};
     }
 }
 
 #define FIXED(add, buffers)                                                                                               \
     TARGET static void NAME(in_registers_##add##buffers)(const uint8_t *round_keys, uint64_t high, uint64_t low, const row *to, \
                                                          size_t groups) {                                                 \
-        NAME(in_registers)(round_keys, high, low, to, groups, add, buffers);                                              \
+        NAME(in_registers)(round_keys, high, low, to, groups, add, buffers, 0);                                           \
     }
 #define FIXED_5(add) FIXED(add, 0) FIXED(add, 1) FIXED(add, 2) FIXED(add, 3) FIXED(add, 4)
 FIXED_5(0)
@@ -158,6 +186,9 @@ FIXED_5(1)
 #undef FIXED
 #define FIXED(add, buffers) NAME(in_registers_##add##buffers),
 static fixed *const NAME(ways)[2][5] = {{FIXED_5(0)}, {FIXED_5(1)}};
+TARGET static void NAME(in_registers_hashed)(const uint8_t *round_keys, uint64_t high, uint64_t low, const row *to, size_t groups) {
+    NAME(in_registers)(round_keys, high, low, to, groups, 1, 0, 1);
+}
 
 #undef REALS
 #undef INTS
@@ -169,6 +200,7 @@ static fixed *const NAME(ways)[2][5] = {{FIXED_5(0)}, {FIXED_5(1)}};
 #undef IN_TURN
 #undef LOWER
 #undef ROOT
+#undef PRODUCTS
 #undef SWAP_BIT
 #undef IF_NEGATIVE
 #undef IF_SWAPPED

@@ -12,11 +12,14 @@
 #define COS32_SERIES {1.0f, -0.30842513f, 0.015854325f, -0.0003259386f, 3.5297971e-06f}
 
 #if CIPHER
-/* Where numbers go: out, by way of the buffers of a recursion if there are any, buffer j at state + j * stride. */
+/* Where numbers go: out, by way of the buffers of a recursion if there are any, buffer j at state + j * stride; and the hashes of what
+ * is there then, under a key of witness's, if they are asked for. */
 typedef struct {
     float *out, scale, *state;
     size_t stride;
     float decay[4], weight[4];
+    const uint32_t *key;
+    uint64_t *hashes;
 } row;
 
 /* Draw as many of n numbers as possible without a detour through memory, and say how many that were; maybe none. */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, final
 
 import numpy as np
@@ -18,6 +19,7 @@ from hushgrad.noise._kernel.values import DOUBLE, LIMIT, SINGLE, BufferedRow, Pi
 from hushgrad.noise._keystream import BLOCKS, INDICES, STEPS, KeyStream, check_address
 from hushgrad.noise._memory import aligned
 
+_target = attrgetter("target")
 _BLOCK = 4 * _abi.WITNESS_WORDS  # bytes of a hash
 _NUMBERS = BLOCKS // BLOCKS_OF_GROUP * _transform.GROUP  # of a tensor: for more, the counter has no room
 _SUFFIXES = ((np.dtype(np.float32), "f32"), (np.dtype(np.float64), "f64"))
@@ -104,7 +106,7 @@ class CKernel(Kernel):
         kind = pieces[0].target.dtype
         itemsize, last, end = kind.itemsize, 0, 0
         table = [*head] if seen is None else [*head, seen.hashed.place]
-        places = None if seen is None else iter(seen.places([piece.target for piece in pieces]))
+        places = None if seen is None else iter(seen.places([*map(_target, pieces)]))
         for which, start, target, low, size in pieces:
             if target.dtype is not kind:
                 return None

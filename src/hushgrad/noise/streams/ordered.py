@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
+from operator import attrgetter, is_
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -24,6 +25,7 @@ from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.devices import DeviceKernel, Target, Turn, kernel_for
 from hushgrad.noise.source import Source, delivered, pieces_of
 
+_target = attrgetter("target")
 
 @dataclass
 class Lane:
@@ -140,6 +142,8 @@ class OrderedStream(NoiseStream):
         self._advance_all(step, lanes, pieces, scale, out is None)
         for lane in lanes:
             lane.interrupted, lane.next = False, step + 1
+        if out is not None and all(map(is_, map(_target, pieces), out)):
+            return list(out)
         return delivered(pieces, likes, out, exact=self._source.secure)
 
     # On a device -------------------------------------------------------------------------------------------------------
