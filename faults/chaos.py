@@ -25,6 +25,7 @@ from typing import Any
 import command
 import identity
 import lives
+import searches
 from table import Row, Trial
 
 from hushgrad.budget import Ledger
@@ -253,7 +254,7 @@ def _command(folder: Path, *words: str) -> tuple[int, int]:
     return lives.fork(task)
 
 
-for _name, _function in identity.FAULTS:
+for _name, _function in (*identity.FAULTS, *searches.FAULTS):
     fault(_name)(_function)
 
 

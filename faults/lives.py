@@ -65,8 +65,8 @@ def train(
     file ``releases`` beside the directory before the optimizer has it.
     """
     if kill_at is not None:
-        _die_at(kill_at)
-    data, model, optimizer = _parts(lazy=plan == "lazy", start=start)
+        die_at(kill_at)
+    data, model, optimizer = parts(lazy=plan == "lazy", start=start)
     if changed == "record":
         data.tensors[0][7] += 1
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
@@ -129,7 +129,7 @@ def rows_released_twice(folder: str | Path) -> int:
     return sum(len(found) > 1 for found in results.values())
 
 
-def _parts(*, lazy: bool, start: int = 0) -> tuple[TensorDataset, nn.Module, torch.optim.Optimizer]:
+def parts(*, lazy: bool, start: int = 0) -> tuple[TensorDataset, nn.Module, torch.optim.Optimizer]:
     """Data, model and optimizer: words in a table of which few rows are read at a time, or numbers."""
     torch.manual_seed(0)
     inputs = torch.randint(200, (64, 4)) if lazy else torch.randn(64, 6)
@@ -150,7 +150,7 @@ def _hash(model: nn.Module) -> str:
     return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 
 
-def _die_at(call: int) -> None:
+def die_at(call: int) -> None:
     """From now on the process counts its touches of the disk, and dies just before the given one or in the middle of it."""
     calls = 0
 
