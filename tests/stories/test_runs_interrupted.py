@@ -160,7 +160,7 @@ def test_a_state_without_a_journal_is_vouched_for():
 def test_of_two_threads_in_one_step_one_releases_it(tmp_path, monkeypatch, durable):
     rows = collections.defaultdict(set)
     life = Life(tmp_path if durable else None, rows).to(2)
-    original, begun = Release._moved_clip, []
+    original, begun = Release.witness, []
 
     def meanwhile(self, *arguments):
         if not begun:
@@ -170,7 +170,7 @@ def test_of_two_threads_in_one_step_one_releases_it(tmp_path, monkeypatch, durab
             other.join()
         return original(self, *arguments)
 
-    monkeypatch.setattr(Release, "_moved_clip", meanwhile)
+    monkeypatch.setattr(Release, "witness", meanwhile)
     with pytest.raises(CaptureError, match="another thread"):
         life.one()
     assert life.private.steps == 3 and all(len(values) == 1 for values in rows.values())
