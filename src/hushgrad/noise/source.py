@@ -69,7 +69,7 @@ class Source:
         self.reproducible, self.secure, self.cipher = seed is not None, secure, require_cipher(cipher, secure=secure)
         master = _master(key, seed)
         self._stream = ChaChaStream(master, b"hushgrad chacha") if cipher == "chacha20" else KeyStream(master, b"hushgrad noise")
-        self.hashed: UniversalHash | None = None  # whoever looks at what rows are added to: set once, by who keeps a journal of it
+        self.hashed: UniversalHash | None = None  # whoever looks at what rows are added to: set once
         self.seen: Seen | None = None  # the hashes of what the last row was added to, as draw left it
         self._grid: SecureNoise | None = None
         if secure:

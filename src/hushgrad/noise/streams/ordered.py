@@ -27,6 +27,7 @@ from hushgrad.noise.source import Source, delivered, pieces_of
 
 _target = attrgetter("target")
 
+
 @dataclass
 class Lane:
     """The elements [offset, offset + count) of tensor ``index``: their next step and what the stream keeps for them."""
