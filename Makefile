@@ -139,9 +139,9 @@ dist: $(VENV)/.ready  ## build sdist and wheel into dist/, install each into a f
 	$(BIN)/python docs/installed.py dist/*
 	@sha256sum dist/*
 
-# PYTHONS="3.10 3.13" tries these; EXTRAS="serve onnx" these ("all" of them by default; "'without torch'" and "''" for none work, too).
+# PYTHONS="3.10 3.13" tries these; EXTRAS="serve onnx" these ("all" of them by default; "'without torch'" and "''" for none work, too); POSTGRESQL=URL an empty server.
 installs: $(VENV)/.ready  ## try every command of the wheel in dist/ without a compiler, in a fresh environment for each PYTHONS and EXTRAS
-	$(BIN)/python docs/installed.py dist/*.whl $(if $(PYTHONS),--newest --python $(PYTHONS)) --extra $(or $(EXTRAS),all)
+	$(BIN)/python docs/installed.py dist/*.whl $(if $(PYTHONS),--newest --python $(PYTHONS)) --extra $(or $(EXTRAS),all) $(if $(POSTGRESQL),--postgresql $(POSTGRESQL))
 
 vulnerabilities: $(VENV)/.ready  ## compare the pinned versions with the public advisories (needs the network)
 	$(BIN)/uv tool run -q pip-audit --strict --no-deps --disable-pip -r constraints.txt

@@ -43,7 +43,6 @@ x0 = { low = -3.0, high = 3.0, bins = 4 }
 x1 = { low = -3.0, high = 3.0, bins = 4 }
 """
 PICTURE = "P2 8 8 255 " + "7 " * 64  # a portable grey map
-TRY = "import numpy as np, hushgrad; X = np.random.default_rng(0).normal(size=(200, 3)); y = (X[:, 0] > 0).astype(int); "
 
 
 class Call(NamedTuple):
@@ -83,8 +82,8 @@ COMMANDS = (
     Call("hushgrad completion bash"),
     Call("hushgrad reproduce --list"),
 )
-PROGRAMS = {
-    "sklearn": TRY + "hushgrad.estimators.DPLogisticRegression(epsilon=1.0, delta=1e-6, data_norm=4.0).fit(X, y).predict(X)",
+IMPORTS = {
+    "sklearn": "import hushgrad; hushgrad.estimators.DPLogisticRegression(epsilon=1.0, delta=1e-6, data_norm=4.0).fit([[1.0]], [1])",
     "ledger-postgresql": "from hushgrad.budget import Ledger; Ledger('postgresql://me@127.0.0.1:1/x')",
     "hf": "from hushgrad.integrations.huggingface import PrivateTrainer",
     "trl": "from hushgrad.integrations.trl import PrivateSFTTrainer",
@@ -93,7 +92,6 @@ PROGRAMS = {
     "tensorboard": "from hushgrad.train.callbacks import TensorBoard; TensorBoard('logs')",
     "images": "from hushgrad.recipes.images import _opened; _opened('x.pgm')",
 }
-NO_SERVER = "ledger-postgresql"  # answered by a sentence in either case: nobody listens there
 
 
 def extras() -> list[str]:
@@ -170,7 +168,23 @@ def asked(call: Call, extra: str, short: bool) -> bool:
     )
 
 
-def tried(place: Path, extra: str, short: bool) -> list[str]:
+def programs(place: Path, extra: str, folder: Path, environment: dict[str, str], server: str) -> list[str]:
+    """What has no command: the extra is used as its page says, or, in the core, each one that is missing is answered by name."""
+    from uses import SERVER, USES
+
+    found = []
+    used = {**USES, **({"ledger-postgresql": SERVER.format(url=server)} if server else {})}
+    if extra in used:
+        code, _, err = ask([str(place / "bin" / "python"), "-c", used[extra]], folder, environment)
+        found += [f"{extra}: {err.strip()[-300:]}"] if code else []
+    for name, program in IMPORTS.items() if not extra else ():
+        _, _, err = ask([str(place / "bin" / "python"), "-c", program], folder, environment)
+        if f"pip install 'hushgrad[{name}]'" not in err:
+            found.append(f"{name}: not answered by its name: {err.strip()[-300:]}")
+    return found
+
+
+def tried(place: Path, extra: str, short: bool, server: str = "") -> list[str]:
     """Every command in this environment; what was wrong."""
     here = {"torch", "run"} if extra != BARE else set()
     here |= {extra} | ({"report"} if extra == "serve" else set()) | ({"hf"} if extra == "trl" else set())
@@ -186,15 +200,7 @@ def tried(place: Path, extra: str, short: bool) -> list[str]:
             missing = [name for name in needs if name not in here]
             trouble = wrong(ask([str(place / "bin" / "hushgrad"), *line.split()[1:]], Path(folder), environment), missing)
             found += [f"{line}: {trouble}"] if trouble else []
-        for name, program in PROGRAMS.items():
-            if extra == BARE or extra not in ("", name):
-                continue
-            code, _, err = ask([str(place / "bin" / "python"), "-c", program], Path(folder), environment)
-            named = f"pip install 'hushgrad[{name}]'" in err
-            if name in here and name != NO_SERVER:
-                found += [f"{name}: {err.strip()[-300:]}"] if code else []
-            elif name not in here and not named:
-                found.append(f"{name}: not answered by its name: {err.strip()[-300:]}")
+        found += programs(place, extra, Path(folder), environment, server)
     return found
 
 
@@ -213,6 +219,7 @@ def main() -> int:
     parser.add_argument("--extra", nargs="*", default=[""], help=f"'' for none, '{BARE}', names, or 'all' of these")
     parser.add_argument("--newest", action="store_true", help="the newest packages, not those of constraints.txt")
     parser.add_argument("--short", action="store_true", help="leave out what takes long: doctor, audit, tune, export")
+    parser.add_argument("--postgresql", default="", help="the URL of an empty server that the ledger is tried on")
     options = parser.parse_args()
     bounds = [] if options.newest else ["-c", str(ROOT / "constraints.txt")]
     wanted = [*extras()] if options.extra == ["all"] else options.extra
@@ -220,7 +227,11 @@ def main() -> int:
     for python in options.python:
         for file, extra in ((file.resolve(), extra) for file in options.files for extra in wanted):
             trouble = install(place, python, file, extra, bounds)
-            found = [f"not installed: {trouble}"] if trouble else kernels(place) + tried(place, extra, options.short)
+            found = (
+                [f"not installed: {trouble}"]
+                if trouble
+                else kernels(place) + tried(place, extra, options.short, options.postgresql)
+            )
             shutil.rmtree(place, ignore_errors=True)
             table.append(
                 f"| {python} | {file.name} | {extra or 'core'} | {'; '.join(found).replace(chr(10), ' ') or 'every command answers'} |"

@@ -64,6 +64,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+SOURCES = Path(__file__).parents[2] / "src"
+
+
 @pytest.mark.parametrize("lines", [_LIGHT, tuple(f"{name} --help" for name in COMMANDS)], ids=["answers", "help"])
 def test_what_is_arithmetic_answers_without_torch(place, lines):
     text = "\n".join(lines)
@@ -146,6 +149,24 @@ runpy.run_module("hushgrad", run_name="__main__")
     assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
     script = (Path(__file__).parents[2] / "pyproject.toml").read_text().partition("[project.scripts]")[2]
     assert 'hushgrad = "hushgrad.cli:entry"' in script
+
+
+def test_little_is_imported_before_an_interrupt_is_one_word():
+    """Until ``entry`` has begun, Ctrl-C is Python's traceback: what is imported by then takes a few milliseconds."""
+    program = "import sys; from hushgrad.cli import entry; print(*sys.modules)"
+    told = subprocess.run(
+        [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=100, check=True, cwd=SOURCES
+    )
+    assert not set(told.stdout.split()) & {
+        "collections",
+        "contextlib",
+        "enum",
+        "functools",
+        "re",
+        "signal",
+        "threading",
+        "typing",
+    }
 
 
 @pytest.mark.parametrize("heavy", ["torch", "numpy"])

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import io
 import os
+import runpy
 import subprocess
 import sys
 import time
@@ -227,7 +228,9 @@ def test_the_tool_that_tries_installations_asks_every_command_and_believes_no_tr
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     assert {call.line.split()[1] for call in tool.COMMANDS} >= set(COMMANDS)
-    assert set(tool.extras()) >= set(tool.PROGRAMS) | {"report", "onnx", "serve"}
+    by_command = {name for call in tool.COMMANDS for name in call.needs} - {"torch", "run"}
+    by_program = set(runpy.run_path(str(place.with_name("uses.py")))["USES"]) | {"ledger", "ledger-postgresql"}
+    assert set(tool.extras()) == by_command | by_program >= set(tool.IMPORTS)
     one = "hushgrad: ONNX files need onnx. Install it with pip install 'hushgrad[onnx]'.\n"
     assert tool.wrong((0, "done", ""), []) == "" and tool.wrong((2, "", one), ["onnx"]) == ""
     for answer, missing in [

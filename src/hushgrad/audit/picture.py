@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hushgrad.audit.report import AuditReport
 
 from hushgrad._printed import at_least, at_most
+from hushgrad.release.atomic import written
 
 
 def draw(report: AuditReport, path: str | Path) -> None:
@@ -40,4 +41,4 @@ def draw(report: AuditReport, path: str | Path) -> None:
         f"at least {at_least(report.lower_bound, 3)} at {100 * report.confidence:g}% confidence; {report.verdict}",
         fontsize=9,
     )
-    figure.savefig(path)
+    written(path, lambda buffer: figure.savefig(buffer, format=Path(path).suffix[1:] or "png"))

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import _signal as signal  # without the enums of the module around it, see below
 import os
-import signal
-import threading
-from types import FrameType
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
 
 
 def entry() -> int:
-    """What the ``hushgrad`` command calls: from here on an interrupt is one word, while Python is still importing, too."""
+    """What the ``hushgrad`` command calls: from here on an interrupt is one word, while Python is still importing, too.
+
+    Before it Python shows a traceback, so little is imported to get here.
+    """
     os.environ.setdefault("MKL_CBWR", "AUTO")  # MKL is asked before its first product, see hushgrad.clipping.bits
     try:
-        here = threading.current_thread() is threading.main_thread()
+        threading = sys.modules.get("threading")  # where nobody has imported it, this is the only thread
+        here = threading is None or threading.current_thread() is threading.main_thread()
         if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where the caller ignores it
             signal.signal(signal.SIGINT, _interrupt)
         from hushgrad.cli.main import main
 
         return main()
     except KeyboardInterrupt:
-        import sys
-
         print("Interrupted.", file=sys.stderr)
         return 130
 

@@ -31,6 +31,13 @@ def require_place(*files: str | None) -> None:
             raise UsageError(f"Cannot write {file}: it is read-only. Choose another place.")
 
 
+def require_picture(file: str | None) -> None:
+    """That a picture can be written there, in a form that its ending names."""
+    require_place(file)
+    if file and Path(file).suffix[1:].lower() not in ("", "png", "svg", "pdf", "jpg", "jpeg", "webp", "tif", "tiff", "ps", "eps"):
+        raise UsageError(f"A picture is not saved as {Path(file).suffix}: let {file} end in .png, .svg or .pdf.")
+
+
 def require_records(file: str) -> None:
     """That there are records."""
     if not Path(file).exists():

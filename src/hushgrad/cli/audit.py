@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hushgrad._printed import at_least, at_most, reason
 from hushgrad.cli._parser import Parser, UsageError, print_json, table, whole
-from hushgrad.cli._there import require_place
+from hushgrad.cli._there import require_picture
 from hushgrad.cli._waiting import waiting
 from hushgrad.errors import ArgumentError
 
@@ -41,7 +41,7 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Audit; see ``hushgrad audit --help``."""
     options = _parser().parse(words)
-    require_place(options.plot)
+    require_picture(options.plot)
     if options.deep:
         return _deep(options)
     text = _plan_text(Path(options.path))
@@ -61,7 +61,7 @@ def run(words: list[str]) -> int:
         progress=not (options.quiet or options.json),
     ).run()
     if options.plot:
-        _save_plot(report, options)
+        report.plot(options.plot)
     if options.json:
         print_json({**report.summary(), "plan_digest": plan.digest})
     else:
@@ -97,13 +97,6 @@ def _plan_text(path: Path) -> str:
         raise UsageError(
             f"{file} holds no plan that can be read ({reason(error)}). Give the --out of hushgrad train, or a plan.json."
         ) from None
-
-
-def _save_plot(report: AuditReport, options: argparse.Namespace) -> None:
-    try:
-        report.plot(options.plot)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"Cannot save the picture to {options.plot}: {reason(error)}.") from None
 
 
 def _print(report: AuditReport) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hushgrad._printed import at_least, at_most, reason
+from hushgrad._printed import at_least, at_most
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table
 from hushgrad.cli._question import accountant_names, add_description, add_question, event_from
-from hushgrad.cli._there import require_place
+from hushgrad.cli._there import require_picture
 from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
 
@@ -37,7 +38,7 @@ def run(words: list[str]) -> int:
     names = accountant_names(options.accountant)
     with waiting("Accounting"):
         answers = [_ask(event, name, options) for name in names]
-    require_place(options.plot)
+    require_picture(options.plot)
     if options.plot:
         _plot(event, names, options)
     if options.json:
@@ -99,6 +100,7 @@ def _plot(event: Event, names: list[str], options: argparse.Namespace) -> None:
         raise UsageError("--plot needs matplotlib. Install it with pip install 'hushgrad[report]'.") from None
     from hushgrad.accounting import delta_curve, epsilon
     from hushgrad.errors import NoTheorem
+    from hushgrad.release.atomic import written
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
@@ -118,7 +120,4 @@ def _plot(event: Event, names: list[str], options: argparse.Namespace) -> None:
     axes.axhline(options.delta, color="grey", linewidth=0.8, linestyle=":")
     axes.set(xlabel="epsilon", ylabel="delta", yscale="log", ylim=(options.delta / 100, 1.5), title=str(event)[:70])
     axes.legend()
-    try:
-        figure.savefig(options.plot)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"Cannot save the plot to {options.plot}: {reason(error)}.") from None
+    written(options.plot, lambda buffer: figure.savefig(buffer, format=Path(options.plot).suffix[1:] or "png"))

@@ -117,6 +117,13 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has gone: no more to say
         _drop_output()
         return 0
+    except UnicodeEncodeError as error:  # a path or a name that this locale has no bytes for
+        letter = error.object[error.start : error.end]
+        print(
+            f"hushgrad: The locale's encoding, {error.encoding}, has no {letter!a}, which is in a path. Set PYTHONUTF8=1, or rename it.",
+            file=sys.stderr,
+        )
+        return 2
     except OSError as error:  # the disk or the folder, not the program
         where = "" if error.filename is None else f": {str(error.filename)!r}"
         print(f"hushgrad: {error.strerror or error}{where}. Choose a path that can be read and written.", file=sys.stderr)
@@ -128,10 +135,12 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _answer(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        return command(arguments[1])(["--help"])
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
-    if arguments[0] in ("-V", "--version"):
+    if arguments[0] in ("-V", "--version", "version"):
         from hushgrad import __version__
 
         print(f"hushgrad {__version__}")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
-from hushgrad._printed import at_most, reason
+from hushgrad._printed import at_most
 from hushgrad.cli import plan_compute, plan_model
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table, wrapped
 from hushgrad.cli._there import require_place
@@ -122,10 +121,9 @@ def _text(found: Comparison, options: argparse.Namespace) -> str:
 def _save(path: str, plan: dict[str, Any]) -> None:
     import json
 
-    try:
-        Path(path).write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"Cannot save the plan to {path}: {reason(error)}.") from None
+    from hushgrad.release.atomic import written
+
+    written(path, json.dumps(plan, indent=2) + "\n")
 
 
 def _count(text: str) -> int:

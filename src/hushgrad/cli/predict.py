@@ -6,7 +6,6 @@ import argparse
 import csv
 import io
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad.cli._parser import Parser, print_json
@@ -52,7 +51,9 @@ def run(words: list[str]) -> int:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([titles, *lines])
     if options.out:
-        Path(options.out).write_text(text.getvalue(), encoding="utf-8")
+        from hushgrad.release.atomic import written
+
+        written(options.out, text.getvalue())
         print(f"{len(lines)} predictions: {options.out}")
     else:
         sys.stdout.write(text.getvalue())

@@ -34,6 +34,7 @@ def run(words: list[str]) -> int:
     """Release; see ``hushgrad release --help``."""
     options = _parser().parse(words)
     from hushgrad.budget import BrokenChain, Ledger, read_policy
+    from hushgrad.release.atomic import replacing
 
     policy = read_policy(options.policy)
     file = _file(options.model)
@@ -45,7 +46,8 @@ def run(words: list[str]) -> int:
     except BrokenChain as error:
         raise PolicyRefused(f"Not released: the ledger does not verify. {error}") from None
     if options.out:
-        shutil.copyfile(file, options.out)
+        with replacing(Path(options.out), mode=0o666) as new:
+            shutil.copyfile(file, new)
     if options.json:
         print_json(found)
         return 0

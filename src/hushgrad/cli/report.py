@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushgrad import _check
-from hushgrad._printed import reason
 from hushgrad.cli._parser import Parser, UsageError, print_json
 from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
@@ -113,6 +112,7 @@ def _card(options: argparse.Namespace) -> int:
     require_place(options.html, options.markdown, options.citations, options.save)
     with waiting("Making the card"):
         from hushgrad.budget import Ledger, read_policy
+        from hushgrad.release.atomic import written
         from hushgrad.report import privacy_card
 
         ledger = None if options.ledger is None else Ledger(options.ledger)
@@ -121,7 +121,7 @@ def _card(options: argparse.Namespace) -> int:
         makers["save"] = lambda: _saved(card, options.sign, options.by)
         wanted = {kind: vars(options)[kind] for kind in makers if vars(options)[kind]}
         for kind, path in wanted.items():
-            _write(path, makers[kind]())
+            written(path, makers[kind]())
     if options.json:
         print_json(card.to_json())
     elif wanted:
@@ -137,10 +137,3 @@ def _saved(card: Card, key: str | None, by: str) -> str:
     from hushgrad.report.signature import plain, sign
 
     return json.dumps(plain(card.to_json()) if key is None else sign(card, key, by=by), indent=2) + "\n"
-
-
-def _write(path: str, content: str) -> None:
-    try:
-        Path(path).write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"Cannot write {path}: {reason(error)}.") from None

@@ -10,6 +10,7 @@ import torch
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes.predict import Predictor
+from hushgrad.release.atomic import written
 
 
 def export(predictor: Predictor, path: str | Path) -> None:
@@ -31,7 +32,8 @@ def export(predictor: Predictor, path: str | Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own advice about its own classes
         if ending == ".pt2":
-            torch.export.save(torch.export.export(predictor.model, (example,), dynamic_shapes=shapes), path)
+            program = torch.export.export(predictor.model, (example,), dynamic_shapes=shapes)
+            written(path, lambda buffer: torch.export.save(program, buffer))  # into memory: torch ends the process on a full disk
             return
         _onnx(predictor, example, path)
 
@@ -43,14 +45,14 @@ def _onnx(predictor: Predictor, example: torch.Tensor, path: str | Path) -> None
     except ImportError:
         raise ArgumentError("ONNX files need onnx and onnxscript. Install them with pip install 'hushgrad[onnx]'.") from None
     shapes = ({0: torch.export.Dim.DYNAMIC},)
-    torch.onnx.export(
+    program = torch.onnx.export(
         predictor.model,
         (example,),
-        str(path),
         input_names=["inputs"],
         output_names=["scores"],
         dynamic_shapes=shapes,
         dynamo=True,
-        external_data=False,
         verbose=False,
     )
+    assert program is not None  # as dynamo=True promises
+    written(path, lambda buffer: buffer.write(program.model_proto.SerializeToString()))

@@ -15,7 +15,7 @@ from hushgrad import __version__
 from hushgrad.budget.belonging import file_sha256, with_digests
 from hushgrad.budget.folder import reservation_of
 from hushgrad.guarantee import Guarantee, questions
-from hushgrad.release.atomic import replacing
+from hushgrad.release.atomic import written
 from hushgrad.train.plan import Plan
 
 if TYPE_CHECKING:
@@ -43,11 +43,10 @@ def write_report(
         "caveats": doubts,
     }
     texts = {"guarantee.json": _text(guarantee.to_json())} | ({} if tuning is None else {"tuning.json": _text(tuning)})
-    (out / "report.json").write_text(_text(with_digests(out, content, texts)), encoding="utf-8")
-    (out / "report.md").write_text(_markdown(recipe, plan, outcome, guarantee, versions, doubts), encoding="utf-8")
+    written(out / "report.json", _text(with_digests(out, content, texts)))
+    written(out / "report.md", _markdown(recipe, plan, outcome, guarantee, versions, doubts))
     for name, text in texts.items():
-        with replacing(out / name, mode=0o644) as new:
-            new.write_text(text, encoding="utf-8")
+        written(out / name, text)
 
 
 def _text(content: dict[str, Any]) -> str:

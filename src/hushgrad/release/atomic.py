@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import glob
+import io
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 from hushgrad._printed import reason
 from hushgrad.errors import StorageError
 
-__all__ = ["replacing", "sweep"]
+__all__ = ["replacing", "sweep", "written"]
 
 _filling: set[Path] = set()  # by this process: each of its threads has a file of its own
 
@@ -49,14 +50,43 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
             _flush(path.parent)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
-        before = "What was there before is untouched. " if path.exists() else ""
-        remedy = "Make room or choose another folder, then continue."
-        raise StorageError(f"Expected to be able to write {str(path)!r}: {reason(error)}. {before}{remedy}") from None
+        raise _refused(path, error, "What was there before is untouched. " if path.exists() else "") from None
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     finally:
         _filling.discard(temporary)
+
+
+def written(path: str | Path, content: str | Callable[[io.BytesIO], object]) -> None:
+    """A file that a user asked for, with all of this content (text, or what fills a buffer), or as it was.
+
+    What cannot be replaced is filled where it is: a pipe, a device, a link (``/dev/stdout`` is one), a file in a read-only folder.
+
+    Raises:
+        StorageError: if the disk is full, the place is read-only, or something else is in the way.
+    """
+    place, buffer = Path(path), io.BytesIO()
+    if isinstance(content, str):
+        buffer.write(content.encode())
+    else:
+        content(buffer)
+    kept = place.stat().st_mode & 0o777 if place.exists() else None
+    if place.is_symlink() or (kept is not None and not (place.is_file() and os.access(place.absolute().parent, os.W_OK))):
+        try:
+            place.write_bytes(buffer.getvalue())
+        except OSError as error:
+            raise _refused(place, error) from None
+        return
+    with replacing(place, mode=0o666) as new:
+        new.write_bytes(buffer.getvalue())
+        if kept is not None:
+            new.chmod(kept)
+
+
+def _refused(path: Path, error: Exception, before: str = "") -> StorageError:
+    remedy = "Make room or choose another folder, then continue."
+    return StorageError(f"Expected to be able to write {str(path)!r}: {reason(error)}. {before}{remedy}")
 
 
 def sweep(path: Path) -> None:

@@ -19,6 +19,7 @@ from hushgrad.accounting.pld.bounds.compose import Window
 from hushgrad.accounting.pld.profiles.curve import Array, Curve
 from hushgrad.accounting.policy import POLICY
 
+_SUM = np.add.reduce  # np.sum is three times as slow on arrays of this size
 _DECADES = np.geomspace(1e-7, 1.0, POLICY.moment_points)
 _SHARES = 1 / (1 + np.exp(-np.linspace(-16.0, 16.0, POLICY.moment_points)))
 
@@ -40,25 +41,26 @@ class Moments:
     def __call__(self, t: float) -> tuple[float, float, float]:
         """K(t), K'(t), K''(t)."""
         terms, top = self._terms(t)
-        zero = np.sum(terms, axis=1, keepdims=True)
+        zero = _SUM(terms, axis=-1, keepdims=True)
         terms *= self._epsilon
-        one = np.sum(terms, axis=1, keepdims=True)
-        two = np.sum(terms * self._epsilon, axis=1, keepdims=True)
+        one = _SUM(terms, axis=-1, keepdims=True)
+        two = _SUM(terms * self._epsilon, axis=-1, keepdims=True)
         a, b = t * (t + 1), 2 * t + 1
         log, total = _log_sum(a * zero, top)
         first = (b * zero + a * one) / total
         second = np.maximum((2 * zero + 2 * b * one + a * two) / total - first**2, (1e-6 * first) ** 2 + 1e-300)
-        return tuple(float(np.sum(self._times * x)) for x in (log, first, second))  # type: ignore[return-value]
+        return tuple(float(_SUM(self._times * x, axis=None)) for x in (log, first, second))  # type: ignore[return-value]
 
-    def log(self, t: float) -> float:
-        """K(t) alone."""
-        terms, top = self._terms(t)
-        return float(np.sum(self._times * _log_sum(t * (t + 1) * np.sum(terms, axis=1, keepdims=True), top)[0]))
+    def log(self, t: Array) -> Array:
+        """K alone, at several t."""
+        at = t[:, None, None]
+        terms, top = self._terms(at)
+        return np.asarray(_SUM(self._times * _log_sum(at * (at + 1) * _SUM(terms, axis=-1, keepdims=True), top)[0], axis=(1, 2)))
 
-    def _terms(self, t: float) -> tuple[Array, Array]:
+    def _terms(self, t: float | Array) -> tuple[Array, Array]:
         """The weights times e^{t eps} over e^top, where top is the logarithm of the largest of them or of 1."""
         exponent = self._log_weight + t * self._epsilon
-        top = np.maximum(np.max(exponent, axis=1, keepdims=True), 0.0)
+        top = np.maximum(np.maximum.reduce(exponent, axis=-1, keepdims=True), 0.0)
         return np.exp(exponent - top), top
 
 
@@ -165,8 +167,7 @@ def _window(moments: Moments, at: Saddle, t: float, share: float) -> Window:
     exponents = (
         math.sqrt(2 * slack) / at.spread * np.array(POLICY.exponents)
     )  # for a Gaussian the best one is near the first factor
-    above = np.array([moments.log(t + s) for s in exponents])
-    below = np.array([moments.log(-s) for s in exponents])
+    above, below = moments.log(t + exponents), moments.log(-exponents)
     up, high = _least((above + rest) / (t + exponents))
     high = max(high, at.epsilon + 2 * at.spread)
     far, folded = _least((above + rest - (t + exponents) * at.epsilon) / exponents)
