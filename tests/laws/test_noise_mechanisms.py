@@ -179,6 +179,24 @@ def test_planted_defects_are_rejected(planted, message):
 # Sensitivity -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("who", "steps", "promised"),
+    [
+        (Once(), 7, Pattern(7, 1, False)),
+        (Everyone(), 7, Pattern(1, 7, False)),
+        (MinSep(gap=3, times=2), 7, Pattern(3, 2, False)),
+        (MinSep(gap=3, times=9), 7, Pattern(3, 3, False)),
+        (MinSep(gap=9, times=2), 7, Pattern(7, 1, False)),
+        (CyclicPoisson(period=3, rate=0.5), 7, Pattern(3, 3, True)),
+        (BallsInBins(bins=4, epochs=2), 7, Pattern(4, 2, True)),
+        (BallsInBins(bins=4, epochs=3, fresh=True), 12, Pattern(1, 3, False)),
+        (BallsInBins(bins=4, epochs=3, fresh=True), 7, Pattern(1, 2, False)),
+    ],
+)
+def test_what_each_participation_promises(who, steps, promised):
+    assert pattern_of(who, steps) == promised
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     coefficients=st.lists(st.floats(-1, 1), min_size=7, max_size=7),

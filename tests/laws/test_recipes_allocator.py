@@ -23,7 +23,7 @@ print(told, faults() - before)
 
 
 def run(*words: str) -> tuple[str, int]:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=True, timeout=600)
     told, count = done.stdout.split()
     return told, int(count)
 

@@ -17,11 +17,11 @@ class _Wire:
 
     def gathered(self, rank: int, content: bytes) -> list[bytes]:
         self._slots[rank] = content
-        self._barrier.wait(timeout=60)
+        self._barrier.wait(timeout=600)
         all_of_them = list(self._slots)
         if rank == 0:
             self.sent += all_of_them
-        self._barrier.wait(timeout=60)
+        self._barrier.wait(timeout=600)
         return all_of_them
 
 

@@ -98,7 +98,7 @@ def test_the_same_life_as_in_a_file(ledger: Ledger, url: str) -> None:
 def test_four_processes_never_overspend(ledger: Ledger, url: str) -> None:
     words = [sys.executable, "-c", WRITER, url]
     writers = [subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    admitted = sum(int(writer.communicate("go\n", timeout=100)[0]) for writer in writers)
+    admitted = sum(int(writer.communicate("go\n", timeout=600)[0]) for writer in writers)
     assert admitted == 4 and ledger.status("shared").epsilon <= 1.1 and ledger.verify().ok
 
 

@@ -12,8 +12,6 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from hushgrad.accounting import epsilon
 from hushgrad.budget import Ledger
 from hushgrad.events import Compose, PureDP
@@ -83,7 +81,6 @@ def spent(ledger: Ledger) -> float:
     return epsilon(Compose(r.charged for r in ledger.reservations("shared")), delta=1e-6)
 
 
-@pytest.mark.timeout(120)
 def test_eight_writers_of_which_three_are_killed(tmp_path: Path) -> None:
     ledger = ledger_with(tmp_path, 3.0)
     writers = started(WRITER, tmp_path / "shared.db", 8, 12)
@@ -91,7 +88,7 @@ def test_eight_writers_of_which_three_are_killed(tmp_path: Path) -> None:
     for victim in chance.sample(writers, 3):
         time.sleep(chance.uniform(0.02, 0.2))
         os.kill(victim.pid, signal.SIGKILL)
-    codes = [writer.wait(timeout=100) for writer in writers]
+    codes = [writer.wait(timeout=600) for writer in writers]
     for writer in writers:
         assert writer.stdin is not None and writer.stdout is not None
         writer.stdin.close()
@@ -107,7 +104,7 @@ def test_eight_writers_of_which_three_are_killed(tmp_path: Path) -> None:
 def test_two_processes_that_reserve_at_once(tmp_path: Path) -> None:
     ledger = ledger_with(tmp_path, 0.3)  # room for one
     writers = started(WRITER, tmp_path / "shared.db", 2, 1)
-    admitted = sorted(int(writer.communicate(timeout=60)[0]) for writer in writers)
+    admitted = sorted(int(writer.communicate(timeout=600)[0]) for writer in writers)
     assert admitted == [0, 1] and spent(ledger) <= 0.3 and ledger.verify().ok
 
 
@@ -115,7 +112,7 @@ def test_deciding_before_the_lock_is_taken_would_overspend(tmp_path: Path) -> No
     """The planted defect: the tests above can fail."""
     ledger = ledger_with(tmp_path, 0.3)
     for writer in started(CARELESS, tmp_path / "shared.db", 3, 1):
-        writer.communicate(timeout=60)
+        writer.communicate(timeout=600)
     assert spent(ledger) > 0.3 and ledger.verify().ok
 
 

@@ -174,7 +174,6 @@ def test_a_folder_without_its_run_s_journal_proves_nothing(ledger, tmp_path, mon
     assert ledger.settle(booked, out).charged == booked.reserved
 
 
-@pytest.mark.timeout(60)
 def test_a_settlement_that_dies_before_its_row_is_made_again_for_no_less(ledger, tmp_path, monkeypatch) -> None:
     out = tmp_path / "run"
     killed_after(25, recipe(ledger, run={"checkpoint_every": 4}), out, monkeypatch)
@@ -242,7 +241,6 @@ def test_a_run_that_never_began_is_cancelled_and_a_foreign_folder_refused(ledger
     assert ledger.settle(booked, tmp_path / "run").state == "cancelled"
 
 
-@pytest.mark.timeout(120)
 def test_kill_minus_nine_then_settle_but_never_while_it_runs(ledger, tmp_path, capsys) -> None:
     (tmp_path / "r.py").write_text(f"recipe = {TABLES!r}")
     out = tmp_path / "run"

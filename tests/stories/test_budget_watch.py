@@ -62,7 +62,7 @@ def test_the_watch_notes_every_move_until_ctrl_c(tmp_path, ledger):
             spend(ledger)
     finally:
         watcher.send_signal(signal.SIGINT)
-        out, err = watcher.communicate(timeout=60)
+        out, err = watcher.communicate(timeout=600)
     assert watcher.returncode == 0 and err == "Ended.\n" and out.count("is whole") >= 3
 
 

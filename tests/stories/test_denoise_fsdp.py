@@ -30,7 +30,6 @@ KINDS = [
     "chain",
 ]
 INFO = NoiseInfo(std=0.3, step=0, max_grad_norm=1.0)
-pytestmark = pytest.mark.timeout(900)  # several processes on a busy machine
 
 
 @pytest.fixture(scope="module")

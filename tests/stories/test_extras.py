@@ -69,7 +69,7 @@ def test_a_missing_package_is_answered_by_its_extra():
         [sys.executable, "-W", "ignore", "-c", PROGRAM.replace("{codes!r}", repr(wanted))],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
     )
     answers = done.stderr.strip().splitlines()
     assert "NOTHING" not in done.stdout and len(answers) == len(NEEDS), done.stderr

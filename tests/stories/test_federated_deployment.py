@@ -15,7 +15,6 @@ from hushgrad.federated import LocalGrid
 
 
 @pytest.mark.slow  # eight processes, each of which imports torch
-@pytest.mark.timeout(600)
 def test_dpftrl_runs_on_a_deployment_with_tls(tmp_path):
     """Bit for bit what it is in one process; the client that sends garbage counts as zero and is counted."""
     log = deployed(tmp_path, clients=3, seconds=500)

@@ -17,7 +17,6 @@ CLIENTS, ROUNDS = 6, 3
 
 
 @pytest.mark.slow  # starting the engine takes longer than all other tests of the room
-@pytest.mark.timeout(280)
 def test_dpftrl_runs_on_the_simulation_engine(monkeypatch):
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     pytest.importorskip("ray")

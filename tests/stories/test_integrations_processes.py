@@ -23,7 +23,6 @@ IMPORTS = (
 )
 
 PROGRAM = Path(__file__).with_name("integrations_program.py")
-pytestmark = pytest.mark.timeout(900)  # several processes on a busy machine
 
 
 def _same_as_alone(tmp_path: Path, world: int, *, sharded: bool, which: list[str]) -> None:

@@ -146,7 +146,6 @@ assert "twin" in accountant_names("all")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_part_of_each_kind_is_one_file_and_one_import_line(tmp_path):
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))

@@ -134,7 +134,7 @@ def test_commands_need_no_network(tmp_path):
             ["report", str(tmp_path / "run")],
             ["reproduce", "tree", "--quick", "--out", str(tmp_path / "tree")],
         ],
-        timeout=200,
+        timeout=600,
     )
 
 

@@ -181,7 +181,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, how):
     recipe.write_text(QUICK.replace('"logistic"', '"stumbling:net"').replace("steps = 30", "steps = 60"))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "STUMBLE": str(int(how))}
     command = [sys.executable, "-m", "hushgrad.cli.main", "train", str(recipe), "--out", str(out), "--quiet", "--allow-code"]
-    process = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=200)
+    process = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=600)
     assert not (out / "guarantee.json").exists()
     if how == signal.SIGINT:
         assert process.returncode == 130 and f"hushgrad train --out {out} --resume --allow-code" in process.stderr

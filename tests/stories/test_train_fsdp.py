@@ -13,7 +13,6 @@ import torch
 from several_processes import run, start
 
 PROGRAM = Path(__file__).with_name("train_fsdp_program.py")
-pytestmark = pytest.mark.timeout(900)  # several processes on a busy machine
 PLANS = ["independent", "blt", "banded"]
 _start, _run = partial(start, PROGRAM), partial(run, PROGRAM)
 
