@@ -8,10 +8,12 @@ import torch
 
 __all__ = [
     "AGAIN",
+    "BEYOND",
     "CLOCKS",
     "COMPARED",
     "FEW",
     "KEPT",
+    "LARGE",
     "LENGTHS",
     "MANY",
     "MULTIPLE",
@@ -46,6 +48,9 @@ WILD = 1e10
 CLOCKS = (100, 100_000)
 # Of the numbers that a forward compares its tensors with, so many are tried in the place of others' data.
 COMPARED = 8
+# Weights are tried up to such a size; and at what the forward takes from them or compares them with, up to the other: beyond it no training
+# leads.
+LARGE, BEYOND = 2.5, 1e6
 # A number that somebody sets before each pass (a temperature) is compared until so many of its values were proved.
 SCHEDULE = 8
 # At one step in so many, chosen by a generator of its own, the others are replaced and made extreme once more; at one in four of these the

@@ -8,7 +8,7 @@ import torch
 
 from hushgrad.clipping._torch import nodes_made, pop_packing, push_packing
 from hushgrad.clipping.call import Call
-from hushgrad.clipping.proof.course import Course
+from hushgrad.clipping.proof.course import Course, Dispatch
 from hushgrad.clipping.proof.packing import Packing
 from hushgrad.clipping.proof.quiet import Draws
 from hushgrad.clipping.proof.state import Time
@@ -24,8 +24,8 @@ class Pass:
     """One call of the model."""
 
     __slots__ = (
-        "before", "calls", "candidates", "course", "draws", "examples", "fast", "fresh", "inputs", "is_aside", "key", "nodes", "packing",
-        "structure", "times",
+        "before", "calls", "candidates", "course", "dispatch", "draws", "examples", "fast", "fresh", "inputs", "is_aside", "key", "nodes",
+        "packing", "structure", "times",
     )  # fmt: skip
 
     def __init__(self, inputs: Any, examples: int, candidates: list[Structure], key: Any, *, fresh: bool) -> None:
@@ -37,6 +37,7 @@ class Pass:
         self.fast: bool | None = None  # attention's fast path, as it was
         self.nodes = 0
         self.course: Course | None = None
+        self.dispatch: Dispatch | None = None
         self.draws: Draws | None = None  # where it began to draw, of a model that draws from other generators than torch's
         self.times: list[Time] = []  # what the model's clocks said when it began
         self.is_aside = False
@@ -63,12 +64,17 @@ class Pass:
         if watched:
             self.course = Course()
             self.course.__enter__()
+            if self.structure is not None and self.structure.dispatched:
+                self.dispatch = Dispatch()
+                self.dispatch.__enter__()
         self.nodes = nodes_made()
 
     def leave(self) -> None:
         """It has ended, or was interrupted."""
         if self.nodes < 0:
             return
+        if self.dispatch is not None:
+            self.dispatch.__exit__(None, None, None)
         if self.course is not None:
             self.course.__exit__(None, None, None)
         if self.fast is not None:

@@ -120,7 +120,7 @@ class Root:
         made = nodes_made() - here.nodes
         here.leave()
         if output is not None and self._trials.runs is not None and here.course is not None:
-            self._trials.courses.append(here.course)
+            self._trials.heard(here.course)
         if here.is_aside:
             return
         self._tape.calls = here.before
@@ -260,10 +260,8 @@ class Root:
         if structure is faint:
             return structure
         self._attributes.proved()
-        self.known.add(
-            self._key(map(data_of, leaves(inputs))), structure, of_one=B == 1
-        )  # what counts passes was found out by the proof
-        return structure
+        key = self._key(map(data_of, leaves(inputs)))  # what counts passes was found out by the proof
+        return self.known.add(key, structure, of_one=B == 1)
 
     @contextmanager
     def _kept(self, *, for_good: bool) -> Iterator[None]:

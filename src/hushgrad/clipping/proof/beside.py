@@ -1,13 +1,18 @@
-"""Tensors and arrays that a model holds beside its parameters: schedules, masks, orders.
+"""Tensors and arrays beside a model's parameters: schedules, masks, orders, in its attributes, in globals, closures, or anywhere else.
 
 Nobody trains them, but a forward computes with them, and somebody may write to them between two passes. One that was 0, or had no 0, or was
-in order, may shut a way that another value opens: a pass is known only together with the kinds of these numbers.
+in order, may shut a way that another value opens: a pass is known only together with the kinds of these numbers. Those of the model's own
+attributes are listed; others are met while a model is proved, and whoever holds them is found then.
 """
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import CellType
 from typing import Any
 
 import numpy as np
@@ -18,10 +23,12 @@ from hushgrad.clipping.proof.course import kinds_of
 
 __all__ = ["Beside"]
 
-_MOST = 4096  # numbers; what is larger is no gate
+_MOST = 1 << 22  # numbers that are looked at after each write
 _FEW = 64  # numbers that are compared: arrays, and writes to ``.data``, do not say that there was one
+_GATE = 4096  # numbers of a frozen parameter; a larger one is no gate
+_SOME = 16  # of a larger tensor's numbers
 
-Place = tuple[Any, Any]  # a list or a dict, and where
+Place = tuple[Any, Any]  # a list, a dict, a cell of a closure or another object, and where; or a weak reference, and None
 
 
 class Beside:
@@ -31,20 +38,31 @@ class Beside:
         self.places: list[Place] = []
         self._seen: list[tuple[Any, Any, Any]] = []  # what is there, a mark of its state, and its kinds
         self._own: set[tuple[int, Any]] = set()  # what the forward itself writes: its memory is tried by the seal
+        self._met: list[Place] = []
 
     def look(self, model: nn.Module, attributes: Iterable[dict[str, Any]]) -> None:
         """List them anew."""
         buffers = ((m._buffers, name) for m in model.modules() for name in m._buffers)
-        self.places = [(d, name) for d, name in (*buffers, *_places(attributes)) if (id(d), name) not in self._own]
+        every = (*buffers, *_places(attributes), *self._met)
+        self.places = [(d, name) for d, name in every if (id(d), name) not in self._own]
         self._seen = [(None, None, None)] * len(self.places)
+
+    def meet(self, model: nn.Module, tensors: list[Tensor]) -> None:
+        """These a forward has computed with: wherever they are, they are watched from then on, and whatever comes into their place."""
+        known = {id(t) for t in (*model.parameters(), *model.buffers(), *map(_value, self.places))}
+        weights = [t for t in tensors if isinstance(t, nn.Parameter) and t.numel() > _GATE]  # of a teacher that is elsewhere
+        known |= set(map(id, weights))
+        tensors[:] = [t for t in tensors if id(t) not in known and not t.requires_grad]
+        if tensors:
+            self._met = [place for place in self._met if place[1] is not None or _value(place) is not None] + _held(tensors)
 
     def kinds(self) -> tuple[Any, ...]:
         """Of each of them."""
         for k, place in enumerate(self.places):
             value = _value(place)
-            mark = _mark(value)
-            if value is not self._seen[k][0] or mark != self._seen[k][1]:
-                self._seen[k] = value, mark, _kinds(value)
+            mark, held = _mark(value), None if place[1] is None else value  # what nobody is known to hold is not held here either
+            if held is not self._seen[k][0] or mark != self._seen[k][1]:
+                self._seen[k] = held, mark, _kinds(value)
         return tuple([kinds for *_, kinds in self._seen])
 
     @contextmanager
@@ -58,9 +76,35 @@ class Beside:
                 self._own.add((id(place[0]), place[1]))
 
 
+def _held(tensors: list[Tensor]) -> list[Place]:
+    """Wherever these are held, but in this list."""
+    ids = {id(t) for t in tensors}
+    found: list[Place] = []
+    for holder in gc.get_referrers(*tensors):
+        if isinstance(holder, (list, tuple, deque)):
+            found += [(holder, k) for k, v in enumerate(holder) if id(v) in ids and holder is not tensors]
+        elif isinstance(holder, CellType):
+            found.append((holder, "cell_contents"))
+        else:
+            inside = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
+            found += [(inside, name) for name, v in inside.items() if id(v) in ids] if isinstance(inside, dict) else []
+            slots = [name for kind in type(holder).__mro__ for name in getattr(kind, "__slots__", ())]
+            found += [(holder, name) for name in slots if id(getattr(holder, name, None)) in ids]
+    there = {id(_value(place)) for place in found}
+    return found + [
+        (weakref.ref(t), None) for t in tensors if id(t) not in there
+    ]  # in a cache of Python's own, or frozen by gc.freeze
+
+
 def _value(place: Place) -> Any:
     held, where = place
-    return held.get(where) if isinstance(held, dict) else held[where] if where < len(held) else None
+    if where is None:
+        return held()
+    if isinstance(held, dict):
+        return held.get(where)
+    if isinstance(where, str):
+        return getattr(held, where, None)
+    return held[where] if where < len(held) else None
 
 
 def _places(attributes: Iterable[dict[str, Any]]) -> Iterator[Place]:
@@ -83,7 +127,8 @@ def _mark(value: Any) -> Any:
         return None
     if value.is_cpu and value.numel() <= _FEW:
         return value.tolist()
-    return None if value.is_inference() else value._version
+    some = value.view(-1)[:: value.numel() // _SOME].tolist() if value.is_cpu and value.is_contiguous() else None
+    return some, None if value.is_inference() else value._version
 
 
 def _kinds(value: Any) -> Any:

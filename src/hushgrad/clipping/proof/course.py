@@ -15,12 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hushgrad.clipping._torch import is_transformed
+from hushgrad.clipping.costs import BEYOND
 
-__all__ = ["Course", "Courses", "after_all", "joined", "kinds_of"]
+__all__ = ["Course", "Courses", "Dispatch", "after_all", "joined", "kinds_of"]
 
-Answer = tuple[int, str, Any]  # the number of the function in its pass, its name, and what it said or the kinds of its numbers
+Answer = tuple[Any, str, Any]  # the number of the function in its pass, its name, and what it said or the kinds of its numbers
+_BEFORE = 3  # functions that tell a place from others, with the last one, where the order may change
 
 # What a tensor is, and hooks on it: nothing is computed.
 _NOTHING = frozenset(
@@ -40,6 +43,7 @@ _NOTHING = frozenset(
     )
 )
 _ASKED = frozenset(("__bool__", "item", "any", "all", "equal", "allclose", "is_nonzero"))
+LIFTED = "lift_fresh.default"  # what ``from_numpy`` and the constructors of old do, seen only where dispatch is watched
 _MADE = frozenset(("tensor", "as_tensor", "asarray", "new_tensor"))  # of the caller's own numbers
 # Their whole numbers are sizes and places, which follow the data: what counts is whether the result has nothing, one or several in each
 # dimension. A part of the batch that is empty, or groups of one, do not mix; later they may have grown.
@@ -71,45 +75,11 @@ _SIZED = frozenset(
         "zeros",
     )
 )
-# What a number is compared with: counts, ranks and sums of a batch reach it or do not. So its size counts, as a power of four: the seal's
-# crowds are larger than the batch by as much.
-_BOUNDS = frozenset(
-    (
-        "__eq__",
-        "__ge__",
-        "__gt__",
-        "__le__",
-        "__lt__",
-        "__ne__",
-        "clamp",
-        "clamp_",
-        "clamp_max",
-        "clamp_min",
-        "clip",
-        "eq",
-        "fmax",
-        "fmin",
-        "ge",
-        "greater",
-        "greater_equal",
-        "gt",
-        "hardtanh",
-        "kthvalue",
-        "le",
-        "less",
-        "less_equal",
-        "lt",
-        "ne",
-        "not_equal",
-        "quantile",
-        "softshrink",
-        "threshold",
-        "topk",
-    )
-)
-# A factor, a shift or a threshold lets nothing through if it is 0, all as it is if it is 1, anything if it is huge, else something:
-# schedules stay within a kind. A small whole number may be a dimension.
-_HUGE = 1e6  # no threshold that data reach
+# A factor, a shift or a threshold lets nothing through if it is 0, too little to be seen if it is tiny, all as it is if it is 1, anything
+# if it is huge, else something. Counts, ranks and sums of a batch reach a bound or do not, and an exponent or a divisor makes much of
+# little: so its size counts too, as a power of four (the seal's crowds are larger than the batch by as much). Schedules stay within a few
+# kinds. A small whole number may be a dimension.
+_TINY = 1e-3  # times what one example is to another: a proof in single precision sees it
 _RANK = 6  # of the tensors that people have
 _NUMBERS = (int, float, np.number, np.bool_)
 
@@ -129,7 +99,7 @@ class Course(TorchFunctionMode):
             self._called.append(name)
             if name in _ASKED:
                 self._ask(name, made)
-            elif name in _MADE:
+            elif name in _MADE or name == LIFTED:
                 self._look(name, made)
             elif kwargs or len(args) > 1 or name in _SIZED:
                 # The kinds of what it is called with; written out here, because torch.compile follows no other function of ours.
@@ -148,16 +118,23 @@ class Course(TorchFunctionMode):
                         kinds += (
                             *dict.fromkeys([tuple([n if n < 2 else 2 for n in t.shape]) for t in several if not t.is_nested]),
                         )
+                        for v in (*args, *kwargs.values()) if kwargs else args:
+                            if type(v) is float:
+                                kinds += (0 if v == 0 else "tiny" if -_TINY < v < _TINY else "some",)
                 else:
                     for value in (*args, *kwargs.values()) if kwargs else args:
                         for v in value if type(value) is tuple or type(value) is list else (value,):
                             if type(v) is str or (type(v) is int and -_RANK < v < _RANK):
                                 kinds += (v,)
                             elif isinstance(v, _NUMBERS):
-                                if name in _BOUNDS and -_HUGE < v < _HUGE:
-                                    kinds += (v > 0, int(v).bit_length() // 2)
+                                if -_TINY < v < _TINY:
+                                    kinds += ("tiny" if v else 0,)
+                                elif -BEYOND < v < BEYOND:
+                                    kinds += (1,) if v == 1 else (v > 0, int(v) if -4 < v < 4 else int(v).bit_length() // 2 + 3)
                                 else:
-                                    kinds += (0 if v == 0 else 1 if v == 1 else "some" if -_HUGE < v < _HUGE else "huge",)
+                                    kinds += ("huge",)
+                            elif type(v) is complex:
+                                kinds += ("tiny" if abs(v) < _TINY else "complex",)
                 if kinds:
                     self.answers.add((len(self._called), name, kinds))
         return made
@@ -180,18 +157,33 @@ class Course(TorchFunctionMode):
         return hash(tuple(self._called))
 
     @property
+    def placed(self) -> frozenset[Answer]:
+        """The answers, each with what was called just before it in the place of its number: a loop runs more or less often."""
+        return frozenset((tuple(self._called[max(0, n - _BEFORE) : n - 1]), name, said) for n, name, said in self.answers)
+
+    @property
     def functions(self) -> frozenset[str]:
         """The functions without their order."""
         return frozenset(self._called)
+
+
+class Dispatch(TorchDispatchMode):
+    """Shows a course what is no function of torch's own and dispatches all the same, as the quiet of a proof does: ``from_numpy``."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 def kinds_of(t: Tensor) -> tuple[Any, ...]:
     """Of the numbers of a tensor: others than 0? no 0? whole ones in order? Of a number that stands alone, its size."""
     if t.numel() == 1 and not t.is_complex():
         v = t.item()
-        return v == 0, v > 0, int(v).bit_length() // 2 if -_HUGE < v < _HUGE else "huge"
+        if -_TINY < v < _TINY or not -BEYOND < v < BEYOND:
+            return v == 0, v > 0, "tiny" if abs(v) < _TINY else "huge"
+        return v > 0, int(v) if -4 < v < 4 else int(v).bit_length() // 2 + 3
     ordered = t.dim() == 1 and t.dtype is torch.int64 and torch.equal(t, torch.arange(len(t), device=t.device))
-    return t.numel() > 1, bool(t.any()), bool(t.all()), ordered
+    tiny = t.is_floating_point() and t.numel() > 0 and bool(t.detach().abs().amax() < _TINY)
+    return t.numel() > 1, bool(t.any()), bool(t.all()), ordered, tiny
 
 
 class Courses(NamedTuple):
@@ -200,11 +192,12 @@ class Courses(NamedTuple):
     orders: frozenset[int] | None = None
     functions: frozenset[str] = frozenset()
     answers: frozenset[Answer] = frozenset()
+    placed: frozenset[Answer] = frozenset()  # the answers, each behind the names of what was called before it
 
     def know(self, course: Course) -> bool:
         """Whether a pass did what passes of the proof did."""
         if self.orders is None:
-            return self.hold(course)
+            return course.functions <= self.functions and course.placed <= self.placed
         return course.order in self.orders and course.answers <= self.answers
 
     def hold(self, course: Course) -> bool:
@@ -217,10 +210,15 @@ class Courses(NamedTuple):
         new = sorted(course.functions - self.functions)
         return f"it called {', '.join(new[:3])}" if new else "it took a branch, or computed with a number, that no proof has seen"
 
+    @property
+    def dispatched(self) -> bool:
+        """Whether a function was seen that shows only where dispatch is watched: a pass that is not watched there looks different."""
+        return any("." in name for name in self.functions)
+
     def after(self, course: Course) -> Courses:
         """With one more."""
         orders = None if self.orders is None else self.orders | {course.order}
-        return Courses(orders, self.functions | course.functions, self.answers | course.answers)
+        return Courses(orders, self.functions | course.functions, self.answers | course.answers, self.placed | course.placed)
 
 
 def after_all(courses: Courses | None, passes: Sequence[Course]) -> Courses | None:
@@ -238,5 +236,5 @@ def joined(courses: Sequence[Courses | None], *, same: bool = False) -> Courses 
     orders = [c.orders for c in every if c.orders is not None]
     ordered = len(orders) == len(every) and (not same or bool(frozenset.intersection(*orders)))
     functions = frozenset(name for c in every for name in c.functions)
-    answers = frozenset(answer for c in every for answer in c.answers)
-    return Courses(frozenset(order for found in orders for order in found) if ordered else None, functions, answers)
+    answers, placed = (frozenset(answer for c in every for answer in getattr(c, which)) for which in ("answers", "placed"))
+    return Courses(frozenset(order for found in orders for order in found) if ordered else None, functions, answers, placed)

@@ -42,8 +42,11 @@ class Known:
         """Whether the input of this number, of so many, had the examples there in a batch that was proved."""
         return (tensors, tensor, *layout[:2]) in self._placed
 
-    def add(self, key: Any, structure: Structure, *, of_one: bool = False) -> None:
-        """Remember; one that looks the same is replaced, whatever was concluded is forgotten. ``of_one``: there was a single example."""
+    def add(self, key: Any, structure: Structure, *, of_one: bool = False) -> Structure:
+        """Remember, and return what is remembered: with the courses of one that looks the same and is replaced.
+
+        Whatever was concluded is forgotten. ``of_one``: there was a single example.
+        """
         layouts = structure.reading.layouts
         if not of_one:  # of which every reading is right
             self._placed |= {(len(layouts), k, *v[:2]) for k, v in enumerate(layouts) if isinstance(v, Layout)}
@@ -51,9 +54,11 @@ class Known:
         alike = [(s.sizes, s.order, s.shapes) == looks for s in self.proved(key)]
         replaced = [s.courses for s, same in zip(self.proved(key), alike, strict=True) if same]
         kept = [s for s, same in zip(self.proved(key), alike, strict=True) if not same]
-        self._proved[key] = [structure._replace(courses=joined([structure.courses, *replaced])), *kept]
+        structure = structure._replace(courses=joined([structure.courses, *replaced]))
+        self._proved[key] = [structure, *kept]
         self._between.pop(key, None)
         self._asked = None
+        return structure
 
     def saw(self, key: Any, structure: Structure, nodes: int, course: Course | None) -> None:
         """A pass that was read by tags makes so many nodes, and took this course."""

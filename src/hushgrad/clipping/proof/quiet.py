@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hushgrad.clipping.costs import COMPARED
+from hushgrad.clipping.costs import BEYOND, COMPARED, LARGE
 from hushgrad.clipping.proof.state import attributes_restored
 
 __all__ = ["ALMOST_ONE", "Draws", "Quiet", "as_it_was", "buffers_of", "draw_from", "host_draws", "hushed", "put_back", "quieted"]
@@ -26,6 +27,17 @@ aten = torch.ops.aten
 _ONES = (aten.bernoulli_, aten.exponential_, aten.uniform_, aten.rand, aten.rand_like, aten.bernoulli)
 _ZEROS = (aten.normal_, aten.randn, aten.randn_like, aten.normal)
 _COMPARING = (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
+_BOUNDING = (
+    *_COMPARING,
+    aten.add,
+    aten.sub,
+    aten.rsub,
+    aten.clamp,
+    aten.clamp_min,
+    aten.clamp_max,
+    aten.hardtanh,
+    aten.threshold,
+)
 _ORDINARY: set[Any] = set()  # operations of which nothing is to be noted
 ALMOST_ONE = 0.9990234375  # of uniform numbers: above every probability with which something is left out
 
@@ -43,18 +55,28 @@ class Quiet(TorchDispatchMode):
         self.hushed = False
         self.seeds: set[int] = set()  # of the generators that were drawn from
         self.compared: dict[float, None] = {}  # the first of what tensors were compared with
+        self.bounds: dict[
+            float, None
+        ] = {}  # and of what was taken from them, or bounds them, if it is beyond what a proof tries anyway
         self.listens = False  # the model's own forward runs
+        self._met: dict[int, weakref.ref[Tensor]] = {}  # without a gradient, of whatever it computed with
         self._uniform, self._normal = uniform, normal
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.listens:
+            for value in args:
+                if isinstance(value, Tensor) and not value.requires_grad:
+                    self._met[id(value)] = weakref.ref(value)
         if func in _ORDINARY:
             return func(*args, **kwargs)
         name = func.overloadpacket
         if name is aten._to_copy and getattr(kwargs.get("dtype"), "is_floating_point", False):
             self.casts.add(kwargs["dtype"])
-        if self.listens and name in _COMPARING:
-            self._compare(args)
+        if self.listens and name in _BOUNDING:
+            self._bound(args)
+            if name in _COMPARING:
+                self._compare(args)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.seeds.add((kwargs.get("generator") or torch.default_generator).initial_seed())
         if name is aten.native_dropout:
@@ -68,9 +90,19 @@ class Quiet(TorchDispatchMode):
             name
         ):  # that with dropout falls apart
             self.drawn.add(str(name).removeprefix("aten."))
-        if torch.Tag.nondeterministic_seeded not in func.tags and name is not aten._to_copy and name not in _COMPARING:
+        if torch.Tag.nondeterministic_seeded not in func.tags and name is not aten._to_copy and name not in _BOUNDING:
             _ORDINARY.add(func)
         return func(*args, **kwargs)
+
+    def met(self) -> list[Tensor]:
+        """What passes computed with that is there still: it is older than they are, or stays."""
+        return [t for ref in self._met.values() if (t := ref()) is not None]
+
+    def _bound(self, args: Any) -> None:
+        first, *numbers = args
+        if isinstance(first, Tensor) and first.is_floating_point():
+            usual = (v for v in numbers if isinstance(v, (int, float)) and LARGE < abs(v) < BEYOND)
+            self.bounds.update(dict.fromkeys(float(v) for v in usual if len(self.bounds) < COMPARED))
 
     def _compare(self, args: Any) -> None:
         value = args[1]

@@ -119,6 +119,11 @@ class Staged:
             self._quiet.listens = False
             self.draws = self.draws or host_draws() != self._draws
 
+    def heard(self, course: Course) -> None:
+        """The model's own forward has ended, and took this course; hooks of others may follow."""
+        self._quiet.listens = False
+        self.courses.append(course)
+
     def _first_called(self, inputs: Any) -> Any:
         """The first, ordinary pass of a proof. What it writes to parameters is found before anything extreme is written there."""
         marks = {} if self._spares_parameters else self._marks()

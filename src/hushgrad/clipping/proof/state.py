@@ -71,6 +71,11 @@ class Attributes:
     def _all(self) -> list[Place]:
         return [(d, name) for d in self._dicts for name, v in d.items() if type(v) in PLAIN and name not in _TORCHS]
 
+    def meet(self, tensors: list[Tensor]) -> None:
+        """A forward has computed with these, whoever holds them."""
+        self._list()
+        self._beside.meet(self._model, tensors)
+
     def proved(self) -> None:
         """These values were proved. A number that had several, all proved, follows a schedule: it is no longer compared."""
         for d, name in self._places:

@@ -66,6 +66,7 @@ class Structure(NamedTuple):
     fragile: bool  # a frontier node has no formula: a record that is not finite needs care
     routed: bool  # the data choose rows: other data make other calls
     ways: tuple[Way | None, ...] = ()  # in which outputs hold examples of different lengths
+    dispatched: bool = False  # passes are to be watched where operations are dispatched, too
     courses: Courses | None = None  # what passes of the proof did; None: somebody vouches for the model
 
     def same_as(self, other: Structure) -> bool:

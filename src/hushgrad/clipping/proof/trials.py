@@ -24,7 +24,7 @@ from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import still_there, surveyed
 from hushgrad.clipping.proof.uneven import Opening, lengthened, openings, tells_lengths
 from hushgrad.clipping.proof.words import refusal
-from hushgrad.clipping.proof.zeros import is_lifted, overturned, switched, switches
+from hushgrad.clipping.proof.zeros import beyond, is_lifted, overturned, switched, switches
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
 __all__ = ["Trials"]
@@ -129,7 +129,7 @@ class Trials(Staged):
             if found is not None and problem is None and self._seal and quiet.hushed:
                 problem = self._swayed(found[0], inputs, B)
             if found is not None and problem is None and self._seal:
-                problem = self._switched(found[0], inputs, B)
+                problem = self._switched(found[0], inputs, B, list(quiet.bounds))
         except HushgradError as error:
             return _Failure(None, error, frozenset(quiet.drawn))
         except Exception as error:  # noqa: BLE001  the model's own, of whatever kind
@@ -140,8 +140,10 @@ class Trials(Staged):
             return _Failure(None, CaptureError(message), frozenset(quiet.drawn))
         if found is None or problem is not None:
             return _Failure(problem, None, frozenset(quiet.drawn))
+        self._attributes.meet(quiet.met())
         structure = found[0] if found[1] else self._with_order(found[0], inputs, B)
-        return structure._replace(courses=after_all(structure.courses, self.courses) if self._seal else None)
+        courses = after_all(structure.courses, self.courses) if self._seal else None
+        return structure._replace(courses=courses, dispatched=courses is not None and courses.dispatched)
 
     def _with_order(self, structure: Structure, inputs: Any, B: int) -> Structure:
         """If other data of as many examples put rows elsewhere, by whatever operation, whose row it is is told in every pass."""
@@ -166,8 +168,11 @@ class Trials(Staged):
                 return Broken(problem, influence=True)
         return None
 
-    def _switched(self, structure: Structure, inputs: Any, B: int) -> Broken | None:
-        """The same with gates open that are shut now, with other weights, and with zeros that were lifted for the proof as they are."""
+    def _switched(self, structure: Structure, inputs: Any, B: int, bounds: list[float]) -> Broken | None:
+        """The same with gates open that are shut now, with other weights, and with zeros that were lifted for the proof as they are.
+
+        ``bounds``: what the forward takes from its tensors, or compares them with.
+        """
         trained, gates = list(self._capture.trained.values()), switches(self.model)
         if self.lifts and is_lifted(trained):
             problem, _ = self._changed(nullcontext(), structure, inputs, B, lifts=False)
@@ -176,6 +181,8 @@ class Trials(Staged):
         problem, ran = self._changed(overturned(trained), structure, inputs, B)
         if not ran:
             problem, _ = self._changed(overturned(p for p in trained if p.dim() < 2), structure, inputs, B)
+        for bound in bounds:
+            problem = problem or self._changed(beyond(trained, bound), structure, inputs, B)[0]
         if problem is not None:
             return Broken(f"with other weights, {problem}", influence=True)
         for by in (1.0, -1.0) if gates else ():

@@ -4,11 +4,13 @@ What a gradient does not reach cannot be told by tags, and costs a way of its ow
 from what its weights happen to be, so while a model is proved such parameters hold other numbers, as they will after the first step.
 
 A number that stands alone, a gate or a temperature, may shut a way that training or a schedule opens later: others are tried in its place.
-So may a row of numbers below 0 in front of a ReLU: the model is tried with weights turned round, too, and with other rows.
+So may a row of numbers below 0 in front of a ReLU: the model is tried with weights turned round, too, and with other rows; and with
+weights beyond each number that the forward takes from something or compares it with.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -16,7 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["is_lifted", "lifted", "overturned", "switched", "switches"]
+from hushgrad.clipping.costs import LARGE
+
+__all__ = ["beyond", "is_lifted", "lifted", "overturned", "switched", "switches"]
 
 _SIZE = 0.02  # as weights at the beginning
 _FEW = 64  # numbers of a tensor that is a row of gates
@@ -25,14 +29,10 @@ _FEW = 64  # numbers of a tensor that is a row of gates
 @contextmanager
 def lifted(params: Iterable[Tensor]) -> Iterator[None]:
     """Inside, those of these parameters that are 0 throughout hold numbers of about 0.02; afterwards they are as they were, bit for bit."""
-    kept = [(p.data, p.data.clone()) for p in params if _is_nothing(p)]
-    try:
-        for data, _ in kept:
+    with _kept([p.data for p in params if _is_nothing(p)]) as every:
+        for data in every:
             data.copy_(_numbers(data.shape, 0.5 * _SIZE, 1.5 * _SIZE))
         yield
-    finally:
-        for data, was in kept:
-            data.copy_(was)
 
 
 def is_lifted(params: Iterable[Tensor]) -> bool:
@@ -50,34 +50,54 @@ def switches(model: nn.Module) -> list[Tensor]:
 @contextmanager
 def switched(tensors: list[Tensor], by: float) -> Iterator[None]:
     """Inside, these are so much larger; afterwards they are as they were, bit for bit."""
-    kept = [(t.data, t.data.clone()) for t in tensors]
-    try:
-        for data, _ in kept:
+    with _kept([t.data for t in tensors]) as every:
+        for data in every:
             data.add_(by)
         yield
-    finally:
-        for data, was in kept:
-            data.copy_(was)
 
 
 @contextmanager
 def overturned(params: Iterable[Tensor]) -> Iterator[None]:
     """Inside, matrices among these are turned round, and rows hold numbers of both signs; afterwards they are as they were, bit for bit."""
     every = list({id(p): p.data for p in params if _is_usual(p)}.values())
-    kept = [(data, data.clone()) for data in every if data.dim() < 2]
     turned: list[Tensor] = []
-    try:
-        for data, _ in kept:
-            data.copy_(_numbers(data.shape, 0.5, 2.5))
+    with _kept([data for data in every if data.dim() < 2]) as rows:
+        try:
+            for data in rows:
+                data.copy_(_numbers(data.shape, 0.5, LARGE))
+            for data in every:
+                if data.dim() > 1:
+                    turned.append(data.neg_())
+            yield
+        finally:
+            for data in turned:
+                data.neg_()
+
+
+@contextmanager
+def beyond(params: Iterable[Tensor], bound: float) -> Iterator[None]:
+    """Inside, these hold numbers beyond the bound, of both signs, or of its sign where one is alone; afterwards they are as they were."""
+    size = abs(bound) + 1
+    with _kept(list({id(p): p.data for p in params if _is_usual(p)}.values())) as every:
         for data in every:
-            if data.dim() > 1:
-                turned.append(data.neg_())
+            if data.numel() == 1:
+                data.fill_(math.copysign(size, bound))
+            elif data.dim() < 2 or not bool(data.any()):
+                data.copy_(_numbers(data.shape, size, 1.1 * size))
+            else:
+                data.mul_(size / min(size, max(1e-3, float(data.abs().amax()))))
         yield
+
+
+@contextmanager
+def _kept(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """These; afterwards they are as they were, bit for bit."""
+    kept = [(data, data.clone()) for data in tensors]
+    try:
+        yield tensors
     finally:
         for data, was in kept:
             data.copy_(was)
-        for data in turned:
-            data.neg_()
 
 
 def _is_nothing(p: Tensor) -> bool:
