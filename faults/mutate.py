@@ -34,7 +34,7 @@ CLIPPERS = [ARGUMENTS, f"{GOLDEN}clipping_clippers.py", f"{LAWS}clipping_clipper
 TESTS = {
     "guarantee.py": [f"{LAWS}guarantee.py", f"{LAWS}printed.py"],
     "release/core.py": [f"{LAWS}train_step.py", f"{LAWS}train_released.py"],
-    "noise/sensitivity.py": [f"{LAWS}noise_mechanisms.py"],
+    "noise/sensitivity.py": [f"{LAWS}noise_sensitivity.py"],
     "noise/participation.py": [f"{LAWS}noise_mechanisms.py"],
     "accounting/participation.py": [f"{LAWS}accounting_laws.py", f"{GOLDEN}accounting_values.py"],
     "accounting/calibration.py": [f"{LAWS}accounting_limits.py", f"{LAWS}accounting_answers.py"],
@@ -75,6 +75,45 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "count = (wide <= here).to(wide.dtype).sub_(0.5).masked_fill_(wide < 0, 0.0).sum(0, keepdim=True)",
         "count = (wide <= here).to(wide.dtype).sub_(0.5).masked_fill_(wide < 0, 0.0).sum(0, keepdim=False)",
     ): "a number without dimensions meets the clip norm of one element in the same way",
+    (
+        "noise/sensitivity.py",
+        "return int(nonzero[-1]) + 1 if len(nonzero) else 0",
+        "return int(nonzero[-1]) + 1 if len(nonzero) else 1",
+    ): ("without a coefficient nothing moves, by either way"),
+    (
+        "noise/sensitivity.py",
+        "if banded_toeplitz_support(c) <= gap:  # disjoint supports: the squared norms of the (possibly cut) columns add up",
+        "if banded_toeplitz_support(c) < gap:",
+    ): "the general sum below has the same value",
+    (
+        "noise/sensitivity.py",
+        "squares = np.r_[0.0, np.cumsum(np.square(c))]",
+        "squares = np.r_[1.0, np.cumsum(np.square(c))]",
+    ): "nobody reads the first of them",
+    (
+        "noise/sensitivity.py",
+        "return float(np.sqrt(sum(squares[n - i] for i in range(0, pattern.times * gap, gap) if i < n)))",
+        "return float(np.sqrt(sum((squares[n - i] for i in range(0, pattern.times * gap, gap) if i <= n))))",
+    ): "the column after the last one is empty",
+    ("noise/sensitivity.py", "blocks = -(-n // gap)", "blocks = -(-n * gap)"): "more room for zeros",
+    **{
+        (
+            "noise/sensitivity.py",
+            "total[pattern.times :] -= total[: -pattern.times].copy() if pattern.times < blocks else 0.0",
+            f"total[pattern.times:] -= total[:-pattern.times].copy() if pattern.times {wrong}",
+        ): "with as many participations as blocks there is nothing to take away from"
+        for wrong in ("<= blocks else 0.0", "< blocks else 1.0")
+    },
+    (
+        "noise/sensitivity.py",
+        "if pattern.gap == 1 and pattern.times >= n:",
+        "if pattern.gap == 1 and pattern.times > n:",
+    ): "the dynamic programme has the same value",
+    (
+        "noise/sensitivity.py",
+        "return float(np.sqrt(best[0, pattern.times]))",
+        "return float(np.sqrt(best[1, pattern.times]))",
+    ): "both rows are the same",
     ("accounting/filter_rules.py", "high = 1.0", "high = 2.0"): "where the search for rho begins",
     ("accounting/filter_rules.py", "high *= 4.0", "high *= 5.0"): "where the search for rho begins",
     (
