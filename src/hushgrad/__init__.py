@@ -12,12 +12,10 @@ Names are imported on first use, so that asking for an epsilon does not wait for
 
 from __future__ import annotations
 
-import importlib
+from hushgrad._later import later
 
 TYPE_CHECKING = False  # typing's own, without its 17 ms: an interrupt before ``cli.entry`` is a traceback
 if TYPE_CHECKING:
-    from typing import Any
-
     from hushgrad import (
         accounting,
         audit,
@@ -45,22 +43,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# The public names and the modules where they live.
-_HOMES = {
-    "Checkpoint": "hushgrad.train",
-    "Guarantee": "hushgrad.guarantee",
-    "Ledger": "hushgrad.guarantee",
-    "Plan": "hushgrad.train",
-    "calibrate": "hushgrad.accounting",
-    "citation": "hushgrad.report",
-    "delta": "hushgrad.accounting",
-    "epsilon": "hushgrad.accounting",
-    "fit": "hushgrad.train",
-    "load_model": "hushgrad.recipes",
-    "make_private": "hushgrad.train",
-    "plan_for": "hushgrad.planner.ranking",
-    "replace_batchnorm": "hushgrad.clipping",
-}
 _OPACUS = {
     "PrivacyEngine": "plan = Plan.dpsgd(...), then private = make_private(model, optimizer, plan)",
     "make_private_with_epsilon": "Plan.dpsgd(epsilon=..., delta=...), then make_private(model, optimizer, plan)",
@@ -70,22 +52,6 @@ _OPACUS = {
     "DPDataLoader": "private.loader(dataset)",
     "DPOptimizer": "torch's own optimizer, after make_private(model, optimizer, plan)",
 }
-_ROOMS = (
-    "accounting",
-    "audit",
-    "clipping",
-    "denoise",
-    "errors",
-    "estimators",
-    "events",
-    "noise",
-    "planner",
-    "recipes",
-    "report",
-    "sampling",
-    "testing",
-    "train",
-)
 
 __all__ = [
     "Checkpoint",
@@ -118,14 +84,6 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return importlib.import_module(f"hushgrad.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'hushgrad' has no attribute {name!r}{_instead(name)}")
-
-
 def _instead(name: str) -> str:
     """What somebody who comes from Opacus, or mistyped, was looking for."""
     if name in _OPACUS:
@@ -138,5 +96,4 @@ def _instead(name: str) -> str:
     return f". Did you mean {close[0]!r}?" if close else ""
 
 
-def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+__getattr__, __dir__ = later(__name__, _instead)

@@ -46,30 +46,4 @@ __all__ = [
 ]
 
 # These need torch.
-__getattr__ = later(
-    __name__,
-    {
-        "base": (
-            "ClippedSum",
-            "Factors",
-            "Record",
-            "Rule",
-            "rule",
-        ),
-        "batchnorm": ("replace_batchnorm",),
-        "capture": ("Capture",),
-        "functional": ("clipped_sum",),
-        "isolated": (
-            "isolation",
-            "isolation_at_first_call",
-        ),
-        "rules": ("rules",),
-        "rules.parameter": ("Shared",),
-        "rules.standardised": ("WSConv2d",),
-        "selfcheck": ("self_check",),
-    },
-)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = later(__name__)

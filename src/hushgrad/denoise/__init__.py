@@ -42,27 +42,4 @@ __all__ = [
 ]
 
 # These need torch.
-__getattr__ = later(
-    __name__,
-    {
-        "chain": ("Chain",),
-        "delayed": ("DelayedPreconditioner",),
-        "kalman": (
-            "ExponentialAverage",
-            "Kalman",
-        ),
-        "laplacian": ("Laplacian",),
-        "lowpass": ("LowPass",),
-        "scale_first": ("ScaleThenPrivatise",),
-        "second_moment": ("DebiasedSecondMoment",),
-        "shrinkage": (
-            "JamesStein",
-            "SoftThreshold",
-        ),
-        "svrg": ("SVRG",),
-    },
-)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = later(__name__)

@@ -42,13 +42,4 @@ __all__ = [
 ]
 
 # These need torch.
-__getattr__ = later(
-    __name__,
-    {
-        "source": ("Source",),
-    },
-)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = later(__name__)

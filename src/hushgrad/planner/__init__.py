@@ -60,20 +60,4 @@ __all__ = [
 ]
 
 # torch is imported only by who trains: what plans and models cost is arithmetic.
-__getattr__ = later(
-    __name__,
-    {
-        "question": ("Question",),
-        "ranking": ("Candidate", "Comparison", "Dropped", "compare", "plan_for"),
-        "rehearsal": ("DryRun", "dry_run"),
-        "resources": ("Choice", "Work", "choices"),
-        "scaling": ("Allocation", "Law", "allocations"),
-        "shapes": ("Shape", "shape_of"),
-        "sweeps": ("EpochCost", "Point", "one_more_epoch", "sweep"),
-        "users": ("UserCandidate", "compare_users"),
-    },
-)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = later(__name__)

@@ -9,10 +9,11 @@ tests run them over everything in each room's ``__all__``, so a new part is test
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hushgrad._later import later
 
 if TYPE_CHECKING:
     from hushgrad.audit.worst import worst_record
@@ -23,20 +24,6 @@ if TYPE_CHECKING:
     from hushgrad.testing.private import assert_private
     from hushgrad.testing.rules import check_rule
     from hushgrad.testing.samplers import check_sampler
-
-# Checks and the modules where they live; imported on first use, so that checking an accountant does not import torch.
-_HOMES = {
-    "assert_private": "hushgrad.testing.private",
-    "check_accountant": "hushgrad.testing.accountants",
-    "check_clipper": "hushgrad.testing.clippers",
-    "check_denoiser": "hushgrad.testing.denoisers",
-    "check_disk": "hushgrad.testing.denoisers",
-    "check_laplacian": "hushgrad.testing.denoisers",
-    "check_mechanism": "hushgrad.testing.mechanisms",
-    "check_rule": "hushgrad.testing.rules",
-    "check_sampler": "hushgrad.testing.samplers",
-    "worst_record": "hushgrad.audit.worst",
-}
 
 __all__ = [
     "assert_private",
@@ -68,7 +55,5 @@ def members(room: ModuleType, family: type) -> dict[str, type]:
     }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return vars(importlib.import_module(_HOMES[name]))[name]
-    raise AttributeError(f"module 'hushgrad.testing' has no attribute {name!r}")
+# Imported on first use, so that checking an accountant does not import torch.
+__getattr__, __dir__ = later(__name__)

@@ -18,8 +18,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hushgrad._later import later
 from hushgrad.tuning.cost import Stopping, TuningCost, calibrated_noise, tuning_cost
 from hushgrad.tuning.draws import Draws, number_of_trials
 
@@ -44,23 +45,4 @@ __all__ = [
 ]
 
 # torch is imported only by who trains: the cost of a search is arithmetic.
-_LAZY = {
-    "Priced": "price",
-    "Tuned": "search",
-    "priced": "price",
-    "tune": "search",
-    "Settings": "space",
-    "settings_of": "space",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return vars(importlib.import_module(f"hushgrad.tuning.{_LAZY[name]}"))[name]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = later(__name__)
