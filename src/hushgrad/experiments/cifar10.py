@@ -17,13 +17,14 @@ from torch.utils.data import TensorDataset
 from hushgrad import denoise, noise
 from hushgrad._printed import at_most
 from hushgrad.events import Participation
-from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.public_features import oriented_gradients, unit_rows
 from hushgrad.experiments.training import accuracy, bars, held_out, mean_and_error, percent, real_data, trained
 from hushgrad.recipes import DATA, Data
 from hushgrad.train import Plan
 
+claim = Stated("cifar10")
 DELTA = 1e-5
 CORRELATED = ("DP-FTRL, nu", "DP-FTRL, banded", "DP-FTRL, BLT", "DP-FTRL, dense")
 PLAIN = "DP-SGD, no amplification"
@@ -194,53 +195,34 @@ def _gain(results: Results, better: str, worse: str, epsilon: float) -> tuple[fl
     return x - y, (dx * dx + dy * dy) ** 0.5
 
 
-def _at_least(source: str, says: str, value: tuple[float, float], bound: float, note: str = "") -> Claim:
-    return Claim(
-        source=source,
-        says=says,
-        expected=bound,
-        relation="at least",
-        found=value[0],
-        stderr=value[1],
-        note=note,
-    )
+def _claimed(name: str, value: tuple[float, float], **told: Any) -> Claim:
+    return claim(name, value[0], stderr=value[1], **told)
 
 
 def _claims(size: _Size, results: Results) -> tuple[Claim, ...]:
+    methods = ("DP-FTRL, nu", "DP-FTRL, BLT")
     claims = [
-        _at_least(
-            "001",
-            f"correlated noise outperforms independent noise, both without amplification: {method} at eps = {at_most(epsilon, 6)} (points)",
-            _gain(results, method, PLAIN, epsilon),
-            0.0,
-        )
-        for method in ("DP-FTRL, nu", "DP-FTRL, BLT")
+        _claimed("correlated", _gain(results, method, PLAIN, epsilon), method=method, epsilon=at_most(epsilon, 6))
+        for method in methods
         for epsilon in size.epsilons
     ]
-    last = size.epsilons[-1]
-    for method in ("DP-FTRL, nu", "DP-FTRL, BLT"):
-        says = f"{method[9:]} nearly matches the dense optimum (mean difference over eps, points)"
+    for method in methods:
         gaps = [_gain(results, method, "DP-FTRL, dense", e) for e in size.epsilons]
         error = math.sqrt(math.fsum(e * e for _, e in gaps)) / len(gaps)  # of a mean of independent runs
-        claims.append(_at_least("001", says, (mean_and_error([g for g, _ in gaps])[0], error), -1.0))
-    claims.append(
-        _at_least(
-            "001",
-            f"DP-FTRL without amplification is competitive with amplified DP-SGD (BLT minus it at eps = {last:g}, points)",
-            _gain(results, "DP-FTRL, BLT", "DP-SGD, amplified", last),
-            -2.0,
-        )
-    )
-    return tuple(claims)
+        claims.append(_claimed("near the optimum", (mean_and_error([g for g, _ in gaps])[0], error), method=method[9:]))
+    last = size.epsilons[-1]
+    gain = _gain(results, "DP-FTRL, BLT", "DP-SGD, amplified", last)
+    return (*claims, _claimed("without amplification", gain, epsilon=last))
 
 
 def _denoising_claims(size: _Size, results: Results) -> tuple[Claim, ...]:
     return tuple(
-        _at_least(
-            "003" if "Laplacian" in method else "000",
-            f"denoising improves on DP-SGD: {method.split(', ')[-1]} (eps = {at_most(epsilon, 6)}, each at its own step size, points)",
+        _claimed(
+            "denoising",
             _gain(results, method, "DP-SGD, amplified", epsilon),
-            0.0,
+            source="003" if "Laplacian" in method else "000",
+            method=method.split(", ")[-1],
+            epsilon=at_most(epsilon, 6),
         )
         for method in _FILTERS
         for epsilon in size.epsilons

@@ -16,12 +16,13 @@ from torch.utils.data import TensorDataset
 
 from hushgrad import noise
 from hushgrad._printed import at_most
-from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.characters import Recent, bits, speeches, windows
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.training import bars, mean_and_error, trained
 from hushgrad.train import Plan
 
+claim = Stated("language-model")
 DELTA, LENGTH = 1e-4, 32
 
 METHODS: dict[str, tuple[str, noise.Mechanism]] = {
@@ -180,36 +181,14 @@ def _claims(size: _Size, results: Results, start: float) -> tuple[Claim, ...]:
     for epsilon in size.epsilons:
         worse = mean_and_error(results["DP-SGD", epsilon])
         better, error = mean_and_error(results["DP-FTRL, BLT", epsilon])
-        claims.append(
-            Claim(
-                source="001",
-                says=f"DP-FTRL beats DP-SGD without amplification, eps = {at_most(epsilon, 6)} per speaker (bits per character)",
-                expected=worse[0],
-                relation="at most",
-                found=better,
-                stderr=math.hypot(worse[1], error),
-            )
-        )
+        told = {"expected": worse[0], "stderr": math.hypot(worse[1], error), "epsilon": at_most(epsilon, 6)}
+        claims.append(claim("DP-FTRL", better, **told))
     last = size.epsilons[-1]
     (optimal, error), (simple, other) = (mean_and_error(results[f"DP-FTRL, {name}", last]) for name in ("BLT", "nu"))
     return (
         *claims,
-        Claim(
-            source="001",
-            says=f"nu-DP-FTRL nearly matches the optimised mechanism (within 0.1 of BLT; eps = {last:g}, bits per character minus BLT's)",
-            expected=0.1,
-            relation="at most",
-            found=simple - optimal,
-            stderr=math.hypot(error, other),
-        ),
-        Claim(
-            source="001",
-            says=f"the model learns from private speakers (eps = {last:g}; untrained {start:.2f} bits per character)",
-            expected=start - 1.0,
-            relation="at most",
-            found=optimal,
-            stderr=error,
-        ),
+        claim("nu", simple - optimal, stderr=math.hypot(error, other), last=last),
+        claim("learns", optimal, expected=start - 1.0, stderr=error, last=last, start=start),
     )
 
 

@@ -12,13 +12,14 @@ from torch.utils.data import TensorDataset
 
 from hushgrad._printed import at_most
 from hushgrad.audit import exposure
-from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.characters import ALPHABET, bits, encoded, text, windows
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.training import mean_and_error, trained
 from hushgrad.recipes.models import GPT
 from hushgrad.train import Plan
 
+claim = Stated("memorisation")
 PREFIX, DIGITS, LENGTH, DELTA = "my number is ", 6, 24, 1e-5
 CHANCE = 1 / math.log(2)  # expected exposure, in bits, of a secret that the model has never seen
 NO_PRIVACY = math.inf
@@ -136,36 +137,18 @@ def _claims(size: _Size, found: dict[tuple[float, int], list[float]], quality: d
     low, most, largest = size.epsilons[0], size.repeats[-1], math.log2(size.references + 1)
     known = mean_and_error(found[NO_PRIVACY, most])
     claims = (
-        _measured(
-            f"models leak their training data: exposure of secrets planted {most} times, no privacy (bits; chance {CHANCE:.2f}, "
-            f"largest possible {largest:.1f})",
-            known,
-            largest / 2,
-        ),
-        _measured(
-            f"without privacy, what is repeated is memorised more (exposure planted {most} times minus once, bits)",
-            _difference(found[NO_PRIVACY, most], found[NO_PRIVACY, 1]),
-            0.0,
-        ),
-        _measured(
-            "without privacy, even what is planted once is memorised (exposure above chance, bits)",
-            _difference(found[NO_PRIVACY, 1], [CHANCE]),
-            0.0,
-        ),
+        _claimed("leak", known, expected=largest / 2, most=most, chance=CHANCE, largest=largest),
+        _claimed("repeated, memorised", _difference(found[NO_PRIVACY, most], found[NO_PRIVACY, 1]), most=most),
+        _claimed("once, memorised", _difference(found[NO_PRIVACY, 1], [CHANCE])),
         *(_eliminated(epsilon, found[epsilon, 1]) for epsilon in size.epsilons[:-1]),
-        _measured(
-            "privacy costs quality (bits per character, smallest epsilon minus no privacy)",
-            _difference(quality[low], quality[NO_PRIVACY]),
-            0.0,
-        ),
+        _claimed("quality", _difference(quality[low], quality[NO_PRIVACY])),
     )
     # The small set of the quick form has 16 copies in 200 lines: no epsilon of use hides them, and none is claimed to.
     return claims if len(size.epsilons) < 3 else (*claims, _repeated(low, most, mean_and_error(found[low, most]), known))
 
 
-def _measured(says: str, value: tuple[float, float], bound: float, *, relation: str = "at least", note: str = "") -> Claim:
-    mean, error = value
-    return Claim(source="001", says=says, expected=bound, relation=relation, found=mean, stderr=error, note=note)
+def _claimed(name: str, value: tuple[float, float], **told: Any) -> Claim:
+    return claim(name, value[0], stderr=value[1], **told)
 
 
 def _difference(more: list[float], less: list[float]) -> tuple[float, float]:
@@ -175,28 +158,16 @@ def _difference(more: list[float], less: list[float]) -> tuple[float, float]:
 
 def _eliminated(epsilon: float, found: list[float]) -> Claim:
     mean, error = mean_and_error(found)
-    return _measured(
-        f"differential privacy eliminates memorisation: exposure of secrets planted once, eps = "
-        f"{at_most(epsilon, 6)} (bits; at most one above "
-        f"chance, {CHANCE:.2f})",
-        # The exposure of an unknown secret is exponential, so its standard deviation is its mean.
-        (mean, max(error, CHANCE / math.sqrt(len(found)))),
-        CHANCE + MARGIN,
-        relation="at most",
-        note=f"{len(found)} secrets.",
-    )
+    # The exposure of an unknown secret is exponential, so its standard deviation is its mean.
+    value = mean, max(error, CHANCE / math.sqrt(len(found)))
+    words = {"epsilon": at_most(epsilon, 6), "chance": CHANCE, "count": len(found)}
+    return _claimed("eliminated", value, expected=CHANCE + MARGIN, **words)
 
 
 def _repeated(epsilon: float, copies: int, private: tuple[float, float], known: tuple[float, float]) -> Claim:
     ratio = private[0] / known[0]
-    return _measured(
-        f"the same, planted {copies} times: exposure at eps = {at_most(epsilon, 6)} over that without privacy",
-        (ratio, ratio * math.hypot(private[1] / private[0], known[1] / known[0])),
-        0.75,
-        relation="at most",
-        note=f"Not promised: the guarantee is per record. {copies} copies are covered by group privacy only, at {copies} times the "
-        "epsilon: what must stay secret must not be repeated, or be protected per user.",
-    )
+    error = ratio * math.hypot(private[1] / private[0], known[1] / known[0])
+    return _claimed("repeated", (ratio, error), copies=copies, epsilon=at_most(epsilon, 6))
 
 
 def _name(epsilon: float) -> str:

@@ -12,12 +12,13 @@ from torch.utils.data import TensorDataset
 
 from hushgrad import denoise, noise
 from hushgrad._printed import at_most
-from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.training import accuracy, bars, held_out, mean_and_error, percent, real_data, trained
 from hushgrad.recipes import DATA, MODELS, Data
 from hushgrad.train import Plan
 
+claim = Stated("mnist-cnn")
 DELTA = 1e-5
 
 
@@ -164,13 +165,7 @@ def _large_rates(context: Context, data: Data, size: _Size, known: Results) -> R
 def _same_budget(data: Data, size: _Size) -> Claim:
     plans = [_plan(m, size.epsilons[0], len(data.train), size.batch) for m in METHODS if METHODS[m].noise is None]
     spent = {plan.guarantee().epsilon for plan in plans}
-    return Claim(
-        source="003",
-        says="figure 5: the privacy budget of DP-SGD, DP-LSSGD, DP-Adam and DP-LSAdam is exactly the same (largest difference)",
-        expected=0.0,
-        found=max(spent) - min(spent),
-        note="Smoothing and Adam are post-processing; so is DiSK.",
-    )
+    return claim("same budget", max(spent) - min(spent))
 
 
 def _gain(results: Results, better: str, worse: str, at: float) -> tuple[float, float]:
@@ -183,33 +178,27 @@ def _claims(context: Context, size: _Size, results: Results, unstable: Results) 
     worst = min(mean_and_error(values) for values in results.values())
     smoothing = {e: _gain(results, "DP-LSSGD", "DP-SGD", e) for e in size.epsilons}
     claims = (
-        _at_least(f"figure 1: stronger privacy costs accuracy (DP-SGD, eps = {high:g} minus {low:g}, points)", growth, 0.0),
-        _at_least("every method learns (worst mean accuracy in per cent; chance is 10)", worst, 20.0),
+        _claimed("privacy costs", growth, high=high, low=low),
+        _claimed("all learn", worst),
     )
     if context.quick:  # on 8 x 8 pixels smoothing has no neighbours to use
         return claims
     return (
         *claims,
         *(
-            _at_least(f"figure 7: DP-LSSGD improves on DP-SGD by {printed} points at eps = {e}", smoothing[e], printed)
+            _claimed("figure 7", smoothing[e], expected=printed, printed=printed, epsilon=e)
             for e, printed in ((0.2, 5.0), (0.4, 3.2))
         ),
-        *(
-            _at_least(f"figures 5 and 7: DP-LSSGD improves on DP-SGD at all, each well tuned (eps = {e:g}, points)", gain, 0.0)
-            for e, gain in smoothing.items()
-        ),
+        *(_claimed("DP-LSSGD improves", gain, epsilon=e) for e, gain in smoothing.items()),
         _stability_claim(size, unstable),
-        _at_least("figure 5: DP-Adam outperforms DP-LSSGD (eps = 0.4, points)", _gain(results, "DP-Adam", "DP-LSSGD", 0.4), 0.0),
-        _at_least(
-            "figure 5: DP-LSAdam improves on DP-Adam (eps = 0.4, points)", _gain(results, "DP-LSAdam", "DP-Adam", 0.4), 0.0
-        ),
-        _at_least(
-            f"DP-FTRL without amplification is competitive with amplified DP-SGD (within 2 points; eps = {high:g}, one pass)",
-            _gain(results, "DP-FTRL (BLT)", "DP-SGD", high),
-            -2.0,
-            source="001",
-        ),
+        _claimed("DP-Adam", _gain(results, "DP-Adam", "DP-LSSGD", 0.4)),
+        _claimed("DP-LSAdam", _gain(results, "DP-LSAdam", "DP-Adam", 0.4)),
+        _claimed("DP-FTRL", _gain(results, "DP-FTRL (BLT)", "DP-SGD", high), high=high),
     )
+
+
+def _claimed(name: str, value: tuple[float, float], **told: Any) -> Claim:
+    return claim(name, value[0], stderr=value[1], **told)
 
 
 def _stability_claim(size: _Size, unstable: Results) -> Claim:
@@ -220,19 +209,8 @@ def _stability_claim(size: _Size, unstable: Results) -> Claim:
     rate = max((rate for rate, means in both.items() if max(means) > 20.0), default=size.large_rates[-1])
     plain, smooth = both[rate]
     gain, error = _gain(unstable, "DP-LSSGD", "DP-SGD", rate)
-    return Claim(
-        source="003",
-        says=f"figure 7: DP-LSSGD is more stable at large step sizes (gain at rate {rate:g}, eps = {size.epsilons[0]}, points)",
-        expected=0.0,
-        relation="at least",
-        found=gain if max(plain, smooth) > 20.0 else math.nan,
-        stderr=error,
-        note=f"DP-SGD {plain:.1f} %, DP-LSSGD {smooth:.1f} % (chance 10 %).",
-    )
-
-
-def _at_least(says: str, value: tuple[float, float], bound: float, source: str = "003") -> Claim:
-    return Claim(source=source, says=says, expected=bound, relation="at least", found=value[0], stderr=value[1])
+    found = gain if max(plain, smooth) > 20.0 else math.nan
+    return claim("stable", found, stderr=error, rate=rate, epsilon=size.epsilons[0], plain=plain, smooth=smooth)
 
 
 # Tables and picture -----------------------------------------------------------------------------------------------------

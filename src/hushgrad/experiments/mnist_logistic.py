@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from hushgrad._printed import at_most
-from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.full_batch import Descent, descended
 from hushgrad.experiments.paper_recipe import (
     DELTA,
@@ -29,6 +29,7 @@ from hushgrad.experiments.training import bars, held_out, mean_and_error, percen
 from hushgrad.recipes import DATA, Data
 from hushgrad.train import Plan, Tail
 
+claim = Stated("mnist-logistic")
 SIGMAS = (0.0, 3.0)
 # The best recipe. A small clip norm: most examples are soon nearly right, and C = 1 would pay noise for gradients that nobody has.
 CLIP, TAIL, SMOOTHINGS = 0.2, 0.3, {"pixels": (1.0, 3.0), "features": (0.0,)}
@@ -134,40 +135,13 @@ def _accounting_claims(context: Context, data: Data) -> tuple[Claim, ...]:
     with_four, _ = theorem2(0.1, n=n, b=b, steps=steps, constant=4.0)
     allowed = sum(theorem2(e, n=n, b=b, steps=steps)[1] for e in (0.3, 0.25, 0.2, 0.15, 0.1))
     claims = [
-        Claim(
-            source="003",
-            says="table 2 uses the noise of theorem 2 (standard deviation at eps = 0.1, in the authors' program)",
-            expected=printed,
-            found=authors_noise(0.1),
-            corrected=with_four,
-            tolerance=1e-4,
-            note="All its values are theorem 2's with 4 in place of the constant 20.",
-        ),
-        Claim(
-            source="003",
-            says="theorem 2's condition on alpha can be met in table 2 (in how many of its five rows)",
-            expected=5,
-            found=allowed,
-            corrected=0,
-            note="At eps = 0.1 alpha would have to be negative (below -1.7), and is at least 116: the theorem covers no row.",
-        ),
+        claim("noise of theorem 2", authors_noise(0.1), expected=printed, corrected=with_four),
+        claim("condition on alpha", allowed),
     ]
     if not context.quick:
         multiplier = authors_noise(0.1) * b / lipschitz(normalised(data.train))
         plan = Plan.dpsgd(noise_multiplier=multiplier, delta=DELTA, batch_size=b, dataset_size=n, steps=steps)
-        claims.append(
-            Claim(
-                source="003",
-                says="table 2's first column is (0.1, 1e-5)-DP (the epsilon that can be proved for how it was trained)",
-                expected=0.1,
-                relation="at most",
-                found=plan.guarantee().epsilon,
-                corrected=5.3,
-                tolerance=0.1,
-                note="The program clips the mean gradient of the batch, not each example's, so one example may move it by its whole "
-                "gradient, of norm up to 69 / 128. An upper bound: nobody has attacked it.",
-            )
-        )
+        claims.append(claim("first column", plan.guarantee().epsilon))
     return tuple(claims)
 
 
@@ -179,34 +153,13 @@ def _paper_claims(context: Context, size: _Size, paper: Results) -> tuple[Claim,
     gains = _gains(paper)
     worst_gain, error = min(gains[e, 1.0] for e in size.epsilons)
     smallest, its_error = min(gains.values())
+    by_epsilon = "; ".join(f"eps = {e:g}: {gains[e, 1.0][0]:+.1f} ± {gains[e, 1.0][1]:.1f}" for e in size.epsilons)
+    mean = mean_and_error([gain for gain, _ in gains.values()])[0]
     return (
-        Claim(
-            source="003",
-            says="table 2, sigma = 0 and 3, repeated as the authors' program does it (largest difference, points)",
-            expected=0.0,
-            found=worst,
-            tolerance=3.5,
-            note="Reproducible, but with a batch-wise clip: no guarantee of the printed size.",
-        ),
+        claim("authors' program", worst),
         *(_honest_claim(k, v) for k, v in paper.items() if k[0] == "example" and k[3] == 1.0),
-        Claim(
-            source="003",
-            says="sigma = 3 improves on sigma = 0 at every epsilon (smallest gain, points, honest re-run)",
-            expected=0.0,
-            relation="at least",
-            found=worst_gain,
-            stderr=error,
-            note="; ".join(f"eps = {e:g}: {gains[e, 1.0][0]:+.1f} ± {gains[e, 1.0][1]:.1f}" for e in size.epsilons) + ".",
-        ),
-        Claim(
-            source="003",
-            says="figure 4: sigma = 3 improves at every step size (smallest gain over eps and a, points)",
-            expected=0.0,
-            relation="at least",
-            found=smallest,
-            stderr=its_error,
-            note=f"Of {len(gains)}; their mean is {mean_and_error([gain for gain, _ in gains.values()])[0]:+.1f} points.",
-        ),
+        claim("sigma helps", worst_gain, stderr=error, note=f"{by_epsilon}."),
+        claim("figure 4", smallest, stderr=its_error, count=len(gains), mean=mean),
     )
 
 
@@ -214,18 +167,9 @@ def _honest_claim(key: tuple[Any, ...], values: list[float]) -> Claim:
     _, epsilon, sigma, _ = key
     mean, error = mean_and_error(values)
     one_run = error * math.sqrt(len(values) + 1)  # standard deviation of another run's distance from this mean
-    return Claim(
-        source="003",
-        says=f"table 2: {table2(epsilon, sigma)} % at eps = {epsilon}, sigma = {sigma:g} (per-example clipping, tight noise)",
-        expected=table2(epsilon, sigma),
-        relation="at least",
-        found=mean,
-        stderr=error,
-        corrected=_EARLIER[epsilon, sigma],
-        tolerance=2 * one_run,
-        note=f"With a valid guarantee the recipe gives this; an earlier program's single run gave {_EARLIER[epsilon, sigma]} %, which is "
-        f"{abs(mean - _EARLIER[epsilon, sigma]) / one_run:.1f} standard deviations of a single run away.",
-    )
+    printed, earlier = table2(epsilon, sigma), _EARLIER[epsilon, sigma]
+    words = {"printed": printed, "earlier": earlier, "epsilon": epsilon, "sigma": sigma, "away": abs(mean - earlier) / one_run}
+    return claim("re-run", mean, stderr=error, expected=printed, corrected=earlier, tolerance=2 * one_run, **words)
 
 
 def _gains(paper: Results) -> dict[tuple[float, float], tuple[float, float]]:
@@ -279,18 +223,12 @@ def _best_claims(context: Context, size: _Size, paper: Results, best: Results) -
     for (kind, epsilon), values in best.items():
         mean, error = mean_and_error(values)
         rerun = mean_and_error(paper["example", epsilon, 3.0, 1.0])[0]
+        told = {"stderr": error, "kind": kind}
         if context.quick:
-            says, target = (
-                f"eps = {at_most(epsilon, 6)}: full-batch descent on {kind} beats the paper's recipe (at sigma = 3)",
-                rerun,
-            )
+            claims.append(claim("best recipe, quick", mean, expected=rerun, epsilon=at_most(epsilon, 6), **told))
         else:
-            says = (
-                f"eps = {epsilon}: the best recipe on {kind}, against {table2(epsilon, 3.0)} % in table 2 (not private) "
-                f"and {rerun:.1f} % re-run"
-            )
-            target = _TARGETS[kind][epsilon]
-        claims.append(Claim(source="003", says=says, expected=target, relation="at least", found=mean, stderr=error))
+            told |= {"expected": _TARGETS[kind][epsilon], "printed": table2(epsilon, 3.0), "rerun": rerun}
+            claims.append(claim("best recipe", mean, epsilon=epsilon, **told))
     return claims
 
 
