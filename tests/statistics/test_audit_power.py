@@ -18,6 +18,7 @@ from hushgrad.audit.bench import Bench
 from hushgrad.errors import ArgumentError
 from hushgrad.release.core import Release
 from hushgrad.testing.defects import BEDS, DEFECTS, SERVERS, audited, bench, patched
+from hushgrad.testing.defects.base import replaced
 from hushgrad.train import Plan
 
 SHARP = (  # one for each check
@@ -98,6 +99,14 @@ def test_right_runs_are_not_refuted(bed: str) -> None:
 
 def test_a_defect_that_changes_nothing_is_refused() -> None:
     with pytest.raises(AttributeError), patched(Release, "_no_such_method", None):
+        pass
+
+
+def test_a_defect_that_cannot_be_called_is_refused() -> None:
+    """It would raise in the run, which the audit reports as a finding: as if the mistake had been caught."""
+    with pytest.raises(TypeError, match="does not take \\['buffers'\\]"):
+        replaced(Release, "_add", lambda right, self, step: None)
+    with replaced(Release, "_add", lambda right, self, step, **rest: None):
         pass
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,15 +32,43 @@ DEFECTS: dict[str, Defect] = {}
 """All of them by name."""
 
 
-def defect(name: str, *, law: str, bed: str = "layers") -> Callable[[Callable[[], Iterator[None]]], Plant]:
-    """Register a generator function that plants a defect, yields once and removes it."""
+def defect(name: str, *, law: str, bed: str = "layers") -> Callable[[Plant], Plant]:
+    """Register a function that gives the context inside of which the library has a defect."""
 
-    def register(function: Callable[[], Iterator[None]]) -> Plant:
-        plant = contextmanager(function)
+    def register(plant: Plant) -> Plant:
         DEFECTS[name] = Defect(name, law, bed, plant)
         return plant
 
     return register
+
+
+def wrong(owner: Any, method: str, name: str, *, law: str, bed: str = "layers") -> Callable[[Callable[..., Any]], Plant]:
+    """Register a method that is wrong: it stands in the place of ``owner.method``, which it gets as its first argument."""
+
+    def register(mistaken: Callable[..., Any]) -> Plant:
+        return defect(name, law=law, bed=bed)(lambda: replaced(owner, method, mistaken))
+
+    return register
+
+
+def replaced(owner: Any, method: str, mistaken: Callable[..., Any]) -> AbstractContextManager[None]:
+    """``owner.method`` is ``mistaken`` inside, with the right one as its first argument.
+
+    Raises:
+        TypeError: where it takes other arguments than the right one: a defect that cannot be called would look like one that is caught.
+    """
+    right = getattr(owner, method)
+    taken = inspect.signature(mistaken).parameters
+    lacking = [name for name, one in inspect.signature(right).parameters.items() if not _takes(taken, name, one)]
+    if lacking:
+        raise TypeError(f"{mistaken} stands for {method} and does not take {lacking}")
+    return patched(owner, method, lambda *args, **options: mistaken(right, *args, **options))
+
+
+def _takes(taken: Mapping[str, inspect.Parameter], name: str, one: inspect.Parameter) -> bool:
+    kinds = {parameter.kind for parameter in taken.values()}
+    many = {one.VAR_KEYWORD} if one.kind is one.KEYWORD_ONLY else {one.VAR_POSITIONAL, one.VAR_KEYWORD}
+    return name in taken or bool(many & kinds)
 
 
 @contextmanager

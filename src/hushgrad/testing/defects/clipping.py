@@ -3,179 +3,129 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hushgrad.clipping import Capture, Flat, PerLayer, reduce
-from hushgrad.clipping.base import Rule
 from hushgrad.clipping.rules.embedding import Embedding
 from hushgrad.clipping.rules.linear import Linear
 from hushgrad.clipping.rules.norm import LayerNorm
-from hushgrad.testing.defects.base import defect, patched
+from hushgrad.testing.defects.base import Plant, defect, patched, replaced, wrong
 
-_NORM = "no record moves the clipped sum by more than the clip norm"
-_OWN = "an example is clipped by the norm of its own whole gradient"
-
-
-def _weighed(change: Callable[[Flat, Tensor, Tensor], Tensor]) -> AbstractContextManager[None]:
-    weights = Flat.weights
-    return patched(Flat, "weights", lambda self, squares: change(self, squares, weights(self, squares.clone())))
+NORM = "no record moves the clipped sum by more than the clip norm"
+WHOLE = "an example is clipped by the norm of its own whole gradient"
+_Change = Callable[[Flat, Tensor, Tensor], Tensor]
 
 
-@defect("every tenth example is not clipped", law=_NORM)
-def _() -> Iterator[None]:
-    def change(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
-        weights[::10] = 1.0
-        return weights
+def _weighed(name: str, *, law: str = NORM) -> Callable[[_Change], Plant]:
+    """Register a function that makes the weights of examples from their squared norms and the right weights."""
 
-    with _weighed(change):
-        yield
+    def register(change: _Change) -> Plant:
+        def weigh(right: Any, self: Flat, sq_norms: Tensor) -> Tensor:
+            return change(self, sq_norms, right(self, sq_norms.clone()))
 
+        return defect(name, law=law)(lambda: replaced(Flat, "weights", weigh))
 
-@defect("clip norm a tenth too large", law=_NORM)
-def _() -> Iterator[None]:
-    with _weighed(lambda clip, squares, weights: (weights * 1.1).clamp(max=1.0)):
-        yield
+    return register
 
 
-@defect("norms that are infinite are not clipped", law=_NORM)
-def _() -> Iterator[None]:
-    with _weighed(lambda clip, squares, weights: torch.where(squares.isinf(), 1.0, weights)):
-        yield
+@_weighed("every tenth example is not clipped")
+def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
+    weights[::10] = 1.0
+    return weights
 
 
-@defect("norms are cut at a thousand clip norms", law=_NORM)
-def _() -> Iterator[None]:
-    with _weighed(lambda clip, squares, weights: weights.clamp(min=1e-3)):
-        yield
+@_weighed("clip norm a tenth too large")
+def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
+    return (weights * 1.1).clamp(max=1.0)
 
 
-@defect("a batch of one is not clipped", law=_NORM)
-def _() -> Iterator[None]:
-    with _weighed(lambda clip, squares, weights: torch.ones_like(weights) if len(weights) == 1 else weights):
-        yield
+@_weighed("norms that are infinite are not clipped")
+def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
+    return torch.where(squares.isinf(), 1.0, weights)
 
 
-@defect("the batch is clipped, not the examples", law=_NORM)
-def _() -> Iterator[None]:
-    def change(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
-        mean = squares.sum().sqrt() / max(1, len(squares))
-        return torch.ones_like(weights) * (clip.max_grad_norm / mean).clamp(max=1.0)
-
-    with _weighed(change):
-        yield
+@_weighed("norms are cut at a thousand clip norms")
+def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
+    return weights.clamp(min=1e-3)
 
 
-@defect("an example gets its neighbour's weight", law=_OWN)
-def _() -> Iterator[None]:
-    with _weighed(lambda clip, squares, weights: weights.roll(1)):
-        yield
+@_weighed("a batch of one is not clipped")
+def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
+    return torch.ones_like(weights) if len(weights) == 1 else weights
 
 
-@defect("squared norms for norms", law=_NORM)
-def _() -> Iterator[None]:
-    with _weighed(lambda clip, squares, weights: (clip.max_grad_norm / squares).clamp(max=1.0).clamp(min=0.5)):
-        yield
+@_weighed("the batch is clipped, not the examples")
+def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
+    mean = squares.sum().sqrt() / max(1, len(squares))
+    return torch.ones_like(weights) * (clip.max_grad_norm / mean).clamp(max=1.0)
 
 
-@defect("sensitivity divided by the batch size", law="noise is the multiplier times the clip norm")
-def _() -> Iterator[None]:
-    with patched(Flat, "sensitivity", lambda self, relation: self.max_grad_norm / 12 * relation.contributions):
-        yield
+@_weighed("an example gets its neighbour's weight", law=WHOLE)
+def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
+    return weights.roll(1)
 
 
-@defect("all layers but the first are not clipped", law=_NORM, bed="by layer")
-def _() -> Iterator[None]:
-    weights = PerLayer.weights
-
-    def first_only(self: PerLayer, squares: Tensor) -> Tensor:
-        made = weights(self, squares)
-        made[:, 1:] = 1.0
-        return made
-
-    with patched(PerLayer, "weights", first_only):
-        yield
+@_weighed("squared norms for norms")
+def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
+    return (clip.max_grad_norm / squares).clamp(max=1.0).clamp(min=0.5)
 
 
-def _without(rule: type[Rule], *names: str) -> AbstractContextManager[None]:
-    """The norms of these parameters are left out."""
-    measure = rule.sq_norms
+@wrong(Flat, "sensitivity", "sensitivity divided by the batch size", law="noise is the multiplier times the clip norm")
+def _(sensitivity: Any, self: Flat, relation: Any) -> float:
+    return self.max_grad_norm / 12 * relation.contributions  # type: ignore[no-any-return]
 
-    def wrong(self: Rule, record: Any) -> dict[str, Tensor]:
+
+@wrong(PerLayer, "weights", "all layers but the first are not clipped", law=NORM, bed="by layer")
+def _(weights: Any, self: PerLayer, sq_norms: Tensor) -> Tensor:
+    made: Tensor = weights(self, sq_norms)
+    made[:, 1:] = 1.0
+    return made
+
+
+def _without(*names: str) -> Callable[..., dict[str, Tensor]]:
+    """Norms that leave out these parameters."""
+
+    def measured(measure: Any, self: Any, record: Any) -> dict[str, Tensor]:
         return {name: value * 0 if name in names else value for name, value in measure(self, record).items()}
 
-    return patched(rule, "sq_norms", wrong)
+    return measured
 
 
-@defect("norms of biases are left out", law=_OWN)
-def _() -> Iterator[None]:
-    with _without(Linear, "bias"):
-        yield
+wrong(Linear, "sq_norms", "norms of biases are left out", law=WHOLE)(_without("bias"))
+wrong(Linear, "sq_norms", "norms of linear layers are left out", law=WHOLE)(_without("weight"))
+wrong(LayerNorm, "sq_norms", "norms of normalisation layers are left out", law=WHOLE)(_without("weight", "bias"))
 
 
-@defect("norms of linear layers are left out", law=_OWN)
-def _() -> Iterator[None]:
-    with _without(Linear, "weight"):
-        yield
+@wrong(Linear, "sq_norms", "norms of what has no gradient yet are left out", law=WHOLE, bed="new adapter")
+def _(measure: Any, self: Linear, record: Any) -> dict[str, Tensor]:
+    down = record.g.shape[-1] == 2  # in front of a factor that is zero
+    return {name: value * 0 if down else value for name, value in measure(self, record).items()}
 
 
-@defect("norms of normalisation layers are left out", law=_OWN)
-def _() -> Iterator[None]:
-    with _without(LayerNorm, "weight", "bias"):
-        yield
+wrong(Embedding, "sq_norms", "norms of tables are left out", law=WHOLE, bed="table")(_without("weight"))
 
 
-@defect("norms of what has no gradient yet are left out", law=_OWN, bed="new adapter")
-def _() -> Iterator[None]:
-    measure = Linear.sq_norms
-
-    def wrong(self: Linear, record: Any) -> dict[str, Tensor]:
-        down = record.g.shape[-1] == 2  # in front of a factor that is zero
-        return {name: value * 0 if down else value for name, value in measure(self, record).items()}
-
-    with patched(Linear, "sq_norms", wrong):
-        yield
-
-
-@defect("norms of tables are left out", law=_OWN, bed="table")
-def _() -> Iterator[None]:
-    with _without(Embedding, "weight"):
-        yield
-
-
-@defect("a tied weight is counted once", law=_OWN, bed="tied")
-def _() -> Iterator[None]:
-    def once(group: Any, shared: dict[str, Any], **_: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {name: uses[0][0].call.measure()[uses[0][1]] * uses[0][0].factor ** 2 for name, uses in shared.items()}, {}
-
-    with patched(reduce, "joint_norms", once):
-        yield
+@wrong(reduce, "joint_norms", "a tied weight is counted once", law=WHOLE, bed="tied")
+def _(joint: Any, group: Any, shared: dict[str, Any], **_: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    return {name: uses[0][0].call.measure()[uses[0][1]] * uses[0][0].factor ** 2 for name, uses in shared.items()}, {}
 
 
 @defect("parts that cancel are added one by one", law="the bound holds in the arithmetic that runs", bed="sequences")
+@contextmanager
 def _() -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(patched(reduce, "heavy_units", lambda *_, **__: []))
-        stack.enter_context(patched(reduce, "is_light", lambda *_, **__: True))
+    with patched(reduce, "heavy_units", lambda *_, **__: []), patched(reduce, "is_light", lambda *_, **__: True):
         yield
 
 
-@defect("a user's examples are clipped one by one", law="a user is clipped as one", bed="users")
-def _() -> Iterator[None]:
-    with patched(Capture, "units", lambda self, ids: None):
-        yield
+@wrong(Capture, "units", "a user's examples are clipped one by one", law="a user is clipped as one", bed="users")
+def _(units: Any, self: Capture, ids: Any) -> None:
+    return None
 
 
-@defect("the divisor counts the records", law="the divisor is public")
-def _() -> Iterator[None]:
-    collect = Capture.collect
-
-    def wrong(self: Capture, clipper: Any, **options: Any) -> Any:
-        count = max(1, self.check())
-        return collect(self, clipper, **{**options, "scale": 1.0 / count})
-
-    with patched(Capture, "collect", wrong):
-        yield
+@wrong(Capture, "collect", "the divisor counts the records", law="the divisor is public")
+def _(collect: Any, self: Capture, clipper: Any, **options: Any) -> Any:
+    return collect(self, clipper, **{**options, "scale": 1.0 / max(1, self.check())})

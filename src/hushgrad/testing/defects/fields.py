@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,143 +13,100 @@ from torch import Tensor
 from hushgrad.noise import BLT, Banded, Source, Tree
 from hushgrad.release.core import Noised, Release
 from hushgrad.release.keys import RunKey
-from hushgrad.testing.defects.base import defect, patched
+from hushgrad.testing.defects.base import defect, patched, replaced, wrong
 from hushgrad.testing.defects.noise import AMPLITUDE, ONCE, OWN, Rows, changed, flat, row_of, scaled
 
 _COVARIANCE = "the rows have the covariance that is accounted"
+_EVENT = "the event is that of the mechanism"
+_NORMAL = "the noise is normal"
 
 
 def _shuffled(row: Tensor) -> Tensor:
     return row[torch.randperm(len(row), generator=torch.Generator().manual_seed(7))]
 
 
-@defect("a row in mid-run is an earlier one in another order", law=ONCE)
-def _() -> Iterator[None]:
-    def change(release: Release, step: int, noise: Rows) -> Rows:
-        again = row_of(release, step, noise, 21 if step == 33 else step)
-        return flat(again, _shuffled) if step == 33 else again
-
-    with changed(change):
-        yield
+@changed("a row in mid-run is an earlier one in another order", law=ONCE)
+def _(release: Release, step: int, noise: Rows) -> Rows:
+    again = row_of(release, step, noise, 21 if step == 33 else step)
+    return flat(again, _shuffled) if step == 33 else again
 
 
-@defect("a row in mid-run is mixed with an earlier one in another order", law=ONCE)
-def _() -> Iterator[None]:
-    def change(release: Release, step: int, noise: Rows) -> Rows:
-        if not 20 <= step < 44:
-            return row_of(release, step, noise, step)
-        before = flat(row_of(release, step, noise, step - 1), _shuffled)
-        return {name: 0.8 * row + 0.6 * before[name] for name, row in noise.items()}
-
-    with changed(change):
-        yield
+@changed("a row in mid-run is mixed with an earlier one in another order", law=ONCE)
+def _(release: Release, step: int, noise: Rows) -> Rows:
+    if not 20 <= step < 44:
+        return row_of(release, step, noise, step)
+    before = flat(row_of(release, step, noise, step - 1), _shuffled)
+    return {name: 0.8 * row + 0.6 * before[name] for name, row in noise.items()}
 
 
-@defect("every second row of mid-run is minus the one before", law=ONCE)
-def _() -> Iterator[None]:
-    def change(release: Release, step: int, noise: Rows) -> Rows:
-        again = row_of(release, step, noise, step - step % 2 if 20 <= step < 44 else step)
-        return {name: -row for name, row in again.items()} if step % 2 and 20 <= step < 44 else again
-
-    with changed(change):
-        yield
+@changed("every second row of mid-run is minus the one before", law=ONCE)
+def _(release: Release, step: int, noise: Rows) -> Rows:
+    again = row_of(release, step, noise, step - step % 2 if 20 <= step < 44 else step)
+    return {name: -row for name, row in again.items()} if step % 2 and 20 <= step < 44 else again
 
 
-@defect("one sign for each tensor", law="the noise is normal")
-def _() -> Iterator[None]:
-    with changed(
-        lambda release, step, noise: {name: row.abs() * (1 - 2 * (i % 2)) for i, (name, row) in enumerate(noise.items())}
-    ):
-        yield
+@changed("one sign for each tensor", law=_NORMAL)
+def _(release: Release, step: int, noise: Rows) -> Rows:
+    return {name: row.abs() * (1 - 2 * (i % 2)) for i, (name, row) in enumerate(noise.items())}
 
 
-@defect("noise of rank one", law=OWN)
-def _() -> Iterator[None]:
-    def change(release: Release, step: int, noise: Rows) -> Rows:
-        made = {}
-        for name, row in noise.items():
-            made[name] = torch.outer(row[:, 0], row[0]) / release._scale if row.dim() == 2 else row
-        return made
-
-    with changed(change):
-        yield
+@changed("noise of rank one", law=OWN)
+def _(release: Release, step: int, noise: Rows) -> Rows:
+    return {n: torch.outer(row[:, 0], row[0]) / release._scale if row.dim() == 2 else row for n, row in noise.items()}
 
 
-@defect("noise that fades to nine tenths", law=AMPLITUDE)
-def _() -> Iterator[None]:
-    with scaled(lambda step, name, row: 1 - 0.1 * step / 64):
-        yield
+scaled("noise that fades to nine tenths", lambda step, name, row: 1 - 0.1 * step / 64, law=AMPLITUDE)
+scaled("no noise in tensors of three numbers", lambda step, name, row: float(row.numel() != 3), law=OWN)
 
 
-@defect("no noise in tensors of three numbers", law=OWN)
-def _() -> Iterator[None]:
-    with scaled(lambda step, name, row: 0.0 if row.numel() == 3 else 1.0):
-        yield
+@changed("outliers of the noise are brought back to four", law=_NORMAL, bed="broad")
+def _(release: Release, step: int, noise: Rows) -> Rows:
+    return {name: row.clamp(-3.5 * release._scale, 3.5 * release._scale) for name, row in noise.items()}
 
 
-@defect("outliers of the noise are brought back to four", law="the noise is normal", bed="broad")
-def _() -> Iterator[None]:
-    with changed(
-        lambda release, step, noise: {k: row.clamp(-3.5 * release._scale, 3.5 * release._scale) for k, row in noise.items()}
-    ):
-        yield
-
-
-@defect("noise halved in large batches", law=AMPLITUDE)
-def _() -> Iterator[None]:
-    noised = Release.noised
-
-    def wrong(self: Release, step: int, sums: Rows, norms: Tensor, *, begun: Rows) -> Noised:
-        kept = self._scale
-        if len(norms) > 14:
-            self._scale = kept / 2
-        try:
-            return noised(self, step, sums, norms, begun=begun)
-        finally:
-            self._scale = kept
-
-    with patched(Release, "noised", wrong):
-        yield
+@wrong(Release, "noised", "noise halved in large batches", law=AMPLITUDE)
+def _(noised: Any, self: Release, step: int, sums: Rows, norms: Tensor, *, begun: Rows) -> Noised:
+    kept = self._scale
+    if len(norms) > 14:
+        self._scale = kept / 2
+    try:
+        return noised(self, step, sums, norms, begun=begun)  # type: ignore[no-any-return]
+    finally:
+        self._scale = kept
 
 
 @defect("a table's noise of step 9 again in step 30", law=ONCE, bed="table")
-def _() -> Iterator[None]:
-    fresh, kept = Release._fresh, WeakKeyDictionary[Release, Rows]()
+def _() -> AbstractContextManager[None]:
+    kept = WeakKeyDictionary[Release, Rows]()
 
-    def wrong(self: Release, step: int, names: Any) -> Rows:
-        rows = fresh(self, step, names)
+    def again(fresh: Any, self: Release, step: int, names: Any) -> Rows:
+        rows: Rows = fresh(self, step, names)
         if step == 9:
             kept[self] = {name: row.clone() for name, row in rows.items()}
         return {name: kept[self][name].clone() for name in rows} if step == 30 and self in kept else rows
 
-    with patched(Release, "_fresh", wrong):
-        yield
+    return replaced(Release, "_fresh", again)
 
 
 @defect("a resumed run begins with the first row again", law=ONCE)
+@contextmanager
 def _() -> Iterator[None]:
-    draw, load, first = Source.draw, Release.load_noise, WeakKeyDictionary[Source, int]()
+    first = WeakKeyDictionary[Source, int]()
 
-    def resumed(self: Release, state: Any, steps: int) -> None:
+    def resumed(load: Any, self: Release, state: Any, steps: int) -> None:
         load(self, state, steps)
         first[self.source] = steps
 
-    def wrong(self: Source, step: int, pieces: Any, scale: float, *, fresh: bool) -> None:
-        draw(self, step - first.get(self, 0), pieces, scale, fresh=fresh)
+    def early(draw: Any, self: Source, step: int, pieces: Any, scale: float, **options: bool) -> None:
+        draw(self, step - first.get(self, 0), pieces, scale, **options)
 
-    with patched(Release, "load_noise", resumed), patched(Source, "draw", wrong):
+    with replaced(Release, "load_noise", resumed), replaced(Source, "draw", early):
         yield
 
 
-@defect("saved buffers of correlated noise are loaded as zeros", law=_COVARIANCE, bed="correlated")
-def _() -> Iterator[None]:
-    load = Release.load_noise
-
-    def wrong(self: Release, state: Any, steps: int) -> None:
-        load(self, None if state is None else zeroed(state), steps)
-
-    with patched(Release, "load_noise", wrong):
-        yield
+@wrong(Release, "load_noise", "saved buffers of correlated noise are loaded as zeros", law=_COVARIANCE, bed="correlated")
+def _(load: Any, self: Release, state: Any, steps: int) -> None:
+    load(self, None if state is None else zeroed(state), steps)
 
 
 def zeroed(state: Any) -> Any:
@@ -161,29 +119,14 @@ def zeroed(state: Any) -> Any:
 
 
 @defect("batches that do not depend on the key", law="who takes part is secret")
-def _() -> Iterator[None]:
-    with patched(RunKey, "sampling", property(lambda self: bytes(32))):
-        yield
+def _() -> AbstractContextManager[None]:
+    return patched(RunKey, "sampling", property(lambda self: bytes(32)))
 
 
-def _half(kind: Any) -> Any:
-    own = kind.sensitivity
-    return lambda self, *, steps, participation: 0.5 * own(self, steps=steps, participation=participation)
+def _half(sensitivity: Any, self: Any, **run: Any) -> float:
+    return 0.5 * sensitivity(self, **run)  # type: ignore[no-any-return]
 
 
-@defect("a banded mechanism's sensitivity halved", law="the event is that of the mechanism", bed="correlated")
-def _() -> Iterator[None]:
-    with patched(Banded, "sensitivity", _half(Banded)):
-        yield
-
-
-@defect("a BLT's sensitivity halved", law="the event is that of the mechanism", bed="blt")
-def _() -> Iterator[None]:
-    with patched(BLT, "sensitivity", _half(BLT)):
-        yield
-
-
-@defect("a tree's sensitivity halved", law="the event is that of the mechanism", bed="tree")
-def _() -> Iterator[None]:
-    with patched(Tree, "sensitivity", _half(Tree)):
-        yield
+wrong(Banded, "sensitivity", "a banded mechanism's sensitivity halved", law=_EVENT, bed="correlated")(_half)
+wrong(BLT, "sensitivity", "a BLT's sensitivity halved", law=_EVENT, bed="blt")(_half)
+wrong(Tree, "sensitivity", "a tree's sensitivity halved", law=_EVENT, bed="tree")(_half)
