@@ -96,9 +96,9 @@ def test_a_record_adds_a_vector_of_length_at_most_one(columns, values):
     rows = [tuple(str(v) for _ in range(columns)) for v in values]
     prepared = encode.prepared(rows)
     everyone = np.arange(len(rows))
-    whole = encode.statistic(prepared, everyone)
+    whole = encode.statistic(prepared, everyone, np.ones(len(rows)))
     for left in everyone:
-        moved = whole - encode.statistic(prepared, everyone[everyone != left])
+        moved = whole - encode.statistic(prepared, everyone[everyone != left], np.ones(len(rows) - 1))
         assert float(moved.norm()) <= 1 + 1e-12
 
 
@@ -122,15 +122,15 @@ def test_a_session_learns_once_and_reads_it_again(tmp_path):
     encode = waiting(2, 4)
     prepared, everyone = encode.prepared([(str(v), str(v)) for v in range(60)]), np.arange(60)
     refused = Before(recipe, tmp_path, None)
-    refused(encode, prepared, everyone)
+    refused(encode, prepared, everyone, None)
     assert list(tmp_path.iterdir()) == []  # nothing is written before the budget is there
     first = Before(recipe, tmp_path, None)
-    learned = first(encode, prepared, everyone)
+    learned = first(encode, prepared, everyone, None)
     first.keep(Journal(RunKey.make(seed=1)))
-    assert Before(recipe, tmp_path, bytes(32))(encode, prepared, everyone) == learned
+    assert Before(recipe, tmp_path, bytes(32))(encode, prepared, everyone, None) == learned
     (tmp_path / "encoder.json").write_text("{}")
     with pytest.raises(ArgumentError):
-        Before(recipe, tmp_path, None)(encode, prepared, everyone)
+        Before(recipe, tmp_path, None)(encode, prepared, everyone, None)
 
 
 def test_all_values_equal_and_nothing_at_all_give_a_working_encoder():
@@ -172,7 +172,8 @@ def test_images_are_centred_by_a_private_mean():
     prepared = encode.prepared(images)
     everyone = np.arange(40)
     for left in (0, 17):
-        moved = encode.statistic(prepared, everyone) - encode.statistic(prepared, everyone[everyone != left])
+        others = everyone[everyone != left]
+        moved = encode.statistic(prepared, everyone, np.ones(40)) - encode.statistic(prepared, others, np.ones(39))
         assert float(moved.norm()) <= 1 + 1e-12
     learned = learn(encode, prepared, everyone, records=40, secret=bytes(32))
     rows = learned(images).float()

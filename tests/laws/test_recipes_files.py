@@ -148,7 +148,7 @@ def test_text_readers(tmp_path):
     path = tmp_path / "texts"
     path.write_text("ham\thello there\nspam\tWIN now now\n" * 5)
     data = DATA["labelled-text"](path=str(path), classes=["ham", "spam"], length=4)
-    assert data.shape == (4,) and len(data.train) == 8
+    assert data.shape == (4,) and len(data.train) + len(data.test) == 10 and len(data.test)
     assert text_ids("Now now", 3) == [*text_ids("now", 1) * 2, 0]
     path.write_text("no tab here\n")
     with pytest.raises(ArgumentError, match="line=1"):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hushgrad.advice import Codebook
+from hushgrad.advice.advise import _width
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
@@ -112,3 +113,16 @@ def test_pictures_of_more_than_eight_bits_are_refused(tmp_path):
     image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000).save(path)
     with pytest.raises(ArgumentError, match="8 bits for each colour"):
         ImageEncoder(channels=1, height=8, width=8)([path])
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_large_images_are_averaged_to_64_pixels_first(mirrored):
+    images = np.random.default_rng(4).integers(0, 255, (3, 128, 128))
+    small = images.reshape(3, 64, 2, 64, 2).mean(axis=(2, 4))
+    large, usual = (
+        ImageFeatures(images=ImageEncoder(channels=1, height=side, width=side), mirrored=mirrored) for side in (128, 64)
+    )
+    rows = large.prepared(images)
+    assert torch.allclose(rows.float(), usual.prepared(small).float(), atol=2e-3)
+    book = Codebook(kind="images", classes=("a", "b"), height=1024, width_of_image=1024, mirrored=mirrored)
+    assert _width(book) == rows.shape[1]

@@ -67,3 +67,12 @@ def test_it_is_written_down_and_old_files_read_the_same():
 def test_what_has_no_finite_price_is_refused(before):
     with pytest.raises(ArgumentError, match="before"):
         hushgrad.Plan.dpsgd(noise_multiplier=3.0, before=before, steps=20, **COMMON)
+
+
+@pytest.mark.parametrize(("make", "options"), METHODS)
+@pytest.mark.parametrize("before", [Gaussian(30.0), PureDP(0.3)])
+def test_a_budget_that_is_used_up_before_the_run_is_refused_by_its_name(make, options, before):
+    alone = hushgrad.epsilon(before, delta=1e-5)
+    with pytest.raises(ArgumentError, match=r"Expected epsilon=0\.1 to be more than 0\.\d+, which .* before the run costs alone"):
+        make(epsilon=0.1, before=before, **options)
+    assert make(epsilon=1.1 * alone, before=before, **options).guarantee().epsilon <= 1.1 * alone

@@ -214,7 +214,8 @@ def test_a_full_disk_at_a_resume_leaves_the_run_as_it_was(tmp_path, recipe, monk
         with pytest.raises(StorageError, match="No space left"):
             train(None, out, resume=True, progress=False)
     assert {name: (out / name).read_bytes() for name in before} == before
-    assert train(None, out, resume=True, progress=False).steps == 30
+    # By content 82 of the 100 records are trained on, by place 80.
+    assert train(None, out, resume=True, progress=False).steps == (30 if plan else 31)
 
 
 def _stop(*args, **options):
@@ -246,7 +247,8 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path, monkeypatch, plan):
     with pytest.raises(ArgumentError, match="their number has changed"):
         train(None, out, resume=True, progress=False)
     table.write_text("\n".join(["a,b,label", *rows]))
-    assert train(None, out, resume=True, progress=False).steps == 30
+    # By content 82 of the 100 records are trained on, by place 80.
+    assert train(None, out, resume=True, progress=False).steps == (30 if plan else 31)
 
 
 def test_a_damaged_folder_is_one_sentence(tmp_path, capsys):

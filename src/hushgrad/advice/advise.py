@@ -12,6 +12,7 @@ from hushgrad.accounting.gaussian import gaussian_mu
 from hushgrad.advice import rules
 from hushgrad.advice.codebook import Codebook
 from hushgrad.events import Gaussian
+from hushgrad.recipes.image_features import LARGEST
 from hushgrad.recipes.learning import LearningEncoder
 from hushgrad.recipes.patches import CELLS, PATCHES
 from hushgrad.recipes.recipe import Recipe
@@ -73,7 +74,7 @@ def advise(codebook: Codebook, *, epsilon: float, delta: float, records: int | N
     n, kind = _check.positive_int(records=count), codebook.kind
     mu = gaussian_mu(_check.positive(epsilon=epsilon), _check.delta(delta=delta))
     weight = rules.word_weight(records=n, mu=mu)
-    encoder = codebook.encoder(buckets=rules.WORD_BUCKETS, weight=weight, noise_multiplier=rules.MEAN_NOISE)
+    encoder = codebook.encoder(buckets=rules.WORD_BUCKETS, weight=weight, noise_multiplier=rules.mean_noise(mu=mu))
     batch = rules.batch_for(kind, records=n)
     steps = rules.steps_for(kind, batch=batch, width=_width(codebook), minutes=_check.positive(minutes=minutes))
     learns = encoder.learns if isinstance(encoder, LearningEncoder) else None
@@ -97,8 +98,8 @@ def _width(codebook: Codebook) -> int:
         return codebook.width
     if codebook.kind == "text":
         return LOOKS + rules.WORD_BUCKETS
-    across = codebook.width_of_image // 4
-    waves = codebook.channels * MAPS * (codebook.height // 4) * (-(-across // 2) if codebook.mirrored else across)
+    across = min(codebook.width_of_image, LARGEST) // 4
+    waves = codebook.channels * MAPS * across * (-(-across // 2) if codebook.mirrored else across)
     return waves + PATCHES * CELLS**2 // (2 if codebook.mirrored else 1)
 
 

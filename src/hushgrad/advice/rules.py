@@ -60,6 +60,7 @@ __all__ = [
     "batch_for",
     "expected_gap",
     "learning_rate",
+    "mean_noise",
     "steps_for",
     "word_weight",
 ]
@@ -96,7 +97,7 @@ GAP = {"table": 800.0, "text": 800.0, "images": 20000.0}
 
 MEAN_NOISE = 30.0
 """Of a mean or of histograms released before the run. The steps then need 8 / 0.8 / 0.1 % more noise at epsilon 0.3 / 1 / 3."""
-
+_MEAN_SHARE = 0.375  # of mu, at most, for that release: what it is at epsilon 0.3, so the steps need 8 % more noise at most
 _SECONDS = 1.2e-8  # for each number in a batch, forward and backward, on one core; measured on 4,096 x 3,969 and 9,000 x 96
 _OVERHEAD = 0.01  # seconds for each step
 
@@ -138,6 +139,15 @@ def steps_for(kind: str, *, batch: float, width: int, minutes: float) -> int:
     """
     seconds = _OVERHEAD + _SECONDS * batch * width
     return int(min(STEPS[kind], max(40, 60 * minutes / seconds)))
+
+
+def mean_noise(*, mu: float) -> float:
+    """The noise multiplier of what is released before the run: ``MEAN_NOISE``, and where the budget is small as much as it asks for.
+
+    >>> mean_noise(mu=0.3), round(mean_noise(mu=0.02))
+    (30.0, 133)
+    """
+    return max(MEAN_NOISE, 1 / (_MEAN_SHARE * mu))
 
 
 def word_weight(*, records: int, mu: float) -> float:

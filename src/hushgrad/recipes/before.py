@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.learning import LearningEncoder, learn
+from hushgrad.recipes.planned import from_table
 from hushgrad.recipes.recipe import Recipe
+from hushgrad.recipes.spending import public_size
 from hushgrad.release.atomic import replacing
 from hushgrad.release.journal import JOURNAL, Journal
 
@@ -35,15 +38,30 @@ class Before:
         self._secret = key or (secrets.token_bytes(32) if seed is None else f"seed {seed}".encode().ljust(16))
         self._used: LearningEncoder | None = None
 
-    def __call__(self, encoder: LearningEncoder, prepared: Any, train: np.ndarray) -> LearningEncoder:
-        """The encoder that was learned before, or one that learns now from the rows ``train``."""
+    def __call__(
+        self, encoder: LearningEncoder, prepared: Any, train: np.ndarray, owners: Sequence[str] | None
+    ) -> LearningEncoder:
+        """The encoder that was learned before, or one that learns now from the rows ``train``, which belong to ``owners``."""
         written = self._written()
         if written is None:
-            records = float(self._recipe.plan.get("dataset_size", len(train)))
-            self._used = learn(encoder, prepared, train, records=records, secret=self._secret)
+            records = self._records(len(train) if owners is None else len(set(owners)))
+            self._used = learn(encoder, prepared, train, records=records, secret=self._secret, owners=owners)
         else:
             self._used = self._known(encoder, written)
         return self._used
+
+    def again(self, encoder: LearningEncoder, *_: Any) -> LearningEncoder:
+        """The encoder that an earlier life wrote down; nothing is learned."""
+        written = self._written()
+        if written is None:
+            _check.fail("folder", str(self._file.parent), f"to hold {ENCODER}: what its run learned first", "Train it first.")
+        return self._known(encoder, written)
+
+    def _records(self, count: int) -> float:
+        """The number of units that the plan makes public; the real one is taken only where the plan itself is made from it."""
+        plan = self._recipe.plan
+        stated = public_size(from_table(plan)) if "saved" in plan else plan.get("dataset_size", count)
+        return _check.positive(dataset_size=stated)
 
     def _written(self) -> Any:
         """What an earlier life wrote down; None if there is nothing."""

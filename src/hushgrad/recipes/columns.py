@@ -139,10 +139,11 @@ class Number(Column):
         """The bin of each cell: how many cut points it reaches."""
         return _cut(self.points, cells)
 
-    def histogram(self, cells: Sequence[str]) -> np.ndarray:
-        """How many cells lie in each of 64 cells between the bounds; numbers beyond them count at the ends."""
+    def histogram(self, cells: Sequence[str], shares: np.ndarray) -> np.ndarray:
+        """The shares of the cells in each of 64 parts between the bounds; numbers beyond them count at the ends."""
         places = _cut(self.grid(_CELLS)[1:-1], cells)
-        return np.bincount(places[places >= 0], minlength=_CELLS).astype(float)
+        known = places >= 0
+        return np.bincount(places[known], shares[known], minlength=_CELLS)
 
     def learned(self, noisy: np.ndarray) -> Number:
         """With cut points that divide a noisy histogram into about equal parts."""
@@ -221,9 +222,9 @@ class Columns(LearningEncoder):
                 _check.fail("row", tuple(row), f"to have the {len(names)} cells {', '.join(names)}")
         return [[str(row[i]).strip() for row in listed] for i in range(len(names))]
 
-    def statistic(self, prepared: list[list[str]], chosen: np.ndarray) -> Tensor:
-        """The histograms of all columns that wait, divided by the root of their number: a record adds a vector of length at most 1."""
-        counts = [column.histogram([prepared[i][r] for r in chosen]) for i, column in self.waiting.items()]
+    def statistic(self, prepared: list[list[str]], chosen: np.ndarray, shares: np.ndarray) -> Tensor:
+        """The histograms of all columns that wait, divided by the root of their number: a share of 1 adds a vector of length at most 1."""
+        counts = [column.histogram([prepared[i][r] for r in chosen], shares) for i, column in self.waiting.items()]
         return torch.from_numpy(np.concatenate(counts) / math.sqrt(len(counts)))
 
     def learned(self, noisy: Tensor, records: float) -> Columns:

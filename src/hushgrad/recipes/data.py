@@ -19,14 +19,16 @@ from torch.utils.data import TensorDataset
 from hushgrad import _check
 from hushgrad.recipes.augmented import AugmentedImages
 from hushgrad.recipes.columns import Columns
-from hushgrad.recipes.dataset import Data, Learn, labelled, split
-from hushgrad.recipes.encoders import WORD_BUCKETS, ByteEncoder, Encoder, TableEncoder, TextEncoder, read_table
+from hushgrad.recipes.dataset import Data, Learn, labelled
+from hushgrad.recipes.encoders import WORD_BUCKETS, ByteEncoder, Encoder, Records, TableEncoder, TextEncoder, read_table
 from hushgrad.recipes.files import find, read_cifar10, read_idx
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
+from hushgrad.recipes.sides import sides
 from hushgrad.recipes.text_features import TextFeatures
 
 _DIGITS = tuple("0123456789")
+_DIGITS_SEED = 20_000
 _OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -49,7 +51,10 @@ def digits(*, test_fraction: float = 0.2) -> Data:
     """The embedded 8 x 8 hand-written digits (1,797 images; see digits.LICENSE.txt)."""
     with resources.as_file(resources.files("hushgrad.recipes") / "digits.npz") as path, np.load(path, allow_pickle=False) as f:
         images, labels = f["images"], f["labels"]
-    train, test = split(len(images), test_fraction)
+    _check.between(0, 1, test_fraction=test_fraction)
+    order = np.random.default_rng(_DIGITS_SEED).permutation(len(images))  # always the same ones, and public
+    cut = min(max(1, round(test_fraction * len(images))), len(images) - 1)
+    train, test = np.sort(order[cut:]), np.sort(order[:cut])
     return _of_images((images[train], labels[train]), (images[test], labels[test]), _DIGITS, 16.0)
 
 
@@ -93,6 +98,7 @@ def table(
     drop: list[str] | None = None,
     user: str | int | None = None,
     buckets: int = 64,
+    placed: bool = False,
 ) -> Data:
     """A CSV file, encoded cell by cell (see :class:`~hushgrad.recipes.encoders.TableEncoder`)."""
     titles, _ = read_table(Path(path), header=header, delimiter=delimiter)
@@ -103,7 +109,7 @@ def table(
     if not columns:
         _check.fail("path", path, f"to have a column beside {target!r} to learn from")
     encoder = TableEncoder(columns=columns, buckets=buckets, header=header, delimiter=delimiter, label=target, user=owner)
-    return labelled(encoder, path, classes, test_path=test_path, test_fraction=test_fraction)
+    return labelled(encoder, path, classes, test_path=test_path, test_fraction=test_fraction, placed=placed)
 
 
 _RECORDS = (Columns, ImageEncoder, ImageFeatures, TableEncoder, TextEncoder, TextFeatures)
@@ -117,10 +123,12 @@ def encoded(
     test_path: str | None = None,
     test_fraction: float = 0.2,
     learn: Learn | None = None,
+    placed: bool = False,
 ) -> Data:
     """Records of any kind with an encoder that the recipe describes, by its JSON form."""
     described: Any = _check.instance(_RECORDS, encoder=Encoder.from_json(encoder))
-    return labelled(described, path, classes, test_path=test_path, test_fraction=test_fraction, learn=learn)
+    tested = {"test_path": test_path, "test_fraction": test_fraction}
+    return labelled(described, path, classes, **tested, learn=learn, placed=placed)
 
 
 def _column(column: str | int, titles: list[str], what: str) -> str:
@@ -133,22 +141,36 @@ def _column(column: str | int, titles: list[str], what: str) -> str:
 
 
 def labelled_text(
-    *, path: str, classes: list[str], length: int = 40, test_path: str | None = None, test_fraction: float = 0.2
+    *,
+    path: str,
+    classes: list[str],
+    length: int = 40,
+    test_path: str | None = None,
+    test_fraction: float = 0.2,
+    placed: bool = False,
 ) -> Data:
     """Lines ``label<TAB>text``; words are hashed into 4,095 ids, so the vocabulary tells nothing about the data."""
     encoder = TextEncoder(length=length)
     if encoder.read(Path(path), classes).labels is None:
         _check.fail("line", 1, f"to begin with one of {classes} and a tab")
-    return labelled(encoder, path, classes, test_path=test_path, test_fraction=test_fraction, vocabulary=WORD_BUCKETS)
+    tested = {"test_path": test_path, "test_fraction": test_fraction}
+    return labelled(encoder, path, classes, **tested, vocabulary=WORD_BUCKETS, placed=placed)
 
 
 def text_files(
-    *, path: str, classes: list[str], length: int = 200, test_path: str | None = None, test_fraction: float = 0.2
+    *,
+    path: str,
+    classes: list[str],
+    length: int = 200,
+    test_path: str | None = None,
+    test_fraction: float = 0.2,
+    placed: bool = False,
 ) -> Data:
     """A folder of .txt files that lie in folders of their classes; encoded like labelled text."""
     _require_folders(path, classes)
     encoder = TextEncoder(length=length)
-    return labelled(encoder, path, classes, test_path=test_path, test_fraction=test_fraction, vocabulary=WORD_BUCKETS)
+    tested = {"test_path": test_path, "test_fraction": test_fraction}
+    return labelled(encoder, path, classes, **tested, vocabulary=WORD_BUCKETS, placed=placed)
 
 
 def image_files(
@@ -160,11 +182,12 @@ def image_files(
     channels: int = 3,
     test_path: str | None = None,
     test_fraction: float = 0.2,
+    placed: bool = False,
 ) -> Data:
     """A folder of pictures that lie in folders of their classes, each scaled to ``height`` x ``width``."""
     _require_folders(path, classes)
     encoder = ImageEncoder(channels=channels, height=height, width=width)
-    return labelled(encoder, path, classes, test_path=test_path, test_fraction=test_fraction)
+    return labelled(encoder, path, classes, test_path=test_path, test_fraction=test_fraction, placed=placed)
 
 
 def _require_folders(path: str, classes: list[str]) -> None:
@@ -173,13 +196,12 @@ def _require_folders(path: str, classes: list[str]) -> None:
         _check.fail("data.path", path, f"to hold one folder for each class; it lacks {', '.join(missing)}")
 
 
-def text(*, path: str, length: int = 64, test_fraction: float = 0.1) -> Data:
+def text(*, path: str, length: int = 64, test_fraction: float = 0.1, placed: bool = False) -> Data:
     """Plain text for next-byte prediction: windows of ``length`` bytes that do not overlap; each one is a record."""
     encoder = ByteEncoder(length=length)
     inputs, targets = encoder.windows(Path(path))
-    if len(inputs) < 2:
-        _check.fail("file", path, f"to hold at least two windows of {length + 1} bytes")
-    train, test = split(len(inputs), test_fraction)
+    windows = Records(rows=list(torch.cat([inputs, targets[:, -1:]], dim=1).numpy()))
+    train, test = sides(windows, test_fraction, placed=placed)
     sets = [TensorDataset(inputs[part], targets[part]) for part in (train, test)]
     return Data(train=sets[0], test=sets[1], classes=256, vocabulary=256, encoder=encoder)
 

@@ -15,11 +15,10 @@ from torch.utils.data import Dataset, TensorDataset
 from hushgrad import _check
 from hushgrad.recipes.encoders import Encoder, Records, TensorEncoder
 from hushgrad.recipes.learning import LearningEncoder
+from hushgrad.recipes.sides import sides
 
-Learn = Callable[[LearningEncoder, Any, np.ndarray], LearningEncoder]
-"""From an encoder, all prepared rows and the numbers of the private ones to the encoder that has learned from these."""
-
-_SPLIT_SEED = 20_000  # the split of data that come in one piece; public, and the same in every run
+Learn = Callable[[LearningEncoder, Any, np.ndarray, Sequence[str] | None], LearningEncoder]
+"""From an encoder, all prepared rows, the numbers of the private ones and their owners to the encoder that has learned from these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +40,6 @@ class Data:
         return tuple(self.train.tensors[0].shape[1:])
 
 
-def split(count: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Record numbers for training and for the test, in the same way in every run."""
-    _check.between(0, 1, test_fraction=fraction)
-    if count < 2:
-        _check.fail("records", count, "to be at least 2: one to train on and one to test on")
-    order = np.random.default_rng(_SPLIT_SEED).permutation(count)
-    cut = min(max(1, round(fraction * count)), count - 1)
-    return np.sort(order[cut:]), np.sort(order[:cut])
-
-
 def labelled(
     encoder: Encoder,
     path: str,
@@ -60,6 +49,7 @@ def labelled(
     test_fraction: float = 0.2,
     vocabulary: int = 0,
     learn: Learn | None = None,
+    placed: bool = False,
 ) -> Data:
     """The records of a file, with the labels that ``classes`` names, encoded by ``encoder`` and split.
 
@@ -71,13 +61,15 @@ def labelled(
         test_fraction: the size of that part.
         vocabulary: the number of token ids, for text.
         learn: how an encoder that has something to learn does so, privately; a session knows.
+        placed: whether a record has its place in every neighbouring file, so that the place may decide what is tested on.
     """
     names = _class_names(classes)
     records = encoder.read(Path(path), names)
     targets = label_numbers(records, names, path)
     tested = None if test_path is None else encoder.read(Path(test_path), names)
-    train, test = split(len(targets), test_fraction) if tested is None else (np.arange(len(targets)), None)
-    inputs, fitted, learned = _encoded(encoder, records.rows, train, learn)
+    train, test = sides(records, test_fraction, placed=placed) if tested is None else (np.arange(len(targets)), None)
+    groups = None if records.owners is None else tuple(records.owners[i] for i in train)
+    inputs, fitted, learned = _encoded(encoder, records.rows, train, groups, learn)
     if tested is None:
         tests = TensorDataset(inputs[test], targets[test])
     else:
@@ -87,7 +79,7 @@ def labelled(
         test=tests,
         classes=len(names),
         vocabulary=vocabulary,
-        groups=None if records.owners is None else tuple(records.owners[i] for i in train),
+        groups=groups,
         encoder=fitted,
         names=names,
         learned=learned,
@@ -95,7 +87,7 @@ def labelled(
 
 
 def _encoded(
-    encoder: Encoder, rows: Sequence[Any], train: np.ndarray, learn: Learn | None
+    encoder: Encoder, rows: Sequence[Any], train: np.ndarray, groups: Sequence[str] | None, learn: Learn | None
 ) -> tuple[Tensor, Encoder, float | None]:
     """The inputs for all rows, the encoder when it has learned, and the noise multiplier of that."""
     if not isinstance(encoder, LearningEncoder) or encoder.learns is None:
@@ -104,7 +96,7 @@ def _encoded(
         remedy = "Train with a session (hushgrad train), or declare what it would learn."
         _check.fail("encoder", type(encoder).__name__, "to have nothing to learn here", remedy)
     prepared = encoder.prepared(rows)
-    fitted = learn(encoder, prepared, train)
+    fitted = learn(encoder, prepared, train, groups)
     return fitted.finished(prepared), fitted, encoder.learns
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hushgrad import _check
 from hushgrad.recipes.encoders import Records
@@ -19,9 +20,11 @@ from hushgrad.recipes.leaves import balanced
 from hushgrad.recipes.patches import patches
 from hushgrad.recipes.scattering import mirror_halves, scattering
 
-__all__ = ["ImageFeatures"]
+__all__ = ["LARGEST", "ImageFeatures"]
 
-_CHUNK = 1000
+LARGEST = 64
+"""Height and width of the largest images that are looked at as they are: rows of larger ones would have millions of numbers."""
+_CHUNK, _NUMBERS = 1000, 1 << 24  # images at a time, and numbers in them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,8 @@ class ImageFeatures(LearningEncoder):
         torch.Size([1, 4932])
 
     Rows are kept in half precision: there are thousands of numbers in each. ``mirrored`` says that an image and its mirror image are of
-    one class: their features are averaged, which halves the length of a row. Scattering maps
+    one class: their features are averaged, which halves the length of a row. Images of more than 64 x 64 pixels are averaged to
+    that size first. Scattering maps
     (:mod:`hushgrad.recipes.scattering`) and patches (:mod:`hushgrad.recipes.patches`) weigh the same.
     """
 
@@ -56,20 +60,23 @@ class ImageFeatures(LearningEncoder):
 
     def prepared(self, rows: Sequence[Any]) -> Tensor:
         """Balanced maps of length 1, in half precision."""
-        parts = [self._maps(rows[first : first + _CHUNK]) for first in range(0, len(rows), _CHUNK)]
+        together = max(1, min(_CHUNK, _NUMBERS // (self.images.channels * self.images.height * self.images.width)))
+        parts = [self._maps(rows[first : first + together]) for first in range(0, len(rows), together)]
         return torch.cat(parts) if parts else self._maps(rows)
 
     def _maps(self, rows: Sequence[Any]) -> Tensor:
         images = self.images(rows)
+        if images.shape[2] > LARGEST:
+            images = F.adaptive_avg_pool2d(images, LARGEST)
         waves = scattering(images, centred=self.mirrored)
         waves = balanced(mirror_halves(waves) if self.mirrored else waves)
         return _unit(torch.cat([_unit(waves), _unit(patches(images, mirrored=self.mirrored).flatten(1))], dim=1)).half()
 
-    def statistic(self, prepared: Tensor, chosen: np.ndarray) -> Tensor:
-        """The sum of the rows, each scaled to length 1."""
+    def statistic(self, prepared: Tensor, chosen: np.ndarray, shares: np.ndarray) -> Tensor:
+        """The sum of the rows, each scaled to the length of its share."""
         total = torch.zeros(prepared.shape[1], dtype=torch.float64)
-        for part in torch.from_numpy(chosen).split(_CHUNK):
-            total += _unit(prepared[part].double()).sum(dim=0)
+        for part, share in zip(*(torch.from_numpy(of_each).split(_CHUNK) for of_each in (chosen, shares)), strict=True):
+            total += (_unit(prepared[part].double()) * share[:, None]).sum(dim=0)
         return total
 
     def learned(self, noisy: Tensor, records: float) -> ImageFeatures:

@@ -1,12 +1,14 @@
 r"""Encoders that learn a little from the records before the run, privately: a mean, cut points of columns.
 
-All of them ask one question: a sum over the records of vectors of length at most 1. It is answered once, with Gaussian noise,
+All of them ask one question: a sum over the units (records, or users) of vectors of length at most 1. It is answered once, with
+Gaussian noise,
 
-    s = sum_i v_i + noise_multiplier z,   |v_i| <= 1,   z standard normal,
+    s = sum_u v_u + noise_multiplier z,   |v_u| <= 1,   z standard normal,
 
-and everything else follows from s. The event is ``Gaussian(noise_multiplier)``, which stands in the plan as ``before``.
+and everything else follows from s. The event is ``Gaussian(noise_multiplier)``, which stands in the plan as ``before``. Where users are
+protected, v_u is the mean over the user's records: each counts as the user's share, 1 over their number.
 
-**Formal guarantee.** A record that is added, removed or zeroed moves the sum by at most 1, one that is replaced by at most 2, in real
+**Formal guarantee.** A unit that is added, removed or zeroed moves the sum by at most 1, one that is replaced by at most 2, in real
 numbers; sums and noise are double precision, where rounding moves it by less than 1e-9 more for up to a million records.
 """
 
@@ -41,12 +43,12 @@ class LearningEncoder(Encoder):
         """The rows, as far as they can be encoded with nothing learned."""
 
     @abstractmethod
-    def statistic(self, prepared: Any, chosen: np.ndarray) -> Tensor:
-        """The sum of the vectors of the ``chosen`` rows, in double precision."""
+    def statistic(self, prepared: Any, chosen: np.ndarray, shares: np.ndarray) -> Tensor:
+        """The sum of the vectors of the ``chosen`` rows, each times its share, in double precision."""
 
     @abstractmethod
     def learned(self, noisy: Tensor, records: float) -> LearningEncoder:
-        """This encoder with what the noisy sum says; ``records`` is their public number."""
+        """This encoder with what the noisy sum says; ``records`` is the public number of units."""
 
     @abstractmethod
     def finished(self, prepared: Any) -> Tensor:
@@ -59,19 +61,36 @@ class LearningEncoder(Encoder):
         return self.finished(self.prepared(rows))
 
 
-def learn(encoder: LearningEncoder, prepared: Any, chosen: np.ndarray, *, records: float, secret: bytes) -> LearningEncoder:
+def learn(
+    encoder: LearningEncoder,
+    prepared: Any,
+    chosen: np.ndarray,
+    *,
+    records: float,
+    secret: bytes,
+    owners: Sequence[str] | None = None,
+) -> LearningEncoder:
     """Release the encoder's sum over the ``chosen`` rows with noise from a ``secret`` of its own, and take it in.
 
     Args:
         encoder: one that has something to learn.
         prepared: all rows.
         chosen: the numbers of the private ones among them.
-        records: their public number.
+        records: their public number; that of their owners, where these are given.
         secret: at least 16 bytes that the run's own noise does not come from.
+        owners: of the chosen rows, where whole users are protected.
     """
     if encoder.learns is None:
         return encoder
-    total = encoder.statistic(prepared, chosen)
+    total = encoder.statistic(prepared, chosen, _shares(len(chosen), owners))
     key = hashlib.sha256(b"hushgrad: before the run" + secret).digest()
     noise = Source(key=key).z(0, 0, torch.zeros_like(total))
     return encoder.learned(total + encoder.learns * noise, records)
+
+
+def _shares(count: int, owners: Sequence[str] | None) -> np.ndarray:
+    """What each row counts: 1, or its part of its owner's 1."""
+    if owners is None:
+        return np.ones(count)
+    _, place, records = np.unique(np.array(owners, dtype=object), return_inverse=True, return_counts=True)
+    return 1.0 / records[place]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from hushgrad import _check
 from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError
-from hushgrad.events import Gaussian
+from hushgrad.events import Gaussian, Relation
 from hushgrad.noise.base import Mechanism
 from hushgrad.noise.quadratic import LONGEST_SCHEDULE
 from hushgrad.noise.workload import SGDWorkload
@@ -69,6 +70,13 @@ def from_table(table: Mapping[str, Any], *, learned: float | None = None) -> Pla
     if "epsilon" in table:
         return plan.calibrated(epsilon=table["epsilon"])
     return replace(plan, noise_multiplier=table["noise_multiplier"])
+
+
+def relation_of(table: Mapping[str, Any], make: Callable[..., Plan]) -> Relation:
+    """Which data sets are neighbours for the plan of a table: as it says, or as the method that makes it takes them."""
+    if "saved" in table:
+        return Plan.from_json(table["saved"]).relation
+    return Relation.of(table.get("relation", inspect.signature(make).parameters["relation"].default))
 
 
 def workload_of(optimizer: Mapping[str, Any], options: Mapping[str, Any]) -> SGDWorkload | None:

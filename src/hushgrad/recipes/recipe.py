@@ -19,14 +19,14 @@ from hushgrad._printed import reason
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.denoise.base import Denoiser
 from hushgrad.errors import ArgumentError
-from hushgrad.events import Gaussian
+from hushgrad.events import Gaussian, Relation
 from hushgrad.guarantee import questions
 from hushgrad.noise.base import Mechanism
 from hushgrad.recipes.calls import call, require_known
 from hushgrad.recipes.data import DATA
 from hushgrad.recipes.dataset import Data, Learn
 from hushgrad.recipes.models import MODELS
-from hushgrad.recipes.planned import from_table, table_of, workload_of
+from hushgrad.recipes.planned import from_table, relation_of, table_of, workload_of
 from hushgrad.train.plan import Plan
 
 _METHODS: dict[str, Callable[..., Plan]] = {"dpsgd": Plan.dpsgd, "dpftrl": Plan.dpftrl, "dpgd": Plan.dpgd}
@@ -143,13 +143,15 @@ class Recipe:
 
     def make_data(self, learn: Learn | None = None) -> Data:
         """Read the data; ``learn`` is how an encoder that has something to learn does so."""
-        learns = {"learn": learn} if self.data["name"] == "encoded" else {}
-        if "learn" in self.data:
-            raise ArgumentError("Expected 'learn' not to be a key of [data]: what an encoder learns, it says itself.")
-        table = {
-            key: value for key, value in self.data.items() if key != "identity"
-        }  # its name for readers, who read it on the card
-        return _check.instance(Data, data=call({**table, **learns}, DATA, "data", allow_code=self.allow_code))
+        relation = relation_of(self.plan, _METHODS[self.plan["method"]])
+        own = {"learn": learn, "placed": relation is not Relation.ADD_REMOVE}
+        for key in own.keys() & self.data.keys():
+            raise ArgumentError(f"Expected {key!r} not to be a key of [data]: it follows from the encoder, or from the plan.")
+        make = DATA.get(str(self.data["name"]))
+        known = {key: value for key, value in own.items() if make and key in inspect.signature(make).parameters}
+        # Its identity is its name for readers, who read it on the card.
+        table = {key: value for key, value in self.data.items() if key != "identity"} | known
+        return _check.instance(Data, data=call(table, DATA, "data", allow_code=self.allow_code))
 
     def make_model(self, data: Data) -> nn.Module:
         """A fresh model; its initial weights follow from ``run.seed`` if there is one."""

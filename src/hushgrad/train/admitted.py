@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Participation, Relation
@@ -15,9 +16,10 @@ from hushgrad.noise.independent import Independent
 from hushgrad.sampling.base import Sampler
 
 if TYPE_CHECKING:
+    from hushgrad.accounting import Accountant
     from hushgrad.train.plan import Plan
 
-__all__ = ["require_comparable", "require_consistent", "require_theorems"]
+__all__ = ["require_comparable", "require_consistent", "require_room", "require_theorems"]
 
 
 def require_consistent(plan: Plan) -> None:
@@ -96,6 +98,16 @@ def _require_theorem(noise: Mechanism, participation: Participation, steps: int,
     from hushgrad import accounting
 
     accounting.epsilon(noise.event(1.0, participation, steps), delta=0.5, relation=relation)
+
+
+def require_room(before: Event, epsilon: float, *, delta: float, accountant: str | Accountant, relation: Relation) -> None:
+    """Refuse a budget that what came before has used up: no noise of the steps could meet it."""
+    from hushgrad import accounting
+
+    price = accounting.epsilon(before, delta=delta, accountant=accountant, relation=relation)
+    if price >= epsilon:
+        remedy = "Allow more epsilon, or give what is released before the run more noise."
+        _check.fail("epsilon", epsilon, f"to be more than {at_most(price)}, which {before} before the run costs alone", remedy)
 
 
 @lru_cache(maxsize=64)

@@ -19,7 +19,7 @@ from hushgrad.guarantee import Guarantee
 from hushgrad.noise.base import Mechanism
 from hushgrad.noise.ciphers import CIPHERS
 from hushgrad.sampling.base import Sampler
-from hushgrad.train.admitted import require_comparable, require_consistent, require_theorems
+from hushgrad.train.admitted import require_comparable, require_consistent, require_room, require_theorems
 from hushgrad.train.after.averaging import Average
 from hushgrad.train.after.projection import Projection
 from hushgrad.train.usual import UsualPlans
@@ -198,6 +198,8 @@ class Plan(UsualPlans, _Description):
         from hushgrad.accounting.likely import likely_factor
 
         epsilon = _check.positive(epsilon=epsilon)
+        if self.before is not None:
+            require_room(self.before, epsilon, delta=self.delta, accountant=accountant, relation=self.relation)
         multiplier = accounting.calibrate(
             self.event_with,
             epsilon=epsilon,

@@ -1,0 +1,88 @@
+r"""Which records of a file are tested on: a choice that one record more, or one less, does not change for the others.
+
+A split that follows from the number of records moves many of them to the other side where one is added: the model of a neighbouring file
+would be trained on many other records, which no guarantee for one record covers. So what a relation keeps fixed decides:
+
+| neighbours | a record's side follows from |
+|---|---|
+| users, whichever | its owner: all of a user's records lie on one side |
+| add/remove | its content (of equal records, from which of them it is) |
+| zero-out, replace-one | its place in the file, which has as many in every neighbour |
+
+**Formal guarantee.** The training records of two neighbouring files are equal, or neighbours themselves, by the same relation. (Equal
+contents are interchangeable: of m + 1 equal records the first m lie where m of them did.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hushgrad import _check
+from hushgrad.recipes.encoders import Records
+
+__all__ = ["sides"]
+
+_SEED = 20_000  # of the places; public, and the same in every run
+
+
+def sides(records: Records, fraction: float, *, placed: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the records to train on, and of those to test on; the same ones in every run.
+
+    Args:
+        records: of one file.
+        fraction: the share to test on, about.
+        placed: whether a record has its place in every neighbouring file (zero-out, replace-one).
+
+        >>> train, test = sides(Records(rows=["a", "a", "a", "b", "b", "c"]), 0.5)
+        >>> train.tolist(), test.tolist()
+        ([3, 4], [0, 1, 2, 5])
+        >>> train, test = sides(Records(rows=["a", "b", "c", "d"], owners=["ann", "bob", "bob", "cleo"]), 0.5)
+        >>> train.tolist(), test.tolist()
+        ([0], [1, 2, 3])
+    """
+    _check.between(0, 1, test_fraction=fraction)
+    count = len(records.rows)
+    if placed and records.owners is None:
+        order = np.random.default_rng(_SEED).permutation(count)
+        tested = np.zeros(count, bool)
+        tested[order[: min(max(1, round(fraction * count)), count - 1)]] = True
+    else:
+        tested = np.array([_part(unit) < fraction for unit in _units(records)], bool)
+    if tested.all() or not tested.any():
+        remedy = "Give more records, another test_fraction, or records to test on (test_path)."
+        _check.fail("records", count, f"to be enough to train on and to test on (test_fraction={fraction:g})", remedy)
+    return np.flatnonzero(~tested), np.flatnonzero(tested)
+
+
+def _units(records: Records) -> list[tuple[bytes, int]]:
+    """For each record its owner, or its content and how many before it have the same one."""
+    if records.owners is not None:
+        return [(_bytes(owner), 0) for owner in records.owners]
+    labels: Sequence[object] = records.labels if records.labels is not None else [None] * len(records.rows)
+    seen: Counter[bytes] = Counter()
+    found = []
+    for row, label in zip(records.rows, labels, strict=True):
+        content = hashlib.sha256(_bytes(row)).digest() + _bytes(label)
+        found.append((content, seen[content]))
+        seen[content] += 1
+    return found
+
+
+def _bytes(content: object) -> bytes:
+    if isinstance(content, Path):
+        return content.read_bytes()
+    if isinstance(content, np.ndarray):
+        return repr((content.dtype.str, content.shape)).encode() + content.tobytes()
+    return repr(content).encode("utf-8", "backslashreplace")
+
+
+def _part(unit: tuple[bytes, int]) -> float:
+    """A number from 0 to 1 that follows from a unit."""
+    content, number = unit
+    digest = hashlib.blake2b(content + number.to_bytes(8, "big"), digest_size=8, person=b"hushgrad sides").digest()
+    return int.from_bytes(digest, "big") / 2**64

@@ -1,0 +1,185 @@
+"""Two neighbouring files, read as a recipe reads them: what is trained on, and what is learned first, differs by one unit at most."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import hushgrad
+from hushgrad.errors import ArgumentError
+from hushgrad.events import Gaussian
+from hushgrad.recipes import Recipe
+from hushgrad.recipes.before import Before
+from hushgrad.recipes.columns import Columns, Number
+from hushgrad.recipes.image_features import ImageFeatures
+from hushgrad.recipes.images import ImageEncoder
+from hushgrad.recipes.learning import learn
+from hushgrad.recipes.text_features import TextFeatures
+
+RNG = np.random.default_rng(27)
+WORDS = [f"{'hi' * int(RNG.integers(1, 4))} {RNG.integers(30)}" for _ in range(120)]  # some are there more than once
+LABELS = [str(label) for label in RNG.choice(["no", "yes"], 120)]
+PLAN = {"delta": 1e-5, "noise_multiplier": 1.0, "batch_size": 4, "dataset_size": 100, "steps": 2}
+
+
+def _table(folder, kept, word="text"):
+    rows = [f"{i % 7},{WORDS[i]},{LABELS[i]}" for i in kept]
+    (folder / "t.csv").write_text(f"a,{word},y\n" + "\n".join(rows) + "\n")
+    return {"path": str(folder / "t.csv"), "label": "y", "classes": ["no", "yes"]}
+
+
+def _csv(folder, kept):
+    return {"name": "csv", **_table(folder, kept)}
+
+
+def _users(folder, kept):
+    return {"name": "csv", **_table(folder, kept), "user": "text"}
+
+
+def _encoded(folder, kept):
+    return {**_lines(folder, kept), "name": "encoded", "encoder": TextFeatures(buckets=8).to_json()}
+
+
+def _lines(folder, kept):
+    (folder / "t.tsv").write_text("".join(f"{LABELS[i]}\t{WORDS[i]}\n" for i in kept))
+    return {"name": "labelled-text", "path": str(folder / "t.tsv"), "classes": ["no", "yes"]}
+
+
+def _text_files(folder, kept):
+    for i in kept:
+        (folder / LABELS[i]).mkdir(exist_ok=True)
+        (folder / LABELS[i] / f"{i}.txt").write_text(WORDS[i])
+    return {"name": "text-files", "path": str(folder), "classes": ["no", "yes"]}
+
+
+def _pictures(folder, kept):
+    for i in kept:
+        (folder / LABELS[i]).mkdir(exist_ok=True)
+        Image.new("L", (4, 4), i).save(folder / LABELS[i] / f"{i}.png")
+    return {"name": "images", "path": str(folder), "classes": ["no", "yes"], "height": 4, "width": 4, "channels": 1}
+
+
+def _arrays(folder, kept):
+    images = np.stack([np.full((4, 4), i // 2) for i in kept])
+    np.savez(folder / "t.npz", inputs=images, labels=np.array([LABELS[i] for i in kept]))
+    encoder = ImageEncoder(channels=1, height=4, width=4).to_json()
+    return {"name": "encoded", "path": str(folder / "t.npz"), "classes": ["no", "yes"], "encoder": encoder}
+
+
+def _windows(folder, kept):
+    (folder / "t.txt").write_bytes(b"".join(f"{i:04d}".encode() for i in kept))
+    return {"name": "text", "path": str(folder / "t.txt"), "length": 3}
+
+
+KINDS = [_csv, _encoded, _lines, _text_files, _pictures, _arrays, _windows]
+
+
+def _sides(folder, kind, kept, **plan):
+    folder.mkdir()
+    recipe = Recipe.from_tables({"model": {"name": "linear"}, "data": kind(folder, kept), "plan": {**PLAN, **plan}})
+    data = recipe.make_data()
+    return [
+        Counter((tuple(x.flatten().tolist()), tuple(y.flatten().tolist())) for x, y in zip(*part.tensors, strict=True))
+        for part in (data.train, data.test)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("left", [0, 57, 119])
+def test_one_record_less_is_one_record_less_on_its_own_side(tmp_path, kind, left):
+    everyone = list(range(120))
+    whole = _sides(tmp_path / "a", kind, everyone)
+    without = _sides(tmp_path / "b", kind, [i for i in everyone if i != left])
+    lost = [sum((one - other).values()) for one, other in zip(whole, without, strict=True)]
+    assert sorted(lost) == [0, 1]
+    assert [sum((other - one).values()) for one, other in zip(whole, without, strict=True)] == [0, 0]
+    assert 5 < sum(whole[1].values()) < 40
+
+
+@pytest.mark.parametrize("kind", [_csv, _lines, _arrays], ids=lambda kind: kind.__name__)
+def test_the_order_of_a_file_does_not_matter(tmp_path, kind):
+    assert _sides(tmp_path / "a", kind, range(120)) == _sides(tmp_path / "b", kind, range(119, -1, -1))
+
+
+def test_a_record_keeps_its_place_where_neighbours_have_as_many(tmp_path):
+    plan = {"method": "dpsgd", "relation": "replace_one", "sampling": "fixed_size"}
+    whole = _sides(tmp_path / "a", _lines, range(120), **plan)
+    for replaced in range(0, 119, 7):
+        kept = [119 if i == replaced else i for i in range(120)]
+        other = _sides(tmp_path / f"b{replaced}", _lines, kept, **plan)
+        changed = [sum((one - two).values()) for one, two in zip(whole, other, strict=True)]
+        assert sum(changed) <= 1
+        assert [sum(part.values()) for part in other] == [96, 24]
+
+
+def test_all_records_of_a_user_lie_on_one_side(tmp_path):
+    recipe = Recipe.from_tables({"model": {"name": "linear"}, "data": _users(tmp_path, range(120)), "plan": PLAN})
+    data = recipe.make_data()
+    owners = Counter(WORDS)
+    assert max(owners.values()) > 1
+    assert all(Counter(data.groups)[owner] == owners[owner] for owner in data.groups)
+    assert 0 < len(data.test) < 60
+
+
+@pytest.mark.parametrize("key", ["placed", "learn"])
+def test_what_follows_from_the_plan_is_no_key_of_the_data(tmp_path, key):
+    table = {**_lines(tmp_path, range(120)), key: True}
+    with pytest.raises(ArgumentError, match=f"Expected '{key}' not to be a key"):
+        Recipe.from_tables({"model": {"name": "linear"}, "data": table, "plan": PLAN}).make_data()
+
+
+# What is learned first ----------------------------------------------------------------------------------------------------------------
+
+
+def _waiting():
+    return Columns(columns=(Number(name="a", low=0, high=64, learn=True), Number(name="b", low=0, high=9, learn=True)))
+
+
+def _maps():
+    return ImageFeatures(images=ImageEncoder(channels=1, height=8, width=8))
+
+
+def _sum_of(encode, rows, owners):
+    found = {}
+
+    class Spy(type(encode)):
+        def learned(self, noisy, records):
+            found["noisy"] = noisy
+            return super().learned(noisy, records)
+
+    spy = Spy(**{name: getattr(encode, name) for name in encode.__dataclass_fields__})
+    prepared = spy.prepared(rows)
+    learn(spy, prepared, np.arange(len(rows)), records=10, secret=bytes(16), owners=owners)
+    return found["noisy"]
+
+
+@pytest.mark.parametrize(
+    ("encode", "rows"),
+    [
+        (_waiting(), [(str(i % 64), str(i % 9)) for i in range(60)] + [("63", "8")] * 200),
+        (_maps(), np.concatenate([RNG.integers(0, 255, (20, 8, 8)), np.full((50, 8, 8), 7) * (np.arange(8) % 2)])),
+    ],
+    ids=["cut points", "mean"],
+)
+def test_a_user_moves_what_is_learned_by_one_at_most_however_many_records_there_are(encode, rows):
+    others = 60 if isinstance(encode, Columns) else 20
+    owners = [f"u{i // 3}" for i in range(others)] + ["rich"] * (len(rows) - others)
+    moved = _sum_of(encode, rows, owners) - _sum_of(encode, rows[:others], owners[:others])
+    assert 0.5 < float(moved.norm()) <= 1 + 1e-9
+    alone = _sum_of(encode, rows, None) - _sum_of(encode, rows[:others], None)
+    assert float(alone.norm()) > 30  # what the same records may move where each is protected alone
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_mean_is_divided_by_the_number_that_is_public(tmp_path, saved):
+    plan = hushgrad.Plan.dpsgd(**PLAN, before=Gaussian(30.0))
+    table = {"saved": plan.to_json(), "noise_multiplier": 1.0, "delta": 1e-5} if saved else PLAN
+    recipe = Recipe.from_tables({"model": {"name": "linear"}, "data": {"name": "encoded"}, "plan": table, "run": {"seed": 1}})
+    images = RNG.integers(0, 255, (20, 8, 8))
+    encode = _maps()
+    found = Before(recipe, tmp_path, None)(encode, encode.prepared(images), np.arange(20), None)
+    expected = learn(encode, encode.prepared(images), np.arange(20), records=100, secret=b"seed 1".ljust(16))
+    assert found.mean == expected.mean
