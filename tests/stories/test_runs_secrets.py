@@ -135,7 +135,7 @@ def test_what_was_learned_before_a_run_is_not_learned_again(tmp_path, moved):
     (out / "encoder.json").unlink()
     _learning(tmp_path / "d.csv", moved)
     if moved:
-        with pytest.raises(ArgumentError, match="data of th(is|e interrupted) run"):
+        with pytest.raises(ArgumentError, match=r"data of th(is|e interrupted) run"):
             train(None, out, resume=True, progress=False)
     else:
         train(None, out, resume=True, progress=False)

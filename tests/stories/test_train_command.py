@@ -214,8 +214,7 @@ def test_a_full_disk_at_a_resume_leaves_the_run_as_it_was(tmp_path, recipe, monk
         with pytest.raises(StorageError, match="No space left"):
             train(None, out, resume=True, progress=False)
     assert {name: (out / name).read_bytes() for name in before} == before
-    # By content 82 of the 100 records are trained on, by place 80.
-    assert train(None, out, resume=True, progress=False).steps == (30 if plan else 31)
+    assert train(None, out, resume=True, progress=False).steps == 30
 
 
 def _stop(*args, **options):
