@@ -181,6 +181,28 @@ def test_images_are_centred_by_a_private_mean():
     assert rows.mean(dim=0).norm() < 0.3  # before: about 0.9
 
 
+@given(st.lists(st.text(max_size=60), min_size=1, max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_a_text_adds_looks_of_length_at_most_one_and_stays_a_row_of_its_own(texts):
+    encode = TextFeatures(buckets=16, noise_multiplier=30.0)
+    prepared, everyone = encode.prepared(texts), np.arange(len(texts))
+    whole = encode.statistic(prepared, everyone, np.ones(len(texts)))
+    for left in everyone:
+        moved = whole - encode.statistic(prepared, everyone[everyone != left], np.ones(len(texts) - 1))
+        assert float(moved.norm()) <= 1 + 1e-12
+    learned = learn(encode, prepared, everyone, records=len(texts), secret=bytes(32))
+    rows = learned(texts)
+    assert torch.allclose(rows.norm(dim=1), torch.ones(len(texts)), atol=1e-5)
+    for i, text in enumerate(texts):
+        assert torch.equal(learned([text])[0], rows[i])
+
+
+def test_texts_without_a_mean_have_the_rows_that_they_had():
+    rows = TextFeatures(buckets=16)(["Call 555 now!", ""])
+    assert "mean" not in TextFeatures(buckets=16).to_json()
+    assert rows[0, :3].tolist() == pytest.approx([-0.0317795, -0.0822878, -0.1726189], abs=1e-7)
+
+
 # What is refused ----------------------------------------------------------------------------------------------------------------------
 
 

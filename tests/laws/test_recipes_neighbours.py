@@ -161,11 +161,12 @@ def _sum_of(encode, rows, owners):
     [
         (_waiting(), [(str(i % 64), str(i % 9)) for i in range(60)] + [("63", "8")] * 200),
         (_maps(), np.concatenate([RNG.integers(0, 255, (20, 8, 8)), np.full((50, 8, 8), 7) * (np.arange(8) % 2)])),
+        (TextFeatures(buckets=8, noise_multiplier=30.0), [f"{word} {i}" for i, word in enumerate(WORDS[:60])] + ["WIN 1!"] * 200),
     ],
-    ids=["cut points", "mean"],
+    ids=["cut points", "mean", "looks"],
 )
 def test_a_user_moves_what_is_learned_by_one_at_most_however_many_records_there_are(encode, rows):
-    others = 60 if isinstance(encode, Columns) else 20
+    others = 20 if isinstance(encode, ImageFeatures) else 60
     owners = [f"u{i // 3}" for i in range(others)] + ["rich"] * (len(rows) - others)
     moved = _sum_of(encode, rows, owners) - _sum_of(encode, rows[:others], owners[:others])
     assert 0.5 < float(moved.norm()) <= 1 + 1e-9

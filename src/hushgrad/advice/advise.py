@@ -105,9 +105,12 @@ def _width(codebook: Codebook) -> int:
 
 _FEATURES = {
     "table": "one-hot blocks of the declared bins and categories, centred, rows of length 1",
-    "text": "what a text looks like and hashed words, rows of length 1",
+    "text": "what a text looks like, centred by a private mean, and hashed words, rows of length 1",
     "images": "fixed wavelets and likeness to patches, balanced by pictures of nobody, centred by a private mean, rows of length 1",
 }
+
+
+_LEARNED = {"table": "cut points of columns", "text": "the mean of the looks", "images": "the mean of the rows"}
 
 
 def _reasons(codebook: Codebook, plan: Plan, rate: float, gap: float, learns: float | None) -> tuple[str, ...]:
@@ -123,7 +126,7 @@ def _reasons(codebook: Codebook, plan: Plan, rate: float, gap: float, learns: fl
         "without the data; the report compares with always naming the most frequent class.",
     ]
     if learns is not None:
-        what = "the mean of the rows" if kind == "images" else "cut points of columns"
+        what = _LEARNED[kind]
         price = at_most(_epsilon_alone(learns, plan.delta))
         found.insert(
             1,

@@ -104,7 +104,7 @@ class Codebook(_Facts):
             about = {"header": self.header, "delimiter": self.delimiter, "label": self.label, "user": self.user}
             return Columns(columns=self.columns, noise_multiplier=noise_multiplier, **about)  # type: ignore[arg-type]
         if self.kind == "text":
-            return TextFeatures(buckets=buckets, weight=weight)
+            return TextFeatures(buckets=buckets, weight=weight, noise_multiplier=noise_multiplier)
         pixels = ImageEncoder(channels=self.channels, height=self.height, width=self.width_of_image)
         return ImageFeatures(images=pixels, mirrored=self.mirrored, noise_multiplier=noise_multiplier)
 

