@@ -25,8 +25,6 @@ import numpy as np
 from hushgrad import _check
 from hushgrad.recipes.encoders import Records
 
-__all__ = ["sides"]
-
 _SEED = 20_000  # of the places; public, and the same in every run
 
 
