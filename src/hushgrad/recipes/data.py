@@ -127,7 +127,7 @@ def encoded(
 ) -> Data:
     """Records of any kind with an encoder that the recipe describes, by its JSON form."""
     described: Any = _check.instance(_RECORDS, encoder=Encoder.from_json(encoder))
-    tested = {"test_path": test_path, "test_fraction": test_fraction}
+    tested: dict[str, Any] = {"test_path": test_path, "test_fraction": test_fraction}
     return labelled(described, path, classes, **tested, learn=learn, placed=placed)
 
 
@@ -153,7 +153,7 @@ def labelled_text(
     encoder = TextEncoder(length=length)
     if encoder.read(Path(path), classes).labels is None:
         _check.fail("line", 1, f"to begin with one of {classes} and a tab")
-    tested = {"test_path": test_path, "test_fraction": test_fraction}
+    tested: dict[str, Any] = {"test_path": test_path, "test_fraction": test_fraction}
     return labelled(encoder, path, classes, **tested, vocabulary=WORD_BUCKETS, placed=placed)
 
 
@@ -169,7 +169,7 @@ def text_files(
     """A folder of .txt files that lie in folders of their classes; encoded like labelled text."""
     _require_folders(path, classes)
     encoder = TextEncoder(length=length)
-    tested = {"test_path": test_path, "test_fraction": test_fraction}
+    tested: dict[str, Any] = {"test_path": test_path, "test_fraction": test_fraction}
     return labelled(encoder, path, classes, **tested, vocabulary=WORD_BUCKETS, placed=placed)
 
 
