@@ -74,6 +74,14 @@ def print_json(content: dict[str, Any]) -> None:
     print(json.dumps(_jsonable(content), indent=2))
 
 
+def say(options: argparse.Namespace, content: dict[str, Any], text: object) -> None:
+    """The answer of a command: ``content`` with ``--json``, else ``text``."""
+    if options.json:
+        print_json(content)
+    else:
+        print(text)
+
+
 def quoted(word: str) -> str:
     """A word as a TOML string, whatever is in it."""
     return json.dumps(word, ensure_ascii=False)

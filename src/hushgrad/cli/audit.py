@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushgrad._printed import at_least, at_most, reason
-from hushgrad.cli._parser import Parser, UsageError, print_json, table, whole
+from hushgrad.cli._parser import Parser, UsageError, print_json, say, table, whole
 from hushgrad.cli._there import require_picture
 from hushgrad.cli._waiting import waiting
 from hushgrad.errors import ArgumentError
@@ -82,10 +82,7 @@ def _deep(options: argparse.Namespace) -> int:
 
         report = audit_folder(options.path, seed=options.seed, confidence=options.confidence)
         digest = Plan.from_json(_plan_text(Path(options.path))).digest
-    if options.json:
-        print_json({**report.to_json(), "plan_digest": digest})
-    else:
-        print(report)
+    say(options, {**report.to_json(), "plan_digest": digest}, report)
     return 1 if report.refuted else 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
-from hushgrad.cli._parser import Parser, print_json
+from hushgrad.cli._parser import Parser, say
 from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.release.atomic import replacing
@@ -39,10 +39,7 @@ def run(words: list[str]) -> int:
     if options.out:
         with replacing(Path(options.out), mode=0o644) as new:
             new.write_text(json.dumps(found, indent=1) + "\n")
-    if options.json:
-        print_json(found)
-    else:
-        print(_table(found))
+    say(options, found, _table(found))
     return 0 if _well(found) else 1
 
 

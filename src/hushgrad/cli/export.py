@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.cli._parser import Parser, UsageError, say
 from hushgrad.cli._there import require_model, require_place
 from hushgrad.cli._waiting import waiting
 
@@ -36,8 +36,5 @@ def run(words: list[str]) -> int:
         from hushgrad.recipes.exporting import export
 
         export(load_predictor(options.model, allow_code=options.allow_code), options.file)
-    if options.json:
-        print_json({"file": options.file})
-    else:
-        print(f"Written: {options.file}")
+    say(options, {"file": options.file}, f"Written: {options.file}")
     return 0

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 from hushgrad import _check
-from hushgrad.cli._parser import Parser, print_json
+from hushgrad.cli._parser import Parser, say
 from hushgrad.release.keys import destroy, finish, secrets_in
 from hushgrad.release.owner import Owner
 
@@ -44,10 +44,8 @@ def run(words: list[str]) -> int:
     held = [path.relative_to(folder).as_posix() for path in secrets]
     modes = {name: stat.S_IMODE(path.stat().st_mode) for name, path in zip(held, secrets, strict=True)}
     open_to_others = [name for name, mode in modes.items() if mode & 0o077]
-    if options.json:
-        print_json({"run": str(folder), "held": held, "open_to_others": open_to_others})
-    else:
-        print(_sentence(folder, held, open_to_others))
+    content = {"run": str(folder), "held": held, "open_to_others": open_to_others}
+    say(options, content, _sentence(folder, held, open_to_others))
     return 1 if open_to_others else 0
 
 

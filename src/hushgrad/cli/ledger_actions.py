@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
 from hushgrad._printed import reason
-from hushgrad.cli._parser import UsageError, ask, print_json, table
+from hushgrad.cli._parser import UsageError, ask, say, table
 from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def init(options: argparse.Namespace) -> int:
     from hushgrad.budget import Ledger
 
     ledger = Ledger.create(options.ledger)
-    _say(options, {"ledger": options.ledger, "head": ledger.head}, f"Ledger ready: {options.ledger}\nHead: {ledger.head}")
+    say(options, {"ledger": options.ledger, "head": ledger.head}, f"Ledger ready: {options.ledger}\nHead: {ledger.head}")
     return 0
 
 
@@ -44,7 +44,7 @@ def add(options: argparse.Namespace) -> int:
     ask(questions(options.epsilon, options.delta, records=options.records))
     more = {"plan": plan, "policy": read_policy(options.policy), "records": options.records}
     dataset = _opened(options).add(options.dataset, **more, **{name: vars(options)[name] for name in names})
-    _say(options, dataset.to_json(), str(dataset))
+    say(options, dataset.to_json(), str(dataset))
     return 0
 
 
@@ -101,7 +101,7 @@ def status(options: argparse.Namespace) -> int:
     names = [options.dataset] if options.dataset else [dataset.name for dataset in ledger.datasets()]
     found = [ledger.status(name) for name in names]
     content = {"datasets": [_status_json(status) for status in found], "head": ledger.head}
-    _say(options, content, "\n".join([*map(str, found), f"Head: {ledger.head}"]))
+    say(options, content, "\n".join([*map(str, found), f"Head: {ledger.head}"]))
     return 0
 
 
@@ -118,7 +118,7 @@ def list_(options: argparse.Namespace) -> int:
         ("id", "data set", "state", "run", "charged for"),
         *((r.id, r.dataset, _state(r), r.run, str(r.charged)) for r in found),
     ]
-    _say(options, {"reservations": [r.to_json() for r in found]}, table(rows) if found else "No runs yet.")
+    say(options, {"reservations": [r.to_json() for r in found]}, table(rows) if found else "No runs yet.")
     return 0
 
 
@@ -132,14 +132,14 @@ def head(options: argparse.Namespace) -> int:
 
     ledger = _opened(options)
     if options.watch is None:
-        _say(options, {"ledger": options.ledger, "head": ledger.head}, ledger.head)
+        say(options, {"ledger": options.ledger, "head": ledger.head}, ledger.head)
         return 0
     told, ok = None, True
     try:
         for verdict in watched(ledger, options.watch, every=options.every):
             ok = verdict.ok
             if not ok or verdict.head != told:
-                _say(options, verdict.to_json(), str(verdict))
+                say(options, verdict.to_json(), str(verdict))
                 sys.stdout.flush()
             told = verdict.head
             if options.once:
@@ -159,7 +159,7 @@ def verify(options: argparse.Namespace) -> int:
     if head == "":
         raise UsageError(f"{options.noted} holds no noted head.")
     verdict = _opened(options).verify(head=head)
-    _say(options, verdict.to_json(), str(verdict))
+    say(options, verdict.to_json(), str(verdict))
     return 0 if verdict.ok else UNVERIFIED
 
 
@@ -167,10 +167,7 @@ def export(options: argparse.Namespace) -> int:
     """All rows as JSON."""
     ledger = _opened(options)
     rows = [{**row.to_json(), "hash": row.hash} for row in ledger.entries()]
-    if options.json:
-        print_json({"rows": rows, "head": ledger.head})
-    else:
-        print("\n".join(json.dumps(row, sort_keys=True) for row in rows))
+    say(options, {"rows": rows, "head": ledger.head}, "\n".join(json.dumps(row, sort_keys=True) for row in rows))
     return 0
 
 
@@ -210,14 +207,7 @@ def _json(word: str) -> Any:
         raise UsageError(f"--event must be JSON, or @FILE with JSON in it: {reason(error)}.") from None
 
 
-def _say(options: argparse.Namespace, content: dict[str, Any], text: str) -> None:
-    if options.json:
-        print_json(content)
-    else:
-        print(text)
-
-
 def _say_reservation(options: argparse.Namespace, reservation: Reservation, *more: str) -> None:
     lines = [f"Reservation {reservation.id}: run {reservation.run!r} on {reservation.dataset!r} is {_state(reservation)}."]
     lines.append(f"Charged for {reservation.charged}.")
-    _say(options, reservation.to_json(), "\n".join([*lines, *more]))
+    say(options, reservation.to_json(), "\n".join([*lines, *more]))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushgrad import _check
-from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.cli._parser import Parser, UsageError, print_json, say
 from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.errors import ArgumentError, PolicyRefused
@@ -76,10 +76,9 @@ def _new_signer(options: argparse.Namespace) -> int:
     from hushgrad.report.signature import new_signing_key
 
     fingerprint = new_signing_key(options.new_signer)
-    if options.json:
-        print_json({"key": options.new_signer, "public": f"{options.new_signer}.pub", "fingerprint": fingerprint})
-    else:
-        print(f"Key {fingerprint}: keep {options.new_signer} secret, and give {options.new_signer}.pub to those who verify.")
+    content = {"key": options.new_signer, "public": f"{options.new_signer}.pub", "fingerprint": fingerprint}
+    words = f"Key {fingerprint}: keep {options.new_signer} secret, and give {options.new_signer}.pub to those who verify."
+    say(options, content, words)
     return 0
 
 
@@ -91,10 +90,7 @@ def _verify(options: argparse.Namespace) -> int:
     try:
         found = verify(options.verify, model=options.run, signer=options.signer, policy=policy)
     except (ArgumentError, PolicyRefused) as error:
-        if options.json:
-            print_json({"verified": False, "problem": str(error)})
-        else:
-            print(f"NOT VERIFIED. {error}")
+        say(options, {"verified": False, "problem": str(error)}, f"NOT VERIFIED. {error}")
         return 1
     if options.json:
         facts = {"by": found.by, "signer": found.signer, "trusted": found.trusted, "model": found.model}

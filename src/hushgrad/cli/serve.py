@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hushgrad.cli._parser import Parser, print_json, whole
+from hushgrad.cli._parser import Parser, say, whole
 
 _USUAL = "runs"  # where the tutorial's runs are
 
@@ -52,10 +52,8 @@ def run(words: list[str]) -> int:
         _warn(settings.host)
 
     def ready(address: str) -> None:
-        if options.json:
-            print_json({"address": address, "runs": None if settings.runs is None else str(settings.runs)})
-        else:
-            print(f"The page is at {address}  (Ctrl-C ends it)")
+        content = {"address": address, "runs": None if settings.runs is None else str(settings.runs)}
+        say(options, content, f"The page is at {address}  (Ctrl-C ends it)")
         if options.open:
             import webbrowser
 
