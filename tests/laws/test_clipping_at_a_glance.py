@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from hushgrad.clipping import Capture, Flat
 from hushgrad.clipping._torch import hooked
-from hushgrad.clipping.proof.wiring import Wiring
+from hushgrad.clipping.proof.state import Wiring
 
 
 @pytest.mark.parametrize("kind", ["leaf", "made", "view"])

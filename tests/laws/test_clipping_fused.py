@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat, _fused
-from hushgrad.clipping.rules.conv import Geometry, per_example_kernel
+from hushgrad.clipping.rules.kernels import Geometry, per_example_kernel
 from hushgrad.native import _abi
 
 pytestmark = [

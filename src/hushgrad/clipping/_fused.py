@@ -18,7 +18,7 @@ from hushgrad import native
 from hushgrad.native import _abi
 
 if TYPE_CHECKING:
-    from hushgrad.clipping.rules.conv import Geometry
+    from hushgrad.clipping.rules.kernels import Geometry
 
 __all__ = [
     "add_pieces",
@@ -141,9 +141,9 @@ def outer_sq_norms(x: Tensor, g: Tensor, wild: float) -> tuple[Tensor, Tensor, b
     """‖x_i‖² ‖g_i‖² and ‖g_i‖² of each row of x (B, d) and g (B, p), and whether some ‖x_i‖² or ‖g_i‖² exceeds ``wild``."""
     if _LIBRARY is None or not _fit(x, g) or x.numel() + g.numel() > _AT_MOST:
         return None
-    B = x.shape[0]
+    B, d = x.shape
     of_weight, of_bias = torch.empty(B, dtype=torch.float64), torch.empty(B, dtype=torch.float64)
-    at = x.data_ptr(), x.shape[1], g.data_ptr(), g.shape[1], B, wild, of_weight.data_ptr(), of_bias.data_ptr()
+    at = x.data_ptr(), d, g.data_ptr(), g.shape[1], B, wild, of_weight.data_ptr(), of_bias.data_ptr()
     return of_weight, of_bias, bool(_LIBRARY.outer_sq_norms(*at))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ __all__ = [
     "hooked",
     "input_metadata",
     "input_shape",
+    "is_exporting",
+    "is_tracing",
     "is_transformed",
     "left_alone",
     "memory_of",
@@ -141,20 +143,20 @@ def is_transformed() -> bool:
     return transform() is not None
 
 
-_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
+is_tracing: Callable[[], bool] = torch._C._is_tracing  # inside of ``torch.jit.trace``
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
 
 
-def refuse_tracing() -> None:
+def refuse_tracing() -> NoReturn:
     """Refuse to be recorded: what a trace would hold is the capture, not the model.
 
     Raises:
-        CaptureError: inside ``torch.jit.trace`` and ``torch.export``.
+        CaptureError: always.
     """
-    if torch.jit.is_tracing() or _exporting():
-        raise CaptureError(
-            "This model belongs to a private run, whose hooks would be traced too. Call private.detach() first, then trace or "
-            "export the model; make_private attaches it again."
-        )
+    raise CaptureError(
+        "This model belongs to a private run, whose hooks would be traced too. Call private.detach() first, then trace or "
+        "export the model; make_private attaches it again."
+    )
 
 
 # Rooms whose functions run inside of a step, and what these call.

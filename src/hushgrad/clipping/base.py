@@ -71,10 +71,11 @@ class Record:
         kwargs: Mapping[str, Any],
         grads: tuple[Tensor | None, ...],
         memory: Any = None,
+        most: int | None = None,
     ) -> None:
         self.module, self.names, self.args, self.kwargs, self.grads = module, names, args, kwargs, grads
         self.memory = memory  # what the rule noted before the call
-        self.most: int | None = None  # examples at most, where that is public
+        self.most = most  # examples at most, where that is public
         self.kept: dict[str, Tensor] = {}
         self.pieces: dict[str, Pieces] = {}
         self.masses: dict[str, Mass] = {}
@@ -90,13 +91,6 @@ class Record:
         g = self.grads[0]
         assert g is not None
         return g
-
-    @property
-    def xg(self) -> tuple[Tensor, Tensor]:
-        """Both at once."""
-        x, g = self.args[0] if self.args else next(iter(self.kwargs.values())), self.grads[0]
-        assert g is not None
-        return x, g
 
     def among(self, examples: int) -> int:
         """The number of examples that a choice between formulas goes by: a public one where there is one.

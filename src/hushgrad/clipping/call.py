@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,7 +44,7 @@ class Call:
         self.index: Tensor | None = None
         self.rows: Tensor | None = None
         self.shapes: list[torch.Size] = []
-        self.edges: list[GradientEdge | None] = []
+        self.edges: Sequence[GradientEdge | None] = ()
         self.record: Record | None = None
         self.sq_norms: dict[str, Tensor] | None = None
         self.tasks: list[int] = []
@@ -52,17 +52,13 @@ class Call:
 
     # Gradients come back -------------------------------------------------------------------------------------------------
 
-    def arrive(self, g: Tensor) -> None:
-        """Tensor hook of a layer with one output."""
-        self.arrive_all((g,))
-
-    def arrive_all(self, grads: Any) -> None:
-        """Hook of a layer with several outputs: a gradient, or None, for each."""
+    def arrive(self, *grads: Tensor | None) -> None:
+        """Hook of the layer's outputs: a gradient, or None, for each."""
         tape, place = self.site.tape, self.place
         if tape.deaf:
             return
         if place is NATIVE:
-            self._add(self.site.ready(tuple(grads)))
+            self._add(grads)
             if self.rule.hot:
                 tape.quiet(self.prepare)
         elif place is WHOLE:
@@ -80,7 +76,7 @@ class Call:
             for k, g in enumerate(grads):
                 self.require_all(k, g)
         else:
-            self._add_placed(place, self.site.ready(tuple(grads)))
+            self._add_placed(place, self.site.ready(grads))
             if self.rule.hot:
                 tape.quiet(self.prepare)
 
@@ -191,33 +187,35 @@ class Call:
 
     def _add(self, grads: tuple[Tensor | None, ...], x: Tensor | None = None) -> None:
         """Open the record, with ``x`` in the place of the input; or add a second loss over the same pass."""
-        tape = self.site.tape
+        site, tape = self.site, self.site.tape
         self.tasks.append(tape.arrived(self))
-        if self.record is None:
-            self._open(grads, x)
-        elif not self.record.grads:
-            tape.fail(
-                f"A second backward came back to {self.site.path or 'the model'}, whose input is already released. Add the "
-                "losses and run one backward."
-            )
-        else:  # per-example gradients are linear in g
-            self.record.grads = tuple(_plus(a, b) for a, b in zip(self.record.grads, grads, strict=True))
-            self.record.kept, self.record.pieces, self.record.masses, self.sq_norms = {}, {}, {}, None
-
-    def _open(self, grads: tuple[Tensor | None, ...], x: Tensor | None) -> None:
-        site = self.site
-        if self.versions != _versions(self.args, self.kwargs):
-            site.tape.fail(self.stale_message())
         args, kwargs = (self.args, self.kwargs) if x is None else ((x,), {})
-        args = site.ready(args)
+        given = (*args, *grads)
+        ready = site.ready(given)
+        if ready is not given:
+            args, grads = ready[: len(args)], ready[len(args) :]
+        if self.record is not None:
+            self._add_again(self.record, grads)
+            return
+        if self.versions != _versions(self.args, self.kwargs):
+            tape.fail(self.stale_message())
         if kwargs:
             kwargs = dict(zip(kwargs, site.ready(tuple(kwargs.values())), strict=True))
         if kwargs or args is not self.args:
             self.versions = _versions(args, kwargs)
-        self.record = Record(site.module, site.names, args, kwargs, grads, self.memory)
-        self.record.most = site.tape.most
+        self.record = Record(site.module, site.names, args, kwargs, grads, self.memory, tape.most)
         self.args, self.kwargs = (), {}
         self.batch.calls.append(self)
+
+    def _add_again(self, record: Record, grads: tuple[Tensor | None, ...]) -> None:
+        if not record.grads:
+            self.site.tape.fail(
+                f"A second backward came back to {self.site.path or 'the model'}, whose input is already released. Add the "
+                "losses and run one backward."
+            )
+        # Per-example gradients are linear in g.
+        record.grads = tuple(_plus(a, b) for a, b in zip(record.grads, grads, strict=True))
+        record.kept, record.pieces, record.masses, self.sq_norms = {}, {}, {}, None
 
     # What reduce asks ----------------------------------------------------------------------------------------------------
 

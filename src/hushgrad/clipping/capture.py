@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from hushgrad.clipping.announcing import Announcing
 from hushgrad.clipping.base import ClippedSum
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper
-from hushgrad.clipping.collecting import Collecting, unscaled
+from hushgrad.clipping.collecting import Collecting
 from hushgrad.clipping.held import Held
 from hushgrad.clipping.proof.explain import explained
 from hushgrad.clipping.reduce import Part
@@ -23,8 +23,11 @@ from hushgrad.clipping.root import Root
 from hushgrad.clipping.scaled import unwatch, watch
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.sites import sites_of, sum_dtype
-from hushgrad.clipping.sums import Sum
+from hushgrad.clipping.sums import Form, Sum
 from hushgrad.clipping.tape import Tape
+
+if TYPE_CHECKING:
+    from hushgrad.clipping.held import Added
 
 __all__ = ["Capture"]
 
@@ -78,9 +81,8 @@ class Capture(Announcing, Collecting):
         self.model = _check.instance(nn.Module, model=model)
         self.loss_reduction = _check.one_of(("mean", "sum"), loss_reduction=loss_reduction)
         self.unused = _check.one_of(("raise", "zero"), unused=unused)
-        self.scales = (
-            unscaled  # asked when sums are made: public factors of every coordinate, taken in before gradients are clipped
-        )
+        # Asked when sums are made: public factors of every coordinate, taken in before gradients are clipped.
+        self.scales: Callable[[], Mapping[str, Tensor] | None] | None = None
         self._held = held or Held()
         self._certificate = certificate
         self._copies = _check.positive_int(copies=copies)  # of each example; their mean is clipped
@@ -100,6 +102,9 @@ class Capture(Announcing, Collecting):
         self._covered: frozenset[str] = frozenset()  # parameters that a site has
         self._usual_calls = 0
         self._frozen: list[tuple[str, nn.Parameter]] = []
+        self._likes: Mapping[str, Tensor | Form] = {}
+        self._reduced: Added = self._added
+        self._grouped: tuple[Clipper | None, bool] = (None, False)  # the last clipper, and whether it clips groups apart
         self._dtypes: dict[str, torch.dtype] = {}  # of the sums
         self._scattered: frozenset[str] = frozenset()
         self._by_rows: frozenset[str] = frozenset()
@@ -126,6 +131,8 @@ class Capture(Announcing, Collecting):
         self._sites = [
             self._held.site(self.model, site) for site in sites_of(self._tape, self.model, all_modules=not self._held.whole)
         ]
+        self._likes, self._grouped = self._held.likes(self._params), (None, False)
+        self._reduced = self._held.reducing(self._added, self._sites)
         self._dtypes = {name: sum_dtype(p) for name, p in self._params.items()}
         if self._certificate is not None:
             width = max(p.shape[0] + p.numel() // p.shape[0] if p.numel() else 1 for p in self._params.values() if p.dim())
@@ -195,7 +202,8 @@ class Capture(Announcing, Collecting):
 
     def discard(self) -> None:
         """Forget everything since the last collect."""
-        self._root.reset()
+        if self._root.running:
+            self._root.reset()
         self._tape.clear()
         self._folded, self._folded_units = None, set()
 
@@ -214,9 +222,12 @@ class Capture(Announcing, Collecting):
         try:
             with torch.set_grad_enabled(False):  # as a decorator, or as no_grad, it takes three times as long
                 sums = self._sums(out or {})
-                parts = self._reduce(clipper, sums, scale)
+                parts = self._reduced(clipper, sums, scale)
                 if len(parts) == 1 and self._folded is None and parts[0].counted is None:
-                    return ClippedSum({name: total.done for name, total in sums.items()}, *parts[0][:3])
+                    raw_sums = {}
+                    for name, total in sums.items():
+                        raw_sums[name] = total.done
+                    return ClippedSum(raw_sums, *parts[0][:3])
                 return self._joined(clipper, sums, parts, scale)
         finally:
             self.discard()
@@ -259,10 +270,10 @@ class Capture(Announcing, Collecting):
         if any(batch.probe is not None for batch in self._tape.batches):
             return
         sums, parts = self._folded or (self._sums({}), [])
-        self._folded = sums, parts + self._reduce(clipper, sums, 1.0)
+        self._folded = sums, parts + self._reduced(clipper, sums, 1.0)
         counted = (b.units[: b.examples - b.padding] for b in self._tape.batches if b.units is not None)
         self._folded_units.update(unit for units in counted for unit in units.tolist())
-        self._tape.clear_batches()
+        self._tape.clear(announced=False)
 
     def fold_with(self, clipper: Clipper | None) -> None:
         """Fold by itself, with this clipper, whenever a further micro-batch begins; None: keep all micro-batches until collect."""

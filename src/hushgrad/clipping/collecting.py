@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +14,21 @@ from hushgrad.clipping.base import ClippedSum
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper
-from hushgrad.clipping.held import Held
 from hushgrad.clipping.preconditioned import precondition
 from hushgrad.clipping.reconcile import problem_of
 from hushgrad.clipping.reduce import Group, Part, Use, add_clipped, add_usual
 from hushgrad.clipping.rejected import joined
 from hushgrad.clipping.rules.parameter import Bare
 from hushgrad.clipping.site import Site
-from hushgrad.clipping.sums import RoundedSum, RowSum, Sum
+from hushgrad.clipping.sums import Form, RoundedSum, RowSum, Sum
 from hushgrad.clipping.tape import Batch, Tape
 from hushgrad.errors import CaptureError
 from hushgrad.events import Relation
 
-__all__ = ["Collecting", "unscaled"]
+if TYPE_CHECKING:
+    from hushgrad.clipping.held import Added
+
+__all__ = ["Collecting"]
 
 _site = attrgetter("site")
 
@@ -36,9 +39,11 @@ class Collecting:
     model: nn.Module
     loss_reduction: str
     unused: str
-    scales: Callable[[], Mapping[str, Tensor] | None]
+    scales: Callable[[], Mapping[str, Tensor] | None] | None
     _tape: Tape
-    _held: Held
+    _likes: Mapping[str, Tensor | Form]
+    _reduced: Added
+    _grouped: tuple[Clipper | None, bool]
     _certificate: Certificate | None
     _copies: int
     _fixed: int | None
@@ -103,14 +108,14 @@ class Collecting:
         rows, self._by_rows = self._by_rows, frozenset()
         folded, self._folded = self._folded, None
         copies, self._copies = self._copies, 1
-        scales, self.scales = self.scales, unscaled
+        scales, self.scales = self.scales, None
         unused, self.unused, reduction, self.loss_reduction = self.unused, "zero", self.loss_reduction, "sum"
         certificate = self._certificate
         self._certificate = certificate and certificate._replace(above=False)
         try:
             with torch.set_grad_enabled(False):
                 sums = self._sums({})
-                parts = self._reduce(_Given(weights), sums, 1.0)
+                parts = self._reduced(_Given(weights), sums, 1.0)
             # Examples without any numbers have no gradient.
             norms = parts[0].norms[: parts[0].taken] if parts else torch.zeros_like(weights)
             return {name: total.buffer for name, total in sums.items()}, norms
@@ -141,25 +146,20 @@ class Collecting:
     def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
         whole = Sum if self._certificate is None else RoundedSum  # of what is in ``out``
         sums = {}
-        for name, like in self._held.likes(self._params).items():
+        for name, like in self._likes.items():
             kind = RowSum if name in self._by_rows else whole if name in out else Sum
             sums[name] = kind(like, self._dtypes[name], out.get(name))
         return sums
 
-    def _reduce(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
-        opened = self._held.opened(sums, self._sites)
-        parts = self._added(clipper, opened, scale)
-        self._held.closed(opened)
-        return parts
-
     def _added(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
-        certificate, scales = self._certificate, self.scales()
-        plain = certificate is None and scales is None and clipper.groups(list(sums)) is None
+        certificate, scales = self._certificate, None if self.scales is None else self.scales()
+        if clipper is not self._grouped[0]:
+            self._grouped = clipper, clipper.groups(list(sums)) is not None
+        plain = certificate is None and scales is None and not self._grouped[1]
         usual = self._usual() if plain else None
         if usual is not None:
-            part = self._tape.quiet(
-                partial(add_usual, usual.calls, self._factor(usual), clipper, sums, scale, self._counted(usual))
-            )
+            counted = usual.examples - usual.padding if usual.padding or self._fixed is not None else None
+            part = self._tape.quiet(partial(add_usual, usual.calls, self._factor(usual), clipper, sums, scale, counted))
             if part is not None:
                 return [part]
         self._reconcile()
@@ -251,21 +251,15 @@ class Collecting:
     def _uses(self, batch: Batch, units: Tensor | None = None) -> list[Use]:
         return [Use(call, self._factor(batch), call.units(units)) for call in batch.calls]
 
-    def _counted(self, batch: Batch) -> int | None:
-        """How many examples take part, where others may fill the batch up."""
-        return batch.examples - batch.padding if batch.padding or self._fixed is not None else None
-
     def _factor(self, batch: Batch) -> float:
-        return batch.coefficient * (batch.examples if self._is_mean(batch) else 1) / self._copies
-
-    def _is_mean(self, batch: Batch) -> bool:
-        """Whether what came back was divided by the number of examples."""
+        """What gradients are multiplied by, as those of a mean were divided by the number of examples."""
         if len(batch.summed) > 1:
             raise CaptureError(
                 "One pass has two backward passes, one from private.loss and one beside it. Put all terms into the function that "
                 "private.loss is given, and run one backward."
             )
-        return self.loss_reduction == "mean" and True not in batch.summed
+        is_mean = self.loss_reduction == "mean" and True not in batch.summed
+        return batch.coefficient * (batch.examples if is_mean else 1) / self._copies
 
     def _reconcile(self) -> None:
         """Every trainable parameter seen, and seen completely; else raise, and forget the passes."""
@@ -273,11 +267,6 @@ class Collecting:
         if problem:
             self._tape.failure = problem  # until the passes are discarded
             raise CaptureError(problem)
-
-
-def unscaled() -> None:
-    """Gradients are clipped as they are."""
-    return None
 
 
 class _Given(Clipper):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from hushgrad.clipping.clipper import Clipper
+    from hushgrad.clipping.reduce import Part
     from hushgrad.clipping.site import Site
-    from hushgrad.clipping.sums import Sum
+    from hushgrad.clipping.sums import Form, Sum
+
+    Added = Callable[[Clipper, dict[str, Sum], float], list[Part]]  # what the passes since the last collect give, and where to
 
 __all__ = ["Held"]
 
@@ -23,13 +27,10 @@ class Held:
         """``site`` with hooks that find its parameters when they are needed."""
         return site
 
-    def likes(self, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Tensors of the shapes that the parameters' sums have in this process."""
+    def likes(self, params: Mapping[str, Tensor]) -> Mapping[str, Tensor | Form]:
+        """What the parameters' sums in this process are like. Asked once, when the parameters are known."""
         return params
 
-    def opened(self, sums: dict[str, Sum], sites: list[Site]) -> dict[str, Sum]:
-        """The sums of whole parameters, to be added to by the rules; what is added arrives in ``sums``."""
-        return sums
-
-    def closed(self, opened: dict[str, Sum]) -> None:
-        """All that belongs to this reduction has been added to what :meth:`opened` gave."""
+    def reducing(self, added: Added, sites: list[Site]) -> Added:
+        """``added`` adds to sums of whole parameters; the same for sums of what lies here. Asked once, when the sites are known."""
+        return added

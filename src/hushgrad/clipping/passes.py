@@ -1,99 +1,228 @@
-"""One pass through the model, and what can be told of it before it is read."""
+"""Passes that are not as usual: of a structure that nobody has proved yet, of one example or none, of a proof itself."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch.autograd.graph import GradientEdge
 
-from hushgrad.clipping._torch import nodes_made, pop_packing, push_packing
 from hushgrad.clipping.call import Call
-from hushgrad.clipping.proof.course import Course, Dispatch
-from hushgrad.clipping.proof.packing import Packing
-from hushgrad.clipping.proof.quiet import Draws
-from hushgrad.clipping.proof.state import Time
+from hushgrad.clipping.proof.given import floats
+from hushgrad.clipping.proof.inputs import data_of, examples_of, leaves
+from hushgrad.clipping.proof.known import Known
+from hushgrad.clipping.proof.live import Reader
+from hushgrad.clipping.proof.state import Attributes
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Structure, is_packed
+from hushgrad.clipping.proof.survey import Run
+from hushgrad.clipping.proof.trials import Trials
+from hushgrad.errors import CaptureError, NotIsolated
 
 if TYPE_CHECKING:
-    from hushgrad.clipping.tape import Tape
+    from hushgrad.clipping.capture import Capture
+    from hushgrad.clipping.root import Pass
 
-__all__ = ["Pass", "is_evaluation", "may_hold", "place_all"]
+__all__ = ["Passes", "is_evaluation"]
 
 
-class Pass:
-    """One call of the model."""
+class Passes:
+    """Proves passes, and reads those that only a proof, or tags on their own graph, can read."""
 
-    __slots__ = (
-        "before", "calls", "candidates", "course", "dispatch", "draws", "examples", "fast", "fresh", "inputs", "is_aside", "key", "nodes",
-        "packing", "structure", "times",
-    )  # fmt: skip
+    def __init__(self, capture: Capture, *, seal: bool) -> None:
+        self.model, self._capture, self._tape, self._seal = capture.model, capture, capture._tape, seal
+        self._whole = capture.whole  # this process may run the model alone
+        self._attributes = Attributes(self.model)
+        self._lot = Random(0)  # of its own: a proof takes nobody's numbers, and a run can be repeated
+        self.known = Known()
+        self._trials = Trials(capture, self._attributes, self._lot, self.known, seal=seal)
+        self._reader = Reader(capture, self.deaf, self._lot)
+        self.running: list[Pass | None] = []
+        # A plain structure, examples, and the shapes of its calls.
+        self._usual: tuple[Structure | None, int, Any] = (None, 0, None)
+        self._tries = 0  # proofs that were repeated for what had no gradient
+        self.failed: str | None = None
+        self.announces = False  # somebody says how many examples each training pass has
 
-    def __init__(self, inputs: Any, examples: int, candidates: list[Structure], key: Any, *, fresh: bool) -> None:
-        self.inputs, self.examples, self.candidates, self.key, self.fresh = inputs, examples, candidates, key, fresh
-        self.structure = candidates[0] if candidates else None
-        self.calls: list[Call] = []
-        self.before: list[Call] | None = None  # of the pass around this one
-        self.packing: Packing | None = None
-        self.fast: bool | None = None  # attention's fast path, as it was
-        self.nodes = 0
-        self.course: Course | None = None
-        self.dispatch: Dispatch | None = None
-        self.draws: Draws | None = None  # where it began to draw, of a model that draws from other generators than torch's
-        self.times: list[Time] = []  # what the model's clocks said when it began
-        self.is_aside = False
+    @property
+    def proving(self) -> bool:
+        """Whether a pass that runs now is one of a proof."""
+        return self._trials.runs is not None
 
-    @classmethod
-    def aside(cls) -> Pass:
-        """A pass of a proof that is not captured: only what it does is noted."""
-        here = cls((), 0, [], None, fresh=True)
-        here.is_aside, here.course = True, Course()
-        here.course.__enter__()
-        return here
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        """Gradients that come back are not a step's."""
+        before, self._tape.deaf = self._tape.deaf, True
+        try:
+            yield
+        finally:
+            self._tape.deaf = before
 
-    def enter(self, *, training: bool, watched: bool) -> None:
-        """The forward begins."""
-        for s in self.candidates:
-            if s.fragile:
-                self.packing = Packing()
-                push_packing(self.packing.pack, self.packing.unpack)
-                break
-        # Attention takes a fast path if no parameter requires gradients: none does between a site's hooks.
-        if not training:
-            self.fast = torch.backends.mha.get_fastpath_enabled()
-            torch.backends.mha.set_fastpath_enabled(False)
-        if watched:
-            self.course = Course()
-            self.course.__enter__()
-            if self.structure is not None and self.structure.dispatched:
-                self.dispatch = Dispatch()
-                self.dispatch.__enter__()
-        self.nodes = nodes_made()
+    # Before the forward --------------------------------------------------------------------------------------------------
 
-    def leave(self) -> None:
-        """It has ended, or was interrupted."""
-        if self.nodes < 0:
+    def _unknown(
+        self, inputs: Any, tensors: list[Any], key: Any, expected: int | None, *, aside: bool, faint: Structure | None
+    ) -> tuple[int, list[Structure], Any, bool] | None:
+        """Of a pass that no structure is known for: examples, structures, key and whether it was proved now. None: an evaluation.
+
+        Args:
+            inputs: of the model.
+            tensors: among them.
+            key: what else the pass is known by.
+            expected: how many examples it has, if that was said.
+            aside: it may be an evaluation.
+            faint: a structure that was proved, and is enough if these data show no more.
+        """
+        if expected == 0 or not self._whole:
+            return (examples_of(inputs) or [0])[0] if expected is None else expected, [], key, False
+        B = expected if expected is not None else self._counted(inputs)
+        if B == 0:
+            return 0, [], key, False
+        doubtful = aside or (expected is not None and not _may_hold(tensors, B))
+        try:
+            structure = self._proved(inputs, B, for_good=not doubtful, faint=faint)
+        except (CaptureError, NotIsolated) as error:
+            if not doubtful:
+                raise
+            # So it is an evaluation; a gradient that comes back is refused.
+            self._tape.failure, self._tape.aside = None, str(error)
+            return None
+        return B, [structure] if B > 1 else [], self._key_of(inputs), True
+
+    def _key_of(self, inputs: Any) -> Any:
+        return self._attributes.key([*map(data_of, leaves(inputs))])
+
+    def _proved(self, inputs: Any, B: int, *, for_good: bool = True, faint: Structure | None = None) -> Structure:
+        """Prove and remember; ``faint``: proved, and enough if these data show no more. Raises NotIsolated, for good, or CaptureError."""
+        with self._kept(for_good=for_good):
+            structure = self._trials.proved(inputs, B, faint) if B > 1 else self._trials.proved_of_one(inputs)
+        if structure is faint:
+            return structure
+        self._attributes.proved()
+        return self.known.add(self._key_of(inputs), structure, of_one=B == 1)  # what counts passes was found out by the proof
+
+    @contextmanager
+    def _kept(self, *, for_good: bool) -> Iterator[None]:
+        """Proofs inside are no part of a pass; what they refuse stays refused, if it is for good."""
+        running, self.running = self.running, []
+        try:
+            yield
+        except NotIsolated as error:
+            if self._seal and for_good:
+                self.failed = str(error)
+            raise
+        finally:
+            self.running = running
+
+    def _repeat(self, structure: Structure, inputs: Any, B: int) -> None:
+        """Repeat a part of the proof."""
+        with self._kept(for_good=True):
+            self._trials.repeat(structure, inputs, B)
+
+    def _counted(self, inputs: Any) -> int:
+        """How many examples the inputs hold, if nobody has said it: of the first tensor, its first or second dimension."""
+        numbers = examples_of(inputs)
+        if not numbers:
+            self._tape.fail("The number of examples cannot be told from the model's inputs. Call capture.examples(count) first.")
+        if numbers[0] < 2 or len(numbers) == 1 or numbers[1] < 2:
+            return numbers[0]
+        return next((B for B in numbers if self._trials.may_be_read(inputs, B)), numbers[0])
+
+    # Behind it -----------------------------------------------------------------------------------------------------------
+
+    def _tried(self, here: Pass, made: int, output: Any) -> None:
+        """A pass of a proof is over."""
+        assert self._trials.runs is not None
+        if here.course is not None:
+            self._trials.heard(here.course)
+        if here.is_aside:
             return
-        if self.dispatch is not None:
-            self.dispatch.__exit__(None, None, None)
-        if self.course is not None:
-            self.course.__exit__(None, None, None)
-        if self.fast is not None:
-            torch.backends.mha.set_fastpath_enabled(self.fast)
-        if self.packing is not None:
-            pop_packing()
-        self.nodes = -1
+        outputs = self._trials.opened(floats(output), here.inputs)
+        run = Run(outputs, here.calls, _edges(here.calls), made, 0 if here.course is None else here.course.order)
+        self._trials.runs.append(run)
+        if here.structure is None:
+            return
+        try:
+            self._reader.read(here.structure, run, here.examples, here.packing, by_tags=False)
+        except LookupError as error:
+            raise CaptureError(
+                f"The model does something else each time it is called, so its gradients cannot be attributed: {error}."
+            ) from None
 
-    def knows(self, structure: Structure) -> bool:
-        """Whether the forward did what forwards of the proof did."""
-        return self.course is None or structure.courses is None or structure.courses.know(self.course)
+    def _place(self, here: Pass, made: int, output: Any) -> None:
+        """Tell each call where its examples are."""
+        if here.examples < 2:
+            _place_all(here)
+        elif here.structure is None:  # parameters in shards: no process can run the model alone
+            self._require_first(here)
+        else:
+            self._read_anew(here, here.structure, Run(floats(output), here.calls, _edges(here.calls), made))
 
-    def require_held(self, structure: Structure) -> None:
-        """Raises LookupError if it did something that no forward of the proof did."""
-        if self.course is not None and structure.courses is not None and not structure.courses.hold(self.course):
-            raise LookupError(structure.courses.beyond(self.course))
+    def _read_anew(self, here: Pass, structure: Structure, run: Run) -> None:
+        """By one of the structures that it may have; a pass that looks otherwise than the proved ones is proved first."""
+        if any(self._read(here, s, run) for s in here.candidates):
+            return
+        if (not here.fresh or self._trials.lifts) and self._whole:
+            self._trials.lifts = False  # a model may look at what its parameters are
+            with self._trials.drawing(here.draws), self._attributes.at(here.times or []):  # as the pass began
+                structure = self._proved(here.inputs, here.examples)
+            here.key = self._key_of(here.inputs)
+            if self._read(here, structure, run):
+                return
+        try:
+            _require_held(here, structure)
+            self._reader.read(structure, run, here.examples, here.packing, by_tags=True, inputs=here.inputs)
+        except LookupError as error:
+            self._tape.fail(
+                f"The model did something else in this pass than in the passes that were proved ({error}), as one with random or "
+                "data-dependent branches does, so it cannot be told whose gradient is whose."
+            )
+        self.known.saw(here.key, structure, run.nodes, here.course)
+
+    def _read(self, here: Pass, structure: Structure, run: Run) -> bool:
+        """Whether the pass is as it was proved; then it is read."""
+        B, course = here.examples, here.course
+        same_nodes = structure.nodes is None or structure.routed or run.nodes in structure.nodes
+        if not same_nodes or not structure.matches(run.calls, B):
+            return False
+        if course is not None and structure.courses is not None and not structure.courses.know(course):
+            return False
+        try:
+            self._reader.read(structure, run, B, here.packing, by_tags=False, inputs=here.inputs)
+        except LookupError:
+            return False
+        if structure.plain and not any(structure.around):
+            self._usual = (structure, B, [call.shapes for call in run.calls])
+        return True
+
+    def _require_first(self, here: Pass) -> None:
+        """All calls have the examples where their rules expect them."""
+        for call in here.calls:
+            shape = call.shapes[0] if call.shapes else ()
+            if len(shape) <= call.site.dim or (shape[call.site.dim] != here.examples and not is_packed(call)):
+                self._tape.fail(
+                    f"{call.site.path or 'The model'} returned a tensor of the shape {tuple(shape)} where the batch has {here.examples} "
+                    "examples. With fully_shard, keep the examples in the first dimension of every layer: (B, T, d) rather than (B*T, d), "
+                    "and positions as (B, T)."
+                )
+            call.place = NATIVE
 
 
-def place_all(here: Pass) -> None:
+def is_evaluation(tensors: list[Any], expected: int | None, *, aside: bool) -> bool:
+    """A pass that is no part of the step, in evaluation mode or within an open batch: of another number of examples than was said.
+
+    A gradient that comes back from it is refused.
+    """
+    return aside if expected is None else not _may_hold(tensors, expected)
+
+
+def _may_hold(tensors: list[Any], examples: int) -> bool:
+    """Whether some tensor has a dimension for so many examples."""
+    return any(n and n % examples == 0 for t in tensors for n in t.data.shape[:2]) if examples else True
+
+
+def _place_all(here: Pass) -> None:
     """Of one example alone everything is its own, wherever its dimension is."""
     for call in here.calls:
         dims = call.site.rule.dims(call.site.module, len(call.shapes))
@@ -101,16 +230,12 @@ def place_all(here: Pass) -> None:
         call.place = NATIVE if own else WHOLE if here.examples else DROPPED
 
 
-def is_evaluation(tape: Tape, tensors: list[Any], expected: int | None, *, aside: bool) -> bool:
-    """A pass that is no part of the step: of another number of examples than was said, in evaluation mode or within an open batch.
-
-    A gradient that comes back from it is refused.
-    """
-    if expected is None:
-        return aside
-    return (aside or tape.is_open) and not may_hold(tensors, expected)
+def _require_held(here: Pass, structure: Structure) -> None:
+    """Raises LookupError if a pass did something that no forward of the proof did."""
+    if here.course is not None and structure.courses is not None and not structure.courses.hold(here.course):
+        raise LookupError(structure.courses.beyond(here.course))
 
 
-def may_hold(tensors: list[Any], examples: int) -> bool:
-    """Whether some tensor has a dimension for so many examples."""
-    return any(n and n % examples == 0 for t in tensors for n in t.data.shape[:2]) if examples else True
+def _edges(calls: list[Call]) -> dict[Call, Sequence[GradientEdge | None]]:
+    """Where the graph has the outputs of each call, for as long as somebody holds the pass: the calls forget it."""
+    return {call: call.edges for call in calls}

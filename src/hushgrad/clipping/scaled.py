@@ -17,7 +17,7 @@ from torch.amp import GradScaler
 
 from hushgrad.clipping._torch import backward_task, eagerly
 
-__all__ = ["SCALED", "is_scaled", "unwatch", "watch"]
+__all__ = ["SCALED", "scaled_tasks", "unwatch", "watch"]
 
 SCALED = (
     "A GradScaler scales this run's loss, and with it every example's norm, which the plan clips before a scaler can divide it again. "
@@ -26,16 +26,11 @@ SCALED = (
 
 _torchs = GradScaler.scale
 _watching: WeakSet[Any] = WeakSet()
-_tasks: deque[int] = deque(maxlen=64)  # backward passes that began at a scaled loss
-
-
-def is_scaled(task: int) -> bool:
-    """Whether this backward pass came through the product of a GradScaler."""
-    return task in _tasks
+scaled_tasks: deque[int] = deque(maxlen=64)  # backward passes that came through the product of a GradScaler
 
 
 def _begun(_: Tensor) -> None:
-    _tasks.append(backward_task())
+    scaled_tasks.append(backward_task())
 
 
 @wraps(_torchs)

@@ -43,7 +43,7 @@ class _Root(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         if ctx.call is not None:
-            ctx.call.arrive_all(grads)
+            ctx.call.arrive(*grads)
         return None, None, None
 
 
@@ -62,7 +62,7 @@ class _Outputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.call.arrive_all(grads)
+        ctx.call.arrive(*grads)
         return None, None, *grads
 
 
@@ -152,16 +152,16 @@ class Site:
         call = Call(self, tape.current or tape.batch(), args, kwargs, memory)
         if isinstance(output, Tensor) and output.is_nested:
             tape.refuse_nested(f"{self.path or 'The model'} returned")
+        shapes: list[torch.Size] = []
+        edges: list[GradientEdge | None] = []
         if isinstance(output, Tensor) and inner is None:
-            output, node = self._watch_one(call, output)
-            shapes, edges = [output.shape], [_edge(node)]
+            output, edge = self._watch_one(call, output)
+            shapes, edges = [output.shape], [edge]
         elif made := tensors_of(output):
             made = made if inner is None else inner.handed_out(made)
             made = list(_Outputs.apply(tape.anchor, call, *made))  # type: ignore[no-untyped-call]
             output = with_tensors(output, iter(made))
-            shapes, edges = [y.shape for y in made], [_edge(y) for y in made]
-        else:
-            shapes, edges = [], []
+            shapes, edges = [y.shape for y in made], [get_gradient_edge(y) if y.requires_grad else None for y in made]
         if tape.calls is not None:
             call.shapes, call.edges = shapes, edges
             tape.calls.append(call)
@@ -169,8 +169,8 @@ class Site:
             tape.outside(call, again=backward_task() != -1)
         return output
 
-    def _watch_one(self, call: Call, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The output, and the tensor whose node has the hook: it stays in the graph whatever happens to the output."""
+    def _watch_one(self, call: Call, y: Tensor) -> tuple[Tensor, GradientEdge]:
+        """The output, and where the graph has the hook: that stays in it whatever happens to the output."""
         # A module may return its own parameter, or a view of it (``self.position[:, :T]``); it requires gradients again by now.
         own, base = False, y._base if y.requires_grad else None
         for p in self.params if y.requires_grad else ():
@@ -178,35 +178,28 @@ class Site:
         if not y.requires_grad or own:
             # An in-place operation on a view would move the hooks' node out of the graph; a detached tensor is no view.
             plain = y.detach().clone() if own else y.detach() if y._is_view() else y
-            y = _root(plain, self.tape.anchor, call)  # type: ignore[no-untyped-call]
-            return y, y
-        base = base if y._is_view() else None
-        if base is not None and _is_reshape(y, base) and not any(_shares(a, base) for a in call.args):
-            shape = y.shape  # the same reason: the base's node stays whatever happens to its view
-            hooked(base, lambda g: call.arrive(g.reshape(shape)))
-            return y, base
-        hooked(y, call.arrive)
-        return y, y
+            y = at = _root(plain, self.tape.anchor, call)  # type: ignore[no-untyped-call]
+        elif base is not None and y._is_view() and _is_reshape(y, base) and not any(_shares(a, base) for a in call.args):
+            at, shape = base, y.shape  # the same reason: the base's node stays whatever happens to its view
+            hooked(at, lambda g: call.arrive(g.reshape(shape)))
+        else:
+            at = y
+            hooked(at, call.arrive)
+        node = at.grad_fn  # as get_gradient_edge does, in a tenth of the time
+        return y, get_gradient_edge(at) if node is None else GradientEdge(node, at.output_nr)
 
     def param(self, local: str) -> nn.Parameter:
         """The parameter with this local name."""
         return self.params[self.names.index(local)]
 
     def ready(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Inputs as the rule gets them, in the precision of norms and sums: the very same tuple where they have it."""
+        """Inputs and gradients as the rule gets them, in the precision of norms and sums: the very same tuple where they have it."""
         dtype = self.dtype
         for i, value in enumerate(values):
             if isinstance(value, Tensor) and value.dtype is not dtype and value.is_floating_point():
                 self.tape.rounded = self.tape.rounded or value.dtype.itemsize < 4
                 return self.ready((*values[:i], value.to(dtype), *values[i + 1 :]))
         return values
-
-
-def _edge(y: Tensor) -> GradientEdge | None:
-    if not y.requires_grad:
-        return None
-    node = y.grad_fn  # as get_gradient_edge does, in a tenth of the time
-    return get_gradient_edge(y) if node is None else GradientEdge(node, y.output_nr)
 
 
 def _is_reshape(y: Tensor, base: Tensor) -> bool:

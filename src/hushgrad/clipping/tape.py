@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hushgrad.clipping._torch import backward_task
 from hushgrad.clipping.proof.structure import NATIVE
-from hushgrad.clipping.scaled import SCALED, is_scaled
+from hushgrad.clipping.scaled import SCALED, scaled_tasks
 from hushgrad.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -85,23 +85,21 @@ class Tape:
         """
         return _silent, ()
 
-    def clear(self) -> None:
-        """Forget all passes and announcements."""
-        self.clear_batches()
+    def clear(self, *, announced: bool = True) -> None:
+        """Forget all passes and, unless ``announced`` is False, what was said of the next one."""
+        for batch in self.batches:
+            batch.calls = []  # a call knows its batch: a circle that would keep both, and the norms, until the garbage collector comes
+        self.batches = []
+        self.current: Batch | None = None
+        self._fresh = True  # the next forward begins a batch
+        if not announced:
+            return
         self.failure: str | None = None
         self.aside: str | None = None  # why a pass is none over the batch: an evaluation
         self.leaks: set[str] = set()  # parameters whose gradient went past the capture
         self._next: tuple[int | None, Tensor | None, int] = (None, None, 0)
         self._probe: int | None = None
         self._probes, self._coefficient = 0, 1.0
-
-    def clear_batches(self) -> None:
-        """Forget the passes so far; what is announced for the next one stays."""
-        for batch in self.batches:
-            batch.calls = []  # a call knows its batch: a circle that would keep both, and the norms, until the garbage collector comes
-        self.batches = []
-        self.current: Batch | None = None
-        self._fresh = True  # the next forward begins a batch
 
     def quiet(self, work: Callable[[], T]) -> T:
         """Let a rule work: nothing that it runs again is captured, and nothing is cast to a lower precision."""
@@ -129,31 +127,37 @@ class Tape:
         )
         self._fresh = True
 
-    def expected(self) -> int | None:
-        """How many examples the next pass holds, if that was announced."""
-        if not self.is_open:
-            return self._next[0] if self._next[0] is not None or self._next[1] is None else len(self._next[1])
-        return self.current.examples if self.current is not None and self.current.announced else None
-
-    @property
-    def is_open(self) -> bool:
-        """A batch has begun whose backward is still to come."""
-        return not self._fresh and self.current is not None and not self._is_over(self.current)
+    def expected(self) -> tuple[int | None, bool]:
+        """How many examples the next pass holds, if that was announced; and whether it is one more over a batch that is open."""
+        batch = self.current
+        if batch is None or self._fresh or (batch.tasks and backward_task() not in batch.tasks):
+            examples, units, _ = self._next
+            return examples if examples is not None or units is None else len(units), False
+        return batch.examples if batch.announced else None, True
 
     def enter(self, examples: int) -> Batch:
-        """The batch that a pass over this many examples belongs to."""
-        batch = self.current
-        if batch is None or self._fresh or self._is_over(batch):
-            batch = self._begin(backward_task())
-        elif examples != batch.examples and not batch.announced and not batch.tasks:
-            # The open batch was never used by a backward (an evaluation with gradients enabled): this is the next one.
-            batch = self._begin(backward_task())
+        """The batch that a pass over this many examples belongs to: the open one, whose backward is still to come, or the next."""
+        batch, task = self.current, backward_task()
+        if batch is not None and not self._fresh:
+            # One that no backward has used, of another number of examples, was an evaluation with gradients enabled.
+            is_open = task in batch.tasks if batch.tasks else batch.announced or examples == batch.examples
+            if is_open:
+                return batch
+        if self.before_batch is not None and self.batches:
+            self.before_batch()
+        count, units, padding = self._next
+        self._next = (None, None, 0)
+        if count is None and units is not None:
+            count = len(units)
+        batch = Batch(count, units, self._probe, self._coefficient)
+        batch.padding = padding
         if batch.examples < 0:
             batch.examples = examples
+        if task != -1:  # activation checkpointing runs the forward inside the backward
+            batch.tasks.add(task)
+        self.current, self._fresh = batch, False
+        self.batches = [*(b for b in self.batches if b.calls), batch] if self.batches else [batch]
         return batch
-
-    def _is_over(self, batch: Batch) -> bool:
-        return bool(batch.tasks) and backward_task() not in batch.tasks
 
     def batch(self) -> Batch:
         """The open batch, for a call that a pass makes."""
@@ -167,25 +171,11 @@ class Tape:
             if len(places) == 1 and all(place.layout.regular for place in places):  # as in every call that was proved
                 call.place = places.pop()
             return
-        if again or not self.vouched or self.expected() is None:
+        expected, _ = self.expected()
+        if again or not self.vouched or expected is None:
             return  # unproved: refused if a gradient comes back to it
-        call.batch = self.enter(self.expected() or 0)
+        call.batch = self.enter(expected)
         call.place = NATIVE
-
-    def _begin(self, task: int) -> Batch:
-        if self.before_batch is not None and self.batches:
-            self.before_batch()
-        examples, units, padding = self._next
-        self._next = (None, None, 0)
-        if examples is None and units is not None:
-            examples = len(units)
-        batch = Batch(examples, units, self._probe, self._coefficient)
-        batch.padding = padding
-        if task != -1:  # activation checkpointing runs the forward inside the backward
-            batch.tasks.add(task)
-        self.current, self._fresh = batch, False
-        self.batches = [*(b for b in self.batches if b.calls), batch] if self.batches else [batch]
-        return batch
 
     @contextmanager
     def probing(self, coefficient: float) -> Iterator[None]:
@@ -202,22 +192,25 @@ class Tape:
 
     def arrived(self, call: Call) -> int:
         """A gradient reached a call: check that it may, and return the number of the backward pass."""
+        batch, task = call.batch, backward_task()
+        if batch is not self.current or task in scaled_tasks or torch.is_grad_enabled():
+            self._refuse_arrival(call)
+        batch.tasks.add(task)
+        batch.summed.add(self.summing)
+        return task
+
+    def _refuse_arrival(self, call: Call) -> NoReturn:
         path = call.site.path or "the model"
         if torch.is_grad_enabled():
             self.fail(f"{path} was differentiated with create_graph=True; second derivatives cannot be split by example.")
-        if call.batch is not self.current:
-            later = self.current.examples if self.current else 0
-            self.fail(
-                f"A gradient came back to {path} ({call.batch.examples} rows) from an earlier batch, after a later forward ({later} rows). "
-                "Run backward for each batch before the next forward, or add the losses and run one backward. Within one forward, keep "
-                "the examples in the first dimension of every layer, and announce their number with capture.examples(count)."
-            )
-        task = backward_task()
-        if is_scaled(task):
+        if call.batch is self.current:
             self.fail(SCALED)
-        call.batch.tasks.add(task)
-        call.batch.summed.add(self.summing)
-        return task
+        later = self.current.examples if self.current else 0
+        self.fail(
+            f"A gradient came back to {path} ({call.batch.examples} rows) from an earlier batch, after a later forward ({later} rows). "
+            "Run backward for each batch before the next forward, or add the losses and run one backward. Within one forward, keep "
+            "the examples in the first dimension of every layer, and announce their number with capture.examples(count)."
+        )
 
     def unproved(self, call: Call) -> NoReturn:
         """A gradient came back to a call of which it is not known whose rows it has."""
@@ -252,7 +245,7 @@ class Tape:
         try:
             yield
         finally:
-            self.clear_batches()
+            self.clear()
             vars(self).update(kept)
 
     def fail(self, message: str) -> NoReturn:

@@ -89,14 +89,14 @@ class Course(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._called: list[str] = []
+        self.called: list[str] = []
         self.answers: set[Answer] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **kwargs) if kwargs else func(*args)
         name = getattr(func, "__name__", "")
         if name not in _NOTHING:
-            self._called.append(name)
+            self.called.append(name)
             if name in _ASKED:
                 self._ask(name, made)
             elif name in _MADE or name == LIFTED:
@@ -136,7 +136,7 @@ class Course(TorchFunctionMode):
                             elif type(v) is complex:
                                 kinds += ("tiny" if abs(v) < _TINY else "complex",)
                 if kinds:
-                    self.answers.add((len(self._called), name, kinds))
+                    self.answers.add((len(self.called), name, kinds))
         return made
 
     def _ask(self, name: str, made: Any) -> None:
@@ -144,27 +144,27 @@ class Course(TorchFunctionMode):
         if isinstance(made, Tensor) and made.numel() == 1 and made.dtype is torch.bool and not is_transformed():
             made = bool(made)
         if type(made) is bool:
-            self.answers.add((len(self._called), name, made))
+            self.answers.add((len(self.called), name, made))
 
     def _look(self, name: str, made: Any) -> None:
         """Note of what kinds the numbers are that a tensor is made of."""
         if isinstance(made, Tensor) and made.is_cpu and not is_transformed():
-            self.answers.add((len(self._called), name, kinds_of(made)))
+            self.answers.add((len(self.called), name, kinds_of(made)))
 
     @property
     def order(self) -> int:
         """A number for the functions in their order."""
-        return hash(tuple(self._called))
+        return hash(tuple(self.called))
 
     @property
     def placed(self) -> frozenset[Answer]:
         """The answers, each with what was called just before it in the place of its number: a loop runs more or less often."""
-        return frozenset((tuple(self._called[max(0, n - _BEFORE) : n - 1]), name, said) for n, name, said in self.answers)
+        return frozenset((tuple(self.called[max(0, n - _BEFORE) : n - 1]), name, said) for n, name, said in self.answers)
 
     @property
     def functions(self) -> frozenset[str]:
         """The functions without their order."""
-        return frozenset(self._called)
+        return frozenset(self.called)
 
 
 class Dispatch(TorchDispatchMode):
@@ -198,7 +198,7 @@ class Courses(NamedTuple):
         """Whether a pass did what passes of the proof did."""
         if self.orders is None:
             return course.functions <= self.functions and course.placed <= self.placed
-        return course.order in self.orders and course.answers <= self.answers
+        return hash(tuple(course.called)) in self.orders and course.answers <= self.answers
 
     def hold(self, course: Course) -> bool:
         """Whether a pass, in whatever order, did nothing that no pass of the proof did."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from hushgrad.clipping.proof.course import Course, joined
 from hushgrad.clipping.proof.structure import Number, Pattern, Structure, sizes_of
 
 __all__ = ["Known"]
+
+_shape, _TENSORS = attrgetter("shape"), {Tensor}
 
 
 class Known:
@@ -74,24 +77,24 @@ class Known:
 
         Most passes ask what the last one asked: all that the answer depends on are the key and the sizes of tensors.
         """
-        asked = key, expected, [t.shape for t in tensors] if {*map(type, tensors)} == {Tensor} else None
-        if asked[2] is None or asked != self._asked:
-            proved = self.proved(key)
-            counts = [expected] if expected is not None else [s.examples(tensors) for s in proved]
-            numbers = [n for n in dict.fromkeys(counts) if n is not None]
-            self._answer = [(n, [] if n == 1 and proved else self.candidates(key, tensors, n)) for n in numbers]
-            self._asked = asked
-        return self._answer
+        shapes = [*map(_shape, tensors)] if {*map(type, tensors)} == _TENSORS else None
+        if shapes is not None and (key, expected, shapes) == self._asked:
+            return self._answer
+        proved, answer = self._proved.get(key, ()), []
+        for n in [expected] if expected is not None else dict.fromkeys([s.examples(tensors) for s in proved]):
+            if n is None:
+                continue
+            found: list[Structure] = []
+            for s in proved if n != 1 else ():
+                if s.fits(tensors, n):
+                    found.append(s)
+            answer.append((n, found if found or n == 1 or len(proved) < LENGTHS else self._concluded(key, tensors, n)))
+        self._asked, self._answer = (key, expected, shapes), answer
+        return answer
 
-    def candidates(self, key: Any, tensors: list[Any], examples: int) -> list[Structure]:
-        """Those that a pass over these inputs may have."""
-        proved, found = self._proved.get(key, []), []
-        for s in proved:
-            if s.fits(tensors, examples):
-                found.append(s)
-        if found or len(proved) < LENGTHS:
-            return found
-        concluded = self._between.setdefault(key, [])
+    def _concluded(self, key: Any, tensors: list[Any], examples: int) -> list[Structure]:
+        """What follows from proved lengths, where none of them fits."""
+        proved, concluded = self._proved[key], self._between.setdefault(key, [])
         found = [s for s in concluded if s.fits(tensors, examples)]
         if not found:
             made = _between(proved, tensors, examples)

@@ -1,28 +1,31 @@
-"""What a model keeps beside its parameters: plain attributes, which its forward may read and write.
+"""What a pass is known by beside its inputs: the model's plain attributes, and how it is put together.
 
-A number or a word among them may decide what the forward does, so the structure of a pass is known only together with them. One that the
-forward itself changes is a *clock*: it differs in every pass, so that the passes of a later time are tried, too, by setting it forward.
+A number or a word among the attributes may decide what the forward does. One that the forward itself changes is a *clock*: it differs in
+every pass, so that the passes of a later time are tried, too, by setting it forward. Modules, their hooks, and functions among their
+attributes may be exchanged between two passes, and what runs before the first trained layer leaves no trace in a graph.
 """
 
 from __future__ import annotations
 
-import copy
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import starmap
+from operator import attrgetter, methodcaller
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from hushgrad.clipping._torch import global_hooks
 from hushgrad.clipping.costs import SCHEDULE
 from hushgrad.clipping.proof.beside import Beside
-from hushgrad.clipping.proof.wiring import PLAIN, Wiring
 
-__all__ = ["Attributes", "Time", "attributes_restored"]
+__all__ = ["TORCHS", "Attributes", "Time", "Wiring", "attributes_of"]
 
-_HELD = (list, dict, set, deque)
-_TORCHS = frozenset(vars(nn.Module())) - {"training"}  # hooks, parameters and children: not the forward's to write
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+_values, _forward, _kind = methodcaller("values"), attrgetter("forward"), attrgetter("dtype", "ndim")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+TORCHS = frozenset(vars(nn.Module())) - {"training"}  # hooks, parameters and children: not the forward's to write
 
 Place = tuple[dict[str, Any], str]
 Time = tuple[dict[str, Any], str, Any]  # a clock and its value
@@ -36,21 +39,22 @@ class Attributes:
         self._clocks: set[tuple[int, str]] = set()
         self._dicts: list[dict[str, Any]] = []
         self._places: list[Place] = []
-        self._timed: list[Place] = []  # the clocks
+        self.timed: list[Place] = []  # the clocks
         self._values: dict[tuple[int, str], set[Any]] = {}  # of numbers, in passes that were proved
         self._size = -1  # listed when they are first asked for: a copy's modules are not there before
         self._wiring, self._wired = Wiring(model), -1
         self._beside = Beside()
 
-    def key(self) -> tuple[Any, ...]:
-        """Their values, without the clocks, how the model is put together, and of what kinds its other tensors are."""
+    def key(self, data: Iterable[Tensor]) -> tuple[Any, ...]:
+        """Their values, without the clocks, how the model is put together, and of what kinds its other tensors and ``data`` are."""
         wiring = self._wiring.number()
         if sum(map(len, self._dicts)) != self._size or wiring != self._wired:
             self._list()
         values = [*starmap(dict.get, self._places)]
-        if not PLAIN.issuperset(map(type, values)):
-            values = [v if type(v) in PLAIN else type(v) for v in values]
-        return self._wired, self._beside.kinds() if self._beside.places else (), *values
+        if not _PLAIN.issuperset(map(type, values)):
+            values = [v if type(v) in _PLAIN else type(v) for v in values]
+        cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        return self._wired, cast, self._beside.kinds() if self._beside.places else (), tuple(values), *map(_kind, data)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self._model}
@@ -61,15 +65,15 @@ class Attributes:
     def _list(self) -> None:
         self._wiring.look()
         self._wired = self._wiring.number()
-        self._dicts = _dicts(self._model)
+        self._dicts = attributes_of(self._model)
         self._size = sum(map(len, self._dicts))
         self._beside.look(self._model, self._dicts)
         every = [(place, (id(place[0]), place[1]) in self._clocks) for place in self._all()]
         self._places = [place for place, is_clock in every if not is_clock]
-        self._timed = [place for place, is_clock in every if is_clock]
+        self.timed = [place for place, is_clock in every if is_clock]
 
     def _all(self) -> list[Place]:
-        return [(d, name) for d in self._dicts for name, v in d.items() if type(v) in PLAIN and name not in _TORCHS]
+        return [(d, name) for d in self._dicts for name, v in d.items() if type(v) in _PLAIN and name not in TORCHS]
 
     def meet(self, tensors: list[Tensor]) -> None:
         """A forward has computed with these, whoever holds them."""
@@ -100,7 +104,7 @@ class Attributes:
             yield found
         for d, name, value in before:
             now = d.get(name)
-            if type(now) in PLAIN and now != value:
+            if type(now) in _PLAIN and now != value:
                 self._clocks.add((id(d), name))
                 if type(now) in (int, float):
                     found.append((d, name))
@@ -108,7 +112,7 @@ class Attributes:
 
     def times(self) -> list[Time]:
         """What the clocks say now."""
-        return [(d, name, d[name]) for d, name in self._timed if name in d] if self._timed else []
+        return [(d, name, d[name]) for d, name in self.timed if name in d]
 
     @contextmanager
     def at(self, times: list[Time]) -> Iterator[None]:
@@ -136,55 +140,77 @@ class Attributes:
                 d[name] = value
 
 
-def _dicts(model: nn.Module) -> list[dict[str, Any]]:
+def attributes_of(model: nn.Module) -> list[dict[str, Any]]:
     """The attributes of all modules, and of the plain objects (configurations) among them."""
     found = {id(m): vars(m) for m in model.modules()}
     for d in list(found.values()):
         for name, v in d.items():
-            plain = name not in _TORCHS and not isinstance(v, (Tensor, nn.Module, type))
+            plain = name not in TORCHS and not isinstance(v, (Tensor, nn.Module, type))
             if plain and isinstance(getattr(v, "__dict__", None), dict):
                 found.setdefault(id(v), vars(v))
     return list(found.values())
 
 
-@contextmanager
-def attributes_restored(model: nn.Module, written: Callable[[], None] | None = None) -> Iterator[None]:
-    """What a forward inside writes to attributes, and to lists and dicts that they hold, is undone; ``written`` is told of it."""
-    kept = [
-        (d, {name: (v, copy.copy(v) if type(v) in _HELD else None) for name, v in d.items() if name not in _TORCHS})
-        for d in _dicts(model)
-    ]
+class Wiring:
+    """A number for each way in which a model was put together so far."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._numbers: dict[Any, int] = {}
+        self._watched: tuple[list[dict[Any, Any]], list[tuple[dict[str, Any], str]], list[type[nn.Module]]] = ([], [], [])
+        self._empty: list[dict[Any, Any]] = []  # tables of hooks and children that have none: most of them
+        self._seen: Any = None
+        self._number = -1
+
+    def number(self) -> int:
+        """That of the present way. As long as all is the very same, that is a matter of microseconds."""
+        tables, places, types = self._watched
+        now = [*map(tuple, map(_values, tables))], [*starmap(dict.get, places)], [*map(_forward, types)]
+        if now != self._seen or any(self._empty):
+            self.look()
+        return self._number
+
+    def look(self) -> None:
+        """Look at everything anew: an attribute was added or removed."""
+        modules = list(self._model.modules())
+        tables = [vars(m)[name] for m in modules for name in ("_modules", *_HOOKS) if name in vars(m)] + global_hooks()
+        places = [(vars(m), name) for m in modules for name, v in vars(m).items() if _is_function(v)]
+        self._empty = [table for table in tables if not table]
+        self._watched = [table for table in tables if table], places, list({type(m): None for m in modules})
+        self._seen = self._now()
+        key = (
+            tuple((type(m), _what(type(m).forward), *(_all(vars(m).get(name, {}).values()) for name in _HOOKS)) for m in modules),
+            tuple((name, _what(d[name])) for d, name in places),
+            tuple(_all(table.values()) for table in global_hooks()),
+        )
+        self._number = self._numbers.setdefault(key, len(self._numbers))
+
+    def _now(self) -> Any:
+        tables, places, types = self._watched
+        return [*map(tuple, map(_values, tables))], [*starmap(dict.get, places)], [*map(_forward, types)]
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, (nn.Module, Tensor, type))
+
+
+def _all(functions: Iterable[Callable[..., Any]]) -> tuple[Any, ...]:
+    return tuple(_what(f) for f in functions)
+
+
+def _what(function: Any) -> Any:
+    """What a function does: its code, and the plain values that it closes over. One made anew for each pass is the same."""
+    function = getattr(function, "func", function)  # of a partial
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return type(function)
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if not _is_empty(cell)]
+    return code, tuple(v if type(v) in _PLAIN else type(v) for v in (*cells, *(getattr(function, "__defaults__", None) or ())))
+
+
+def _is_empty(cell: Any) -> bool:
     try:
-        yield
-    finally:
-        found = [_undone(d, values) for d, values in kept]
-        if written is not None and any(found):
-            written()
-
-
-def _undone(d: dict[str, Any], values: dict[str, tuple[Any, Any]]) -> bool:
-    """Put back; whether there was something to put back."""
-    new = [name for name in d if name not in values and name not in _TORCHS]
-    for name in new:
-        del d[name]
-    wrote = bool(new)
-    for name, (value, inside) in values.items():
-        if d.get(name) is not value:
-            d[name], wrote = value, True
-        if inside is not None and _differ(value, inside):
-            _refill(value, inside)
-            wrote = True
-    return wrote
-
-
-def _differ(value: Any, inside: Any) -> bool:
-    if len(value) != len(inside):
+        cell.cell_contents  # noqa: B018
+    except ValueError:  # a name that was never bound
         return True
-    if isinstance(value, dict):
-        return any(name not in inside or v is not inside[name] for name, v in value.items())
-    return any(a is not b for a, b in zip(inside, value, strict=True))
-
-
-def _refill(value: Any, inside: Any) -> None:
-    value.clear()
-    value.update(inside) if isinstance(value, (dict, set)) else value.extend(inside)
+    return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -99,21 +99,27 @@ class Structure(NamedTuple):
 
     def matches(self, calls: Sequence[Call], examples: int) -> bool:
         """Whether these are the calls that were proved, of the same sizes inside."""
-        return (self.routed or [*map(_site, calls)] == self.order) and self.holds(numbered(calls), examples)
+        if self.routed:
+            return self.holds(numbered(calls), examples)
+        return [*map(_site, calls)] == self.order and _sized(calls, self.shapes.values(), examples)  # noted in this order
 
     def holds(self, calls: dict[Number, Call], examples: int) -> bool:
         """Whether each of these calls was proved, with the same sizes."""
-        for number, call in calls.items():
-            wanted = self.shapes.get(number)
-            if wanted is None or len(wanted) != len(call.shapes):
+        return _sized(calls.values(), map(self.shapes.get, calls), examples)
+
+
+def _sized(calls: Iterable[Call], patterns: Iterable[tuple[Pattern, ...] | None], examples: int) -> bool:
+    """Whether each call has outputs of these sizes, and there are such."""
+    for call, wanted in zip(calls, patterns, strict=True):
+        if wanted is None or len(wanted) != len(call.shapes):
+            return False
+        for shape, sizes in zip(call.shapes, wanted, strict=True):
+            if len(shape) != len(sizes):
                 return False
-            for shape, sizes in zip(call.shapes, wanted, strict=True):
-                if len(shape) != len(sizes):
+            for size, p in zip(shape, sizes, strict=True):
+                if p is not None and size != (p if p >= 0 else -p * examples):
                     return False
-                for size, p in zip(shape, sizes, strict=True):
-                    if p is not None and size != (p if p >= 0 else -p * examples):
-                        return False
-        return True
+    return True
 
 
 def pattern(layout: Layout, shape: Sequence[int], other: Sequence[int] | None) -> Pattern:
@@ -140,6 +146,11 @@ def sizes_of(tensors: list[Any], reading: Reading, examples: int) -> tuple[Any, 
             made.append(("rows",))
         elif layout is None:
             made.append(tuple(t.shape))
+        elif layout.kind is Kind.DIM:  # nearly always: without further calls
+            shape, dim = t.shape, layout.dim
+            if len(shape) <= dim or shape[dim] != examples:
+                return None
+            made.append((*shape[:dim], layout.factor, *shape[dim + 1 :]))
         elif not layout.fits(t.shape, examples):
             return None
         else:

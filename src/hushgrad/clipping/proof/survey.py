@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
     outputs: list[Tensor]
     calls: list[Call]
-    edges: dict[Call, list[GradientEdge | None]]
+    edges: Mapping[Call, Sequence[GradientEdge | None]]
     nodes: int = 0  # of the graph, that it made
     order: int = 0  # of the functions that it called
 

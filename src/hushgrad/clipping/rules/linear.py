@@ -72,13 +72,16 @@ class Linear(Rule):
 
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
         """See the table of this module."""
-        x, g = record.xg
+        x, g = record.args[0] if record.args else record.x, record.grads[0]
+        assert g is not None
         if x.dim() == 2 and not x.is_cpu:
             return {}
         if x.dim() == 2:
             both = _fused.outer_sq_norms(x, g, WILD)
             if both is None or both[2]:
                 return _sq_norms_of_rows(record)
+            if len(record.names) == 2:
+                return {"weight": both[0], "bias": both[1]}
             return {name: both[0] if name == "weight" else both[1] for name in record.names}
         require_batch(record, 2)
         x, g = _positions(x), _positions(g)
@@ -116,7 +119,8 @@ class Linear(Rule):
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """(w g)^T x in one matrix product; or w^T G where G was kept."""
         if record.grads and not record.kept:
-            x, g = record.xg
+            x, g = record.args[0] if record.args else record.x, record.grads[0]
+            assert g is not None
             if g.dim() == 2:
                 _add_weighted_rows(x, g, record.names, weights, out, record.most)
                 return

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hushgrad import _check
 from hushgrad.clipping.site import Site
-from hushgrad.clipping.sums import Sum
+from hushgrad.clipping.sums import Form, Sum
 from hushgrad.denoise.base import Denoiser, NoiseInfo
 from hushgrad.release.placement.sharded_sums import ShardedSite, ShardedSums
 from hushgrad.release.placement.together import split_evenly
@@ -27,6 +27,9 @@ from hushgrad.release.placement.world import World, part_of
 from hushgrad.sampling.batch import Batch
 
 if TYPE_CHECKING:
+    from hushgrad.clipping.clipper import Clipper
+    from hushgrad.clipping.held import Added
+    from hushgrad.clipping.reduce import Part
     from hushgrad.train.plan import Plan
 
 __all__ = ["Shard", "Sharded", "is_sharded"]
@@ -118,9 +121,9 @@ class Sharded(Whole):
 
     # Parameters and sums -----------------------------------------------------------------------------------------------
 
-    def likes(self, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def likes(self, params: Mapping[str, Tensor]) -> Mapping[str, Tensor | Form]:
         """This process's rows."""
-        return {name: self.here(name) for name in params}
+        return {name: Form(rows.shape, rows.device) for name in params for rows in [self.here(name)]}
 
     def here(self, name: str) -> Tensor:
         """This process's rows of the parameter, as a plain tensor that shares its memory, whether or not it is whole just now."""
@@ -130,14 +133,17 @@ class Sharded(Whole):
         """A site that finds shards or whole tensors, and measures while they are whole."""
         return ShardedSite.of(model, site)
 
-    def opened(self, sums: dict[str, Sum], sites: list[Site]) -> dict[str, Sum]:
-        """Sums of whole parameters, which are sent while further ones are filled."""
-        return ShardedSums(self.shards, self.world, sums, [frozenset(site.full.values()) for site in sites])
+    def reducing(self, added: Added, sites: list[Site]) -> Added:
+        """Sums of whole parameters are sent while further ones are filled; then what is left is sent and received."""
+        together = [frozenset(site.full.values()) for site in sites]
 
-    def closed(self, opened: dict[str, Sum]) -> None:
-        """Send and receive the rest."""
-        assert isinstance(opened, ShardedSums)
-        opened.flush()
+        def reduced(clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
+            whole = ShardedSums(self.shards, self.world, sums, together)
+            parts = added(clipper, whole, scale)
+            whole.flush()
+            return parts
+
+        return reduced
 
     def gradients(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
         """This process's rows as gradients that are sharded like the parameters."""
