@@ -146,7 +146,7 @@ def add_usual(
             dict(zip(site.full, map(sums.__getitem__, site.full.values()), strict=True)),
         )
         record.clear()
-    return Part(norms[:counted], weights[:counted], 0)
+    return Part(norms, weights, 0) if counted is None else Part(norms[:counted], weights[:counted], 0)
 
 
 def _measured(group: Group, *, wide: bool) -> tuple[dict[str, Tensor], dict[str, Mass]]:
