@@ -10,7 +10,7 @@ from torch import nn
 
 from hushgrad.clipping import rules
 from hushgrad.clipping.base import _RULES, Rule, rule_for
-from hushgrad.clipping.rules import conv, linear
+from hushgrad.clipping.rules import conv, kernels, linear
 from hushgrad.testing import members
 from hushgrad.testing.rules import check_rule
 
@@ -110,8 +110,9 @@ def convolutions(draw):
 def test_convolution_by_each_way(case, way):
     kind, C_in, C_out, options, shape, bias = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv, "_FEW_CHANNELS", 1000 if way == "patches" else 0)
-        patch.setattr(conv, "_prefers_single", lambda x, g, geometry: way == "single")
+        patch.setattr(kernels, "_FEW_CHANNELS", 1000 if way == "patches" else 0)
+        patch.setattr(kernels, "_prefers_single", lambda x, g, geometry: way == "single")
         patch.setattr(conv, "_KEEP_AT_MOST", 0 if way == "gram" else 1 << 30)
-        patch.setattr(conv, "_CACHE", 200)
+        patch.setattr(conv, "CACHE", 200)
+        patch.setattr(kernels, "CACHE", 200)
         check_rule(lambda: kind(C_in, C_out, bias=bias, **options), torch.randn(shape))
