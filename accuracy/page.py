@@ -46,7 +46,8 @@ out: these are computed once and kept.
 
 The rows that say so are of data sets that nobody had looked at when their codebooks were written: credit card default (Yeh and Lien 2009,
 30,000 clients), whose test rows were looked at once, and 100,000 tweets of Sentiment140 (Go et al. 2009), looked at twice: the first time
-with words that weighed 0.5 at most (67.83; without privacy 72.8). Their weight was then chosen on a tenth of the training texts. Their row is from before texts were centred.
+with words that weighed 0.5 at most (67.83; without privacy 72.8). Their weight was then chosen on a tenth of the training texts.
+Their row is from before texts were centred.
 {mechanisms}
 {time}
 ## Page faults
