@@ -1,6 +1,6 @@
 """What `hushgrad plan --model` predicts, beside measurements: time and peak memory of a private step of language models.
 
-    python benchmarks/resources.py --measure out.json      CPU time of a step (one thread) and peak memory of every setting below
+    python benchmarks/resources.py --measure out.json      CPU time (one thread) and peak memory of every setting below (10 minutes)
     python benchmarks/resources.py --fit out.json          fit to some of the settings, and show the others
 
 The settings that are fitted and the settings that are shown share no model. Memory is what a process of its own holds at most above what
@@ -10,9 +10,11 @@ it held after its imports; most of it is held in the first steps, which prove th
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -48,6 +50,11 @@ SHOWN = [
     Setting(family="gpt2", hidden=96, layers=2, vocabulary=50257, part=2, size=4),
     Setting(hidden=160, layers=3, vocabulary=49152, length=48, part=4, size=8),
     Setting(family="gpt2", hidden=160, layers=3, vocabulary=10000, part=4, size=8),
+    Setting(hidden=384, layers=6, vocabulary=8192, part=4, size=8),
+]
+UNSEEN = [  # measured when the fit stood
+    Setting(family="gpt2", hidden=128, layers=4, vocabulary=20000, length=32, part=4, size=8),
+    Setting(hidden=224, layers=5, vocabulary=6000, length=96, part=2, size=8),
 ]
 MODES = ("lora", "full")
 
@@ -62,42 +69,55 @@ def work_of(setting: Setting) -> Work:
 # Measuring ----------------------------------------------------------------------------------------------------------------
 
 
-def costs_of(setting: Setting) -> dict[str, float]:
-    """CPU seconds of a step after the first two, which also prove the model; bytes at the most above what was there before."""
-    torch.set_num_threads(1)
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    before, times = memory("VmRSS"), []
-    step = private(setting)
-    for _ in range(5):
+def time_of(setting: Setting) -> float:
+    """CPU seconds of a step after the first two, which also prove the model, with a C library that keeps what was freed.
+
+    As it is, that library gives large blocks back and asks for them anew; what this costs depends on the heap, up to twice the step where
+    the vocabulary is large, in plain runs as in private ones.
+    """
+    library = ctypes.CDLL(None)
+    library.mallopt(-4, 0), library.mallopt(-1, 2**31 - 1)  # no blocks of their own, nothing given back
+    step, times = private(setting), []
+    for _ in range(9):
         began = time.process_time()
         step()
         times.append(time.process_time() - began)
-    return {"seconds": median(times[2:]), "peak": (memory("VmHWM") - before) * 2**20}
+    return median(times[2:])
 
 
-def in_a_child(setting: Setting) -> dict[str, float]:
-    """The costs in a copy of this process, so that no heap is shared between settings."""
+def peak_of(setting: Setting) -> float:
+    """Bytes at the most above what was there before, with the heap as it is."""
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    before = memory("VmRSS")
+    step = private(setting)
+    for _ in range(3):
+        step()
+    return (memory("VmHWM") - before) * 2**20
+
+
+def in_a_child(cost: Callable[[Setting], float], setting: Setting) -> float:
+    """The cost in a copy of this process, so that no heap is shared between settings."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(write, json.dumps(costs_of(setting)).encode())
+        torch.set_num_threads(1)
+        os.write(write, json.dumps(cost(setting)).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as answer:
         text = answer.read()
     os.waitpid(child, 0)
-    found: dict[str, float] = json.loads(text)
-    return found
+    return float(json.loads(text))
 
 
 def measure(path: Path) -> None:
     rows = json.loads(path.read_text()) if path.exists() else []
     for mode in MODES:
         private(Setting(mode=mode, hidden=16, layers=1, vocabulary=32, length=8))  # imports what a run imports late
-    for setting in (replace(one, mode=mode) for one in FITTED + SHOWN for mode in MODES):
+    for setting in (replace(one, mode=mode) for one in FITTED + SHOWN + UNSEEN for mode in MODES):
         if asdict(setting) in [row["setting"] for row in rows]:  # of an earlier call
             continue
-        found = in_a_child(setting)
+        found = {"seconds": in_a_child(time_of, setting), "peak": in_a_child(peak_of, setting)}
         print(setting, found, flush=True)
         rows.append({"setting": asdict(setting), **found})
         path.write_text(json.dumps(rows, indent=1))
@@ -117,7 +137,7 @@ def fitted(pairs: list[tuple[tuple[float, ...], float, float]]) -> np.ndarray:
 
 def pair_of(setting: Setting, kind: str, value: float) -> tuple[tuple[float, ...], float, float]:
     work = work_of(setting)
-    return (work.spent(), 0.0, value) if kind == "seconds" else (work.held(), work.kept, value)
+    return (work.spent(), work.carried(), value) if kind == "seconds" else (work.held(), work.kept, value)
 
 
 def fit(path: Path) -> dict[str, Any]:

@@ -446,6 +446,8 @@ REFUSED = {
     "max_steps=7 to be left out or 10": {"max_steps": 7},
     "label_smoothing_factor=0.1 to be 0.*compute_loss": {"label_smoothing_factor": 0.1},
     "neftune_noise_alpha=5.0 to be left out.*longest text": {"neftune_noise_alpha": 5.0},
+    "optim='lomo' to step after the backward pass.*without noise": {"optim": "lomo"},
+    "optim='galore_adamw_layerwise' to step after": {"optim": "galore_adamw_layerwise", "optim_target_modules": ["query"]},
 }
 
 
@@ -453,6 +455,35 @@ REFUSED = {
 def test_what_would_change_the_plan_is_refused(message, tmp_path):
     with pytest.raises(ArgumentError, match=message):
         PrivateTrainer(bert(), arguments(tmp_path, **REFUSED[message]), a_plan(), train_dataset=labelled())
+
+
+class OwnOptimizer(PrivateTrainer):
+    """Makes its optimizer anew whenever it is asked, as many subclasses do."""
+
+    def create_optimizer(self, model=None):
+        self.optimizer = torch.optim.SGD([{"params": [p], "lr": 0.1} for p in self.model.parameters() if p.requires_grad])
+        return self.optimizer
+
+
+def test_an_optimizer_of_a_subclass_is_made_once(tmp_path):
+    model = bert()
+    before = weights(model)
+    trainer = OwnOptimizer(model, arguments(tmp_path), a_plan(), train_dataset=labelled(), seed=2)
+    trainer.train()
+    assert trainer.private.steps == a_plan().steps and not same(weights(model), before)
+
+
+class OwnBatches(PrivateTrainer):
+    def get_train_dataloader(self):
+        super().get_train_dataloader()
+        return torch.utils.data.DataLoader(self.train_dataset, batch_size=4)
+
+
+def test_batches_that_the_plan_did_not_draw_are_refused_without_a_word_of_them(tmp_path):
+    trainer = OwnBatches(bert(), arguments(tmp_path), a_plan(), train_dataset=labelled(), seed=2)
+    with pytest.raises(ArgumentError, match=r"inputs='dict' to be a batch of the plan.*get_train_dataloader as it is") as refused:
+        trainer.train()
+    assert "tensor" not in str(refused.value)
 
 
 def own_loss(outputs, labels, num_items_in_batch=None):

@@ -61,8 +61,8 @@ def run(words: list[str]) -> int:
 
 _FIT = (
     "Fitted to one thread of a CPU and models of less than 10 million parameters (float32 weights, Adam); memory is above what is "
-    "imported, and mostly that of the proof in the first step. It is within 20 % for models that were not fitted (docs/scale.md); far "
-    "beyond, an order of magnitude. hushgrad.planner.dry_run measures yours."
+    "imported, and mostly that of the proof in the first step. Both are within 20 % for models that were not fitted, of up to 18 million "
+    "parameters in one process (docs/scale.md); far beyond, an order of magnitude. hushgrad.planner.dry_run measures yours."
 )
 
 

@@ -64,6 +64,12 @@ def require_fitting(args: TrainingArguments, plan: Plan) -> None:
     if str(args.save_strategy).rsplit(".", 1)[-1].lower() != "no":
         remedy = 'Give save_strategy="no" and checkpoint=FOLDER: Trainer\'s own checkpoints hold neither the books nor the noise.'
         _check.fail("save_strategy", str(args.save_strategy), 'to be "no"', remedy)
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    if "lomo" in optimizer or "layerwise" in optimizer:
+        remedy = (
+            "It takes its steps inside of the backward pass, from gradients without noise. Choose another, such as adamw_torch."
+        )
+        _check.fail("optim", optimizer, "to step after the backward pass", remedy)
     _require_random(args)
     if args.n_gpu > 1:
         _check.fail("n_gpu", args.n_gpu, "to be 1 in each process", "Start one process for each device, with torchrun.")

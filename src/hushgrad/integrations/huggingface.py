@@ -189,7 +189,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             require_padding_apart(self.train_dataset, self._collator(), loss_of, half=half)
 
     def _attached(self) -> Private:
-        optimizer = self.create_optimizer()
+        optimizer: Any = self.create_optimizer()
+        # Trainer asks once more, and a subclass may make another one each time, whose steps would not be those of the run.
+        self.create_optimizer = lambda model=None: optimizer  # type: ignore[method-assign]
         key = RunKey.mixed(*self._given)
         return make_private(_check.instance(nn.Module, model=self.model), optimizer, self.plan, key=key, **self._options)
 
@@ -200,7 +202,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward for one batch of the plan, part by part; an empty batch is a step of noise alone."""
-        batch = _check.instance(Batch, inputs=inputs)
+        batch = _drawn(inputs)
         require_texts(inputs, batch.examples)
         require_unmerged(model)
         total, rows = torch.zeros((), device=self.args.device), 0
@@ -243,6 +245,14 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             logs = {name: value for name, value in logs.items() if name != "grad_norm"}
             logs["epsilon"] = self._epsilon.after(self._private.steps)
         super().log(logs, start_time)
+
+
+def _drawn(inputs: Any) -> Batch:
+    """The batch, if it is the plan's; a sentence about another one does not show its records."""
+    if isinstance(inputs, Batch):
+        return inputs
+    remedy = "Leave get_train_dataloader as it is: the plan draws the batches. data_collator makes them of examples."
+    return _check.fail("inputs", type(inputs).__name__, "to be a batch of the plan", remedy)
 
 
 class _Passes(Loop):

@@ -12,10 +12,11 @@ state, and for a micro-batch of m tokens what the backward pass needs. It multip
 | calls | L times the number of micro-batches | the same |
 | numbers updated | P' | P' / W |
 | noise state read and written | t P' / W | t P' / W |
+| numbers of a tied table, which gets sums from both ends | V h times the number of micro-batches | the same |
 | bytes received | 2 (W-1)/W 4 P' | 2 (W-1)/W 4 P of weights, and (W-1)/W 4 P' of sums |
 
 The coefficients are those of one thread of the CPU that the project is measured on, with float32 weights and Adam
-(``benchmarks/resources.py``; docs/scale.md shows them beside models that were not fitted, all of less than 10 million parameters). The
+(``benchmarks/resources.py``; docs/scale.md shows them beside models that were not fitted, all of less than 18 million parameters). The
 peak is mostly that of the proof in the first step. Another machine has other times; what it holds is nearly the same.
 """
 
@@ -37,15 +38,15 @@ MECHANISMS = {"DP-SGD": (0, 0), "banded(4)": (3, 4), "banded(16)": (15, 16), "BL
 TUNED = ("lora", "full")
 
 # Fitted; see benchmarks/resources.py. Seconds of an operation, of one beside a bias, an activation, a score, a call, an updated number, a
-# state. Those of a score were added later, to models with vocabularies of up to 32,000 tokens.
+# number of a tied table.
 _SECONDS: dict[str, tuple[float, ...]] = {
-    "lora": (1.4e-11, 0.0, 0.0, 7.25e-9, 8.59e-3, 0.0, 0.0),
-    "full": (1.41e-11, 1.98e-11, 3.81e-10, 8.73e-9, 7.02e-3, 2.32e-9, 0.0),
+    "lora": (1.24e-11, 0.0, 3.02e-9, 3.27e-9, 3.51e-3, 0.0, 2.7e-10),
+    "full": (1.07e-11, 1.64e-11, 5.18e-9, 3.99e-9, 8.01e-4, 8.67e-9, 9.13e-9),
 }
+_STATE = 5e-10  # seconds of a number of noise state; not fitted, 8 GB in a second
 # Numbers held for an activation of a micro-batch and for a score, how many more beside a learned table of positions; bytes whatever the
-# model is. A score counts so often because the proof in the first step ran a crowd of six micro-batches when this was fitted; it holds
-# less now, so these are upper bounds.
-_HELD: dict[str, tuple[float, ...]] = {"lora": (1.31, 21.8, 0.79, 0.0, 7.88e7), "full": (1.14, 20.9, 7.55, 3.0, 6.63e7)}
+# model is. A score counts so often because the proof in the first step runs several passes.
+_HELD: dict[str, tuple[float, ...]] = {"lora": (1.14, 10.0, 0.444, 2.09, 8.22e7), "full": (1.32, 9.85, 5.16, 4.04, 7.3e7)}
 _PAIRS = {"lora": 16, "full": 2}  # numbers that count as an activation, for two tokens of a text and a head
 # Bytes in a second between two processes of one machine (gloo), packing and adding included.
 _NETWORK = {"whole": math.inf, "replicated": 6.9e8, "sharded": 3.9e8}
@@ -128,16 +129,20 @@ class Work:
     # Time -----------------------------------------------------------------------------------------------------------------
 
     def spent(self) -> tuple[float, ...]:
-        """What the fit multiplies: operations, those with biases (GPT-2), activations, scores, calls, numbers updated, noise state."""
+        """What the fit multiplies: operations, those with biases (GPT-2), activations, scores, calls, numbers updated, tied."""
         shape, examples = self.shape, math.ceil(self.batch_size / self.processes)
         tokens = examples * self.length
         multiplied = shape.layers * shape.multiplied + shape.vocabulary * shape.hidden
         operations = 6 * tokens * multiplied if self.tuned == "full" else tokens * (4 * multiplied + 6 * self.trained)
         calls = shape.layers * math.ceil(examples / self.micro_batch)
-        share = self.trained / self.processes
         handled = self.activations(tokens) + 2 * self.pairs(tokens)
         biased = 0.0 if shape.gated else 6 * tokens * shape.layers * shape.multiplied
-        return operations, biased, handled, tokens * shape.vocabulary, calls, self._own * self.trained, self.traffic * share
+        tied = shape.tied * shape.vocabulary * shape.hidden * math.ceil(examples / self.micro_batch)
+        return operations, biased, handled, tokens * shape.vocabulary, calls, self._own * self.trained, tied
+
+    def carried(self) -> float:
+        """Seconds of noise state, read and written."""
+        return _STATE * self.traffic * self.trained / self.processes
 
     def received(self) -> float:
         """Bytes of a step from the other processes."""
@@ -148,7 +153,7 @@ class Work:
     def seconds(self) -> float:
         """Of a step: everything in turn."""
         computed = sum(c * x for c, x in zip(_SECONDS[self.tuned], self.spent(), strict=True))
-        return computed + self.received() / _NETWORK[self.placement]
+        return computed + self.carried() + self.received() / _NETWORK[self.placement]
 
 
 @dataclass(frozen=True, kw_only=True)
