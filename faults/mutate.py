@@ -51,7 +51,7 @@ TESTS = {
     "clipping/adaptive.py": CLIPPERS,
     "clipping/per_layer.py": CLIPPERS,
     "estimators/objective.py": [f"{GOLDEN}estimators_objective.py", f"{LAWS}estimators.py", f"{LAWS}estimators_extremes.py"],
-    "train/books.py": [f"{LAWS}train_step.py", f"{LAWS}train_before.py"],
+    "train/books.py": [f"{LAWS}train_books.py", f"{LAWS}train_before.py"],
 }
 # (file, line of code, what it becomes, as Python writes it) -> why no test can see it.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
