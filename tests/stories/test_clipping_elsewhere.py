@@ -12,7 +12,7 @@ import torch
 from test_clipping_neighbours import clipped
 from torch import nn
 
-from hushgrad.clipping import Capture
+from hushgrad.clipping import Capture, Flat
 from hushgrad.clipping.proof.zeros import beyond
 from hushgrad.errors import CaptureError, NotIsolated
 
@@ -177,3 +177,71 @@ def test_weights_beyond_a_bound_come_back_bit_for_bit(bound):
         assert all(w.abs().max() >= abs(bound) for w in weights)
         assert weights[4] > bound if bound > 0 else weights[4] < bound
     assert all(torch.equal(w.view(torch.int32), b.view(torch.int32)) for w, b in zip(weights, before, strict=True))
+
+
+def _frozen_gradient(m, z):
+    return torch.autograd.grad((z @ m.frozen).tanh().sum(), z)[0]
+
+
+def _detached_gradient(m, z):
+    return torch.autograd.grad(nn.functional.linear(z, m.e.weight.detach()).tanh().sum(), z)[0]
+
+
+def _trained_gradient(m, z):
+    return torch.autograd.grad(m.e(z).tanh().sum(), z)[0]
+
+
+def _kept_gradient(m, z):
+    return torch.autograd.grad(m.e(z).tanh().sum(), z, create_graph=True)[0]
+
+
+class _Differentiating(nn.Module):
+    """A step of its inputs along a gradient that its forward asks for."""
+
+    def __init__(self, gradient):
+        super().__init__()
+        self.gradient, self.e, self.o = gradient, nn.Linear(5, 5), nn.Linear(5, 2)
+        self.register_buffer("frozen", torch.randn(5, 5))
+
+    def forward(self, x):
+        return self.o(self.e(x) + self.gradient(self, x.clone().requires_grad_()))
+
+
+@pytest.mark.parametrize("gradient", [_frozen_gradient, _detached_gradient])
+def test_a_gradient_that_the_forward_asks_for_of_what_is_not_trained_is_exact(gradient):
+    torch.manual_seed(0)
+    model, x = _Differentiating(gradient).double(), torch.randn(8, 5, dtype=torch.float64)
+    alone = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(model(x[i : i + 1]).sin().sum(), list(model.parameters()))])
+        for i in range(8)
+    ]
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    model(x).sin().sum().backward()
+    torch.testing.assert_close(capture.collect(Flat(1.0)).raw_norms, torch.stack(alone).norm(dim=1))
+    capture.detach()
+
+
+@pytest.mark.parametrize("gradient", [_trained_gradient, _kept_gradient])
+def test_one_that_passes_trained_layers_is_refused_by_its_name(gradient):
+    model = _Differentiating(gradient)
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    with pytest.raises(CaptureError, match="asks for gradients inside of its forward"):
+        clipped(capture, model, (torch.randn(8, 5),))
+    capture.detach()
+
+
+def test_a_part_that_was_traced_is_exact():
+    torch.manual_seed(0)
+    part = torch.jit.trace(nn.Sequential(nn.Linear(5, 5), nn.Tanh()), torch.randn(2, 5))
+    model, x = nn.Sequential(nn.Linear(5, 5), part), torch.randn(8, 5)
+    alone = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(model(x[i : i + 1]).sin().sum(), list(model.parameters()))])
+        for i in range(8)
+    ]
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    model(x).sin().sum().backward()
+    torch.testing.assert_close(capture.collect(Flat(1.0)).raw_norms, torch.stack(alone).norm(dim=1))
+    capture.detach()

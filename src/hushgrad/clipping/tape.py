@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hushgrad.clipping._torch import backward_task
 from hushgrad.clipping.proof.structure import NATIVE
+from hushgrad.clipping.proof.words import differentiated
 from hushgrad.clipping.scaled import SCALED, scaled_tasks
 from hushgrad.errors import CaptureError
 
@@ -224,6 +225,8 @@ class Tape:
                 'gradient_checkpointing_kwargs={"use_reentrant": False} in transformers. A model whose layers run backwards to save memory '
                 "(reversible ones, as in Reformer) has no such setting: take one with ordinary layers."
             )
+        if self.calls is not None:  # the forward is not over
+            self.fail(differentiated(path))
         self.fail(
             f"A gradient came back to {path}, to which none came when the model was proved, so that it cannot be told whose it is. Use "
             "the model's outputs alone in the loss, and detach what the model only keeps."

@@ -42,14 +42,13 @@ class Beside:
 
     def look(self, model: nn.Module, attributes: Iterable[dict[str, Any]]) -> None:
         """List them anew."""
-        buffers = ((m._buffers, name) for m in model.modules() for name in m._buffers)
-        every = (*buffers, *_places(attributes), *self._met)
+        every = (*_buffers(model), *_places(attributes), *self._met)
         self.places = [(d, name) for d, name in every if (id(d), name) not in self._own]
         self._seen = [(None, None, None)] * len(self.places)
 
     def meet(self, model: nn.Module, tensors: list[Tensor]) -> None:
         """These a forward has computed with: wherever they are, they are watched from then on, and whatever comes into their place."""
-        known = {id(t) for t in (*model.parameters(), *model.buffers(), *map(_value, self.places))}
+        known = {id(t) for t in (*model.parameters(), *map(_value, (*_buffers(model), *self.places)))}
         weights = [t for t in tensors if isinstance(t, nn.Parameter) and t.numel() > _GATE]  # of a teacher that is elsewhere
         known |= set(map(id, weights))
         tensors[:] = [t for t in tensors if id(t) not in known and not t.requires_grad]
@@ -74,6 +73,11 @@ class Beside:
             now = _value(place)
             if now is not value or _mark(now) != mark:
                 self._own.add((id(place[0]), place[1]))
+
+
+def _buffers(model: nn.Module) -> list[Place]:
+    """Of all modules; those of compiled scripts are in no dict, and are met."""
+    return [(m._buffers, name) for m in model.modules() if isinstance(m._buffers, dict) for name in m._buffers]
 
 
 def _held(tensors: list[Tensor]) -> list[Place]:

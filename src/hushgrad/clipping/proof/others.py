@@ -35,7 +35,12 @@ _AT_ONCE = 1 << 17  # numbers of outputs that are compared at once
 
 
 class Sealing(Stage, Protocol):
-    """What the seal needs of the capture beside its passes. Every pass begins in the same state of the model."""
+    """What the seal needs of the capture beside its passes. Every pass begins in the same state of the model.
+
+    ``differentiates``: the forward asks for gradients itself.
+    """
+
+    differentiates: bool
 
     def weighed(self, run: Run, exits: Any, us: list[Tensor], weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The sum of the examples' gradients with these weights, by the capture, and the examples' norms."""
@@ -79,8 +84,8 @@ def part_of(reading: Reading, inputs: Any, which: Sequence[int], B: int) -> Any:
 
 
 def _outputs(stage: Sealing, inputs: Any, *, after: Any = None) -> list[Tensor]:
-    with torch.no_grad(), stage.paused():
-        return stage.alone(inputs, after=after)[0]
+    with torch.set_grad_enabled(stage.differentiates), stage.paused():
+        return [y.detach() for y in stage.alone(inputs, after=after)[0]]
 
 
 def _kept(structure: Structure, a: list[Tensor], b: list[Tensor], mine: Tensor, its: Tensor, B: int, now: int) -> bool:

@@ -49,6 +49,7 @@ class Staged:
         self.courses: list[Course] = []  # of all its passes
         self.of: tuple[int, Structure | None] = (0, None)
         self.opening: Opening | None = None  # of outputs that hold examples of different lengths
+        self.differentiates = False  # the forward itself, which then needs graphs
         self.lifts = True  # parameters that are 0 while a model is proved
         self._start: dict[str, Tensor] = {}
         self._clocks: list[Place] | None = None  # until the first pass
@@ -123,6 +124,7 @@ class Staged:
     def heard(self, course: Course) -> None:
         """The model's own forward has ended, and took this course; hooks of others may follow."""
         self._quiet.listens = False
+        self.differentiates = self.differentiates or not course.functions.isdisjoint(("grad", "backward"))
         self.courses.append(course)
 
     def _first_called(self, inputs: Any) -> Any:

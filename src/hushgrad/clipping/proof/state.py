@@ -176,10 +176,14 @@ class Wiring:
         tables = [vars(m)[name] for m in modules for name in ("_modules", *_HOOKS) if name in vars(m)] + global_hooks()
         places = [(vars(m), name) for m in modules for name, v in vars(m).items() if _is_function(v)]
         self._empty = [table for table in tables if not table]
-        self._watched = [table for table in tables if table], places, list({type(m): None for m in modules})
+        kinds = [kind for kind in {type(m): None for m in modules} if hasattr(kind, "forward")]  # those of scripts have none
+        self._watched = [table for table in tables if table], places, kinds
         self._seen = self._now()
         key = (
-            tuple((type(m), _what(type(m).forward), *(_all(vars(m).get(name, {}).values()) for name in _HOOKS)) for m in modules),
+            tuple(
+                (type(m), _what(getattr(type(m), "forward", None)), *(_all(vars(m).get(name, {}).values()) for name in _HOOKS))
+                for m in modules
+            ),
             tuple((name, _what(d[name])) for d, name in places),
             tuple(_all(table.values()) for table in global_hooks()),
         )

@@ -23,7 +23,7 @@ from hushgrad.clipping.proof.staged import Staged
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import still_there, surveyed
 from hushgrad.clipping.proof.uneven import Opening, lengthened, openings, tells_lengths
-from hushgrad.clipping.proof.words import refusal
+from hushgrad.clipping.proof.words import differentiated, refusal
 from hushgrad.clipping.proof.zeros import beyond, is_lifted, overturned, switched, switches
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
@@ -212,6 +212,8 @@ class Trials(Staged):
 
     def _refuse(self, inputs: Any, B: int, failure: _Failure) -> NoReturn:
         problem, name = failure.problem, type(self.model).__name__
+        if self.differentiates and (failure.error is not None or (problem is not None and not problem.influence)):
+            failure = _Failure(None, CaptureError(differentiated(name)), failure.drawn)
         if failure.error is not None:
             self._tape.failure = str(failure.error)
             raise failure.error

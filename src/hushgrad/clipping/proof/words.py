@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hushgrad.clipping.proof.seal import Broken
 
-__all__ = ["refusal"]
+__all__ = ["differentiated", "refusal"]
 
 
 def refusal(name: str, examples: int, problem: Broken | None, drawn: Iterable[str], *, packed: bool) -> str:
@@ -43,4 +43,13 @@ def refusal(name: str, examples: int, problem: Broken | None, drawn: Iterable[st
         f"The examples of a batch influence each other in {name}, or it cannot be told which rows of its inputs are whose: no way to take "
         f"{examples} examples apart gives what it returns for the batch. Give the examples in the first dimension, what all share without "
         "it or with a first dimension of 1, and take no statistics over the batch."
+    )
+
+
+def differentiated(name: str) -> str:
+    """Of a model whose forward asks for gradients itself."""
+    return (
+        f"{name} asks for gradients inside of its forward (autograd.grad, backward), through layers that are trained: these cannot be told "
+        "from those of the loss. Let such a gradient pass frozen layers only, or functions of weights that are detached "
+        "(F.linear(x, layer.weight.detach())), or take it with torch.func.grad of a function of bare parameters."
     )
