@@ -157,3 +157,18 @@ def test_text_readers(tmp_path):
     data = DATA["text"](path=str(path), length=16)
     x, y = data.train.tensors
     assert torch.equal(x[:, 1:], y[:, :-1]) and data.classes == 256
+
+
+def test_a_row_of_another_length_is_named_by_its_line(tmp_path):
+    """As an editor counts them: the header and empty lines are lines, and a cell may hold some."""
+    from hushgrad.recipes.encoders import read_table
+
+    file = tmp_path / "people.csv"
+    for text, told in [
+        ("x,y\n1,2\n\n3\n", r"file='.*people.csv' to have 2 cells in every row; that of line 4 has 1\.$"),
+        ('x,y\n"a\nb",2\n3,4,5\n', r"that of line 4 has 3\.$"),
+        ('x,y\n1,2\n"3,4\n5,6\n', r"that of line 4 has 1\. Is a quotation mark left open\?$"),
+    ]:
+        file.write_text(text)
+        with pytest.raises(ArgumentError, match=told):
+            read_table(file, header=True, delimiter=",")

@@ -304,7 +304,8 @@ def test_from_the_planner_in_an_empty_folder_to_a_signed_card_and_back_to_the_pa
     page = visit("/cards")
     assert page.locator("li", has_text="forged").get_by_text("epsilon, not verified").count() == 1
     assert visit("/cards/planned one").get_by_text("digits, 1998").count() == 1
-    assert "contradict each other" in visit("/cards/forged").inner_text("main")
+    told = visit("/cards/forged").inner_text("main")
+    assert "Expected guarantee.json to be the file that report.json names" in told and "Refused" in told
     page.goto("/cards")
     assert page.locator("li", has_text="forged").get_by_text("epsilon, contradicted").count() == 1
     assert page.locator("li", has_text="planned one").get_by_text("epsilon, verified").count() == 1

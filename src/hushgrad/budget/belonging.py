@@ -19,6 +19,10 @@ ADDED = "tuning.json"  # may be another tool's record of a search
 NAMED = ("plan.json", "recipe.json", "ledger.json", "metrics.jsonl", "guarantee.json", ADDED)
 
 
+class ForeignFile(ArgumentError):
+    """A file of a run is gone, was changed or is another run's. The sentence names it and quotes nothing of it."""
+
+
 def with_digests(out: Path, content: Mapping[str, Any], later: Mapping[str, str]) -> dict[str, Any]:
     """The content of a report with the digests of the run's files, and then its own.
 
@@ -37,14 +41,14 @@ def require_belonging(folder: Path, report: Mapping[str, Any]) -> bool:
     """Every file is the one that the report names. Whether it names any: those of earlier versions do not.
 
     Raises:
-        ArgumentError: with the name of the file that is missing, was changed or is another run's.
+        ForeignFile: with the name of the file that is missing, was changed or is another run's.
     """
     files = report.get("files")
     if "files" not in report and "sha256" not in report:
         return False
     named = {name: value for name, value in report.items() if name != "sha256"}
     if not isinstance(files, dict) or _digest(named) != report.get("sha256"):
-        raise ArgumentError("Expected report.json to be as the run wrote it: its SHA-256 is another one. It was changed.")
+        raise ForeignFile("Expected report.json to be as the run wrote it: its SHA-256 is another one. It was changed.")
     for name in NAMED:
         _require_file(folder / name, files.get(name))
     return True
@@ -53,14 +57,14 @@ def require_belonging(folder: Path, report: Mapping[str, Any]) -> bool:
 def _require_file(file: Path, named: str | None) -> None:
     if not file.is_file():
         if named is not None:
-            raise ArgumentError(f"Expected {file.name} in the run's folder: report.json names it, and it is gone. Put it back.")
+            raise ForeignFile(f"Expected {file.name} in the run's folder: report.json names it, and it is gone. Put it back.")
         return
     if named is None:
         if file.name != ADDED:
-            raise ArgumentError(f"Expected no {file.name} in the run's folder: report.json names none. It is another run's.")
+            raise ForeignFile(f"Expected no {file.name} in the run's folder: report.json names none. It is another run's.")
         return
     if file_sha256(file) != named:
-        raise ArgumentError(
+        raise ForeignFile(
             f"Expected {file.name} to be the file that report.json names: its SHA-256 is another one. "
             "It was changed, cut short or taken from another run."
         )
@@ -74,7 +78,7 @@ def require_own_model(file: Path, report: Mapping[str, Any]) -> None:
         report: the content of the ``report.json`` beside it.
     """
     if "model_sha256" in report and file_sha256(file) != report["model_sha256"]:
-        raise ArgumentError(
+        raise ForeignFile(
             f"Expected {file.name} to be the file that report.json names: its SHA-256 is another one. "
             "It was changed, cut short or taken from another run."
         )
@@ -92,7 +96,7 @@ def file_sha256(path: str | Path) -> str:
             while piece := file.read(1 << 20):
                 digest.update(piece)
     except OSError as error:
-        raise ArgumentError(f"Expected a readable {Path(path).name}: {reason(error)}.") from None
+        raise ForeignFile(f"Expected a readable {Path(path).name}: {reason(error)}.") from None
     return digest.hexdigest()
 
 

@@ -133,10 +133,12 @@ def read_table(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], 
     if len(delimiter) != 1:
         _check.fail("delimiter", delimiter, "to be one character")
     text = (line + "\n" for line in lines(path, exact=True))
+    reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True)
     try:
-        rows = [row for row in csv.reader(text, delimiter=delimiter, skipinitialspace=True) if row]
+        numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         _check.fail("file", str(path), f"to be a CSV table ({error})")
+    rows = [row for _, row in numbered]
     if len(rows) < 1 + header:
         _check.fail("file", str(path), "to hold at least one row")
     titles = [name.strip() for name in rows[0]] if header else [str(i) for i in range(len(rows[0]))]
@@ -144,9 +146,10 @@ def read_table(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], 
     if twice:
         _check.fail("file", str(path), f"to have a title of its own for each column; {', '.join(twice)} is there twice")
     body = rows[1:] if header else rows
-    for number, row in enumerate(body, start=1):
+    for end, row in numbered:
         if len(row) != len(titles):
-            _check.fail("row", number, f"to have {len(titles)} cells as the first one; it has {len(row)}")
+            remedy = "Is a quotation mark left open?" if any("\n" in cell for cell in row) else ""
+            _check.fail("file", str(path), f"to have {len(titles)} cells in every row; that of line {end} has {len(row)}", remedy)
     return titles, body
 
 

@@ -180,7 +180,9 @@ def _opened(file: Path) -> Any:
     try:
         return safe_open(str(file), "pt")
     except (SafetensorError, OSError) as error:
-        raise ArgumentError(f"Expected {str(file)!r} to be a model file: {reason(error)}.") from None
+        raise ArgumentError(
+            f"Expected {str(file)!r} to be a model file ({reason(error)}). Give the --out of hushgrad train, or its model.safetensors."
+        ) from None
 
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad._printed import at_most, reason
-from hushgrad.budget.belonging import require_belonging, require_own_model
+from hushgrad.budget.belonging import ForeignFile, require_belonging, require_own_model
 from hushgrad.budget.folder import reservation_of
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, Ledger
@@ -45,11 +45,11 @@ def read_folder(path: str | Path) -> Folder:
         _check.fail("run", str(path), "to be the folder of a run, with plan.json in it", "Give the --out of hushgrad train.")
     if not (folder / "guarantee.json").is_file():
         if (folder / "report.json").is_file() and not (folder / "checkpoint").is_dir():  # nothing is left to be resumed
-            raise ArgumentError("Expected guarantee.json beside report.json: the run was finished, and it is gone. Put it back.")
+            raise ForeignFile("Expected guarantee.json beside report.json: the run was finished, and it is gone. Put it back.")
         remedy = "Finish it with hushgrad train --resume; a card states what a finished run promises."
         _check.fail("run", str(path), "to be a finished run", remedy)
     if not (folder / "report.json").is_file():
-        raise ArgumentError("Expected report.json in the run's folder: it says which files are the run's own. Put it back.")
+        raise ForeignFile("Expected report.json in the run's folder: it says which files are the run's own. Put it back.")
     report = read_object(folder / "report.json")
     named = require_belonging(folder, report)
     plan = Plan.from_json(read_object(folder / "plan.json"))

@@ -128,6 +128,7 @@ def compare(*, root: str, first: list[str], second: list[str]) -> dict[str, Any]
 
 def _card(root: str, parts: list[str], raw: bool, *, policy: Policy | None = None, ledger: str | None = None) -> Card:
     from hushgrad.budget import Ledger, read_policy
+    from hushgrad.budget.belonging import ForeignFile
     from hushgrad.report import privacy_card
     from hushgrad.serve.files import LIMITS, RunFolder
 
@@ -142,8 +143,8 @@ def _card(root: str, parts: list[str], raw: bool, *, policy: Policy | None = Non
             policy = read_policy() if policy is None else policy
             books = Ledger(ledger) if ledger is not None and policy is not None and policy.ledger else None
             return privacy_card(copy, raw=raw, policy=policy, ledger=books)
-        except PolicyRefused:
-            raise  # its sentence quotes the policy and the claim, nothing else
+        except (PolicyRefused, ForeignFile):
+            raise  # the one's sentence quotes the policy and the claim, the other's the name of a file that every run has
         except (HushgradError, ValueError, TypeError, KeyError):
             # The reason may quote the file, and nothing of a file that we do not understand is shown.
             raise ArgumentError(

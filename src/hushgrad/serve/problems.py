@@ -14,7 +14,7 @@ from hushgrad.serve.shield import HEADERS
 from hushgrad.serve.views import page
 
 _STATUS: dict[type[Exception], int] = {ArgumentError: 422, Refused: 422, Unreadable: 422, TooLong: 504, Busy: 503}
-_TITLES = {404: "Not there", 405: "Read only", 422: "Not understood", 500: "A defect", 503: "Busy", 504: "Too long"}
+_TITLES = {404: "Not there", 405: "Read only", 422: "Refused", 500: "A defect", 503: "Busy", 504: "Too long"}
 _WORDS = {
     404: "There is no such page here.",
     405: "This page is read-only: it answers GET and HEAD.",
