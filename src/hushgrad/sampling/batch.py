@@ -130,7 +130,7 @@ def stamp(
         # A named tuple takes its fields one by one, a plain tuple takes them as one iterable.
         batch = kind(data) if type(data) is tuple else kind(*data)
     elif isinstance(data, list):
-        batch = _kind(list)(data)
+        batch = (_kinds.get(list) or _kind(list))(data)
     elif isinstance(data, Mapping):
         batch = _kind(dict)(data)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from operator import methodcaller
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -44,16 +45,13 @@ class _Steps:
 
     def __init__(self, deal: Deal, first: int, stop: int, rank: int, world_size: int) -> None:
         self._deal, self._first, self._stop, self._rank, self._world_size = deal, first, stop, rank, world_size
-        self._dealt: dict[int, np.ndarray] = {}  # and not handed out yet: workers are a few steps ahead
+        # All that take part, those of other processes too, of steps that are not handed out yet: workers are a few ahead.
+        self.dealt: dict[int, np.ndarray] = {}
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         for step in range(self._first, self._stop):
-            self._dealt[step] = self._deal(step)
-            yield step, self._dealt[step][self._rank :: self._world_size]
-
-    def records(self, step: int) -> np.ndarray:
-        """All that take part in ``step``, those of other processes too; asked once."""
-        return self._dealt.pop(step)
+            self.dealt[step] = self._deal(step)
+            yield step, self.dealt[step][self._rank :: self._world_size]
 
     def __len__(self) -> int:
         return self._stop - self._first
@@ -75,13 +73,15 @@ class _Hands(Dataset[_Hand]):
     ) -> None:
         self._dataset, self._units, self._collate, self._seeds, self._draws = dataset, units, collate, seeds, draws
         self._copies, self.sizes, self.fixed = copies, sizes, fixed
+        # Records from which on a batch is left as it is; None: it is filled up to a size, however many there are.
+        self._enough = None if fixed is not None or sizes.fine is None else -(-sizes.fine // copies)
         self._empty: Any = None
         self._dim: tuple[int | None] | None = None  # once it was looked for
 
     def __getitem__(self, asked: tuple[int, np.ndarray]) -> _Hand:
         step, chosen = asked
         indices, unit = (chosen, None) if self._units is None else self._units.expand(chosen, step=step, draws=self._draws)
-        padding = self._missing(len(indices))
+        padding = 0 if self._enough is not None and len(indices) >= self._enough else self._missing(len(indices))
         if padding:  # copies of the first, after all others
             first = indices[:1] if len(indices) else np.zeros(1, np.int64)
             indices = np.append(indices, np.repeat(first, padding))
@@ -116,7 +116,7 @@ class _Hands(Dataset[_Hand]):
         if type(self._dataset) is TensorDataset and self._collate is default_collate and len(indices):
             # The same result as collating example by example, without the loop: one gather per tensor.
             where = torch.from_numpy(indices)
-            return [tensor.index_select(0, where) for tensor in self._dataset.tensors]
+            return [*map(methodcaller("index_select", 0, where), self._dataset.tensors)]
         with nullcontext() if self._seeds is None else seeded(self._seeds, step):
             return self._collate([self._dataset[i] for i in indices.tolist()]) if len(indices) else self._nothing()
 
@@ -203,14 +203,25 @@ class BatchLoader:
             collate_fn=_as_dealt,
             **self._options,
         )
-        for hand in _received(inner):
+        received, hands = iter(inner), self._hands
+        always: dict[str, Any] = {
+            "sizes": hands.sizes,
+            "fixed": hands.fixed is not None,
+            "dim": hands.dim,
+            "issue": self._on_issue,
+        }
+        while True:
+            try:
+                hand = next(received)
+            except StopIteration:
+                return
+            except (RuntimeError, ConnectionError, EOFError) as error:
+                raise _lost(error) from error
             if hand.step != self._next:
                 raise ArgumentError(f"Expected step={hand.step} to be step {self._next}. Do not run two loops over one loader.")
             self._next += 1
-            about: dict[str, Any] = {"step": hand.step, "examples": hand.examples, "units": hand.units}
-            about |= {"padding": hand.padding, "sizes": self._hands.sizes, "fixed": self._hands.fixed is not None}
-            about["dim"] = self._hands.dim
-            batch = stamp(hand.data, **about, issue=self._on_issue, records=steps.records(hand.step))
+            about: dict[str, Any] = {"step": hand.step, "examples": hand.examples, "units": hand.units, "padding": hand.padding}
+            batch = stamp(hand.data, **about, **always, records=steps.dealt.pop(hand.step))
             if self._on_issue is not None:
                 self._on_issue(batch)
             yield batch
@@ -234,21 +245,14 @@ class BatchLoader:
         raise ArgumentError(_REDEALT)
 
 
-def _received(inner: DataLoader[Any]) -> Iterator[Any]:
-    """What the loader hands out; the many ways in which torch reports a dead worker are one error."""
-    hands = iter(inner)
-    while True:
-        try:
-            yield next(hands)
-        except StopIteration:
-            return
-        except (RuntimeError, ConnectionError, EOFError) as error:
-            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-                raise
-            raise WorkerLost(
-                f"A process that loads data died ({error}). The step that waited for its batch was not taken. Look for a lack of "
-                "memory, then resume from the last checkpoint, or load with num_workers=0."
-            ) from error
+def _lost(error: RuntimeError | ConnectionError | EOFError) -> WorkerLost:
+    """The many ways in which torch reports a dead worker are one error; what is none of them is raised as it is."""
+    if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+        raise error
+    return WorkerLost(
+        f"A process that loads data died ({error}). The step that waited for its batch was not taken. Look for a lack of "
+        "memory, then resume from the last checkpoint, or load with num_workers=0."
+    )
 
 
 def loader(

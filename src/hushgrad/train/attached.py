@@ -101,7 +101,7 @@ class Attached(Saving):
         self._raw_norms: Tensor = torch.empty(0)
         self._raw_loss: Any = None
         self._rejected, self._splitting = Rejected(), False
-        self._later = Later(self._enter)
+        self._later = Later(self._enter_later)
         self._lazy: LazyTables | None = None
         self._bits = OwnBits(self._capture, self._world)
         self._parts = Parts(model, self._announce_part)

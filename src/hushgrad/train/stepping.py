@@ -254,14 +254,17 @@ class Stepping:
                     self._later.add(step, noised.norms)
                 else:
                     found = int.from_bytes(witness[:6], "little")
-                    self._enter(step, (found if self._world.size == 1 else self._world.total(found)).to_bytes(8, "little"))
+                    found = found if self._world.size == 1 else self._world.total(found)
+                    self._journal.released(step, found.to_bytes(8, "little"))
+                    self._books.content = self._journal.chain.hex()
             if book is not None and records is not None:
                 book.note(step, records)
             self._books.charge(issued=issued is not None)
             self.losses.settle(None if issued is None else issued.counted)
             self._issued = None
 
-    def _enter(self, step: int, found: bytes) -> None:
+    def _enter_later(self, step: int, found: bytes) -> None:
+        """Of a release on a device that nobody waited for."""
         self._journal.released(step, found)
         self._books.content = self._journal.chain.hex()
 
