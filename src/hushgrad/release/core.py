@@ -64,8 +64,7 @@ class Release:
     def __init__(self, plan: Plan, placement: Whole, key: RunKey, *, witnessed: bool = False) -> None:
         self._plan, self.placement = plan, placement
         self.lazy: frozenset[str] = frozenset()  # tables whose noise is added where they are read, not here
-        # Whether somebody will ask for a digest of what is released, and that is hashed as soon as it has its noise.
-        self._hashes = witnessed and placement.finishes
+        self._hashes = witnessed and placement.finishes  # what is released is hashed as soon as it has its noise
         self.noted: Callable[[], bytes] | None = None  # of what else was released since the last step
         self._first: list[str] | None = None  # sums whose noise is drawn first, as soon as it is known which
         self._filter_state: dict[str, Any] = {}
@@ -140,7 +139,9 @@ class Release:
         if contributions is not None and captured != contributions:
             raise other_examples(step, captured, contributions)
         if not self._first:
-            self.begin(step)
+            if self._ahead:
+                self.settle(step)
+            self._ahead = True
         norms = clipped.raw_norms if clipped.fixed_norms is None or self.placement.waited_for else clipped.fixed_norms
         noised = self.noised(step, clipped.raw_sums, norms, begun=begun)
         return noised, ClippedSum(noised.raw_rows, *clipped[1:])

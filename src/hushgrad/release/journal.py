@@ -172,16 +172,13 @@ class Journal(Shown):
         """Steps below this may have been released."""
         return self._marks.reached
 
-    # What a run calls -----------------------------------------------------------------------------------------------------
-
     def vouched(self, note: str) -> None:
         """Have the guarantee say what nobody can show, after a restart too."""
         if note not in self.notes:
             self.notes += (note,)
-            if (
-                self._frames is not None and self._frames.is_open and os.getpid() == self._process
-            ):  # else nothing is released here
-                self._frames.tell(note=note)
+            frames = self._frames
+            if frames is not None and frames.is_open and os.getpid() == self._process:  # else nothing is released here
+                frames.tell(note=note)
 
     def bind(self, name: str, value: Any) -> None:
         """Remember a part of the run's identity, or find it to be the remembered one.
@@ -202,10 +199,13 @@ class Journal(Shown):
 
     def begin(self, step: int) -> None:
         """Before the noise of ``step`` is drawn: whoever restarts must know that it may have been released."""
-        if self._frames is None or step >= self._marks.reached:  # else it is asked before the release, and has been here before
+        if self._frames is None and (self._closed or os.getpid() != self._process):
             self._require_open()
-            if self._frames is not None:
-                self._marks.reserve(step, self._frames)
+        elif (
+            self._frames is not None and step >= self._marks.reached
+        ):  # else it is asked before the release, and has been here before
+            self._require_open()
+            self._marks.reserve(step, self._frames)
 
     def released(self, step: int, witness: bytes) -> None:
         """Before ``step`` is handed out. ``witness`` are bytes that another release would not have.
@@ -219,10 +219,7 @@ class Journal(Shown):
         """Inside, something is entered here and done: both, or neither, or a run with a folder goes on from its last save.
 
         Half of it may stay where somebody interrupts a program (Ctrl-C) that then goes on: the step would be taken again, on other
-        random states, and a later life would repeat what was entered first.
-
-        Raises:
-            ArgumentError: where this has happened, or in a forked process.
+        random states, and a later life would repeat what was entered first. That, and a forked process, is refused.
         """
         if os.getpid() != self._process:
             raise _forked()
@@ -259,7 +256,8 @@ class Journal(Shown):
             raise self._owner.taken_over()
 
     def _next(self, kind: int, content: bytes) -> None:
-        self._require_open()
+        if self._owner is not None or self._closed or os.getpid() != self._process:
+            self._require_open()
         chain, recorded = self._digest(kind, content), self._recorded
         entry = kind, chain[:SHORT]
         if self.position < len(recorded):

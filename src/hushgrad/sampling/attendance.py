@@ -46,6 +46,8 @@ class Attendance:
     def __init__(self, promise: Participation, *, units: int) -> None:
         self._promise, self._units = promise, units
         self._size, (self._least, self._most) = _size(promise), _bounds(promise)
+        # Whether anything is promised of a single step, so that it must be asked before it is taken.
+        self.asks = self._size is not None or self._least > 1 or self._most <= _MOST
         self._count = np.zeros(units, np.uint8)
         self._gap = np.full(units, _MOST, np.uint8)
         self._last = np.full(units, -1, np.int32)

@@ -248,7 +248,7 @@ class Stepping:
             with self._together():
                 if step != self._books.taken:
                     raise CaptureError(f"Step {step} was taken by another thread meanwhile; nothing of this one was released.")
-                if book is not None and records is not None:
+                if book is not None and records is not None and book.asks:
                     book.require(step, records)
                 if witness is None:  # nothing is compared without a journal on disk, and a device is not waited for
                     self._later.add(step, noised.norms)
