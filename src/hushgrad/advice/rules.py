@@ -38,7 +38,7 @@ travel lr C T/2 = n mu / 2 at most. Measured, the accuracy lost against the same
 | SMS, words alone | 370 / 1,100 / 2,900 | 5.7 / 1.9 / 0.9 | 5.4 / 1.8 / 0.7 (2,000) |
 
 (Lost on other splits than those of docs/accuracy.md.) It is right within a factor of two on small tables and SMS. Where it says less than
-half a point it says too little: there adult lost 0.63 / 0.28 / 0.20 and tweets 0.87 (here 0.04), and CIFAR-10 loses at least 3.6 points at
+half a point it says too little: there adult lost 0.63 / 0.28 / 0.20 and tweets 0.55 (here 0.04), and CIFAR-10 loses at least 3.6 points at
 epsilon 1 (here 1.5): features whose information is spread over thousands of places need more reach.
 """
 
