@@ -115,6 +115,18 @@ def test_a_record_keeps_its_place_where_neighbours_have_as_many(tmp_path):
         assert [sum(part.values()) for part in other] == [96, 24]
 
 
+@pytest.mark.parametrize("kind", [_text_files, _pictures], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("replaced", [0, 57, 119])
+def test_a_file_that_is_replaced_by_one_of_another_class_moves_no_other(tmp_path, monkeypatch, kind, replaced):
+    plan = {"relation": "replace_one", "sampling": "fixed_size"}
+    whole = _sides(tmp_path / "a", kind, range(120), **plan)
+    other_label = {"no": "yes", "yes": "no"}[LABELS[replaced]]
+    monkeypatch.setitem(globals(), "LABELS", [*LABELS[:replaced], other_label, *LABELS[replaced + 1 :]])
+    other = _sides(tmp_path / "b", kind, range(120), **plan)
+    assert sorted(sum((one - two).values()) for one, two in zip(whole, other, strict=True)) == [0, 1]
+    assert [sum(part.values()) for part in other] == [sum(part.values()) for part in whole]
+
+
 def test_all_records_of_a_user_lie_on_one_side(tmp_path):
     recipe = Recipe.from_tables({"model": {"name": "linear"}, "data": _users(tmp_path, range(120)), "plan": PLAN})
     data = recipe.make_data()

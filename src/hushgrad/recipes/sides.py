@@ -5,12 +5,14 @@ would be trained on many other records, which no guarantee for one record covers
 
 | neighbours | a record's side follows from |
 |---|---|
-| users, whichever | its owner: all of a user's records lie on one side |
+| users, whichever | its owner's name: all of a user's records lie on one side |
 | add/remove | its content (of equal records, from which of them it is) |
 | zero-out, replace-one | its place in the file, which has as many in every neighbour |
+| zero-out, replace-one, each record a file of its own | its file's name; its folder names its class, which may be replaced, too |
 
 **Formal guarantee.** The training records of two neighbouring files are equal, or neighbours themselves, by the same relation. (Equal
-contents are interchangeable: of m + 1 equal records the first m lie where m of them did.)
+contents are interchangeable: of m + 1 equal records the first m lie where m of them did.) Where a unit is zeroed or replaced, its name, of
+an owner or a file, is public and stays; were it replaced as well, that unit alone might change sides.
 """
 
 from __future__ import annotations
@@ -45,22 +47,24 @@ def sides(records: Records, fraction: float, *, placed: bool = False) -> tuple[n
     """
     _check.between(0, 1, test_fraction=fraction)
     count = len(records.rows)
-    if placed and records.owners is None:
+    if placed and records.owners is None and records.files is None:
         order = np.random.default_rng(_SEED).permutation(count)
         tested = np.zeros(count, bool)
         tested[order[: min(max(1, round(fraction * count)), count - 1)]] = True
     else:
-        tested = np.array([_part(unit) < fraction for unit in _units(records)], bool)
+        tested = np.array([_part(unit) < fraction for unit in _units(records, placed)], bool)
     if tested.all() or not tested.any():
         remedy = "Give more records, another test_fraction, or records to test on (test_path)."
         _check.fail("records", count, f"to be enough to train on and to test on (test_fraction={fraction:g})", remedy)
     return np.flatnonzero(~tested), np.flatnonzero(tested)
 
 
-def _units(records: Records) -> list[tuple[bytes, int]]:
-    """For each record its owner, or its content and how many before it have the same one."""
+def _units(records: Records, placed: bool) -> list[tuple[bytes, int]]:
+    """For each record its owner, or its file's name, or its content and how many before it have the same one."""
     if records.owners is not None:
         return [(_bytes(owner), 0) for owner in records.owners]
+    if placed and records.files is not None:  # files are ordered by class: one that is replaced would move the places of others
+        return [(_bytes(file.stem), 0) for file in records.files]
     labels: Sequence[object] = records.labels if records.labels is not None else [None] * len(records.rows)
     seen: Counter[bytes] = Counter()
     found = []
