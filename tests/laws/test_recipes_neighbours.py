@@ -9,8 +9,10 @@ import pytest
 from PIL import Image
 
 import hushgrad
+from hushgrad.clipping.certificate import KAPPA
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian
+from hushgrad.noise.secure import grid
 from hushgrad.recipes import Recipe
 from hushgrad.recipes.before import Before
 from hushgrad.recipes.columns import Columns, Number
@@ -196,3 +198,31 @@ def test_a_mean_is_divided_by_the_number_that_is_public(tmp_path, saved):
     found = Before(recipe, tmp_path, None)(encode, encode.prepared(images), np.arange(20), None)
     expected = learn(encode, encode.prepared(images), np.arange(20), records=100, secret=b"seed 1".ljust(16))
     assert found.mean == expected.mean
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("promise", ["certified", "secure"])
+def test_what_is_learned_first_keeps_what_the_plan_promises_of_its_sums(tmp_path, monkeypatch, saved, promise):
+    found = {}
+
+    def learned(self, noisy, records):
+        found["noisy"] = noisy.clone()
+        return self
+
+    monkeypatch.setattr(TextFeatures, "learned", learned)
+    encode = TextFeatures(buckets=8, noise_multiplier=30.0)
+    prepared, chosen = encode.prepared(WORDS), np.arange(120)
+    total = encode.statistic(prepared, chosen, np.ones(120))
+    released = {}
+    for words in ({}, {promise: True}):
+        plan = hushgrad.Plan.dpsgd(**PLAN, **words, before=Gaussian(30.0))
+        table = {"saved": plan.to_json(), "noise_multiplier": 1.0, "delta": 1e-5} if saved else {**PLAN, **words}
+        tables = {"model": {"name": "linear"}, "data": {"name": "encoded"}, "plan": table, "run": {"seed": 1}}
+        Before(Recipe.from_tables(tables), tmp_path, None)(encode, prepared, chosen, None)
+        released[bool(words)] = found["noisy"]
+    if promise == "secure":
+        steps = released[True] / grid(30.0 * (1 + KAPPA))
+        assert bool((steps == steps.round()).all())
+    else:  # rounding in the sum is covered by as much more noise as a certified step's
+        more = (released[True] - total) / (released[False] - total)
+        assert bool(((more - (1 + KAPPA)).abs() < 1e-9).all())

@@ -44,8 +44,8 @@ class Before:
         """The encoder that was learned before, or one that learns now from the rows ``train``, which belong to ``owners``."""
         written = self._written()
         if written is None:
-            records = self._records(len(train) if owners is None else len(set(owners)))
-            self._used = learn(encoder, prepared, train, records=records, secret=self._secret, owners=owners)
+            terms = self._terms(len(train) if owners is None else len(set(owners)))
+            self._used = learn(encoder, prepared, train, secret=self._secret, owners=owners, **terms)
         else:
             self._used = self._known(encoder, written)
         return self._used
@@ -57,11 +57,19 @@ class Before:
             _check.fail("folder", str(self._file.parent), f"to hold {ENCODER}: what its run learned first", "Train it first.")
         return self._known(encoder, written)
 
-    def _records(self, count: int) -> float:
-        """The number of units that the plan makes public; the real one is taken only where the plan itself is made from it."""
-        plan = self._recipe.plan
-        stated = public_size(from_table(plan)) if "saved" in plan else plan.get("dataset_size", count)
-        return _check.positive(dataset_size=stated)
+    def _terms(self, count: int) -> dict[str, Any]:
+        """As the plan says: whether its sums are certified and rounded correctly, and the number of units that it makes public.
+
+        The real number, ``count``, is taken only where the plan itself is made from it.
+        """
+        table = self._recipe.plan
+        if "saved" in table:
+            plan = from_table(table)
+            stated, certified, secure = public_size(plan), plan.certified, plan.secure
+        else:
+            stated, secure = table.get("dataset_size", count), table.get("secure", False)
+            certified = table.get("certified", False) or secure
+        return {"records": _check.positive(dataset_size=stated), "certified": certified, "secure": secure}
 
     def _written(self) -> Any:
         """What an earlier life wrote down; None if there is nothing."""

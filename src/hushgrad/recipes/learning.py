@@ -9,7 +9,8 @@ and everything else follows from s. The event is ``Gaussian(noise_multiplier)``,
 protected, v_u is the mean over the user's records: each counts as the user's share, 1 over their number.
 
 **Formal guarantee.** A unit that is added, removed or zeroed moves the sum by at most 1, one that is replaced by at most 2, in real
-numbers; sums and noise are double precision, where rounding moves it by less than 1e-9 more for up to a million records.
+numbers; sums and noise are double precision, where rounding moves it by less than 1e-9 more for up to a million records. Where the plan
+is certified, the noise is larger by kappa = 1e-4 of itself, which covers that; where it is secure, sum plus noise is correctly rounded.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hushgrad import _check
+from hushgrad.clipping.certificate import KAPPA
 from hushgrad.noise import Source
 from hushgrad.recipes.encoders import Encoder
 
@@ -69,6 +70,8 @@ def learn(
     records: float,
     secret: bytes,
     owners: Sequence[str] | None = None,
+    certified: bool = False,
+    secure: bool = False,
 ) -> LearningEncoder:
     """Release the encoder's sum over the ``chosen`` rows with noise from a ``secret`` of its own, and take it in.
 
@@ -79,13 +82,15 @@ def learn(
         records: their public number; that of their owners, where these are given.
         secret: at least 16 bytes that the run's own noise does not come from.
         owners: of the chosen rows, where whole users are protected.
+        certified: whether the noise covers rounding in the sum, too.
+        secure: whether sum plus noise is correctly rounded to a public grid.
     """
     if encoder.learns is None:
         return encoder
     total = encoder.statistic(prepared, chosen, _shares(len(chosen), owners))
     key = hashlib.sha256(b"hushgrad: before the run" + secret).digest()
-    noise = Source(key=key).z(0, 0, torch.zeros_like(total))
-    return encoder.learned(total + encoder.learns * noise, records)
+    scale = encoder.learns * (1 + KAPPA * _check.instance(bool, certified=certified))
+    return encoder.learned(Source(key=key, secure=secure).z(0, 0, total, out=total, scale=scale), records)
 
 
 def _shares(count: int, owners: Sequence[str] | None) -> np.ndarray:
