@@ -226,3 +226,12 @@ def test_what_is_learned_first_keeps_what_the_plan_promises_of_its_sums(tmp_path
     else:  # rounding in the sum is covered by as much more noise as a certified step's
         more = (released[True] - total) / (released[False] - total)
         assert bool(((more - (1 + KAPPA)).abs() < 1e-9).all())
+
+
+def test_what_is_released_before_the_run_follows_from_the_encoder_alone(tmp_path):
+    encoder = TextFeatures(buckets=8, noise_multiplier=30.0).to_json()
+    plan = {**PLAN, "before": Gaussian(0.5).to_json()}
+    tables = {"model": {"name": "linear"}, "data": {**_encoded(tmp_path, range(120)), "encoder": encoder}, "plan": plan}
+    recipe = Recipe.from_tables(tables)
+    with pytest.raises(ArgumentError, match=r"Expected 'before' to be a key of \[plan\]"):
+        recipe.make_plan(recipe.make_data(Before(recipe, tmp_path, None)))

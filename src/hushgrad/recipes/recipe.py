@@ -141,10 +141,14 @@ class Recipe:
         known = [float(x) if isinstance(x, (int, float)) and not isinstance(x, bool) else None for x in stated]
         return questions(*known)
 
+    @property
+    def relation(self) -> Relation:
+        """Which data sets are neighbours for its plan; what is tested on follows from it."""
+        return relation_of(self.plan, _METHODS[self.plan["method"]])
+
     def make_data(self, learn: Learn | None = None) -> Data:
         """Read the data; ``learn`` is how an encoder that has something to learn does so."""
-        relation = relation_of(self.plan, _METHODS[self.plan["method"]])
-        own = {"learn": learn, "placed": relation is not Relation.ADD_REMOVE}
+        own = {"learn": learn, "placed": self.relation is not Relation.ADD_REMOVE}
         for key in own.keys() & self.data.keys():
             raise ArgumentError(f"Expected {key!r} not to be a key of [data]: it follows from the encoder, or from the plan.")
         make = DATA.get(str(self.data["name"]))
@@ -175,12 +179,13 @@ class Recipe:
         options.setdefault("dataset_size", size)
         if data.groups is not None:
             options.setdefault("unit", "user")
-        if data.learned is not None:
-            options["before"] = Gaussian(data.learned)
         if self.plan["method"] == "dpftrl":
             options.setdefault("workload", workload_of(self.optimizer, options))
         make = _METHODS[self.plan["method"]]
-        require_known(options, list(inspect.signature(make).parameters), "[plan]")
+        # What is released before the run follows from the encoder: a table's own word would be lost beside it.
+        require_known(options, [name for name in inspect.signature(make).parameters if name != "before"], "[plan]")
+        if data.learned is not None:
+            options["before"] = Gaussian(data.learned)
         try:
             return make(**options)
         except TypeError as error:

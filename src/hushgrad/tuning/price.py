@@ -107,7 +107,7 @@ def priced(recipe: Recipe, *, settings: Settings | None = None, data: Data | Non
 
 
 def _plans(base: Recipe, settings: Settings, data: Data) -> tuple[Plan, ...]:
-    """The plan of each candidate, after making sure that all promise the same."""
+    """The plan of each candidate, after making sure that all promise the same, under the relation that the data were split for."""
     made: dict[str, Plan] = {}
     plans = []
     for candidate in settings.candidates:
@@ -116,9 +116,9 @@ def _plans(base: Recipe, settings: Settings, data: Data) -> tuple[Plan, ...]:
         plans.append(made[table] if table in made else made.setdefault(table, recipe.make_plan(data)))
     first = plans[0]
     for plan in made.values():
-        if (plan.delta, plan.relation, plan.unit) != (first.delta, first.relation, first.unit):
+        if (plan.delta, plan.relation, plan.unit) != (first.delta, base.relation, first.unit):
             raise ArgumentError(
-                f"Expected all candidates to promise the same: one protects a {first.unit} under {first.relation.value}, another a "
+                f"Expected all candidates to promise the same: one protects a {first.unit} under {base.relation.value}, another a "
                 f"{plan.unit} under {plan.relation.value}. Give each its own search."
             )
     return tuple(plans)
