@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat
+from hushgrad.clipping.call import Call
 from hushgrad.clipping.costs import MANY, crowd
 from hushgrad.clipping.layout import Kind, Layout
 from hushgrad.clipping.proof import others, tags
@@ -31,9 +32,26 @@ class Shared(nn.Module):
         return x @ self.table.weight.t()
 
 
+class Deep(nn.Module):
+    """Parameters that no layer holds, one behind the other: each has a frontier of its own, below the others'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.weights = nn.ParameterList(torch.randn(6, 6) for _ in range(4))
+        self.shifts = nn.ParameterList(torch.randn(6) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for weight, shift in zip(self.weights, self.shifts, strict=True):
+            x = torch.addmm(shift, torch.tanh(x).flatten(0, 1), weight).view_as(x)
+        return x
+
+
 MODELS = {
     "layers": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), lambda: torch.randn(4, 5, 6)),
     "shared": (Shared, lambda: torch.randint(7, (4, 5))),
+    "deep": (Deep, lambda: torch.randn(4, 5, 6)),
 }
 
 
@@ -53,6 +71,22 @@ def test_nothing_of_a_pass_outlives_its_step(name: str) -> None:
         gc.collect()  # it does not see circles through the graph
         assert made
         assert not [tuple(found.shape) for each in made if (found := each()) is not None]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_leave_no_calls_behind(name: str) -> None:
+    torch.manual_seed(0)
+    make, data = MODELS[name]
+    model = make()
+    capture = Capture(model)
+    capture.attach()
+    for step in range(4):
+        if step == 2:  # a pass of which no gradient comes back leaves nothing either
+            model(data())
+        model(data()).pow(2).mean((1, 2)).mean().backward()
+        capture.collect(Flat(1.0))
+        gc.collect()  # once: of circles through the graph it would find one node at a time
+        assert not [call.site.path for call in gc.get_objects() if type(call) is Call and call.site.tape is capture._tape]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +102,10 @@ class Collecting:
                 self._bare[name] = Site(self._tape, name, self.model, Bare(), {name: p}, {name: name})
             batch.bare[name] = Call(self._bare[name], batch, (), {}, None)
         return batch.bare[name]
+
+    def watched(self, handles: list[Any]) -> None:
+        """Hooks on nodes of this batch's graph, for as long as the batch is remembered."""
+        self._tape.batch().watched += handles
 
     def weighed(self, weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The sum of the per-example gradients with these weights, and the examples' norms; nothing is clipped."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ class Batch:
         "summed",
         "tasks",
         "units",
+        "watched",
     )
 
     def __init__(self, examples: int | None, units: Tensor | None, probe: int | None, coefficient: float) -> None:
@@ -55,11 +56,22 @@ class Batch:
         self.padding = 0  # examples at the end that do not count
         self.calls: list[Call] = []
         self.bare: dict[str, Call] = {}  # parameters that are read at the frontier
+        self.watched: list[Any] = []  # handles of the hooks there
         self.largest = 0.0  # norm of what was read at a frontier
         self.routed: frozenset[str] = frozenset()  # parameters of experts, which may get no rows
         self.structure: Structure | None = None  # of its last pass
         self.tasks: set[int] = set()  # the backward passes that reached it
         self.summed: set[bool] = set()  # whether what came back was of a sum, whatever the reduction of the run's losses is
+
+    def forget(self) -> None:
+        """Let go of its calls, which know it: a circle that would keep both, and the norms, until the garbage collector comes.
+
+        A hook at the frontier knows nodes of the graph that holds it. That circle goes through torch's own memory, where the
+        collector sees one node of it at a time, so that a step's activations would stay for as many collections as it has such nodes.
+        """
+        for handle in self.watched:
+            handle.remove()
+        self.calls, self.bare, self.watched = [], {}, []
 
 
 class Tape:
@@ -89,7 +101,7 @@ class Tape:
     def clear(self, *, announced: bool = True) -> None:
         """Forget all passes and, unless ``announced`` is False, what was said of the next one."""
         for batch in self.batches:
-            batch.calls = []  # a call knows its batch: a circle that would keep both, and the norms, until the garbage collector comes
+            batch.forget()
         self.batches = []
         self.current: Batch | None = None
         self._fresh = True  # the next forward begins a batch
@@ -157,7 +169,10 @@ class Tape:
         if task != -1:  # activation checkpointing runs the forward inside the backward
             batch.tasks.add(task)
         self.current, self._fresh = batch, False
-        self.batches = [*(b for b in self.batches if b.calls), batch] if self.batches else [batch]
+        for before in self.batches:
+            if not before.calls:  # no gradient came back: one that still does is refused
+                before.forget()
+        self.batches = [*(b for b in self.batches if b.calls), batch]
         return batch
 
     def batch(self) -> Batch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import CellType
 from typing import Any
@@ -46,14 +46,25 @@ class Beside:
         self.places = [(d, name) for d, name in every if (id(d), name) not in self._own]
         self._seen = [(None, None, None)] * len(self.places)
 
-    def meet(self, model: nn.Module, tensors: list[Tensor]) -> None:
-        """These a forward has computed with: wherever they are, they are watched from then on, and whatever comes into their place."""
+    def meet(self, model: nn.Module, met: Callable[[], list[Tensor]]) -> None:
+        """What a forward has computed with, wherever it is, is watched from then on, and whatever comes into its place.
+
+        Args:
+            model: whose own tensors are known.
+            met: asked twice: what is there only until the circles of passes that are over are collected is not met.
+        """
+        if not self._unknown(model, met()):
+            return
+        gc.collect()
+        tensors = self._unknown(model, met())
+        if tensors:
+            self._met = [place for place in self._met if place[1] is not None or _value(place) is not None] + _held(tensors)
+
+    def _unknown(self, model: nn.Module, tensors: list[Tensor]) -> list[Tensor]:
         known = {id(t) for t in (*model.parameters(), *map(_value, (*_buffers(model), *self.places)))}
         weights = [t for t in tensors if isinstance(t, nn.Parameter) and t.numel() > _GATE]  # of a teacher that is elsewhere
         known |= set(map(id, weights))
-        tensors[:] = [t for t in tensors if id(t) not in known and not t.requires_grad]
-        if tensors:
-            self._met = [place for place in self._met if place[1] is not None or _value(place) is not None] + _held(tensors)
+        return [t for t in tensors if id(t) not in known and not t.requires_grad]
 
     def kinds(self) -> tuple[Any, ...]:
         """Of each of them."""

@@ -75,10 +75,10 @@ class Attributes:
     def _all(self) -> list[Place]:
         return [(d, name) for d in self._dicts for name, v in d.items() if type(v) in _PLAIN and name not in TORCHS]
 
-    def meet(self, tensors: list[Tensor]) -> None:
-        """A forward has computed with these, whoever holds them."""
+    def meet(self, met: Callable[[], list[Tensor]]) -> None:
+        """A forward has computed with what is ``met``, whoever holds it."""
         self._list()
-        self._beside.meet(self._model, tensors)
+        self._beside.meet(self._model, met)
 
     def proved(self) -> None:
         """These values were proved. A number that had several, all proved, follows a schedule: it is no longer compared."""

@@ -140,7 +140,7 @@ class Trials(Staged):
             return _Failure(None, CaptureError(message), frozenset(quiet.drawn))
         if found is None or problem is not None:
             return _Failure(problem, None, frozenset(quiet.drawn))
-        self._attributes.meet(quiet.met())
+        self._attributes.meet(quiet.met)
         structure = found[0] if found[1] else self._with_order(found[0], inputs, B)
         courses = after_all(structure.courses, self.courses) if self._seal else None
         return structure._replace(courses=courses, dispatched=courses is not None and courses.dispatched)
