@@ -63,15 +63,15 @@ class Batch:
         self.tasks: set[int] = set()  # the backward passes that reached it
         self.summed: set[bool] = set()  # whether what came back was of a sum, whatever the reduction of the run's losses is
 
-    def forget(self) -> None:
-        """Let go of its calls, which know it: a circle that would keep both, and the norms, until the garbage collector comes.
+    def unwatch(self) -> None:
+        """Remove the hooks at the frontier: each knows nodes of the graph that holds it.
 
-        A hook at the frontier knows nodes of the graph that holds it. That circle goes through torch's own memory, where the
-        collector sees one node of it at a time, so that a step's activations would stay for as many collections as it has such nodes.
+        Such a circle goes through torch's own memory, where the garbage collector sees one node of it at a time, so that a step's
+        activations would stay for as many collections as it has such nodes.
         """
         for handle in self.watched:
             handle.remove()
-        self.calls, self.bare, self.watched = [], {}, []
+        self.bare, self.watched = {}, []
 
 
 class Tape:
@@ -101,7 +101,9 @@ class Tape:
     def clear(self, *, announced: bool = True) -> None:
         """Forget all passes and, unless ``announced`` is False, what was said of the next one."""
         for batch in self.batches:
-            batch.forget()
+            batch.calls = []  # a call knows its batch: a circle that would keep both, and the norms, until the garbage collector comes
+            if batch.watched:
+                batch.unwatch()
         self.batches = []
         self.current: Batch | None = None
         self._fresh = True  # the next forward begins a batch
@@ -170,9 +172,9 @@ class Tape:
             batch.tasks.add(task)
         self.current, self._fresh = batch, False
         for before in self.batches:
-            if not before.calls:  # no gradient came back: one that still does is refused
-                before.forget()
-        self.batches = [*(b for b in self.batches if b.calls), batch]
+            if before.watched and not before.calls:  # no gradient came back: one that still does is refused
+                before.unwatch()
+        self.batches = [*(b for b in self.batches if b.calls), batch] if self.batches else [batch]
         return batch
 
     def batch(self) -> Batch:
