@@ -55,6 +55,7 @@ NOTHING = {
     "native/_generate.py": "a header of this project, when it is built",
     "noise/triton_kernel.py": "loads are instructions of a device",
     "recipes/data.py": "digits that come with the package",
+    "recipes/sides.py": "hashes records",
     "recipes/spending.py": "hashes a model",
     "release/atomic.py": "writes",
     "sampling/identity.py": "hashes files",

@@ -87,14 +87,15 @@ def test_double_precision_passes():
 
 
 class TwoPercentTooSmall(Source):
-    def write(self, step, scale, fresh, pieces):
-        super().write(step, 0.98 * scale, fresh, pieces)
+    def _write(self, step, scale, fresh, seen, pieces):
+        super()._write(step, 0.98 * scale, fresh, seen, pieces)
 
 
 class TakenApart(Source):
     """Words, Gaussians and sum one after the other, so that a defect can be put into the words."""
 
-    def write(self, step, scale, fresh, pieces):
+    def _write(self, step, scale, fresh, seen, pieces):
+        assert seen is None
         _kernel.Kernel.draw_all(_kernel.KERNEL, self, step, pieces, scale, fresh)
 
     def words(self, step, index, block, size):

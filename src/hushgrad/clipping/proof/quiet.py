@@ -62,6 +62,10 @@ class Quiet(TorchDispatchMode):
         self._met: dict[int, weakref.ref[Tensor]] = {}  # without a gradient, of whatever it computed with
         self._uniform, self._normal = uniform, normal
 
+    def __reduce__(self) -> tuple[type[Quiet], tuple[()]]:
+        """A copy of a model knows nothing of the passes of its proof."""
+        return Quiet, ()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.listens:
