@@ -16,6 +16,7 @@ from hushgrad.clipping.costs import MANY, crowd
 from hushgrad.clipping.layout import Kind, Layout
 from hushgrad.clipping.proof import others, tags
 from hushgrad.clipping.proof.tags import Exit, tagged
+from hushgrad.errors import CaptureError
 
 
 class Shared(nn.Module):
@@ -87,6 +88,36 @@ def test_steps_leave_no_calls_behind(name: str) -> None:
         capture.collect(Flat(1.0))
         gc.collect()  # once: of circles through the graph it would find one node at a time
         assert not [call.site.path for call in gc.get_objects() if type(call) is Call and call.site.tape is capture._tape]
+
+
+class Bare(Deep):
+    """No layer of it would notice a gradient that comes too late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Identity()
+
+
+@pytest.mark.parametrize("examples", [1, 4])
+@pytest.mark.parametrize("collected", [True, False])
+def test_a_gradient_that_comes_back_to_a_forgotten_pass_is_refused(examples: int, collected: bool) -> None:
+    torch.manual_seed(0)
+    model = Bare()
+    capture = Capture(model)
+    capture.attach()
+
+    def loss(count: int) -> torch.Tensor:
+        return model(torch.randn(count, 5, 6)).pow(2).mean((1, 2)).mean()
+
+    early = loss(3)
+    if collected:
+        early.backward(retain_graph=True)
+        capture.collect(Flat(1.0))
+    loss(examples).backward()
+    with pytest.raises(CaptureError, match="from an earlier batch"):
+        early.backward()
+    with pytest.raises(CaptureError, match="from an earlier batch"):
+        capture.collect(Flat(1.0))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -103,9 +103,17 @@ class Collecting:
             batch.bare[name] = Call(self._bare[name], batch, (), {}, None)
         return batch.bare[name]
 
-    def watched(self, handles: list[Any]) -> None:
-        """Hooks on nodes of this batch's graph, for as long as the batch is remembered."""
-        self._tape.batch().watched += handles
+    def watched(self, forget: Callable[[], None]) -> None:
+        """Hooks on nodes of this batch's graph read for as long as the batch is remembered; ``forget`` lets go of what they know."""
+        self._tape.batch().watched.append(forget)
+
+    def refuse_gone(self) -> None:
+        """A gradient comes back to the frontier of a pass that is forgotten."""
+        if not self._tape.deaf:
+            self._tape.fail(
+                "A gradient came back from an earlier batch, after it was collected or a later forward began. Run backward for each batch "
+                "before the next forward, or add the losses and run one backward."
+            )
 
     def weighed(self, weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The sum of the per-example gradients with these weights, and the examples' norms; nothing is clipped."""

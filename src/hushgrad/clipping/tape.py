@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class Batch:
         self.padding = 0  # examples at the end that do not count
         self.calls: list[Call] = []
         self.bare: dict[str, Call] = {}  # parameters that are read at the frontier
-        self.watched: list[Any] = []  # handles of the hooks there
+        self.watched: list[Callable[[], None]] = []  # what lets go of what the hooks there know
         self.largest = 0.0  # norm of what was read at a frontier
         self.routed: frozenset[str] = frozenset()  # parameters of experts, which may get no rows
         self.structure: Structure | None = None  # of its last pass
@@ -64,13 +64,13 @@ class Batch:
         self.summed: set[bool] = set()  # whether what came back was of a sum, whatever the reduction of the run's losses is
 
     def unwatch(self) -> None:
-        """Remove the hooks at the frontier: each knows nodes of the graph that holds it.
+        """Let the hooks at the frontier forget nodes of the graph that holds them: from then on they refuse.
 
         Such a circle goes through torch's own memory, where the garbage collector sees one node of it at a time, so that a step's
         activations would stay for as many collections as it has such nodes.
         """
-        for handle in self.watched:
-            handle.remove()
+        for forget in self.watched:
+            forget()
         self.bare, self.watched = {}, []
 
 

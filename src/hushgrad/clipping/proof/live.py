@@ -83,7 +83,8 @@ class Reader(NamedTuple):
         # Detached: nodes of the graph will know it, and outputs know their nodes.
         bad = partial(_bad, structure, [y.detach() for y in run.outputs], B)
         reading = Reading(B, owners or {}, self.deaf, packing, bad)
-        self.capture.watched(watch(borders, self._sinks(run, shared, graph, names), reading))
+        sinks = self._sinks(run, shared, graph, names)
+        self.capture.watched(watch(borders, sinks, reading, self.capture.refuse_gone))
 
     def _routed(self, structure: Structure, graph: Graph, borders: list[Border], B: int) -> dict[Any, Any] | None:
         """The owners of routed rows at the frontier, by the graph's own indices; None if these do not tell."""

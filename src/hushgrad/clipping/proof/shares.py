@@ -72,34 +72,47 @@ def has_formula(node: str, slot: int, layouts: Sequence[Layout | None]) -> bool:
     return layouts[0].regular if known else node == "GroupedMmBackward0" and slot == 1
 
 
-def watch(borders: Sequence[Border], sinks: Sequence[Sink], reading: Reading) -> list[Any]:
-    """Read these frontier nodes when the next backward comes to them."""
+def watch(borders: Sequence[Border], sinks: Sequence[Sink], reading: Reading, gone: Callable[[], None]) -> Callable[[], None]:
+    """Read these frontier nodes when the next backward comes to them; what lets go of all of it.
+
+    A hook that knew nodes of the graph that holds it would keep the graph, so what it reads with is in a list that is emptied. Whoever
+    comes back after that meets ``gone``.
+    """
     by_node: dict[Node, list[Border]] = {}
     for border in borders:
         by_node.setdefault(border.node, []).append(border)
-
+    kept = [(node, mine, sinks, reading) for node, mine in by_node.items()]
     pulling: list[Border] = []
 
-    def hook(node: Node, mine: list[Border]) -> Any:
+    def hook(number: int) -> Callable[[Grads], Grads | None]:
         def run(gs: Grads) -> Grads | None:
             if pulling:  # from a frontier further up: what crosses this one is read here, and not there
                 return tuple(None if g is None else torch.zeros_like(g) for g in gs)
             if torch.is_grad_enabled():
                 return None  # create_graph: the calls above refuse it
-            masks = _masks(gs, mine[0].layouts, reading.owners.get(node), reading.examples)
-            for border in mine:
-                edge = GradientEdge(*node.next_functions[border.slot])
-                share = _share(border, gs, masks, reading, tuple(input_shape(edge)))
-                pulling.append(border)
-                try:
-                    send(edge, *share, sinks, reading.deaf)
-                finally:
-                    pulling.pop()
+            if kept:
+                _read(*kept[number], gs, pulling)
+            else:
+                gone()
             return None
 
-        return node.register_prehook(run)
+        return run
 
-    return [hook(node, mine) for node, mine in by_node.items()]
+    for number, (node, *_) in enumerate(kept):
+        node.register_prehook(hook(number))
+    return kept.clear
+
+
+def _read(node: Node, mine: list[Border], sinks: Sequence[Sink], reading: Reading, gs: Grads, pulling: list[Border]) -> None:
+    masks = _masks(gs, mine[0].layouts, reading.owners.get(node), reading.examples)
+    for border in mine:
+        edge = GradientEdge(*node.next_functions[border.slot])
+        share = _share(border, gs, masks, reading, tuple(input_shape(edge)))
+        pulling.append(border)
+        try:
+            send(edge, *share, sinks, reading.deaf)
+        finally:
+            pulling.pop()
 
 
 def send(edge: GradientEdge, share: Tensor | Routed, gross: float, sinks: Sequence[Sink], deaf: Deaf) -> None:
