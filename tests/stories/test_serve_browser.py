@@ -67,7 +67,9 @@ def ledger(runs: Path) -> str:
 
 @pytest.fixture(scope="module")
 def server(runs: Path, ledger: str) -> Iterator[str]:
-    words = [*COMMAND, "serve", str(runs), "--ledger", ledger, "--port", "0", "--json"]
+    policy = runs.parent / "policy.toml"
+    policy.write_text('max_epsilon = 12.0\nrelations = ["add_remove", "zero_out"]\napprovals = 1\n')
+    words = [*COMMAND, "serve", str(runs), "--ledger", ledger, "--policy", str(policy), "--port", "0", "--json"]
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -234,7 +236,7 @@ MOVING = "[...document.querySelectorAll('*')].filter((e) => getComputedStyle(e, 
 
 def test_readable_in_light_and_dark_on_a_phone_and_for_screen_readers(visit):
     page = visit("/?epsilon=2", reduced_motion="reduce")
-    for path in ("/?epsilon=2", "/runs", "/ledger", "/cards"):
+    for path in ("/?epsilon=2", "/runs", "/ledger", "/cards", "/policy"):
         page.set_viewport_size({"width": 1180, "height": 800})
         page.goto(path)
         grounds = set()
@@ -264,6 +266,17 @@ def test_the_ledger_shows_budgets_and_the_chain(visit):
     assert "is whole" in page.locator("main").inner_text() and page.locator("b").count() == 0
     assert page.get_by_role("row").filter(has_text="still running").inner_text().split()[2] == "begun"
     assert page.get_by_role("img", name="of 2").count() == 1
+
+
+def test_the_policy_is_shown_and_the_planner_warns_of_what_it_refuses(visit):
+    page = visit("/policy")
+    assert page.get_by_text("at most 12").count() == 1 and page.get_by_text("add_remove or zero_out").count() == 1
+    page = visit("/?epsilon=2")
+    assert page.get_by_text("Not allowed here.").count() == 0
+    page.get_by_label("Epsilon", exact=True).fill("15")
+    page.get_by_text("Not allowed here.").wait_for()
+    page.get_by_role("link", name="The policy").click()
+    page.get_by_role("heading", name="Policy", exact=True).wait_for()
 
 
 def test_answers_are_quick_when_the_planner_is_busy(visit, server):

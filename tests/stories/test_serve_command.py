@@ -21,6 +21,7 @@ from fastapi.testclient import TestClient
 from hushgrad.cli.main import main
 from hushgrad.report.charts import Chart, bar, number, smoothed
 from hushgrad.serve import Settings, create_app, fields, listen
+from hushgrad.serve.rules import Rules
 from hushgrad.serve.runs import Shelf
 
 HOME = "http://localhost:8642"
@@ -96,7 +97,7 @@ def test_states_of_runs(tmp_path):
     run_folder(tmp_path, "a", lines, plan={"epsilon": 3.0, "delta": 1e-5}, model={"name": "cnn"}, run={"seed": 4})
     run_folder(tmp_path, "below/deeper/b", [])
     run_folder(tmp_path, "below/deeper/too/deep/c", [])
-    shelf = Shelf(tmp_path, raw=False)
+    shelf = Shelf(tmp_path, raw=False, rules=Rules(None))
     runs = {run.name: run for run in shelf.all()[0]}
     assert set(runs) == {"a", "below/deeper/b"}
     a = runs["a"]
@@ -124,7 +125,7 @@ def test_a_quiet_run_is_called_silent(tmp_path):
     folder = run_folder(tmp_path, "a", [{"step": 1, "steps": 9, "epsilon": 0.5}])
     for file in folder.iterdir():
         os.utime(file, (1e9, 1e9))
-    assert Shelf(tmp_path, raw=False).get("a").state == "silent"
+    assert Shelf(tmp_path, raw=False, rules=Rules(None)).get("a").state == "silent"
 
 
 def test_pages_and_descriptions(tmp_path):
@@ -145,6 +146,7 @@ def test_pages_and_descriptions(tmp_path):
             "/api/runs/{name}",
             "/api/cards/{name}",
             "/api/ledger",
+            "/api/policy",
         }
         assert all(set(methods) == {"get"} for methods in described["paths"].values())
         assert {p["name"] for p in described["paths"]["/api/plan"]["get"]["parameters"]} == {*fields.NUMBERS, *fields.CHOICES}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -66,6 +68,11 @@ class Policy(_Rules):
             object.__setattr__(self, name, tuple(words))
         object.__setattr__(self, "relations", tuple(Relation.of(word).value for word in self.relations))
         _check.integer(0, approvals=self.approvals)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what it says, in hexadecimal; spaces and comments of its file do not count."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def require(
         self,

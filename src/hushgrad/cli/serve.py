@@ -24,6 +24,7 @@ def _parser() -> Parser:
         help=f"run folders are read below it, and nowhere else (default: {_USUAL}, if any)",
     )
     parser.add_argument("--ledger", metavar="URL", help="the budget ledger: a path or a database URL")
+    parser.add_argument("--policy", metavar="FILE", help="a policy in TOML (default: the variable HUSHGRAD_POLICY)")
     parser.add_argument("--port", type=whole, default=8642, metavar="N", help="port (default 8642); 0 takes any that is free")
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="H", help="address to listen at; other than loopback, visitors need a token"
@@ -37,12 +38,15 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Serve; see ``hushgrad serve --help``."""
     options = _parser().parse(words)
+    from hushgrad.budget import read_policy
     from hushgrad.serve import Settings, serve
 
+    read_policy(options.policy)  # one that cannot be read is told now, and not to the first visitor
     usual = Path(_USUAL) if Path(_USUAL).is_dir() else None
     settings = Settings(
         runs=usual if options.runs is None else Path(options.runs),
         ledger=options.ledger,
+        policy=options.policy,
         host=options.host,
         port=options.port,
         raw=options.raw,

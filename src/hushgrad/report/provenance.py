@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import PurePath
 from typing import Any
 
@@ -29,7 +27,7 @@ def provenance(folder: Folder, policy: Policy | None) -> dict[str, str]:
         "by": report.get("by") or None,
         "finished": report.get("finished"),
         "model_sha256": report.get("model_sha256"),
-        "policy_sha256": None if policy is None else policy_digest(policy),
+        "policy_sha256": None if policy is None else policy.digest,
     }
     return {name: str(value) for name, value in facts.items() if value is not None}
 
@@ -60,11 +58,6 @@ def budget_of(folder: Folder, ledger: Ledger | None, policy: Policy | None) -> d
 def _said(reservation: dict[str, Any]) -> dict[str, Any]:
     keep = ("dataset", "reservation", "state", "spent_epsilon", "budget_epsilon", "budget_delta", "head")
     return {key: reservation[key] for key in keep if key in reservation}
-
-
-def policy_digest(policy: Policy) -> str:
-    """SHA-256 of what a policy says; spaces and comments of its file do not count."""
-    return hashlib.sha256(json.dumps(policy.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 def provenance_words(known: dict[str, str]) -> list[tuple[str, str]]:

@@ -180,11 +180,10 @@ def _recomputed(content: dict[str, Any]) -> Guarantee:
 def _require_policy(content: dict[str, Any], policy: Policy, guarantee: Guarantee) -> None:
     """The card names the policy it was made under by its hash; that policy, and no other, has to allow what it claims."""
     from hushgrad.recipes.spending import require_allowed
-    from hushgrad.report.provenance import policy_digest
     from hushgrad.train.plan import Plan
 
     require_allowed(policy, Plan.from_json(content["plan"]), paid=_looked_up(content), guarantee=guarantee)
-    made, given = _named(content, "policy_sha256"), policy_digest(policy)
+    made, given = _named(content, "policy_sha256"), policy.digest
     if made != given:
         under = f"{made[:16]}..." if made else "none"
         raise ArgumentError(f"Expected the card to be made under this policy ({given[:16]}...); it was made under {under}.")

@@ -73,6 +73,13 @@ async def card(request: Request, name: str) -> dict[str, Any]:
     return found
 
 
+@router.get("/policy", tags=["policy"])
+def policy(request: Request) -> dict[str, Any]:
+    """What is allowed: the rules of the policy and its SHA-256, which cards name; null for both where there is no policy."""
+    found = site(request).rules.policy()
+    return {"policy": None, "sha256": None} if found is None else {"policy": found.to_json(), "sha256": found.digest}
+
+
 @router.get("/ledger", tags=["ledger"])
 async def ledger(request: Request) -> dict[str, Any]:
     """Data sets with their budgets, what is spent and reserved, the newest runs, and whether the hash chain is whole."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hushgrad.errors import ArgumentError, HushgradError, NoTheorem, PolicyRefused
 
 if TYPE_CHECKING:
-    from hushgrad.budget import Policy, Status
+    from hushgrad.budget import Ledger, Policy, Status
     from hushgrad.planner import Candidate, Question
     from hushgrad.report import Card
     from hushgrad.train.plan import Plan
@@ -110,12 +110,17 @@ def _epsilon(plan: Plan, noise_multiplier: float, steps: int | None = None) -> f
 # Cards -----------------------------------------------------------------------------------------------------------------
 
 
-def card(*, root: str, parts: list[str], raw: bool, ledger: str | None = None) -> dict[str, Any]:
+def card(
+    *, root: str, parts: list[str], raw: bool, policy: dict[str, Any] | None = None, ledger: str | None = None
+) -> dict[str, Any]:
     """The privacy card of a run in all its forms, made from a private copy of the files that a card needs.
 
     The copy is read as suspiciously as everything else here, so that nothing outside the folder can come into a card.
     """
-    found = _card(root, parts, raw, ledger=ledger)
+    from hushgrad.budget import Ledger, Policy
+
+    rules = None if policy is None else Policy.from_json(policy)
+    found = _card(root, parts, raw, policy=rules, ledger=None if ledger is None else Ledger(ledger))
     return {"html": found.to_html(), "markdown": found.to_markdown(), "json": found.to_json()}
 
 
@@ -126,8 +131,7 @@ def compare(*, root: str, first: list[str], second: list[str]) -> dict[str, Any]
     return compare_runs(*(_card(root, parts, False, policy=ANYTHING) for parts in (first, second))).to_json()
 
 
-def _card(root: str, parts: list[str], raw: bool, *, policy: Policy | None = None, ledger: str | None = None) -> Card:
-    from hushgrad.budget import Ledger, read_policy
+def _card(root: str, parts: list[str], raw: bool, *, policy: Policy | None, ledger: Ledger | None = None) -> Card:
     from hushgrad.budget.belonging import ForeignFile
     from hushgrad.report import privacy_card
     from hushgrad.serve.files import LIMITS, RunFolder
@@ -140,9 +144,7 @@ def _card(root: str, parts: list[str], raw: bool, *, policy: Policy | None = Non
             if run.stat(name) is not None:
                 (copy / name).write_text(run.text(name), encoding="utf-8")
         try:
-            policy = read_policy() if policy is None else policy
-            books = Ledger(ledger) if ledger is not None and policy is not None and policy.ledger else None
-            return privacy_card(copy, raw=raw, policy=policy, ledger=books)
+            return privacy_card(copy, raw=raw, policy=policy, ledger=ledger)
         except (PolicyRefused, ForeignFile):
             raise  # the one's sentence quotes the policy and the claim, the other's the name of a file that every run has
         except (HushgradError, ValueError, TypeError, KeyError):
@@ -195,6 +197,7 @@ def _status(status: Status) -> dict[str, Any]:
                 "overrun": one.overrun,
                 "reserved": str(one.reserved),
                 "charged": str(one.charged),
+                "approved": list(one.approved),
             }
             for one in runs[:_RUNS]
         ],

@@ -15,6 +15,7 @@ from hushgrad.guarantee import questions
 from hushgrad.report.charts import Chart, above, number, smoothed, upper
 from hushgrad.serve import fields
 from hushgrad.serve.problems import NotThere, status_of
+from hushgrad.serve.rules import in_words
 from hushgrad.serve.runs import Run
 from hushgrad.serve.series import SHOWN
 from hushgrad.serve.shield import CARD_POLICY
@@ -99,6 +100,7 @@ async def _ranking(request: Request, question: dict[str, Any], show: str) -> dic
         "worst": worst,
         "query": urlencode(question),
         "command": _command(question),
+        "refusal": site(request).rules.refusal(question),
         "questions": questions(question["epsilon"], question["delta"], records=question["dataset_size"]),
     }
 
@@ -200,8 +202,11 @@ def _curves_of(run: Run) -> list[Chart]:
 @router.get("/cards", response_class=HTMLResponse)
 def cards(request: Request) -> Response:
     """The finished runs."""
-    found, _ = site(request).shelf.all()
-    return page(request, "cards.html", runs=[run for run in found if run.state == "finished"])
+    return page(request, "cards.html", runs=_finished(request))
+
+
+def _finished(request: Request) -> list[Run]:
+    return [run for run in site(request).shelf.all()[0] if run.state == "finished"]
 
 
 @router.get("/cards/{name:path}", response_class=HTMLResponse)
@@ -216,7 +221,7 @@ async def card(request: Request, name: str) -> Response:
 @router.get("/compare", response_class=HTMLResponse)
 async def compare(request: Request, a: str = "", b: str = "") -> Response:
     """Two finished runs side by side; without two names, the form alone."""
-    finished = [run.name for run in site(request).shelf.all()[0] if run.state == "finished"]
+    finished = [run.name for run in _finished(request)]
     found = await while_wanted(request, site(request).compare(a, b)) if a and b else None
     return page(request, "compare.html", names=finished, a=a, b=b, found=found)
 
@@ -239,4 +244,15 @@ async def ledger(request: Request) -> Response:
     """The budgets, and who spent them."""
     if site(request).settings.ledger is None:
         return page(request, "ledger.html", ledger=None)
-    return page(request, "ledger.html", ledger=await while_wanted(request, site(request).ledger()))
+    found = await while_wanted(request, site(request).ledger())
+    policy = site(request).rules.policy()
+    return page(request, "ledger.html", ledger=found, approvals=0 if policy is None else policy.approvals)
+
+
+@router.get("/policy", response_class=HTMLResponse)
+def policy(request: Request) -> Response:
+    """What is allowed, and what it says of the finished runs."""
+    rules = site(request).rules.policy()
+    if rules is None:
+        return page(request, "policy.html", rules=None)
+    return page(request, "policy.html", rules=in_words(rules), digest=rules.digest, runs=_finished(request))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad.serve.files import LIMITS, RunFolder, Unreadable, folders
+from hushgrad.serve.rules import Rules
 from hushgrad.serve.series import Series, read_series
 
 _FRESH = 1.0  # seconds that a scan is good for
@@ -83,11 +84,13 @@ class Run:
 class Shelf:
     """All runs below one folder; a name that is asked for is looked up among those found, and never made into a path."""
 
-    def __init__(self, root: Path | None, *, raw: bool) -> None:
-        self.root, self.raw = root, raw
+    def __init__(self, root: Path | None, *, raw: bool, rules: Rules) -> None:
+        self.root, self.raw, self._rules = root, raw, rules
         self._scanned, self._complete = -math.inf, True
         self._folders: dict[str, RunFolder] = {}
-        self._checked: dict[str, tuple[str, str]] = {}  # by name: the version that was looked at, and what was found
+        self._checked: dict[
+            str, tuple[str, str, str]
+        ] = {}  # by name: which files were looked at, under which rules, and what was found
 
     def folders(self) -> dict[str, RunFolder]:
         """The run folders by name."""
@@ -101,18 +104,19 @@ class Shelf:
         """The runs that were changed last, newest first, and how many more there are."""
         known = [(max(s.st_mtime for s in stats), f) for f in self.folders().values() if (stats := _stats(f))]
         known.sort(key=lambda pair: pair[0], reverse=True)
-        return [self._run(folder, points=_FEW) for _, folder in known[:_PER_PAGE]], max(0, len(known) - _PER_PAGE)
+        rules = self._rules.version()
+        return [self._run(folder, rules, points=_FEW) for _, folder in known[:_PER_PAGE]], max(0, len(known) - _PER_PAGE)
 
     def get(self, name: str) -> Run | None:
         """The run of that name, if there is one."""
         folder = self.folders().get(name)
-        return None if folder is None else self._run(folder)
+        return None if folder is None else self._run(folder, self._rules.version())
 
     def note(self, run: Run, check: str) -> None:
-        """What a card of this run, as it is now, was found to be."""
-        self._checked[run.name] = run.version, check
+        """What a card of this run, as it and the policy are now, was found to be."""
+        self._checked[run.name] = run.version, self._rules.version(), check
 
-    def _run(self, folder: RunFolder, points: int = 240) -> Run:
+    def _run(self, folder: RunFolder, rules: str, points: int = 240) -> Run:
         series = read_series(folder, raw=self.raw, points=points)
         facts, problem = _facts(folder)
         stats = _stats(folder)
@@ -125,13 +129,13 @@ class Shelf:
             changed=changed,
             version=version,
             problem=problem,
-            check=self._check(folder.name, version),
+            check=self._check(folder.name, version, rules),
             **{**facts, "epsilon": facts["epsilon"] if facts["epsilon"] is not None else series.last("epsilon")},
         )
 
-    def _check(self, name: str, version: str) -> str:
-        seen, found = self._checked.get(name, ("", NOT_VERIFIED))
-        return found if seen == version else NOT_VERIFIED
+    def _check(self, name: str, version: str, rules: str) -> str:
+        *seen, found = self._checked.get(name, ("", "", NOT_VERIFIED))
+        return found if seen == [version, rules] else NOT_VERIFIED
 
 
 def _stats(folder: RunFolder) -> list[Any]:

@@ -22,6 +22,7 @@ class Settings:
     |---|---|
     | ``runs`` | run folders are read below this folder only; None: no runs are shown |
     | ``ledger`` | where the budget ledger is: a path or a database URL; None: no ledger is shown |
+    | ``policy`` | the file of a policy in TOML; None: the one that HUSHGRAD_POLICY names, if any |
     | ``host`` | address to listen at; anything but loopback makes the page ask for a token |
     | ``raw`` | show un-noised metrics (``raw_...``) where a run stored them: such a page is as sensitive as the data |
     | ``token`` | what a visitor has to know; empty on loopback unless asked for |
@@ -32,6 +33,7 @@ class Settings:
 
     runs: Path | None = None
     ledger: str | None = field(default=None, repr=False)  # a URL may hold a password
+    policy: str | None = None
     host: str = "127.0.0.1"
     port: int = 8642
     raw: bool = False

@@ -13,6 +13,7 @@ from fastapi import Request
 from hushgrad.serve.files import RunFolder
 from hushgrad.serve.lane import Lane, Refused, RefusedByPolicy
 from hushgrad.serve.problems import NotThere
+from hushgrad.serve.rules import Rules
 from hushgrad.serve.runs import CONTRADICTED, NOT_ALLOWED, VERIFIED, Run, Shelf
 from hushgrad.serve.settings import Settings
 
@@ -25,7 +26,8 @@ class Site:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.shelf = Shelf(settings.runs, raw=settings.raw)
+        self.rules = Rules(settings.policy)
+        self.shelf = Shelf(settings.runs, raw=settings.raw, rules=self.rules)
         self.planner = Lane(seconds=20, modules=("hushgrad.planner",))
         self.reader = Lane(seconds=30, modules=("hushgrad.report.card", "jinja2"))
 
@@ -55,14 +57,17 @@ class Site:
     async def card(self, name: str) -> dict[str, Any]:
         """The privacy card of a finished run, in all its forms."""
         run, folder = await self._finished(name)
-        arguments = {
-            "root": str(folder.root),
-            "parts": list(folder.parts),
-            "raw": self.settings.raw,
-            "ledger": self.settings.ledger,
-        }
+        policy = await asyncio.to_thread(self.rules.policy)
+        arguments = {"root": str(folder.root), "parts": list(folder.parts), "raw": self.settings.raw}
+        paid = policy is not None and policy.ledger  # then the card says what the ledger says at this moment
         try:
-            found = await self.reader.ask("card", version=run.version, **arguments)
+            found = await self.reader.ask(
+                "card",
+                version=f"{run.version} {_moment()}" if paid else run.version,
+                policy=None if policy is None else policy.to_json(),
+                ledger=self.settings.ledger if paid else None,
+                **arguments,
+            )
         except Refused as error:
             self.shelf.note(run, NOT_ALLOWED if isinstance(error, RefusedByPolicy) else CONTRADICTED)
             raise
@@ -85,8 +90,7 @@ class Site:
         """The budgets as they are, or were a moment ago."""
         if self.settings.ledger is None:
             raise NotThere("No ledger was given. Start the page with one: hushgrad serve --ledger budget.db")
-        moment = str(int(time.monotonic() / _MOMENT))
-        return await self.reader.ask("ledger", version=moment, place=self.settings.ledger)
+        return await self.reader.ask("ledger", version=_moment(), place=self.settings.ledger)
 
     def run(self, name: str) -> tuple[Run, RunFolder]:
         """The run of that name.
@@ -98,6 +102,10 @@ class Site:
         if found is None:
             raise NotThere("There is no such run in the folder that is served.")
         return found, self.shelf.folders()[name]
+
+
+def _moment() -> str:
+    return str(int(time.monotonic() / _MOMENT))
 
 
 def site(request: Request) -> Site:
