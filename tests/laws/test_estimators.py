@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
-from sklearn.base import clone
+from sklearn.base import MetaEstimatorMixin, clone
 from sklearn.datasets import load_breast_cancer, load_digits, make_classification
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
@@ -17,13 +17,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, normalize
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from hushgrad import accounting
+from hushgrad import accounting, estimators
 from hushgrad.accounting.classical import classical_gaussian_sigma
 from hushgrad.accounting.rdp import success_probability
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.estimators import (
+    DPEstimator,
     DPGridSearch,
-    DPLinearRegression,
     DPLinearSVC,
     DPLogisticRegression,
     DPMean,
@@ -40,22 +40,15 @@ from hushgrad.estimators.randomness import REPRODUCIBLE, Randomness, randomness
 from hushgrad.estimators.search import base_epsilon, trials
 from hushgrad.estimators.solver import Objective, minimum
 from hushgrad.events import Relation
-
-EASY = {"epsilon": 1e4, "data_norm": 10.0, "out_of_bounds": "clip", "random_state": 0}
+from hushgrad.testing import members
 
 
 @parametrize_with_checks(
     [
-        DPLogisticRegression(**EASY),
-        DPLogisticRegression(method="output", **EASY),
-        DPLogisticRegression(method="gd", **EASY),
-        DPLogisticRegression(multi_class="ovr", **EASY),
-        DPLinearSVC(**EASY),
-        DPRidge(target_bounds=(-5.0, 5.0), **EASY),
-        DPRidge(target_bounds=(-5.0, 5.0), method="objective", **EASY),
-        DPLinearRegression(target_bounds=(-5.0, 5.0), **EASY),
-        DPMean(**EASY),
-        DPMedian(epsilon=100.0, bounds=(-10.0, 10.0), random_state=0),
+        example
+        for kind in members(estimators, DPEstimator).values()
+        for example in kind.examples()
+        if not isinstance(example, MetaEstimatorMixin)  # which has what its own estimator has
     ]
 )
 def test_scikit_learn_conventions(estimator, check):

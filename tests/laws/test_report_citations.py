@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from hushgrad import _papers, accounting, clipping, denoise, noise, sampling
+from hushgrad import _papers, accounting, clipping, denoise, estimators, noise, sampling
 from hushgrad.accounting import Accountant
 from hushgrad.clipping import Clipper, Flat
 from hushgrad.denoise import Chain, Denoiser, JamesStein, Laplacian
 from hushgrad.errors import ArgumentError
+from hushgrad.estimators import DPEstimator
 from hushgrad.events import RepeatAndSelect
 from hushgrad.noise import BLT, Mechanism
 from hushgrad.report import Paper, citation
@@ -22,7 +23,14 @@ from hushgrad.train import Plan
 from hushgrad.train.after.averaging import Average
 from hushgrad.train.after.projection import Projection
 
-ROOMS = [(noise, Mechanism), (denoise, Denoiser), (clipping, Clipper), (sampling, Sampler), (accounting, Accountant)]
+ROOMS = [
+    (noise, Mechanism),
+    (denoise, Denoiser),
+    (clipping, Clipper),
+    (sampling, Sampler),
+    (accounting, Accountant),
+    (estimators, DPEstimator),
+]
 AFTER = [kind for base in (Average, Projection) for kind in base.__subclasses__() if kind.__module__.startswith("hushgrad")]
 PUBLIC = [kind for room, base in ROOMS for kind in members(room, base).values()] + AFTER
 PAPERS = sorted({paper for kind in [*PUBLIC, RepeatAndSelect] for paper in kind.papers})

@@ -98,6 +98,36 @@ class Twin(Accountant):
 
 Twin._leaves.update(GDP._leaves)
 '''),
+    "estimators": ("DPCount", f'''from typing import ClassVar
+
+from hushgrad import _papers
+from hushgrad.estimators.base import DPEstimator
+from hushgrad.estimators.bounded import validated
+from hushgrad.estimators.methods import Budget
+from hushgrad.estimators.randomness import randomness
+from hushgrad.events import PureDP, Relation
+
+
+class DPCount(DPEstimator):
+    """How many rows there are."""
+
+    {PAPER}
+    released: ClassVar = {{**DPEstimator.released, "count_": "Laplace mechanism"}}
+
+    def __init__(self, epsilon=1.0, *, relation="add_remove", random_state=None):
+        self.epsilon, self.relation, self.random_state = epsilon, relation, random_state
+
+    @classmethod
+    def examples(cls):
+        return (cls(epsilon=1e4, random_state=0),)
+
+    def fit(self, X, y=None):
+        budget, random = Budget(self.epsilon, 0.0, Relation.of(self.relation)), randomness(self.random_state)
+        a, b = random.exponential(2)
+        self.count_ = len(validated(self, X)) + (a - b) / self.epsilon
+        self.guarantee_ = budget.guarantee(PureDP(self.epsilon), "basic", random.notes)
+        return self
+'''),
     "clipping/rules": ("ScaledRule", '''import torch
 from torch import nn
 
@@ -134,7 +164,9 @@ TESTS = {
     "laws/test_clipping_clippers.py": "Tight",
     "laws/test_accounting_laws.py": "twin",
     "laws/test_clipping_rules.py": "Scaled",
-    "laws/test_report_citations.py": "HalfDamped or Halved or Coin or Tight or Twin or nobody2026own",
+    "laws/test_estimators.py": "DPCount",
+    "laws/test_estimators_released.py": "DPCount",
+    "laws/test_report_citations.py": "DPCount or HalfDamped or Halved or Coin or Tight or Twin or nobody2026own",
 }
 FOUND = """
 from hushgrad.cli._question import accountant_names

@@ -12,13 +12,16 @@ except ModuleNotFoundError as error:
     raise
 
 from hushgrad.estimators import bounds
-from hushgrad.estimators.classifiers import DPLinearSVC, DPLogisticRegression
+from hushgrad.estimators.base import DPEstimator
 from hushgrad.estimators.exponential import quantile, select
+from hushgrad.estimators.linear_svc import DPLinearSVC
+from hushgrad.estimators.logistic_regression import DPLogisticRegression
 from hushgrad.estimators.regressors import DPLinearRegression, DPRidge
 from hushgrad.estimators.search import DPGridSearch
 from hushgrad.estimators.simple import DPMean, DPMedian
 
 __all__ = [
+    "DPEstimator",
     "DPGridSearch",
     "DPLinearRegression",
     "DPLinearSVC",

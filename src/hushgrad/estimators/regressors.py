@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from hushgrad import _check
+from hushgrad._papers import Paper
 from hushgrad.accounting.gaussian import gaussian_mu
+from hushgrad.estimators.base import PUBLIC, DPEstimator
 from hushgrad.estimators.bounded import (
     bounded_rows,
     bounded_values,
@@ -20,14 +22,37 @@ from hushgrad.estimators.bounded import (
     validated,
     with_intercept,
 )
+from hushgrad.estimators.logistic_regression import CHAUDHURI_2011_ERM
 from hushgrad.estimators.losses import HuberResidual
 from hushgrad.estimators.methods import Budget, Problem, objective_perturbation
 from hushgrad.estimators.randomness import Randomness, randomness
 from hushgrad.events import Gaussian, Relation
 from hushgrad.guarantee import Guarantee
 
+_WANG_2018_REVISITING = Paper(
+    "wang2018revisiting",
+    "inproceedings",
+    "Wang, Yu-Xiang",
+    "Revisiting Differentially Private Linear Regression: Optimal and Adaptive Prediction and Estimation in Unbounded Domain",
+    2018,
+    "UAI",
+    arxiv="1803.02596",
+)
 
-class _LinearRegressor(RegressorMixin, BaseEstimator):
+
+class _LinearRegressor(RegressorMixin, DPEstimator):
+    released: ClassVar = {
+        **DPEstimator.released,
+        "coef_": "the theorem of the method",
+        "intercept_": "the theorem of the method",
+        "n_iter_": PUBLIC,
+    }
+
+    @classmethod
+    def examples(cls):
+        (by_itself,) = super().examples()
+        return (by_itself.set_params(target_bounds=(-5.0, 5.0)),)
+
     def fit(self, X, y):
         """Fit on rows ``X`` with targets ``y``, which are clipped to ``target_bounds``; the guarantee is in ``guarantee_``."""
         X, y = validated(self, X, y, y_numeric=True)
@@ -79,6 +104,8 @@ class DPRidge(_LinearRegressor):
         Wang 2018, "Revisiting differentially private linear regression", theorem 3.
     """
 
+    papers = (_WANG_2018_REVISITING, CHAUDHURI_2011_ERM)
+
     def __init__(
         self,
         epsilon: float = 1.0,
@@ -110,6 +137,12 @@ class DPRidge(_LinearRegressor):
         self.max_iter = max_iter
         self.random_state = random_state
 
+    @classmethod
+    def examples(cls):
+        """By both methods."""
+        (by_itself,) = super().examples()
+        return (by_itself, cls(**by_itself.get_params() | {"method": "objective"}))
+
     def _solve(self, X, y, row_norm, reach, budget, random):
         if _check.one_of(("adassp", "objective"), method=self.method) == "adassp":
             return _adassp(X, y, row_norm, reach, budget, random, regulariser(self.l2, zero=True))
@@ -131,6 +164,8 @@ class DPLinearRegression(_LinearRegressor):
         >>> bool(abs(model.coef_[0] - 0.5) < 0.05)
         True
     """
+
+    papers = (_WANG_2018_REVISITING,)
 
     def __init__(
         self,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
+from sklearn.base import MetaEstimatorMixin, clone, is_classifier
 from sklearn.dummy import DummyClassifier
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils import _safe_indexing, indexable
@@ -18,8 +18,10 @@ from hushgrad import _check
 from hushgrad.accounting import calibrate
 from hushgrad.accounting.trials import number_at
 from hushgrad.errors import HushgradError
+from hushgrad.estimators.base import LABELS, PUBLIC, DPEstimator
 from hushgrad.estimators.bounded import RowTooLong, unquoted
-from hushgrad.estimators.classifiers import LABELS_FROM_DATA, class_numbers
+from hushgrad.estimators.linear_classifier import LABELS_FROM_DATA, class_numbers
+from hushgrad.estimators.logistic_regression import DPLogisticRegression
 from hushgrad.estimators.methods import Budget
 from hushgrad.estimators.randomness import Randomness, randomness
 from hushgrad.events import Event, PureDP, Relation, RepeatAndSelect
@@ -34,7 +36,7 @@ def _best_has(name: str):
     return available_if(lambda search: name in dir(search.estimator))
 
 
-class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
+class DPGridSearch(MetaEstimatorMixin, DPEstimator):
     r"""Grid search whose privacy cost does not grow with the number of candidates.
 
     Every record is put, by a coin, into a training or a scoring part; a row of zeros of each class, which belongs to nobody, joins the
@@ -75,6 +77,21 @@ class DPGridSearch(MetaEstimatorMixin, BaseEstimator):
         relation: "add_remove", "replace_one" or "zero_out".
         random_state: None draws from the operating system.
     """
+
+    papers = RepeatAndSelect.papers
+    released: ClassVar = {
+        "best_estimator_": "Papernot and Steinke 2022, theorem 2 and corollary 4, K hidden",
+        "best_params_": "the same release",
+        "base_epsilon_": PUBLIC,
+        "classes_": LABELS,
+        "guarantee_": PUBLIC,
+    }
+
+    @classmethod
+    def examples(cls):
+        """Of two regularisers of a logistic regression."""
+        base = DPLogisticRegression(data_norm=1.0, out_of_bounds="clip")
+        return (cls(base, {"l2": [10.0, 100.0]}, epsilon=3.0, delta=1e-6, mean_trials=3.0, random_state=0),)
 
     def __init__(
         self,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from sklearn.base import BaseEstimator
 
+from hushgrad import _papers
+from hushgrad._papers import Paper
 from hushgrad.accounting.gaussian import gaussian_mu
+from hushgrad.estimators.base import DPEstimator
 from hushgrad.estimators.bounded import bounded_rows, finite, representable, validated
 from hushgrad.estimators.exponential import quantile
 from hushgrad.estimators.methods import _COUNT_SHARE, Budget
@@ -15,7 +17,7 @@ from hushgrad.estimators.randomness import randomness
 from hushgrad.events import Exponential, Gaussian, Relation
 
 
-class DPMean(BaseEstimator):
+class DPMean(DPEstimator):
     """The mean of rows of bounded L2 norm, with Gaussian noise.
 
     **Formal guarantee.** (epsilon, delta)-DP. Under add/remove the number of rows is secret, so the sum and a noisy count are
@@ -25,6 +27,9 @@ class DPMean(BaseEstimator):
         >>> DPMean(epsilon=1.0, delta=1e-6, data_norm=1.0, random_state=0).fit(X).mean_.round(2)
         array([0.58, 0.58, 0.58])
     """
+
+    papers = (_papers.DWORK_2014_FOUNDATIONS, _papers.BALLE_2018_IMPROVING)
+    released: ClassVar = {**DPEstimator.released, "mean_": "Gaussian mechanism"}
 
     def __init__(
         self,
@@ -64,7 +69,7 @@ class DPMean(BaseEstimator):
         return self
 
 
-class DPMedian(BaseEstimator):
+class DPMedian(DPEstimator):
     """The median of each column by the exponential mechanism, exactly sampled; epsilon is divided by the number of columns.
 
     **Formal guarantee.** epsilon-DP (delta 0).
@@ -72,6 +77,23 @@ class DPMedian(BaseEstimator):
         >>> DPMedian(epsilon=1.0, bounds=(0, 100), random_state=0).fit(np.arange(101.0)[:, None]).median_.round(-1)
         array([50.])
     """
+
+    papers = (
+        Paper(
+            "mcsherry2007mechanism",
+            "inproceedings",
+            "McSherry, Frank and Talwar, Kunal",
+            "Mechanism Design via Differential Privacy",
+            2007,
+            "FOCS",
+        ),
+    )
+    released: ClassVar = {**DPEstimator.released, "median_": "exponential mechanism"}
+
+    @classmethod
+    def examples(cls):
+        """Its data are bounded from both sides."""
+        return (cls(epsilon=100.0, bounds=(-10.0, 10.0), random_state=0),)
 
     def __init__(
         self,

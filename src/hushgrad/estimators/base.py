@@ -1,0 +1,31 @@
+"""What every private estimator says of itself: the papers behind it, what it releases and why it may, and small instances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from sklearn.base import BaseEstimator
+
+from hushgrad._papers import Paper
+
+PUBLIC = "a function of the arguments and of the shape of X"
+LABELS = "given, or taken from the data and noted in the guarantee"
+
+
+class DPEstimator(BaseEstimator):
+    """A scikit-learn estimator whose ``fit`` is differentially private; the guarantee is in ``guarantee_``.
+
+    **Formal guarantee.** Whoever sees a fitted estimator, printed, pickled or attribute by attribute, sees its arguments and what
+    ``released`` lists, and nothing else. The conformance tests, which run over every estimator of the room, hold it to that.
+    """
+
+    papers: ClassVar[tuple[Paper, ...]] = ()
+    """Where its mechanism is described and proved."""
+    released: ClassVar[Mapping[str, str]] = {"guarantee_": PUBLIC, "n_features_in_": PUBLIC}
+    """Each fitted attribute, and the theorem or the public facts that let it out."""
+
+    @classmethod
+    def examples(cls) -> tuple[Any, ...]:
+        """Small instances with a large epsilon and a seed: what the conformance tests run over."""
+        return (cls(epsilon=1e4, data_norm=10.0, out_of_bounds="clip", random_state=0),)
