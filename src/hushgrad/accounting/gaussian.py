@@ -11,6 +11,7 @@ it is phi(x) (R(x) - R(y)), which has no overflow and, unlike the printed form, 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from scipy.special import erfcx, log_ndtr, ndtr
 
@@ -67,6 +68,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return smallest_true(lambda epsilon: gaussian_delta(mu, epsilon) <= delta, 0.0, high * (1.0 + 1e-9), tolerance=1e-13)
 
 
+@lru_cache(maxsize=256)
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """The largest distance mu at which a Gaussian mechanism is still (``epsilon``, ``delta``)-DP, rounded down.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import shlex
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
 from hushgrad._printed import at_most
-from hushgrad.cli import plan_compute, plan_model
 from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table, wrapped
 from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
@@ -17,6 +18,7 @@ from hushgrad.guarantee import questions
 if TYPE_CHECKING:
     from hushgrad.planner import Comparison
 
+_OTHERS = {"--model": "hushgrad.cli.plan_model", "--compute": "hushgrad.cli.plan_compute"}  # other questions, by their options
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -50,9 +52,10 @@ def _parser() -> Parser:
 
 def run(words: list[str]) -> int:
     """Answer; see ``hushgrad plan --help``."""
-    for question in (plan_model, plan_compute):
-        if question.asks(words):
-            return question.run(words)
+    for option, module in _OTHERS.items():
+        if any(word == option or word.startswith(f"{option}=") for word in words):
+            answer: Callable[[list[str]], int] = vars(importlib.import_module(module))["run"]
+            return answer(words)
     options = _parser().parse(words)
     if options.memory is not None and options.parameters is None:
         _check.fail(

@@ -64,8 +64,3 @@ _FIT = (
     "335 million parameters, 512 tokens, DP-Adam, 1,000 to 128,000 steps. On rows that were left out it is off by 2.4 % of the loss (at "
     "most 6.7 %), and by at most a factor of 1.9 in the best size (docs/scale.md). It ranks; your text has another loss."
 )
-
-
-def asks(words: list[str]) -> bool:
-    """Whether these words are this question."""
-    return any(word.split("=")[0] == "--compute" for word in words)

@@ -86,8 +86,3 @@ def _text(found: list[Choice]) -> str:
         least = human(min(one.peak for one in found))
         return f"{table(rows)}\nNothing fits: the smallest needs {least}B. Shard over more processes, or train adapters."
     return table(rows)
-
-
-def asks(words: list[str]) -> bool:
-    """Whether these words are this question."""
-    return any(word.split("=")[0] == "--model" for word in words)

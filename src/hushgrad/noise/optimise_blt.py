@@ -68,8 +68,9 @@ def blt_sensitivity(p: np.ndarray, q: np.ndarray, steps: int, pattern: Pattern) 
     """sens(C) for (gap, times) participation, in O(k² times): C is positive and non-increasing, so it is exact."""
     rate_p, rate_q = -np.log(np.asarray(p)), -np.log(np.asarray(q))
     chunks = (np.arange(a, min(a + 65536, pattern.times)) for a in range(0, pattern.times, 65536))
-    blocks = sum(_blocks(rate_p, rate_q, steps, pattern, m).sum() for m in chunks)
-    return float(np.sqrt(blocks + _tail(rate_p, rate_q, steps, pattern)))
+    weights = _residues(rate_p, rate_q)
+    blocks = sum(_blocks(rate_p, weights, steps, pattern, m).sum() for m in chunks)
+    return float(np.sqrt(blocks + _tail(rate_p, weights, steps, pattern)))
 
 
 # All functions below take rates of shape (..., k), real or complex (for the complex step). ----------------------------------
@@ -133,21 +134,27 @@ def _formed(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, form: Form) -> n
 
 def _squared_sensitivity(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, pattern: Pattern) -> np.ndarray:
     """sens², the sum over very many blocks by the trapezoidal rule: good enough to search with, not to promise."""
-    m = np.unique(np.linspace(0, pattern.times - 1, min(pattern.times, 257)).astype(int))
-    blocks = _blocks(rate_p, rate_q, steps, pattern, m)
+    m, weights = _marks(pattern.times), _residues(rate_p, rate_q)
+    blocks = _blocks(rate_p, weights, steps, pattern, m)
     if len(m) == pattern.times:
         total = blocks.sum(axis=-1)
     else:
         total = blocks[..., 0] + np.sum(np.diff(m) * (blocks[..., 1:] + blocks[..., :-1]) / 2, axis=-1)
-    return np.asarray(total + _tail(rate_p, rate_q, steps, pattern))
+    return np.asarray(total + _tail(rate_p, weights, steps, pattern))
 
 
-def _blocks(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, pattern: Pattern, m: np.ndarray) -> np.ndarray:
-    """Squared norm of C x in the blocks m: the rows m gap .. (m + 1) gap - 1, which see the participations 0..m.
+@lru_cache(maxsize=16)
+def _marks(times: int) -> np.ndarray:
+    """The participations that the trapezoidal rule asks: all of them where they are few."""
+    return np.unique(np.linspace(0, times - 1, min(times, 257)).astype(int))
+
+
+def _blocks(rate_p: np.ndarray, w: np.ndarray, steps: int, pattern: Pattern, m: np.ndarray) -> np.ndarray:
+    """Squared norm of C x in the blocks m, with w its weights: the rows m gap .. (m + 1) gap - 1, which see the participations 0..m.
 
     Row u >= 1 of block m is sum_i w_i s_mi p_i^(u-1) with s_mi = sum_{l <= m} p_i^(l gap), row 0 is 1 + sum_i w_i (s_mi - 1) / p_i.
     """
-    w, gap = _residues(rate_p, rate_q), pattern.gap
+    gap = pattern.gap
     s = _geometric((rate_p * gap)[..., None, :], m[:, None] + 1)
     first = 1 + np.sum(w[..., None, :] * (s - 1) * np.exp(rate_p)[..., None, :], axis=-1)
     rows = np.minimum(gap, steps - m * gap) - 1
@@ -156,11 +163,11 @@ def _blocks(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, pattern: Pattern
     return np.asarray(first**2 + np.einsum("...mi,...mij,...mj->...m", a, _geometric(pairs, rows[:, None, None]), a))
 
 
-def _tail(rate_p: np.ndarray, rate_q: np.ndarray, steps: int, pattern: Pattern) -> np.ndarray:
+def _tail(rate_p: np.ndarray, w: np.ndarray, steps: int, pattern: Pattern) -> np.ndarray:
     """Squared norm of C x in the rows after the block of the last participation."""
     rows = max(0, steps - pattern.times * pattern.gap)
     s = _geometric(rate_p * pattern.gap, pattern.times)
-    last = _residues(rate_p, rate_q) * np.exp(-rate_p * (pattern.gap - 1)) * s
+    last = w * np.exp(-rate_p * (pattern.gap - 1)) * s
     return np.asarray(
         np.einsum("...i,...ij,...j->...", last, _geometric(rate_p[..., :, None] + rate_p[..., None, :], rows), last)
     )
