@@ -47,7 +47,7 @@ from hushgrad.serve.runs import Shelf
 from hushgrad.train import Checkpoint, Plan, make_private
 from hushgrad.train.shard_files import Piece, ShardFiles
 from hushgrad.train.tree import _digest, understood, write_tree
-from hushgrad.tuning.search import _found
+from hushgrad.tuning.files import found
 
 _STEP = Sampled(Poisson(0.01), Gaussian(1.0))
 _PLAN = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, max_grad_norm=0.5, batch_size=8, dataset_size=64, steps=10)
@@ -219,7 +219,7 @@ def read_search_file(data: bytes) -> None:
     path.write_bytes(data)
     for read in (lambda content: float(content["score"]), lambda content: bytes.fromhex(content["key"]), Recipe.from_tables):
         with contextlib.suppress(HushgradError):
-            _found(path, read)
+            found(path, read)
 
 
 def read_notes(data: bytes) -> None:

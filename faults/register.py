@@ -42,7 +42,7 @@ READS = {
     "train/checkpoint.py": "forged checkpoints",
     "train/shard_files.py": "shard files",
     "train/tree.py": "checkpoints",
-    "tuning/search.py": "folders of searches",
+    "tuning/files.py": "folders of searches",
 }
 
 NOTHING = {

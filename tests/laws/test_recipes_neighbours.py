@@ -6,20 +6,26 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
+from torch.utils.data import TensorDataset
 
 import hushgrad
 from hushgrad.clipping.certificate import KAPPA
 from hushgrad.errors import ArgumentError
+from hushgrad.estimators import quantile
 from hushgrad.events import Gaussian
 from hushgrad.noise.secure import grid
-from hushgrad.recipes import Recipe
+from hushgrad.recipes import Recipe, train
 from hushgrad.recipes.before import Before
 from hushgrad.recipes.columns import Columns, Number
+from hushgrad.recipes.encoders import TableEncoder
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.learning import learn
 from hushgrad.recipes.text_features import TextFeatures
+from hushgrad.sampling import Units
 
 RNG = np.random.default_rng(27)
 WORDS = [f"{'hi' * int(RNG.integers(1, 4))} {RNG.integers(30)}" for _ in range(120)]  # some are there more than once
@@ -129,6 +135,32 @@ def test_a_file_that_is_replaced_by_one_of_another_class_moves_no_other(tmp_path
     assert [sum(part.values()) for part in other] == [sum(part.values()) for part in whole]
 
 
+@pytest.mark.parametrize("kind", [_text_files, _pictures], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("tested", [False, True], ids=["split off", "all"])
+def test_a_file_that_is_replaced_leaves_every_other_in_its_place(tmp_path, monkeypatch, kind, tested):
+    """A sampler that deals records by their places would deal all those between to other steps."""
+
+    def read(folder):
+        folder.mkdir()
+        table = kind(folder, range(120)) | ({"test_path": str(folder)} if tested else {})
+        tables = {
+            "model": {"name": "linear"},
+            "data": table,
+            "plan": {**PLAN, "relation": "replace_one", "sampling": "fixed_size"},
+        }
+        return Recipe.from_tables(tables).make_data().train.tensors
+
+    whole = read(tmp_path / "a")
+    for replaced in (0, 57, 119):
+        other_label = {"no": "yes", "yes": "no"}[LABELS[replaced]]
+        with monkeypatch.context() as patched:
+            patched.setitem(globals(), "LABELS", [*LABELS[:replaced], other_label, *LABELS[replaced + 1 :]])
+            other = read(tmp_path / f"b{replaced}")
+        moved = (whole[0] != other[0]).flatten(1).any(dim=1)
+        assert int(moved.sum()) == 0
+        assert int((whole[1] != other[1]).sum()) <= 1
+
+
 def test_all_records_of_a_user_lie_on_one_side(tmp_path):
     recipe = Recipe.from_tables({"model": {"name": "linear"}, "data": _users(tmp_path, range(120)), "plan": PLAN})
     data = recipe.make_data()
@@ -235,3 +267,40 @@ def test_what_is_released_before_the_run_follows_from_the_encoder_alone(tmp_path
     recipe = Recipe.from_tables(tables)
     with pytest.raises(ArgumentError, match=r"Expected 'before' to be a key of \[plan\]"):
         recipe.make_plan(recipe.make_data(Before(recipe, tmp_path, None)))
+
+
+def test_a_run_whose_own_limit_the_first_release_exceeds_releases_nothing(tmp_path):
+    encoder = TextFeatures(buckets=8, noise_multiplier=1.0).to_json()
+    tables = {"model": {"name": "linear"}, "data": {**_encoded(tmp_path, range(120)), "encoder": encoder}, "plan": PLAN}
+    recipe = Recipe.from_tables({**tables, "run": {"max_epsilon": 0.5}})
+    with pytest.raises(
+        ArgumentError, match=r"Expected max_epsilon=0\.5 to be more than 4\.378, .* noise_multiplier of \[data\] encoder"
+    ):
+        train(recipe, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+# What is refused ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda folder: TableEncoder(columns=("a", "b"))([("1", "secret", "x")]),
+        lambda folder: _waiting().prepared([("1", "2"), ("secret",)]),
+        lambda folder: _sides(folder / "a", lambda f, _: {**_csv(f, range(9)), "label": "text"}, None),
+        lambda folder: quantile([1.0, 20052005.0, float("nan")], epsilon=1.0, bounds=(0, 10)),
+        lambda folder: Units(["secret", "other"], examples=3),
+        lambda folder: _private().loader(TensorDataset(torch.zeros(2, 2)), groups=["secret", "other"]),
+    ],
+    ids=["a row", "a row of columns", "a label", "a value", "owners", "owners of no user"],
+)
+def test_an_error_about_a_record_says_where_it_is_and_not_what_it_holds(tmp_path, refused):
+    with pytest.raises(ArgumentError) as told:
+        refused(tmp_path)
+    assert not any(word in str(told.value) for word in ("secret", "other", "20052005", *WORDS[:9])), told.value
+
+
+def _private():
+    model = nn.Linear(2, 2)
+    return hushgrad.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), hushgrad.Plan.dpsgd(**PLAN), seed=0)

@@ -154,6 +154,21 @@ def test_words_that_do_not_belong_together_are_refused(tmp_path, words):
     assert main(["train", book(tmp_path), "--out", str(tmp_path / "run"), *words]) == 2
 
 
+def test_a_plan_beside_the_advice_is_refused_and_not_passed_over(tmp_path, capsys):
+    assert main(auto(tmp_path, table(tmp_path), BOOK, "--plan", "plan.json")) == 2
+    assert "--auto makes a plan of its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_records_that_are_split_off_to_test_on_are_said_to_be_unprotected(tmp_path, capsys, public):
+    data = table(tmp_path)
+    words = [word for word in auto(tmp_path, data) if word != "--quiet"]
+    assert main([*words, "--test-data", data] if public else words) == 0
+    assert ("which nothing protects" in capsys.readouterr().out) is not public
+    told = json.loads((tmp_path / "run" / "report.json").read_text())["caveats"]
+    assert any("The test records are a part of the data file" in caveat for caveat in told) is not public
+
+
 @pytest.mark.parametrize("epsilon", [0.01, 0.05, 0.1])
 def test_a_small_budget_leaves_room_for_the_steps_beside_what_is_learned_first(epsilon):
     advice = advise(Codebook(kind="images", classes=("a", "b")), epsilon=epsilon, delta=1e-5, records=60_000)

@@ -22,7 +22,8 @@ from hushgrad.cli.main import main
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Compose, Gaussian, OneOf, RepeatAndSelect
 from hushgrad.guarantee import Guarantee, Ledger
-from hushgrad.recipes import Recipe, load_recipe
+from hushgrad.recipes import Recipe, load_predictor, load_recipe
+from hushgrad.recipes.text_features import TextFeatures
 from hushgrad.release import keys
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
@@ -91,7 +92,7 @@ def test_a_search_with_a_cut_file_is_one_sentence(tmp_path, monkeypatch, capsys,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(room, "_released", killed)
+        patched.setattr(room, "released", killed)
         tune(quick(0.001, 2.0), out)
     trials = sorted(folder for folder in (out / "search").iterdir() if folder.is_dir())
     assert len(trials) == 3
@@ -113,7 +114,7 @@ def test_nothing_is_printed_about_single_trials_unasked(monkeypatch, tmp_path, c
     printed = []
     for trials in (1, 4):
         monkeypatch.setattr(keys.secrets, "token_bytes", lambda size, trials=trials: key_with(trials, Stopping(mean=3.0)))
-        monkeypatch.setattr(room, "_released", lambda search, best, folder, out, run, notes: best is not None)
+        monkeypatch.setattr(room, "released", lambda search, best, folder, out, run, notes: best is not None)
         assert tune(recipe(), tmp_path / str(trials)) is True
         assert len(list((tmp_path / str(trials) / "search").glob("0*"))) == trials
         printed.append(capsys.readouterr())
@@ -397,3 +398,59 @@ def test_a_winner_at_the_end_of_its_grid_is_told():
     over = {"optimizer.lr": (0.3, 0.1, 1.0), "model.name": ("mlp", "cnn"), "plan.max_grad_norm": (1.0, 2.0, 4.0)}
     said = edges(over, {"optimizer.lr": 0.1, "model.name": "mlp", "plan.max_grad_norm": 2.0})
     assert said == ["optimizer.lr = 0.1 is the smallest value that was tried; a better one may lie beyond it."]
+
+
+# Encoders that learn ------------------------------------------------------------------------------------------------------------
+
+
+def learning(folder: Path, **tune_table: object) -> Recipe:
+    """A search whose encoder learns a mean from the records first."""
+    texts = folder / "texts.tsv"
+    texts.write_text("".join(f"{('no', 'yes')[i % 2]}\t{('hi', 'WIN 1!')[i % 2]} {i}\n" for i in range(300)))
+    encoder = TextFeatures(buckets=8, noise_multiplier=30.0).to_json()
+    data = {"name": "encoded", "path": str(texts), "encoder": encoder, "classes": ["no", "yes"]}
+    plan = {"epsilon": 2.0, "delta": 1e-5, "batch_size": 50, "dataset_size": 240, "steps": 4}
+    tables = {"model": {"name": "linear"}, "data": data, "plan": plan, "run": {"threads": 1}}
+    over = {"optimizer.lr": [0.1, 1.0], "plan.steps": [2, 4]}
+    return Recipe.from_tables({**tables, "tune": {"mean": 3.0, "over": over, **tune_table}})
+
+
+@pytest.mark.parametrize("score", ["public", "private"])
+def test_what_an_encoder_learns_is_charged_once_beside_the_trials(tmp_path, score, fixed_key):
+    wanted = learning(tmp_path, score=score)
+    search = priced(wanted)
+    first, trials = search.cost.event.events
+    assert first == Gaussian(30.0) and isinstance(trials, RepeatAndSelect)
+    assert Gaussian(30.0) not in getattr(trials.of, "events", (trials.of,))
+    assert all(plan.before == Gaussian(30.0) for plan in search.plans)
+    assert 1.99 < search.cost.epsilon <= 2.0
+    tuned = tune(wanted, tmp_path / "out")
+    assert tuned.guarantee.event == search.cost.event
+    assert Ledger.from_json(json.loads((tmp_path / "out" / "ledger.json").read_text())).event() == search.cost.event
+    shared = json.loads((tmp_path / "out" / "encoder.json").read_text())
+    assert load_predictor(tmp_path / "out" / "model.safetensors").encoder.to_json() == shared
+
+
+def test_all_trials_of_a_search_share_one_encoder_also_when_it_goes_on(tmp_path, monkeypatch, fixed_key):
+    seen, real = [], room.train
+
+    def spied(recipe, folder, **options):
+        seen.append(options["data"].encoder.mean)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return real(recipe, folder, **options)
+
+    monkeypatch.setattr(room, "train", spied)
+    with pytest.raises(KeyboardInterrupt):
+        tune(learning(tmp_path), tmp_path / "out")
+    (tmp_path / "out" / "encoder.json").unlink()  # the journal knows it, too
+    tune(None, tmp_path / "out", resume=True)
+    assert len(seen) == 4 and len(set(seen)) == 1
+
+
+def test_a_search_whose_budget_the_encoder_uses_up_is_refused_by_its_name(tmp_path):
+    wanted = learning(tmp_path)
+    poor = replace(wanted, plan={**wanted.plan, "epsilon": 0.1})
+    with pytest.raises(ArgumentError, match=r"which Gaussian\(30\) before the run costs alone"):
+        tune(poor, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

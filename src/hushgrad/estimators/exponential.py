@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
 from hushgrad import _check
-from hushgrad.errors import NoTheorem
+from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.estimators.bounded import bounded_values, representable
 from hushgrad.estimators.methods import Budget
 from hushgrad.estimators.randomness import Randomness, randomness
@@ -106,7 +106,7 @@ def quantile(
     q = _check.probability(q=q)
     x = np.sort(bounded_values(np.asarray(values, dtype=float).ravel(), bounds))
     if not np.isfinite(x).all():
-        _check.fail("values", values, "to be numbers")
+        raise ArgumentError("Expected values to be numbers; one is none.")
     sensitivity = max(q, 1 - q) if Relation.of(relation) is Relation.ADD_REMOVE else 1.0
     low, high = (float(end) for end in bounds)  # type: ignore[union-attr]
     share = 2.0**-20 if resolution is None else _check.positive(resolution=resolution) / (high - low)

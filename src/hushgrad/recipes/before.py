@@ -19,21 +19,29 @@ from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.spending import public_size
 from hushgrad.release.atomic import replacing
 from hushgrad.release.journal import JOURNAL, Journal
+from hushgrad.train.admitted import require_room
+from hushgrad.train.plan import Plan
 
 ENCODER = "encoder.json"
 _BOUND = "learned numbers"  # in the journal
 
 
 class Before:
-    """The encoder that a session has learned.
+    """The encoder that a session, or a search, has learned.
 
     It is kept in memory until the budget is reserved; then ``keep`` writes it, before the first step: into the run's journal, and from
     there for everybody. So a session that is refused, or killed earlier, has released nothing, and one that goes on has the encoder
     that it began with, also where the file for everybody was lost: no noise is ever drawn again.
+
+    Args:
+        recipe: of the run.
+        out: its folder.
+        key: its secret, if it has one from elsewhere.
+        home: the folder below ``out`` that holds the journal.
     """
 
-    def __init__(self, recipe: Recipe, out: Path, key: bytes | None) -> None:
-        self._recipe, self._file, self._journal = recipe, out / ENCODER, out / "checkpoint" / JOURNAL
+    def __init__(self, recipe: Recipe, out: Path, key: bytes | None = None, *, home: str = "checkpoint") -> None:
+        self._recipe, self._file, self._journal = recipe, out / ENCODER, out / home / JOURNAL
         seed = recipe.run.seed
         self._secret = key or (secrets.token_bytes(32) if seed is None else f"seed {seed}".encode().ljust(16))
         self._used: LearningEncoder | None = None
@@ -43,12 +51,13 @@ class Before:
     ) -> LearningEncoder:
         """The encoder that was learned before, or one that learns now from the rows ``train``, which belong to ``owners``."""
         written = self._written()
-        if written is None:
-            terms = self._terms(len(train) if owners is None else len(set(owners)))
-            self._used = learn(encoder, prepared, train, secret=self._secret, owners=owners, **terms)
-        else:
-            self._used = self._known(encoder, written)
+        self._used = self.anew(encoder, prepared, train, owners) if written is None else self._known(encoder, written)
         return self._used
+
+    def anew(self, encoder: LearningEncoder, prepared: Any, train: np.ndarray, owners: Sequence[str] | None) -> LearningEncoder:
+        """An encoder that learns now; it is not kept."""
+        terms = self._terms(len(train) if owners is None else len(set(owners)))
+        return learn(encoder, prepared, train, secret=self._secret, owners=owners, **terms)
 
     def again(self, encoder: LearningEncoder, *_: Any) -> LearningEncoder:
         """The encoder that an earlier life wrote down; nothing is learned."""
@@ -85,6 +94,12 @@ class Before:
         if not isinstance(known, type(encoder)) or known.learns is not None:
             _check.fail("encoder", type(known).__name__, f"to be the {type(encoder).__name__} of the interrupted run")
         return known
+
+    def require_room(self, plan: Plan) -> None:
+        """Refuse a run whose own limit is less than what is released first costs alone, while nothing is released yet."""
+        limit = self._recipe.run.max_epsilon
+        if plan.before is not None and limit is not None:
+            require_room(plan.before, max_epsilon=limit, delta=plan.delta, accountant="pld", relation=plan.relation)
 
     def keep(self, journal: Journal) -> None:
         """Write down what was learned, in the ``journal`` first.

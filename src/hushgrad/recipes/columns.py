@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad._value import Value
-from hushgrad.recipes.encoders import Records, read_cells
+from hushgrad.recipes.encoders import Records, cells_of, read_cells
 from hushgrad.recipes.learning import LearningEncoder
 
 __all__ = ["Category", "Column", "Columns", "Number", "columns_of"]
@@ -215,12 +215,8 @@ class Columns(LearningEncoder):
 
     def prepared(self, rows: Sequence[Any]) -> list[list[str]]:
         """The cells of each column; a row is a list of cells in the columns' order, or a mapping by name."""
-        names = [column.name for column in self.columns]
-        listed = [[row.get(name, "") for name in names] if isinstance(row, Mapping) else row for row in rows]
-        for row in listed:
-            if len(row) != len(names):
-                _check.fail("row", tuple(row), f"to have the {len(names)} cells {', '.join(names)}")
-        return [[str(row[i]).strip() for row in listed] for i in range(len(names))]
+        listed = cells_of(rows, [column.name for column in self.columns])
+        return [[str(row[i]).strip() for row in listed] for i in range(len(self.columns))]
 
     def statistic(self, prepared: list[list[str]], chosen: np.ndarray, shares: np.ndarray) -> Tensor:
         """The histograms of all columns that wait, divided by the root of their number: a share of 1 adds a vector of length at most 1."""

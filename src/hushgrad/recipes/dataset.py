@@ -122,9 +122,12 @@ def label_numbers(records: Records, names: Sequence[str], path: str | Path) -> T
         remedy = "A table needs its column of labels, a line of text a label and a tab, a picture a folder that names its class."
         _check.fail("file", str(path), "to have labels", remedy)
     places = {name: number for number, name in enumerate(names)}
-    for label in records.labels:
-        if label not in places:
-            _check.fail("label", label, f"to be one of data.classes={list(names)}", "Name every label in the recipe.")
+    for number, label in enumerate(records.labels, 1):
+        if label not in places:  # errors go to logs: they say where a record is, not what it holds
+            remedy = "Name every label in the recipe."
+            _check.fail(
+                "file", str(path), f"to have labels of data.classes={list(names)}; that of record {number} is none", remedy
+            )
     return torch.tensor([places[label] for label in records.labels], dtype=torch.int64)
 
 

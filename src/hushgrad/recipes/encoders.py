@@ -75,10 +75,7 @@ class TableEncoder(Encoder):
     def __call__(self, rows: Sequence[Any]) -> Tensor:
         """One row of ``len(columns) + buckets`` numbers for each record: cells in the columns' order, or a mapping by name."""
         inputs = np.zeros((len(rows), len(self.columns) + self.buckets), np.float32)
-        for into, row in zip(inputs, rows, strict=True):
-            cells = [row.get(name, "") for name in self.columns] if isinstance(row, Mapping) else row
-            if len(cells) != len(self.columns):
-                _check.fail("row", tuple(cells), f"to have the {len(self.columns)} cells {', '.join(self.columns)}")
+        for into, cells in zip(inputs, cells_of(rows, self.columns), strict=True):
             for place, cell in enumerate(cells):
                 self._cell(into, place, str(cell).strip())
         inputs /= np.maximum(np.linalg.norm(inputs, axis=1, keepdims=True), 1e-12)
@@ -98,6 +95,15 @@ class TableEncoder(Encoder):
         """The rows of a CSV file; columns are found by name, so a file for prediction may lack the label or have more."""
         about = {"header": self.header, "delimiter": self.delimiter, "label": self.label, "user": self.user}
         return read_cells(path, self.columns, **about)  # type: ignore[arg-type]
+
+
+def cells_of(rows: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
+    """The cells of each row in the order of ``names``; a row is a list of cells, or a mapping by name."""
+    listed = [[row.get(name, "") for name in names] if isinstance(row, Mapping) else row for row in rows]
+    for number, row in enumerate(listed, 1):
+        if len(row) != len(names):  # errors go to logs: they say where a record is, not what it holds
+            _check.fail(f"the number of cells in row {number}", len(row), f"to be {len(names)}: {', '.join(names)}")
+    return listed
 
 
 def read_cells(
@@ -197,16 +203,19 @@ def _text_lines(path: Path, names: Sequence[str]) -> Records:
 
 
 def files_of_classes(path: Path, names: Sequence[str], suffixes: Sequence[str]) -> tuple[list[Path], list[str] | None]:
-    """The files of a folder in order, with labels where they lie in folders that are called by the classes; none is left out."""
+    """The files of a folder in the order of their names, with labels where they lie in folders called by the classes; none is left out.
+
+    The class, which may be replaced, decides among equal names alone: else a file of another class would move the places of many.
+    """
     there = [name for name in names if (path / name).is_dir()]
     labelled = {file: name for name in there for file in _visible(path / name, suffixes, "*")}
-    found = list(labelled) if there else _visible(path, suffixes, "*")
+    found = sorted(labelled, key=lambda file: file.stem) if there else _visible(path, suffixes, "*")
     for file in _visible(path, suffixes, "**/*"):
         if file not in labelled and (there or file.parent != path):
             place = str(file.relative_to(path))
             remedy = "Add the class to the recipe's classes, or move the file out of the folder."
             _check.fail("file", place, f"to lie in a folder of {str(path)!r} that is called by its class ({list(names)})", remedy)
-    return found, list(labelled.values()) if there else None
+    return found, [labelled[file] for file in found] if there else None
 
 
 def _visible(path: Path, suffixes: Sequence[str], pattern: str) -> list[Path]:

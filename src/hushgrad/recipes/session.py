@@ -140,6 +140,7 @@ def _trained(
     model = recipe.make_model(data)
     plan = _plan(recipe, data, out, resume)
     require_allowed(rules, plan, paid=bool(recipe.ledger))
+    before.require_room(plan)
     optimizer = recipe.make_optimizer(model)
     scheduler = recipe.make_schedule(optimizer, plan.steps)
     private = make_private(model, optimizer, plan, key=key, seed=run.seed, max_epsilon=run.max_epsilon)

@@ -63,7 +63,7 @@ def _units(records: Records, placed: bool) -> list[tuple[bytes, int]]:
     """For each record its owner, or its file's name, or its content and how many before it have the same one."""
     if records.owners is not None:
         return [(_bytes(owner), 0) for owner in records.owners]
-    if placed and records.files is not None:  # files are ordered by class: one that is replaced would move the places of others
+    if placed and records.files is not None:  # their names stay where a place would be another one's
         return [(_bytes(file.stem), 0) for file in records.files]
     labels: Sequence[object] = records.labels if records.labels is not None else [None] * len(records.rows)
     seen: Counter[bytes] = Counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import inspect
 import json
 import platform
 from datetime import datetime, timezone
@@ -15,6 +16,7 @@ from hushgrad import __version__
 from hushgrad.budget.belonging import file_sha256, with_digests
 from hushgrad.budget.folder import reservation_of
 from hushgrad.guarantee import Guarantee, questions
+from hushgrad.recipes.data import DATA
 from hushgrad.release.atomic import written
 from hushgrad.train.plan import Plan
 
@@ -72,11 +74,22 @@ def caveats(recipe: Recipe, plan: Plan, *, tuned: bool = False) -> list[str]:
         trying,
         f"The rate of the batches follows from dataset_size; the number of training {plan.unit}s that it states is public.",
     ]
+    if _splits(recipe):
+        found.append(
+            "The test records are a part of the data file: nothing protects them, and what is told of them is exact. "
+            "Records that are public go to test_path; then all of the file is protected."
+        )
     if not plan.certified:
         found.append("Float32 sums: that no record moves one by more than its clip norm is measured, not proved.")
     if recipe.run.seed is not None:
         found.append("The run was seeded: it is reproducible, and not private against whoever knows the seed.")
     return found
+
+
+def _splits(recipe: Recipe) -> bool:
+    """Whether what is tested on is split off the private file."""
+    make = DATA.get(str(recipe.data["name"]))
+    return make is not None and "placed" in inspect.signature(make).parameters and "test_path" not in recipe.data
 
 
 def _compared(outcome: dict[str, Any]) -> list[tuple[str, str]]:

@@ -42,7 +42,7 @@ class Units:
     def __init__(self, groups: Grouping, *, examples: int, cap: int | None = None, choose: str = "step") -> None:
         ids = np.asarray([groups(i) for i in range(examples)] if callable(groups) else groups)
         if ids.shape != (examples,):
-            _check.fail("groups", groups, f"to have one unit id for each of the {examples} examples")
+            _check.fail("groups", ids.shape, f"to have one unit id for each of the {examples} examples")
         self.cap = None if cap is None else _check.positive_int(cap=cap)
         self.choose = _check.one_of(_CHOICES, choose=choose)
         _, self.owners = np.unique(ids, return_inverse=True)

@@ -100,14 +100,17 @@ def _require_theorem(noise: Mechanism, participation: Participation, steps: int,
     accounting.epsilon(noise.event(1.0, participation, steps), delta=0.5, relation=relation)
 
 
-def require_room(before: Event, epsilon: float, *, delta: float, accountant: str | Accountant, relation: Relation) -> None:
-    """Refuse a budget that what came before has used up: no noise of the steps could meet it."""
+def require_room(before: Event, *, delta: float, accountant: str | Accountant, relation: Relation, **budget: float) -> None:
+    """Refuse a budget (a name and its epsilon) that what came before has used up: no noise of the steps could meet it."""
     from hushgrad import accounting
 
+    ((name, epsilon),) = budget.items()
     price = accounting.epsilon(before, delta=delta, accountant=accountant, relation=relation)
     if price >= epsilon:
-        remedy = "Allow more epsilon, or give what is released before the run more noise."
-        _check.fail("epsilon", epsilon, f"to be more than {at_most(price)}, which {before} before the run costs alone", remedy)
+        remedy = (
+            "Allow more, or give what is released before the run more noise: in a recipe the noise_multiplier of [data] encoder."
+        )
+        _check.fail(name, epsilon, f"to be more than {at_most(price)}, which {before} before the run costs alone", remedy)
 
 
 @lru_cache(maxsize=64)

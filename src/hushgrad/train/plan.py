@@ -199,7 +199,7 @@ class Plan(UsualPlans, _Description):
 
         epsilon = _check.positive(epsilon=epsilon)
         if self.before is not None:
-            require_room(self.before, epsilon, delta=self.delta, accountant=accountant, relation=self.relation)
+            require_room(self.before, epsilon=epsilon, delta=self.delta, accountant=accountant, relation=self.relation)
         multiplier = accounting.calibrate(
             self.event_with,
             epsilon=epsilon,

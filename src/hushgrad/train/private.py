@@ -111,8 +111,9 @@ class Private(Attached):
         if self._books.declared is not None:
             raise ArgumentError("Expected no loader: declare() stated that this run's batches come from elsewhere.")
         if (groups is None) == (self.plan.unit == "user"):
-            _check.fail(
-                "groups", groups, f"to fit the plan's unit={self.plan.unit!r}", 'Give groups= with unit="user", and only then.'
+            given = "None" if groups is None else "the owner of each example"  # whose names are no part of an error
+            raise ArgumentError(
+                f'Expected groups={given} to fit the plan\'s unit={self.plan.unit!r}. Give groups= with unit="user", and only then.'
             )
         if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
             remedy = "Batches are drawn at random from all records: read a stream into a list first."

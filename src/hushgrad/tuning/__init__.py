@@ -14,6 +14,8 @@
 | ``price`` | a search before it begins: the noise of each candidate, and what it costs |
 | ``score`` | scores that are covered by the guarantee, or public |
 | ``search`` | the search itself: resumable, and only the best is released |
+| ``winner`` | what leaves it |
+| ``files`` | the files of its folder |
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from hushgrad.tuning.draws import Draws, number_of_trials
 
 if TYPE_CHECKING:
     from hushgrad.tuning.price import Priced, priced
-    from hushgrad.tuning.search import Tuned, tune
+    from hushgrad.tuning.search import tune
     from hushgrad.tuning.space import Settings, settings_of
+    from hushgrad.tuning.winner import Tuned
 
 __all__ = [
     "Draws",

@@ -82,7 +82,14 @@ class TuningCost(_Tuning):
         )
 
 
-def tuning_cost(trial: Event, *, delta: float, stopping: Stopping, relation: Relation | str = Relation.ADD_REMOVE) -> TuningCost:
+def tuning_cost(
+    trial: Event,
+    *,
+    delta: float,
+    stopping: Stopping,
+    relation: Relation | str = Relation.ADD_REMOVE,
+    before: Event | None = None,
+) -> TuningCost:
     """What a search costs whose trials cost ``trial`` each: training, and scoring where that touches private data.
 
     Args:
@@ -90,6 +97,7 @@ def tuning_cost(trial: Event, *, delta: float, stopping: Stopping, relation: Rel
         delta: of the whole search.
         stopping: the distribution of the number of trials.
         relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+        before: what was released once from the same records before the first trial, if anything was.
 
     >>> from hushgrad.events import Gaussian
     >>> cost = tuning_cost(Gaussian(10.0), delta=1e-6, stopping=Stopping(mean=10.0))
@@ -98,14 +106,18 @@ def tuning_cost(trial: Event, *, delta: float, stopping: Stopping, relation: Rel
     """
     from hushgrad import accounting
 
-    event = stopping.event(trial)
+    event = _after(before, stopping.event(trial))
     return TuningCost(
-        naive=max(accounting.epsilon(one, delta=delta, relation=relation) for one in _alternatives(trial)),
+        naive=max(accounting.epsilon(_after(before, one), delta=delta, relation=relation) for one in _alternatives(trial)),
         epsilon=accounting.epsilon(event, delta=delta, relation=relation, accountant=ACCOUNTANT),
         delta=delta,
         stopping=stopping,
         event=event,
     )
+
+
+def _after(before: Event | None, event: Event) -> Event:
+    return event if before is None else before + event
 
 
 def _alternatives(trial: Event) -> list[Event]:
@@ -121,6 +133,7 @@ def calibrated_noise(
     delta: float,
     stopping: Stopping,
     relation: Relation | str = Relation.ADD_REMOVE,
+    before: Event | None = None,
 ) -> float:
     """The smallest noise multiplier with which the *whole search* is (``epsilon``, ``delta``)-DP.
 
@@ -130,6 +143,7 @@ def calibrated_noise(
         delta: of the whole search.
         stopping: the distribution of the number of trials.
         relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+        before: what was released once from the same records before the first trial, if anything was.
 
     >>> from hushgrad.events import Gaussian
     >>> noise = calibrated_noise(Gaussian, epsilon=1.0, delta=1e-6, stopping=Stopping(mean=10.0))
@@ -139,7 +153,7 @@ def calibrated_noise(
     from hushgrad import accounting
 
     return accounting.calibrate(
-        lambda noise: stopping.event(trial(noise)),
+        lambda noise: _after(before, stopping.event(trial(noise))),
         epsilon=_check.positive(epsilon=epsilon),
         delta=delta,
         relation=relation,

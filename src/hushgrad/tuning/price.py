@@ -3,6 +3,9 @@ r"""A search before it begins: what will be tried, with which noise, and what it
 Candidates may differ in their event (batch size, steps, mechanism): a trial is then *one of* them, and its Rényi divergence at each
 order is at most the largest of theirs, because the candidate is drawn without a look at the data. Each candidate has the noise s_i with
 which a search over it alone would meet the budget, times one common factor, at least 1, with which the search over all meets it.
+
+What the encoder learns from the records is released once, before the first trial, and shared by all: its event stands beside the
+search, not in each trial.
 """
 
 from __future__ import annotations
@@ -11,15 +14,18 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event, OneOf
+from hushgrad.recipes.before import Before
 from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.recipe import Recipe
+from hushgrad.train.admitted import require_room
 from hushgrad.train.plan import Plan
-from hushgrad.tuning.cost import TuningCost, calibrated_noise, tuning_cost
+from hushgrad.tuning.cost import ACCOUNTANT, TuningCost, calibrated_noise, tuning_cost
 from hushgrad.tuning.score import trial_event
 from hushgrad.tuning.space import Settings, settings_of, with_candidate
 
@@ -92,7 +98,7 @@ def priced(recipe: Recipe, *, settings: Settings | None = None, data: Data | Non
         ArgumentError: where candidates differ in what they promise.
     """
     settings = settings_of(recipe) if settings is None else settings
-    data = recipe.make_data() if data is None else data
+    data = recipe.make_data(Before(recipe, Path()).anew) if data is None else data  # what it learns stays in memory
     table = {key: value for key, value in recipe.plan.items() if key not in ("epsilon", "noise_multiplier")}
     if settings.score == "private" and "dataset_size" not in table:
         table["dataset_size"] = max(1, round((1 - settings.holdout) * len(data.train)))  # the coins decide the real, private size
@@ -101,6 +107,8 @@ def priced(recipe: Recipe, *, settings: Settings | None = None, data: Data | Non
     alone: tuple[float, ...] = ()
     if "epsilon" in recipe.plan:
         goal = _check.positive(epsilon=recipe.plan["epsilon"])
+        if (first := plans[0]).before is not None:
+            require_room(first.before, epsilon=goal, delta=first.delta, relation=first.relation, accountant=ACCOUNTANT)
         alone = tuple(_each(plans, lambda plan: plan.calibrated(epsilon=goal).noise_multiplier or 0.0))
         plans = _calibrated(plans, settings, goal)
     return Priced(recipe=base, settings=settings, plans=plans, cost=_cost(plans, settings), noise_without_tuning=alone)
@@ -116,7 +124,7 @@ def _plans(base: Recipe, settings: Settings, data: Data) -> tuple[Plan, ...]:
         plans.append(made[table] if table in made else made.setdefault(table, recipe.make_plan(data)))
     first = plans[0]
     for plan in made.values():
-        if (plan.delta, plan.relation, plan.unit) != (first.delta, base.relation, first.unit):
+        if (plan.delta, plan.relation, plan.unit, plan.before) != (first.delta, base.relation, first.unit, first.before):
             raise ArgumentError(
                 f"Expected all candidates to promise the same: one protects a {first.unit} under {base.relation.value}, another a "
                 f"{plan.unit} under {plan.relation.value}. Give each its own search."
@@ -132,27 +140,38 @@ def _each(plans: tuple[Plan, ...], noise: Any) -> list[float]:
 
 def _calibrated(plans: tuple[Plan, ...], settings: Settings, goal: float) -> tuple[Plan, ...]:
     """The plans with the noise that makes the whole search meet ``goal``."""
-    about = {"epsilon": goal, "delta": plans[0].delta, "stopping": settings.stopping, "relation": plans[0].relation}
+    about = {"epsilon": goal, **_about(plans, settings)}
 
     def alone(plan: Plan) -> float:
-        return calibrated_noise(lambda s: trial_event(plan.event_with(s), settings), **about)  # type: ignore[arg-type]
+        return calibrated_noise(lambda s: trial_event(_steps(plan).event_with(s), settings), **about)
 
     noises = _each(plans, alone)
     if len(_distinct(plans)) > 1:
-        factor = calibrated_noise(partial(_trial, plans, noises, settings), **about)  # type: ignore[arg-type]
+        factor = calibrated_noise(partial(_trial, plans, noises, settings), **about)
         noises = [factor * noise for noise in noises]
     return tuple(replace(plan, noise_multiplier=noise) for plan, noise in zip(plans, noises, strict=True))
 
 
 def _trial(plans: tuple[Plan, ...], noises: list[float], settings: Settings, factor: float) -> Event:
     """What one trial costs, where each candidate has ``factor`` times its noise."""
-    events = [plan.event_with(factor * noise) for plan, noise in zip(plans, noises, strict=True)]
+    events = [_steps(plan).event_with(factor * noise) for plan, noise in zip(plans, noises, strict=True)]
     return trial_event(OneOf.of(events), settings)
 
 
 def _cost(plans: tuple[Plan, ...], settings: Settings) -> TuningCost:
-    event = trial_event(OneOf.of(plan.event() for plan in plans), settings)
-    return tuning_cost(event, delta=plans[0].delta, stopping=settings.stopping, relation=plans[0].relation)
+    event = trial_event(OneOf.of(_steps(plan).event() for plan in plans), settings)
+    return tuning_cost(event, **_about(plans, settings))
+
+
+def _about(plans: tuple[Plan, ...], settings: Settings) -> dict[str, Any]:
+    """What all candidates have in common; what was released before the first trial is charged once."""
+    first = plans[0]
+    return {"delta": first.delta, "stopping": settings.stopping, "relation": first.relation, "before": first.before}
+
+
+def _steps(plan: Plan) -> Plan:
+    """What a trial itself does."""
+    return plan if plan.before is None else replace(plan, before=None)
 
 
 def score_words(settings: Settings) -> str:

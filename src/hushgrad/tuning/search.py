@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +11,24 @@ from hushgrad import _check
 from hushgrad.budget import Policy, read_policy
 from hushgrad.budget.folder import SETTLED
 from hushgrad.errors import ArgumentError, CaptureError, HushgradError, NoTheorem, NotIsolated
-from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.recipes.before import Before
 from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.saved import put_weights
 from hushgrad.recipes.session import train
 from hushgrad.recipes.spending import Spending, new_folder, require_allowed
-from hushgrad.recipes.summary import write_report
-from hushgrad.release.atomic import replacing
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
-from hushgrad.release.keys import KEY, RunKey, destroy, finish, read_key, write_key
+from hushgrad.release.keys import KEY, RunKey, finish, read_key, write_key
 from hushgrad.release.owner import LOCK, Owner
 from hushgrad.sampling.identity import identity_of
-from hushgrad.train.plan import Plan
-from hushgrad.tuning.cost import ACCOUNTANT
 from hushgrad.tuning.draws import Draws
-from hushgrad.tuning.price import Priced, priced, score_words
+from hushgrad.tuning.files import found, outcome_of, write
+from hushgrad.tuning.price import Priced, priced
 from hushgrad.tuning.score import held_out, private_score
-from hushgrad.tuning.space import Settings, edges, settings_of, with_candidate
+from hushgrad.tuning.space import Settings, settings_of, with_candidate
+from hushgrad.tuning.winner import Result, Tuned, claim, released
 
 _ANY = Policy(delta_below_one_over_n=False)  # of a single trial: what counts is the search
-_COPIED = ("model.safetensors", "plan.json", "recipe.json")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tuned:
-    """The outcome of a search. Without a winner (a Poisson number of trials can be 0) nothing was released, but all is paid."""
-
-    guarantee: Guarantee
-    naive_epsilon: float
-    candidate: dict[str, Any] | None
-    score: float | None
-    test: dict[str, float]
-    out: Path
-    edges: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "out": str(self.out),
-            **({"at_the_edge": list(self.edges)} if self.edges else {}),
-            "guarantee": self.guarantee.to_json(),
-            "claim": str(self.guarantee),
-            "epsilon": self.guarantee.epsilon,
-            "naive_epsilon": self.naive_epsilon,
-            "candidate": self.candidate,
-            "score": self.score,
-            **self.test,
-        }
 
 
 def tune(
@@ -92,8 +59,9 @@ def tune(
         policy: what is allowed, or its file; by default the one that HUSHGRAD_POLICY names, if any.
         take_over: take the folder from an owner that is gone, where the file system cannot tell.
 
-    **Formal guarantee.** What is in ``out`` afterwards (the winner, its metrics, its score, and which candidate it was) is
-    (epsilon, delta)-DP with the epsilon of :func:`priced`, which counts the search. See :class:`Stopping` for the theorem.
+    **Formal guarantee.** What is in ``out`` afterwards (the winner, its metrics, its score, and which candidate it was; what the
+    encoder has learned) is (epsilon, delta)-DP with the epsilon of :func:`priced`, which counts the search. See :class:`Stopping` for
+    the theorem. An encoder learns once, before the first trial: all trials share it, and it is charged once beside them.
     """
     out, recipe = Path(out), None if recipe is None else Recipe.given(recipe)
     if resume and not any((out / name).exists() for name in ("search/recipe.json", "tuning.json", SETTLED)):
@@ -101,40 +69,38 @@ def tune(
     finish(out)  # what a crash at the very end may have left
     with new_folder(out, take_over=take_over, undo=("search/recipe.json",)) as owner:  # before anything in it is looked at
         recipe, settings = _opened(recipe, settings, out, resume, allow_code)
-        data = recipe.make_data()
+        folder = out / "search"
+        before = Before(recipe, out, home=folder.name)
+        data = recipe.make_data(before)
         search = priced(recipe, settings=settings, data=data)
         rules = policy if isinstance(policy, Policy) else read_policy(policy)
         for plan in search.plans:
-            require_allowed(rules, plan, paid=bool(recipe.ledger), guarantee=_claim(search))
+            require_allowed(rules, plan, paid=bool(recipe.ledger), guarantee=claim(search))
+        before.require_room(search.plan)
+        if not resume:  # whatever is wrong with it was said before anything is written
+            _require_feasible(recipe, settings, data)
+            folder.mkdir(parents=True, mode=0o700)
+            write(folder / "recipe.json", recipe.tables())
         spending = Spending(recipe, search.plan, out, event=search.cost.event)
-        folder = out / "search"
         key, journal = _key(folder, search, owner)
-        journal.bind("data", identity_of(data.train, key.journal))
         spending.begin(key.run_name())
+        before.keep(journal)
+        journal.bind("data", identity_of(data.train, key.journal))
         best = _best(search, Draws(key.secret), data, folder, progress, journal)
         journal.close()
         run = {"run": key.run_name(), "content": journal.chain.hex()}
-        tuned = _released(search, best, folder, out, run, journal.notes)
+        tuned = released(search, best, folder, out, run, journal.notes)
         spending.commit(search.cost.event)
         return tuned
 
 
-@dataclass(frozen=True, order=True)
-class _Result:
-    """Ordered by score, then by a random word: one of them is the best."""
-
-    score: float
-    tie: str
-    trial: int
-
-
-def _best(search: Priced, draws: Draws, data: Data, folder: Path, progress: bool, journal: Journal) -> _Result | None:
+def _best(search: Priced, draws: Draws, data: Data, folder: Path, progress: bool, journal: Journal) -> Result | None:
     results = []
     for trial in range(draws.trials(search.settings.stopping)):
         journal.begin(trial)
         score = _ordered(_scored(search, draws, data, folder / f"{trial:05d}", trial, progress))
         journal.released(trial, repr(score).encode())  # a trial that was scored before has the same score
-        results.append(_Result(score, draws.tie(trial), trial))
+        results.append(Result(score, draws.tie(trial), trial))
     return max(results, default=None)
 
 
@@ -147,7 +113,7 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
     """The score of one trial, which is trained first unless it was; remembered in its folder."""
     known = folder / "score.json"
     if known.exists():
-        return float(_found(known, lambda content: float(content["score"])))
+        return float(found(known, lambda content: float(content["score"])))
     settings = search.settings
     recipe = search.trial(draws.candidate(trial, len(search.plans)))
     key: bytes | None = draws.key(trial)
@@ -158,16 +124,16 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
         data, records = held_out(data, settings, draws.scoring(trial))
     if not (folder / "guarantee.json").exists() and not _trained(recipe, folder, progress, key, data):
         folder.mkdir(exist_ok=True)  # what is refused leaves none
-        _write(known, {"score": -math.inf})
+        write(known, {"score": -math.inf})
         return -math.inf
     if records is None:
-        outcome = _outcome(folder)
+        outcome = outcome_of(folder)
         score = outcome["test_accuracy"] if settings.metric == "accuracy" else -outcome["test_loss"]
     else:
         model = recipe.make_model(data)
         put_weights(model, folder / "model.safetensors")
         score = private_score(model, records, settings, draws.scoring(trial))
-    _write(known, {"score": score})
+    write(known, {"score": score})
     return float(score)
 
 
@@ -188,18 +154,13 @@ def _trained(recipe: Recipe, folder: Path, progress: bool, key: bytes | None, da
     return True
 
 
-def _outcome(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = _found(folder / "report.json", lambda content: dict(content["outcome"]))
-    return found
-
-
 # The folder ---------------------------------------------------------------------------------------------------------------
 
 
 def _opened(
     recipe: Recipe | None, settings: Settings | None, out: Path, resume: bool, allow_code: bool
 ) -> tuple[Recipe, Settings]:
-    """The recipe and settings of this search; the folder is made, or found to be one that can go on."""
+    """The recipe and settings of this search; the folder is found to be new, or one that can go on."""
     known = out / "search" / "recipe.json"
     if (out / SETTLED).exists():
         _check.fail("--out", str(out), "to hold a search that may go on; this one was settled", "Start a new one elsewhere.")
@@ -208,20 +169,14 @@ def _opened(
     if resume:
         if not known.exists():
             _check.fail("--out", str(out), "to hold an interrupted search", "Leave --resume out to start a new one.")
-        recipe = replace(_found(known, Recipe.from_tables), allow_code=allow_code)
+        recipe = replace(found(known, Recipe.from_tables), allow_code=allow_code)
         return recipe, settings_of(recipe)
     if recipe is None:
         raise ArgumentError("Expected a recipe with a [tune] table, or --over.")
     if any(path.name != LOCK for path in out.iterdir()):
         _check.fail("--out", str(out), "to be a new or empty folder", "Continue an interrupted search with --resume.")
     settings = settings_of(recipe) if settings is None else settings
-    recipe = replace(recipe, tune=_table(settings))
-    data = recipe.make_data()
-    priced(recipe, settings=settings, data=data)  # whatever is wrong with it is said before anything is written
-    _require_feasible(recipe, settings, data)
-    known.parent.mkdir(parents=True, mode=0o700)
-    _write(known, recipe.tables())
-    return recipe, settings
+    return replace(recipe, tune=_table(settings)), settings
 
 
 def _require_feasible(recipe: Recipe, settings: Settings, data: Data) -> None:
@@ -263,92 +218,3 @@ def _key(folder: Path, search: Priced, owner: Owner) -> tuple[RunKey, Journal]:
     made = Journal.create(journal, key, owner, {"key": key.fingerprint, "plan": plan, "run": key.run_name()})
     write_key(path, key, plan=plan)
     return key, made
-
-
-def _claim(search: Priced, vouched: tuple[str, ...] = ()) -> Guarantee:
-    """What is promised for the whole search; ``vouched`` is what its journal could not show."""
-    seeded = search.recipe.run.seed is not None
-    return Guarantee(
-        epsilon=search.cost.epsilon,
-        delta=search.cost.delta,
-        event=search.cost.event,
-        accountant=ACCOUNTANT,
-        relation=search.plan.relation,
-        unit=search.plan.unit,
-        notes=(*(("Reproducible: not private against whoever knows the seed",) if seeded else ()), *vouched),
-    )
-
-
-def _released(
-    search: Priced, best: _Result | None, folder: Path, out: Path, run: dict[str, str], notes: tuple[str, ...]
-) -> Tuned:
-    """Copy the winner out with the guarantee of the whole search; then erase everything else."""
-    guarantee = _claim(search, notes)
-    tuned = Tuned(guarantee=guarantee, naive_epsilon=search.cost.naive, candidate=None, score=None, test={}, out=out)
-    if best is not None and (folder / f"{best.trial:05d}" / "guarantee.json").exists():  # else all trials were lost
-        tuned = _copied(search, tuned, best, folder / f"{best.trial:05d}", run)
-    else:
-        _write(out / "tuning.json", _record(search, tuned))  # marks a finished search
-    destroy(out)  # the key, K, the losers and their scores
-    return tuned
-
-
-def _copied(search: Priced, tuned: Tuned, best: _Result, winner: Path, run: dict[str, str]) -> Tuned:
-    out, guarantee = tuned.out, tuned.guarantee
-    for name in _COPIED:
-        shutil.copyfile(winner / name, out / name)
-    _copy_metrics(winner / "metrics.jsonl", out / "metrics.jsonl")
-    recipe, plan = _found(winner / "recipe.json", Recipe.from_tables), _found(winner / "plan.json", Plan.from_json)
-    outcome = _outcome(winner)
-    outcome |= {"out": str(out), "guarantee": guarantee.to_json(), "claim": str(guarantee)}
-    ledger = Ledger()
-    # One charge for everything, however many trials.
-    ledger.record(guarantee.event, times=int(outcome["steps"]), stream="search", **run)
-    _write(out / "ledger.json", ledger.to_json())
-    tables = recipe.tables()
-    chosen = {place: tables[place.partition(".")[0]][place.partition(".")[2]] for place in search.settings.over}
-    test = {name: float(value) for name, value in outcome.items() if name.startswith("test_")}
-    naive, at_ends = plan.guarantee().epsilon, tuple(edges(search.settings.over, chosen))
-    done = replace(tuned, naive_epsilon=naive, candidate=chosen, score=best.score, test=test, edges=at_ends)
-    write_report(out, recipe, plan, outcome, guarantee, tuning=_record(search, done))
-    return done
-
-
-def _copy_metrics(source: Path, target: Path) -> None:
-    """The winner's metrics, without the epsilon of its steps: that is the naive one, and would contradict the claim."""
-    if source.exists():
-        lines = _found(source, list, each_line=True)
-        kept = [{name: value for name, value in line.items() if name != "epsilon"} for line in lines]
-        target.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-
-
-def _record(search: Priced, tuned: Tuned) -> dict[str, Any]:
-    """What may be told about the search. K is not in it."""
-    stopping = search.settings.stopping
-    return {
-        "method": f"random stopping, {stopping.name} (Papernot and Steinke 2022)",
-        "mean_trials": stopping.mean,
-        "candidates": len(search.settings.candidates),
-        "over": sorted(search.settings.over),
-        "score": score_words(search.settings),
-        "chosen": tuned.candidate,
-        "at_the_edge": list(tuned.edges),
-        "naive_epsilon": tuned.naive_epsilon,
-        "epsilon": tuned.guarantee.epsilon,
-        "delta": tuned.guarantee.delta,
-    }
-
-
-def _found(path: Path, read: Callable[[Any], Any], *, each_line: bool = False) -> Any:
-    """What a file of the search holds. Its text never enters an error: it may be the key."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        return read([_check.parsed(line) for line in text.splitlines()] if each_line else _check.parsed(text))
-    except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError):
-        raise ArgumentError(f"Expected {path.name} to be as it was written; it was damaged. Start a new search.") from None
-
-
-def _write(path: Path, content: Any) -> None:
-    """At once or not at all: half a file would be a search that cannot go on, or one that seems to be complete."""
-    with replacing(path, mode=0o644) as new:
-        new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
