@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from hushgrad.clipping import Adaptive, PerLayer
+from hushgrad.clipping.proof import beside
 from hushgrad.denoise import Laplacian
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.noise import BLT
@@ -490,3 +491,16 @@ def test_a_lazy_run_is_resumed_as_a_lazy_run_only():
         _private(_model()).load_state_dict(eager, key=KEY)
     eager.pop("lazy_tables")  # as an earlier version wrote it
     _private(_model(), lazy=False).load_state_dict(eager, key=KEY)
+
+
+def test_what_a_table_owes_is_looked_for_once(monkeypatch):
+    """Its own hooks write to it in every pass: a later proof knows it, and searches neither the process nor a longer list."""
+    model = _model()
+    private = make_private(model, _sgd(model), _plan(), key=KEY, lazy_tables=True)
+    searched = []
+    held = beside._held
+    monkeypatch.setattr(beside, "_held", lambda tensors: searched.append(len(tensors)) or held(tensors))
+    for examples in (4, 5, 6, 7):  # each is proved
+        model(_data()[:examples][0]).sum().backward()
+        private.optimizer.step()
+    assert searched == [1]

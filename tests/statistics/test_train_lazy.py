@@ -19,7 +19,7 @@ from hushgrad.release.lazy import LazyTable
 from hushgrad.train import Plan, make_private
 
 ALARM = 1e-9
-ROWS, WIDTH, SEEDS = 6, 200, 8  # few wide tables: every number is drawn by itself
+ROWS, WIDTH, SEEDS = 6, 800, 2  # few wide tables: every number is drawn by itself, and each run is proved anew
 RATES = (0.5, 0.5, 0.1, 0.8, 0.0, 0.02, 0.3, 0.3)  # of the steps: a schedule, with a pause
 READ = {0: range(8), 1: range(8), 2: (3,), 3: (0, 6), 4: (), 5: ()}  # row: steps that read it (4 and 5: never)
 STD = 1.5 * 0.5 / 4

@@ -61,7 +61,7 @@ class Beside:
             self._met = [place for place in self._met if place[1] is not None or _value(place) is not None] + _held(tensors)
 
     def _unknown(self, model: nn.Module, tensors: list[Tensor]) -> list[Tensor]:
-        known = {id(t) for t in (*model.parameters(), *map(_value, (*_buffers(model), *self.places)))}
+        known = {id(t) for t in (*model.parameters(), *map(_value, (*_buffers(model), *self.places, *self._met)))}
         weights = [t for t in tensors if isinstance(t, nn.Parameter) and t.numel() > _GATE]  # of a teacher that is elsewhere
         known |= set(map(id, weights))
         return [t for t in tensors if id(t) not in known and not t.requires_grad]
