@@ -117,6 +117,40 @@ def test_learned_cut_points_are_quantiles_also_of_equal_values():
         encode([("1",)])
 
 
+def test_numbers_whose_bounds_nobody_knows_are_cut_at_their_quantiles_too():
+    rng = np.random.default_rng(0)
+    count = 20_000
+    age, pay = rng.normal(45, 12, count), np.where(rng.random(count) < 0.5, 0.0, np.exp(rng.normal(9, 1, count)))
+    encode = Columns(columns=(Number(name="age", learn=True), Number(name="pay", learn=True, bins=4), *waiting(1, 4).columns))
+    assert Encoder.from_json(encode.to_json()) == encode
+    prepared = encode.prepared([(str(a), str(p), "1") for a, p in zip(age, pay, strict=True)])
+    found = learn(encode, prepared, np.arange(count), records=count, secret=bytes(32))
+    wanted = np.quantile(age, np.arange(1, 8) / 8)
+    assert np.abs(np.log(np.array(found.columns[0].cuts) / wanted)).max() < 0.12
+    assert found.columns[1].cuts[:2] == (0.0, pytest.approx(0.055, abs=1e-3))  # a half of them is 0
+    assert found.columns[1].cuts[2] == pytest.approx(np.quantile(pay, 0.75), rel=0.1)
+    assert found.columns[2] == learn(waiting(1, 4), [["1"] * count], np.arange(count), records=count, secret=bytes(16)).columns[0]
+    whole = encode.statistic(prepared, np.arange(50), np.ones(50))
+    assert float((whole - encode.statistic(prepared, np.arange(49), np.ones(49))).norm()) <= 1 + 1e-12
+
+
+def test_a_number_with_one_bound_or_none_and_nothing_to_learn_is_refused():
+    for known in ({"low": 0, "learn": True}, {"high": 9}, {}):
+        with pytest.raises(ArgumentError, match="known without a look at the data"):
+            Number(name="a", **known)
+
+
+def test_words_that_nobody_has_declared_have_places_that_follow_from_themselves():
+    (column,) = columns_of({"town": {"buckets": 8}})
+    assert column == Category(name="town", buckets=8) and column.places == 8
+    alone = [int(column.place([word])[0]) for word in ("Bern", "Rome", "Oslo", "")]
+    assert column.place(["Oslo", "", "Rome", "Bern"]).tolist() == [alone[2], -1, alone[1], alone[0]]
+    assert "buckets" not in Category(name="sex", values=("f", "m")).to_json()
+    for wrong in ({"buckets": 1}, {"buckets": 4, "values": ["a"]}, {"values": []}):
+        with pytest.raises(ArgumentError):
+            columns_of({"town": wrong})
+
+
 def test_a_session_learns_once_and_reads_it_again(tmp_path):
     recipe = Recipe.from_tables({"model": {"name": "linear"}, "data": {"name": "encoded"}, "plan": {"delta": 1e-5}})
     encode = waiting(2, 4)

@@ -7,14 +7,17 @@ and the length of a row, which the clip norm is chosen for, is public. What is m
 Cut points come from one of three places: they are declared (``cuts``); or the bounds are, and the points lie evenly between them; or
 ``learn=True``, and they are quantiles of a histogram that is released before the run with Gaussian noise (its price is in the plan's
 ``before``). Equal values need no care: they fill one cell of the histogram, and a cell that holds more than its share is a bin of its own.
+Where not even bounds are known, the histogram has 1,024 cells on a logarithmic scale, each 5 % wide, of which those count that hold more
+than noise. Categories that are not declared are hashed into ``buckets`` places, which costs nothing.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,13 +27,14 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check
-from hushgrad._value import Value
+from hushgrad._value import LATER, Value
 from hushgrad.recipes.encoders import Records, cells_of, read_cells
 from hushgrad.recipes.learning import LearningEncoder
 
 __all__ = ["Category", "Column", "Columns", "Number", "columns_of"]
 
 _CELLS = 64  # of the histogram behind learned cut points
+_FINE, _FARTHEST = 1024, 1e12  # the same where no bounds are known, and how far it reaches
 
 
 class Column(Value, family="column"):
@@ -50,28 +54,35 @@ class Column(Value, family="column"):
 
 @dataclass(frozen=True, kw_only=True)
 class Category(Column):
-    """Words, all of which are declared.
+    """Words, all of which are declared; or any words, hashed into ``buckets`` places.
 
     >>> Category(name="sex", values=("f", "m")).place(["m", "f", "?"]).tolist()
     [1, 0, -1]
+    >>> Category(name="town", buckets=8).place(["Bern", "Rome", "", "Bern"]).tolist()
+    [2, 5, -1, 2]
     """
 
     name: str
-    values: tuple[str, ...]
+    values: tuple[str, ...] = ()
+    buckets: int | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         values = tuple(str(value) for value in self.values)
-        if not values or len(set(values)) < len(values):
+        if self.buckets is not None and _check.integer(2, buckets=self.buckets) and values:
+            _check.fail("buckets", self.buckets, f"to be left out where the values of {self.name!r} are declared")
+        if self.buckets is None and (not values or len(set(values)) < len(values)):
             _check.fail("values", self.values, f"to be the different categories of {self.name!r}")
         object.__setattr__(self, "values", values)
 
     @property
     def places(self) -> int:
-        """One for each category."""
-        return len(self.values)
+        """One for each category, or bucket."""
+        return len(self.values) if self.buckets is None else self.buckets
 
     def place(self, cells: Sequence[str]) -> np.ndarray:
-        """The number of each cell's category."""
+        """The number of each cell's category, or bucket."""
+        if self.buckets is not None:
+            return np.array([zlib.crc32(cell.encode()) % self.buckets if cell else -1 for cell in cells], np.int64)
         number = {value: i for i, value in enumerate(self.values)}
         return np.array([number.get(cell, -1) for cell in cells], np.int64)
 
@@ -79,6 +90,8 @@ class Category(Column):
 @dataclass(frozen=True, kw_only=True)
 class Number(Column):
     """A number: declare ``cuts``; or ``low``, ``high`` and ``bins``, on a "linear" or "log" scale, with ``learn=True`` as quantiles.
+
+    With ``learn=True`` the bounds may be left out. Then numbers count up to 1e12 either way, and their hundredths are not told apart.
 
     >>> Number(name="age", cuts=(20, 40)).place(["19", "20", "77", "?"]).tolist()
     [0, 1, 2, -1]
@@ -102,15 +115,18 @@ class Number(Column):
                 _check.fail("cuts", self.cuts, f"to be increasing numbers for {self.name!r}")
             object.__setattr__(self, "cuts", cuts)
             return
+        _check.instance(bool, learn=self.learn)
+        if self.learn and self.low is None and self.high is None:
+            for name, end in (("low", -_FARTHEST), ("high", _FARTHEST), ("scale", "log")):
+                object.__setattr__(self, name, end)
         if self.low is None or self.high is None:
-            remedy = "Give limits that are known without a look at the data, or cuts."
+            remedy = "Give limits that are known without a look at the data, or cuts, or neither and learn = true."
             _check.fail("low, high", (self.low, self.high), f"to be numbers for {self.name!r}", remedy)
         low, high = _check.number(low=self.low), _check.number(high=self.high)
         if not low < high:
             _check.fail("low, high", (low, high), f"to be increasing for {self.name!r}")
         if _check.positive_int(bins=self.bins) < 2 or self.bins > _CELLS:
             _check.fail("bins", self.bins, f"to lie in 2..{_CELLS} for {self.name!r}")
-        _check.instance(bool, learn=self.learn)
 
     @property
     def waits(self) -> bool:
@@ -139,16 +155,21 @@ class Number(Column):
         """The bin of each cell: how many cut points it reaches."""
         return _cut(self.points, cells)
 
-    def histogram(self, cells: Sequence[str], shares: np.ndarray) -> np.ndarray:
-        """The shares of the cells in each of 64 parts between the bounds; numbers beyond them count at the ends."""
-        places = _cut(self.grid(_CELLS)[1:-1], cells)
-        known = places >= 0
-        return np.bincount(places[known], shares[known], minlength=_CELLS)
+    @property
+    def cells(self) -> int:
+        """Parts of the histogram that its cut points are learned from."""
+        return _FINE if self.high == -float(self.low or 0.0) == _FARTHEST else _CELLS
 
-    def learned(self, noisy: np.ndarray) -> Number:
-        """With cut points that divide a noisy histogram into about equal parts."""
-        share = np.cumsum(np.maximum(noisy, 0.0))
-        edges = self.grid(_CELLS)[1:]
+    def histogram(self, cells: Sequence[str], shares: np.ndarray) -> np.ndarray:
+        """The shares of the cells in each part between the bounds; numbers beyond them count at the ends."""
+        places = _cut(self.grid(self.cells)[1:-1], cells)
+        known = places >= 0
+        return np.bincount(places[known], shares[known], minlength=self.cells)
+
+    def learned(self, noisy: np.ndarray, noise: float) -> Number:
+        """With cut points that divide a noisy histogram, of deviation ``noise``, into about equal parts."""
+        share = np.cumsum(np.maximum(noisy, 0.0) if self.cells == _CELLS else _occupied(noisy, noise))
+        edges = self.grid(self.cells)[1:]
         if share[-1] <= 0:
             return replace(self, learn=False)
         wanted = np.searchsorted(share / share[-1], np.arange(1, self.bins) / self.bins)
@@ -156,8 +177,16 @@ class Number(Column):
         places = sorted(
             {int(p) for p in wanted} | {int(p) - 1 for p, n in zip(*np.unique(wanted, return_counts=True), strict=True) if n > 1}
         )
-        cuts = tuple(float(edges[p]) for p in places if 0 <= p < _CELLS - 1)
+        cuts = tuple(float(edges[p]) for p in places if 0 <= p < self.cells - 1)
         return replace(self, cuts=cuts, learn=False) if cuts else replace(self, learn=False)
+
+
+def _occupied(noisy: np.ndarray, noise: float) -> np.ndarray:
+    """A histogram without the blocks of eight cells whose sums are hardly more than what noise alone puts into some of them."""
+    blocks = noisy.reshape(-1, 8)
+    least = noise * math.sqrt(8) * math.sqrt(2 * math.log(len(blocks)))
+    kept = np.where(blocks.sum(axis=1, keepdims=True) > least, blocks, 0.0)
+    return np.diff(np.maximum.accumulate(np.concatenate([[0.0], kept.ravel()]).cumsum()))  # sums that do not fall
 
 
 def _cut(points: np.ndarray, cells: Sequence[str]) -> np.ndarray:
@@ -225,8 +254,9 @@ class Columns(LearningEncoder):
 
     def learned(self, noisy: Tensor, records: float) -> Columns:
         """With cut points from the noisy histograms; the number of records is not needed."""
-        parts = zip(self.waiting.items(), noisy.numpy().reshape(-1, _CELLS), strict=True)
-        new = {i: column.learned(part) for (i, column), part in parts}
+        ends = np.cumsum([column.cells for column in self.waiting.values()])[:-1]
+        parts = zip(self.waiting.items(), np.split(noisy.numpy(), ends), strict=True)
+        new = {i: column.learned(part, self.noise_multiplier) for (i, column), part in parts}
         return replace(self, columns=tuple(new.get(i, column) for i, column in enumerate(self.columns)))
 
     def finished(self, prepared: list[list[str]]) -> Tensor:
@@ -260,8 +290,8 @@ def _log(x: float) -> float:
 
 
 def _column(name: str, table: Mapping[str, Any]) -> Column:
-    kind = Category if "values" in table else Number
-    known = ("values",) if kind is Category else ("cuts", "low", "high", "bins", "scale", "learn")
+    kind = Category if table.keys() & {"values", "buckets"} else Number
+    known = ("values", "buckets") if kind is Category else ("cuts", "low", "high", "bins", "scale", "learn")
     for key in table:
         _check.one_of(known, **{f"key of column {name}": key})
     options: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
