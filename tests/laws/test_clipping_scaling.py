@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from hushgrad.clipping.base import Record
 from hushgrad.clipping.rules.scaling import scaling_for
 from hushgrad.testing import check_rule
 
@@ -56,6 +57,15 @@ class Rooted(RootNorm):
 def test_norms_have_a_rule(kind, shape):
     assert scaling_for(kind(6), ["weight"]) is not None
     check_rule(lambda: kind(6), torch.randn(*shape, generator=torch.Generator().manual_seed(1)), tolerance=1e-9)
+
+
+@pytest.mark.parametrize(("kind", "passes"), [(RootNorm, 1), (OnePlusNorm, 2)])
+def test_a_norm_that_is_nothing_without_its_vector_is_run_again_once(kind, passes):
+    """With w = 0 it gives 0, which nobody needs to compute."""
+    rule, module, x, seen = scaling_for(kind(6), ["weight"]), kind(6), torch.randn(4, 3, 6), []
+    module.register_forward_hook(lambda *_: seen.append(1))
+    record = Record(module, ("weight",), (x,), {}, (torch.ones_like(x),))
+    assert rule.per_example(record)["weight"].shape == (4, 6) and len(seen) == passes
 
 
 @pytest.mark.parametrize("kind", [MixingNorm, SquaredNorm, Rooted])

@@ -100,10 +100,12 @@ class Sum:
         if weights.dtype is not left.dtype:
             self._add_wide(left, weights, right)
             return
-        some = max(1, _WEIGHTED_AT_ONCE // max(1, left[0].numel())) if len(left) else 1
+        first = left.shape[-1] <= right.shape[-1]  # the narrower factor is weighted: less to write
+        some = max(1, _WEIGHTED_AT_ONCE // max(1, (left if first else right)[0].numel())) if len(left) else 1
         for y, h, w in zip(right.split(some), left.split(some), weights.split(some), strict=True):
-            h = h * w.view(-1, *(1 for _ in h.shape[1:]))
-            self.addmm(h.flatten(0, -2).t(), y.reshape(-1, y.shape[-1]))
+            by = w.view(-1, *(1 for _ in h.shape[1:]))
+            h, y = (h * by, y) if first else (h, y * by)
+            self.addmm(h.reshape(-1, h.shape[-1]).t(), y.reshape(-1, y.shape[-1]))
 
     def _add_wide(self, left: Tensor, weights: Tensor, right: Tensor) -> None:
         columns, rows, by = _flat(left, weights, right)

@@ -6,6 +6,7 @@
 #define WIDE LANES  /* columns of a tile: two vectors of doubles */
 #define DEEP PANEL_DEPTH
 #define TALL (12 * HIGH) /* rows at a time */
+#define SQUARE (LANES < 8 ? LANES : LANES / 2) /* rows of a tile of a Gram matrix, whose panels are those of its columns: some of one panel */
 _Static_assert(TALL <= PANEL_ROWS && WIDE <= PANEL_COLUMNS, "callers make room for the widest vectors");
 
 /* out[i, j] = sum_t weights[t] a[i, t] b[j, t], added to what is there if `add`; a[i, t] is a[i * a_down + t * a_along], and so is b. No
@@ -17,7 +18,6 @@ typedef struct {
     float *onto;
     int add;
     size_t rows, columns, depth, a_down, a_along, b_down, b_along, out_row;
-    int upper; /* only what lies on and above the diagonal is wanted, with what its tiles hold besides */
 } NAME(wide_product);
 
 /* Rows of `from` in panels of `width`, the terms `low` to `low + some` of each next to each other, filled up with zeros. */
@@ -34,23 +34,24 @@ TARGET INLINE void NAME(widen)(const float *from, size_t down, size_t along, siz
     }
 }
 
+/* `full` rows from i on, which lie in a panel of `width` of them, and the columns of a panel from j on. */
 TARGET INLINE void NAME(wide_tile)(const NAME(wide_product) *m, const double *a, const double *b, size_t some, size_t i, size_t j,
-                                   const int add) {
-    DOUBLES sum[HIGH][2] = {{{0}}};
-    const size_t high = m->rows - i < HIGH ? m->rows - i : HIGH, wide = m->columns - j < WIDE ? m->columns - j : WIDE;
+                                   const int add, const size_t full, const size_t width) {
+    DOUBLES sum[HIGH > SQUARE ? HIGH : SQUARE][2] = {{{0}}};
+    const size_t high = m->rows - i < full ? m->rows - i : full, wide = m->columns - j < WIDE ? m->columns - j : WIDE;
     const size_t at = i * m->out_row + j;
     for (size_t h = 0; h < high; h++) /* while the tile is computed: its rows are no stretch of memory that the processor sees coming */
         if (m->onto) __builtin_prefetch(m->onto + at + h * m->out_row, 1, 2);
         else
             __builtin_prefetch(m->out + at + h * m->out_row, 1, 2), __builtin_prefetch(m->out + at + h * m->out_row + HALF, 1, 2);
-    for (size_t t = 0; t < some; t++, a += HIGH, b += WIDE) {
+    for (size_t t = 0; t < some; t++, a += width, b += WIDE) {
         const DOUBLES b0 = *(const DOUBLES *)b, b1 = *(const DOUBLES *)(b + HALF);
-        for (size_t h = 0; h < HIGH; h++) {
+        for (size_t h = 0; h < full; h++) {
             sum[h][0] += a[h] * b0;
             sum[h][1] += a[h] * b1;
         }
     }
-    if (high < HIGH || wide < WIDE) {
+    if (high < full || wide < WIDE) {
         for (size_t h = 0; h < high; h++)
             for (size_t k = 0; k < wide; k++) {
                 const size_t to = at + h * m->out_row + k;
@@ -60,7 +61,7 @@ TARGET INLINE void NAME(wide_tile)(const NAME(wide_product) *m, const double *a,
             }
         return;
     }
-    for (size_t h = 0; h < HIGH; h++)
+    for (size_t h = 0; h < full; h++)
         for (size_t k = 0; k < 2; k++) {
             const size_t to = at + h * m->out_row + k * HALF;
             if (m->onto)
@@ -80,10 +81,21 @@ TARGET INLINE void NAME(wide_multiply)(const NAME(wide_product) *m, double *room
             const size_t tall = m->rows - top < TALL ? m->rows - top : TALL;
             const double *weights = m->weights ? m->weights + low : NULL;
             NAME(widen)(m->a + top * m->a_down + low * m->a_along, m->a_down, m->a_along, tall, some, weights, left, HIGH);
-            for (size_t j = m->upper ? top / WIDE * WIDE : 0; j < m->columns; j += WIDE)
-                for (size_t i = 0; i < tall && (!m->upper || top + i < j + WIDE); i += HIGH)
-                    NAME(wide_tile)(m, left + i * some, right + j * some, some, top + i, j, m->add || low);
+            for (size_t j = 0; j < m->columns; j += WIDE)
+                for (size_t i = 0; i < tall; i += HIGH)
+                    NAME(wide_tile)(m, left + i * some, right + j * some, some, top + i, j, m->add || low, HIGH, HIGH);
         }
+    }
+}
+
+/* A Gram matrix on and above its diagonal, with what its tiles hold besides; each number is widened once. Room as above. */
+TARGET INLINE void NAME(wide_square)(const NAME(wide_product) *m, double *room) {
+    for (size_t low = 0; low < m->depth; low += DEEP) {
+        const size_t some = m->depth - low < DEEP ? m->depth - low : DEEP;
+        NAME(widen)(m->b + low * m->b_along, m->b_down, m->b_along, m->columns, some, NULL, room, WIDE);
+        for (size_t j = 0; j < m->columns; j += WIDE)
+            for (size_t i = 0; i < m->rows && i < j + WIDE; i += SQUARE)
+                NAME(wide_tile)(m, room + i / WIDE * WIDE * some + i % WIDE, room + j * some, some, i, j, low > 0, SQUARE, WIDE);
     }
 }
 
@@ -92,9 +104,9 @@ TARGET static void NAME(gram)(const float *x, size_t examples, size_t stride, si
                          double *room, double *out) {
     for (size_t e = 0; e < examples; e++, x += stride, out += rows * rows) {
         if (!depth) memset(out, 0, rows * rows * sizeof(double));
-        const NAME(wide_product) m = {.a = x, .b = x, .out = out, .rows = rows, .columns = rows, .depth = depth, .a_down = down,
-                                      .a_along = along, .b_down = down, .b_along = along, .out_row = rows, .upper = 1};
-        NAME(wide_multiply)(&m, room);
+        const NAME(wide_product) m = {.b = x, .out = out, .rows = rows, .columns = rows, .depth = depth, .b_down = down,
+                                      .b_along = along, .out_row = rows};
+        NAME(wide_square)(&m, room);
         for (size_t i = 0; i < rows; i++)
             for (size_t j = 0; j < i; j++) out[i * rows + j] = out[j * rows + i];
     }
