@@ -1,5 +1,7 @@
 """Micro-batches that wait in a list are told apart by what they are, not by when they were cut."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from hushgrad.errors import CaptureError, NotIsolated
+from hushgrad.sampling.batch import stamp
 from hushgrad.train import Plan, make_private
 
 N = 24
@@ -101,3 +104,23 @@ def test_formulas_are_chosen_by_public_numbers_whatever_a_batch_has(size, chosen
             F.cross_entropy(model(part[0]), part[1]).backward()
         private.optimizer.step()
     assert len(sizes) > 1 and seen == {chosen_by}
+
+
+@pytest.mark.parametrize("users", [False, True])
+def test_parts_that_were_passed_leave_nothing_behind(users):
+    """A logical batch of thousands in small parts holds no more than one of a few parts: norms of many parts lie in one tensor."""
+    count, size = 1024, 4
+    x, alive = torch.randn(count, 5), []
+    model = nn.Linear(5, 1)
+    level = {"unit": "user"} if users else {}
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=count, dataset_size=10**4, steps=4, **level)
+    private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, seed=3)
+    owners = torch.arange(count) // 2 if users else None
+    batch = stamp([x], step=0, examples=count, units=owners, issue=private._on_issue)
+    private._on_issue(batch)
+    for part in batch.split(size):
+        model(part[0]).mean().backward()
+        alive.append(sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects()) if part.part in (100, 250) else 0)
+    private.optimizer.step()
+    private.detach()
+    assert alive[250] - alive[100] < 150  # less than one for each part

@@ -18,7 +18,7 @@ from hushgrad.clipping.clipper import Clipper
 from hushgrad.clipping.collecting import Collecting
 from hushgrad.clipping.held import Held
 from hushgrad.clipping.proof.explain import explained
-from hushgrad.clipping.reduce import Part
+from hushgrad.clipping.reduce import Part, together
 from hushgrad.clipping.root import Root
 from hushgrad.clipping.scaled import unwatch, watch
 from hushgrad.clipping.site import Site
@@ -270,7 +270,7 @@ class Capture(Announcing, Collecting):
         if any(batch.probe is not None for batch in self._tape.batches):
             return
         sums, parts = self._folded or (self._sums({}), [])
-        self._folded = sums, parts + self._reduced(clipper, sums, 1.0)
+        self._folded = sums, together([*parts, *self._reduced(clipper, sums, 1.0)])
         counted = (b.units[: b.examples - b.padding] for b in self._tape.batches if b.units is not None)
         self._folded_units.update(unit for units in counted for unit in units.tolist())
         self._tape.clear(announced=False)

@@ -21,11 +21,13 @@ from hushgrad.clipping.clipper import Clipper, added, usable
 from hushgrad.clipping.cross import joint_norms
 from hushgrad.clipping.heavy import Columns, by_group, form, heavy_units, is_light
 from hushgrad.clipping.mass import Mass
-from hushgrad.clipping.rejected import Counted
+from hushgrad.clipping.rejected import Counted, joined
 from hushgrad.clipping.sums import Sum
 from hushgrad.clipping.there import FILLED, cleaned_in_place, filled, held_back, raised, summed_there
 
-__all__ = ["Group", "Part", "Use", "add_clipped", "add_usual"]
+__all__ = ["Group", "Part", "Use", "add_clipped", "add_usual", "together"]
+
+_MANY = 64  # parts of a step whose norms are tensors of their own
 
 
 class Use(NamedTuple):
@@ -63,6 +65,15 @@ class Part(NamedTuple):
     def taken(self) -> int:
         """How many examples, or units."""
         return len(self.norms) if self.counted is None else self.counted
+
+
+def together(parts: list[Part]) -> list[Part]:
+    """The same in one part, once they are many: tensors of a few numbers take far more memory than these."""
+    if len(parts) < _MANY:
+        return parts
+    norms, weights = torch.cat([p.norms for p in parts]), torch.cat([p.weights for p in parts])
+    counted = None if parts[0].counted is None else sum(p.taken for p in parts)
+    return [Part(norms, weights, joined([p.rejected for p in parts]), counted)]
 
 
 def add_clipped(

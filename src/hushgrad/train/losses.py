@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -52,12 +53,12 @@ class Losses:
         self._covered = 0
         self._begun = False  # a backward pass that runs begins at a loss of the run
 
-    def issued(self, batch: Batch, *, whole: bool) -> None:
-        """The loader hands out a batch (``whole``) or one of its micro-batches."""
+    def issued(self, batch: Batch, *, whole: bool, listed: bool = False) -> None:
+        """The loader hands out a batch (``whole``) or one of its micro-batches, of which several wait in a list (``listed``)."""
         self.examples, self.padding, self.fixed = batch.examples, batch.padding, batch._fixed
         if whole:
             self._covered = 0
-        self.handed.issued(batch, whole=whole)
+        self.handed.issued(batch, whole=whole, listed=listed)
 
     def covered(self, loss: Tensor, *, alone: bool = False) -> Tensor:
         """``loss`` of the pass that was issued last, known to be a mean over its examples; counted when ``loss.backward()`` is called.
@@ -147,6 +148,7 @@ class Handed:
         self.prepared = False  # some step was taken on other tensors
         # Tensors by their id, with the number of times that they were written to; alive, so that nobody else gets their memory.
         self._batch: dict[int, tuple[Tensor, int]] = {}  # of this step's
+        self._parts: dict[int, tuple[Tensor, int]] = {}  # of its micro-batches that are not passed yet, and of the last one
         self._outputs: dict[int, tuple[Tensor, int]] = {}  # of the last pass
         self._steps = 0  # batches so far
         self._seen = False  # what runs now is tried on single examples
@@ -155,20 +157,23 @@ class Handed:
         """Watch the model's passes; the handle to remove the hook with."""
         return model.register_forward_hook(_Hook(model, self._passed), with_kwargs=True)
 
-    def issued(self, batch: Batch, *, whole: bool) -> None:
-        """The loader hands out a batch (``whole``) or one of its micro-batches."""
+    def issued(self, batch: Batch, *, whole: bool, listed: bool) -> None:
+        """The loader hands out a batch (``whole``) or one of its micro-batches, of which several wait in a list (``listed``)."""
         if whole:
             self._steps += 1
             self._batch, self._outputs = {}, {}
+        if not listed:
+            self._parts = {}
+        known = self._batch if whole else self._parts
         # Its class is none that torch knows as a container.
         items: Any = [batch] if isinstance(batch, Tensor) else dict(batch) if isinstance(batch, dict) else list(batch)  # type: ignore[call-overload]
         for leaf in items if {*map(type, items)} <= {Tensor} else leaves_of(items):
             if isinstance(leaf, Tensor) and not leaf.is_inference():
-                self._batch[id(leaf)] = leaf, leaf._version
+                known[id(leaf)] = leaf, leaf._version
 
     def forget(self) -> None:
         """The step is taken."""
-        self._batch, self._outputs = {}, {}
+        self._batch, self._parts, self._outputs = {}, {}, {}
 
     @contextmanager
     def seen(self) -> Iterator[None]:
@@ -185,7 +190,7 @@ class Handed:
             self.prepared = True
 
     def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not self._batch or self._seen:
+        if not (self._batch or self._parts) or self._seen:
             return
         # Most models have one output and plain inputs, which need no walk.
         made = [output] if type(output) is Tensor else leaves_of(output)
@@ -216,7 +221,8 @@ class Handed:
         for leaf in leaves:
             if not isinstance(leaf, Tensor) or not leaf.numel() or leaf.is_inference():
                 continue
-            tensor, version = self._batch.get(id(leaf)) or self._outputs.get(id(leaf)) or (None, 0)
+            at = id(leaf)
+            tensor, version = self._batch.get(at) or self._parts.get(at) or self._outputs.get(at) or (None, 0)
             if not (self._is_known(leaf) if tensor is None else leaf._version == version):
                 return False
         return True
@@ -224,15 +230,17 @@ class Handed:
     def _is_known(self, leaf: Tensor) -> bool:
         """Whether it is a view of a known tensor, which nobody has written to; or a copy."""
         memory = memory_of(leaf)
-        for tensor, version in (*self._batch.values(), *self._outputs.values()):
+        for tensor, version in self._known():
             if tensor.numel() and memory_of(tensor) == memory:
                 return bool(leaf._version == version)
         return self._is_copy(leaf)
 
+    def _known(self) -> Iterator[tuple[Tensor, int]]:
+        return chain(self._batch.values(), self._parts.values(), self._outputs.values())
+
     def _is_copy(self, leaf: Tensor) -> bool:
         """Whether it has the values of a known tensor; asked now and then."""
-        known = (*self._batch.values(), *self._outputs.values())
-        alike = [t for t, version in known if t.shape == leaf.shape and t._version == version]
+        alike = [t for t, version in self._known() if t.shape == leaf.shape and t._version == version]
         due = self._steps & (self._steps - 1) == 0
         return bool(alike) and (not due or any(torch.equal(t.detach().to(leaf), leaf.detach()) for t in alike))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Batch
 
 __all__ = ["Parts"]
+
+_Place = tuple[int, torch.Size]
 
 
 class Parts:
@@ -30,9 +33,10 @@ class Parts:
     def clear(self) -> None:
         """A whole batch is handed out: it has no parts yet."""
         self.any = False
-        self._parts: list[Batch] = []
-        self._used: set[int] = set()
-        self._listed = False
+        self.listed = False  # some part waited while the next one was cut
+        self._cut = 0
+        self._waiting: dict[int, Batch] = {}  # parts that were not passed yet; those that were may go, with their memory
+        self._at: dict[_Place, tuple[ReferenceType[Tensor], int]] = {}  # whose tensor it is, as long as that is alive
         self._passed = True  # the part that was cut last, or there is none
 
     def issued(self, part: Batch) -> None:
@@ -42,9 +46,10 @@ class Parts:
         if self._handle is None:  # before the capture's own hook: it says which part is passed
             hook = _Hook(self._model, self._enter)
             self._handle = self._model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
-        self._listed = self._listed or not self._passed
-        self._parts.append(part)
-        self.any, self._passed = True, False
+        self.listed = self.listed or not self._passed
+        self._waiting[self._cut] = part
+        self._at |= {_place(leaf): (ref(leaf), self._cut) for leaf in _leaves(part) if _has_memory(leaf)}
+        self.any, self._passed, self._cut = True, False, self._cut + 1
 
     def remove(self) -> None:
         """Watch no longer."""
@@ -52,22 +57,21 @@ class Parts:
             self._handle.remove()
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._passed and not self._listed:
+        if self._passed and not self.listed:
             return
         self._passed = True
-        given = {_place(leaf) for leaf in tree_flatten((args, kwargs))[0] if _has_memory(leaf)}
-        own = [i for i, part in enumerate(self._parts) if given & _places(part)]
-        if not self._listed and not set(own) & self._used:
-            self._used.add(len(self._parts) - 1)
+        found = (self._at.get(_place(leaf)) for leaf in tree_flatten((args, kwargs))[0] if _has_memory(leaf))
+        own = {number for one in found if one is not None and one[0]() is not None for number in one[1:]}
+        if not self.listed and own <= self._waiting.keys():
+            self._waiting.clear()
             return
         if not own:
             return  # an evaluation on other data; or a part that was changed, which is then missing
-        if len(own) > 1 or own[0] in self._used:
+        if len(own) > 1 or not own <= self._waiting.keys():
             raise CaptureError(
                 "A micro-batch was passed twice in one step, or two in one pass. Pass each part of batch.split(size) exactly once."
             )
-        self._used.add(own[0])
-        self._announce(self._parts[own[0]])
+        self._announce(self._waiting.pop(own.pop()))
 
     def check(self) -> None:
         """Raise if a part that waited in a list was never passed.
@@ -75,8 +79,8 @@ class Parts:
         Raises:
             CaptureError: nothing has been released.
         """
-        waiting = [i for i, part in enumerate(self._parts) if part.examples and i not in self._used]
-        if self._listed and waiting:
+        waiting = [number for number, part in self._waiting.items() if part.examples]
+        if self.listed and waiting:
             raise CaptureError(
                 f"Micro-batch {waiting[0]} of this batch was not passed to the model, or not as it was cut. Loop over "
                 "batch.split(size) itself, and pass each part before the next one."
@@ -101,15 +105,10 @@ def _has_memory(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.numel() > 0
 
 
-def _place(tensor: Tensor) -> tuple[int, torch.Size]:
+def _place(tensor: Tensor) -> _Place:
     return tensor.data_ptr(), tensor.shape
 
 
-def _places(part: Batch) -> set[tuple[int, torch.Size]]:
-    leaves = [part] if isinstance(part, Tensor) else tree_flatten(_plain(part))[0]
-    return {_place(leaf) for leaf in leaves if _has_memory(leaf)}
-
-
-def _plain(part: Any) -> Any:
+def _leaves(part: Any) -> list[Any]:
     """The batch's own items: its class is none that torch knows as a container."""
-    return dict(part) if isinstance(part, dict) else list(part)
+    return [part] if isinstance(part, Tensor) else tree_flatten(dict(part) if isinstance(part, dict) else list(part))[0]

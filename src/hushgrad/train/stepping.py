@@ -125,7 +125,7 @@ class Stepping:
             self._begin(batch)
         else:
             self._begin_part(batch)
-        self.losses.issued(batch, whole=batch.part is None)
+        self.losses.issued(batch, whole=batch.part is None, listed=self._parts.listed)
         for prepare in self._before_pass:
             prepare(batch.examples)
         self._announce(batch)
