@@ -61,7 +61,17 @@ def whole(model: nn.Module) -> list[float]:
     return torch.cat([t.detach().flatten() for t in tensors]).tolist()
 
 
-def with_trainer(*, lora: bool, sharded: bool, ordered: bool) -> dict[str, Any]:
+class Stops(transformers.TrainerCallback):
+    """Ends a call of ``train`` after so many steps of the run."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.trainer = after, None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = self.trainer.private.steps >= self.after
+
+
+def with_trainer(*, lora: bool, sharded: bool, ordered: bool, folder: str | None = None, stop: int = 100) -> dict[str, Any]:
     rows = torch.randint(1, 20, (12, LENGTH), generator=torch.Generator().manual_seed(3))
     # Positions of their own: with fully_shard a table that all examples read as one, as GPT-2 does by itself, is refused.
     data = [{"input_ids": row, "labels": row.clone(), "position_ids": torch.arange(LENGTH)} for row in rows]
@@ -79,7 +89,9 @@ def with_trainer(*, lora: bool, sharded: bool, ordered: bool) -> dict[str, Any]:
             logging_steps=1,
             disable_tqdm=True,
         )
-        trainer = PrivateTrainer(model, args, plan(ordered=ordered), train_dataset=data, seed=1, check_isolation=False)
+        own = {"train_dataset": data, "seed": 1, "check_isolation": False, "callbacks": [Stops(stop)]}
+        where = None if folder is None else f"{folder}/{'lora' if lora else 'full'}"
+        trainer = own["callbacks"][0].trainer = PrivateTrainer(model, args, plan(ordered=ordered), checkpoint=where, **own)
         trainer.train()
     found = {"weights": whole(model), "steps": trainer.private.steps, "spent": trainer.spent().epsilon}
     trainer.private.detach()
@@ -133,9 +145,10 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     if "RANK" in os.environ:  # as torchrun says it, so that Lightning starts no processes of its own
         os.environ |= {"LOCAL_RANK": os.environ["RANK"], "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "GROUP_RANK": "0"}
         os.environ["TORCHELASTIC_RUN_ID"] = "test"
+    given = {name: options[name] for name in ("sharded", "ordered", "folder", "stop") if name in options}
     work = {
-        "trainer": lambda: with_trainer(lora=False, sharded=options["sharded"], ordered=options["ordered"]),
-        "lora": lambda: with_trainer(lora=True, sharded=options["sharded"], ordered=options["ordered"]),
+        "trainer": lambda: with_trainer(lora=False, **given),
+        "lora": lambda: with_trainer(lora=True, **given),
         "lightning": with_lightning,
         "lightning, sharded": lambda: with_lightning(sharded=True),
     }

@@ -50,3 +50,19 @@ def test_three_processes_give_the_weights_of_one(tmp_path):
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_a_model_that_was_sharded_before_gives_the_weights_of_one_process(tmp_path, world):
     _same_as_alone(tmp_path, world, sharded=True, which=["trainer", "lora"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True], ids=["data-parallel", "sharded"])
+def test_a_run_that_moves_from_2_to_1_to_2_processes_gives_the_weights_of_one_that_does_not(tmp_path, sharded):
+    """Adapters and all weights, with Trainer; every run goes on where the one before it was ended."""
+    which, common = ["trainer", "lora"], {"ordered": False}
+    (alone,) = run(PROGRAM, tmp_path, 1, {**common, "which": which, "sharded": False}, imports=IMPORTS, group=False)
+    for world, stop in ((2, 2), (1, 3), (2, 100)):
+        options = {**common, "which": which, "sharded": sharded, "folder": str(tmp_path / "runs"), "stop": stop}
+        moved = run(PROGRAM, tmp_path, world, options, imports=IMPORTS)
+        assert all(found[name]["steps"] == min(stop, alone[name]["steps"]) for found in moved for name in which)
+    for name in which:
+        assert moved[0][name]["weights"] == moved[1][name]["weights"] and moved[0][name]["spent"] == alone[name]["spent"]
+        distance = torch.tensor(moved[0][name]["weights"]) - torch.tensor(alone[name]["weights"])
+        assert float(distance.abs().max()) < 1e-6

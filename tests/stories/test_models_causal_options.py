@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from test_models_causal import (
     AGAIN,
     a_plan,
@@ -39,6 +40,17 @@ def test_texts_that_were_packed_before_are_refused(tmp_path):
     data = [{**one, "seq_lengths": [2, len(one["input_ids"]) - 2]} for one in texts()]
     with pytest.raises(ArgumentError, match=r"train_dataset='seq_lengths' not to have this column.*own, padded"):
         stepped(tmp_path, adapted(llama()), data)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(texts())
+
+
+def test_a_stream_is_refused(tmp_path):
+    """As datasets has it with streaming=True: nobody can draw from it at random."""
+    with pytest.raises(ArgumentError, match=r"train_dataset='Stream' to have a length.*Read a stream into memory"):
+        stepped(tmp_path, adapted(llama()), Stream(), plan=a_plan())
 
 
 @pytest.mark.slow

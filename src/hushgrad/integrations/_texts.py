@@ -22,6 +22,13 @@ _LEFT = 'Set tokenizer.padding_side = "right": the longest text of a batch would
 _NUMBERED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "seq_lengths")  # where the texts of a row begin
 
 
+def require_numbered(dataset: Any) -> None:
+    """Refuse data that are read as a stream: the plan draws records by their numbers."""
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        remedy = "Batches are drawn at random from all of it. Read a stream into memory, or onto the disk, before: Dataset.from_generator."
+        _check.fail("train_dataset", type(dataset).__name__, "to have a length, and records by their number", remedy)
+
+
 def require_apart(dataset: Any) -> None:
     """Refuse data that were packed before: a collator may leave the column out that says where the texts of a row begin."""
     record = dataset[0] if len(dataset) else None

@@ -22,7 +22,7 @@ from hushgrad.guarantee import Guarantee
 from hushgrad.integrations._arguments import as_planned, require_fitting, require_known
 from hushgrad.integrations._batches import Batches
 from hushgrad.integrations._padding import require_padding_apart
-from hushgrad.integrations._texts import require_apart, require_texts, require_unmerged
+from hushgrad.integrations._texts import require_apart, require_numbered, require_texts, require_unmerged
 from hushgrad.integrations._token_loss import ExampleLoss, token_loss
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
@@ -101,6 +101,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         require_known(others)
         self.plan = _check.instance(Plan, plan=plan)
         require_fitting(args, plan)
+        require_numbered(train_dataset)
         super().__init__(
             model=model,
             args=as_planned(args),

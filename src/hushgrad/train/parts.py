@@ -47,6 +47,8 @@ class Parts:
             hook = _Hook(self._model, self._enter)
             self._handle = self._model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
         self.listed = self.listed or not self._passed
+        if not self.listed:  # those that were passed are mostly gone
+            self._at = {place: known for place, known in self._at.items() if known[0]() is not None}
         self._waiting[self._cut] = part
         self._at |= {_place(leaf): (ref(leaf), self._cut) for leaf in _leaves(part) if _has_memory(leaf)}
         self.any, self._passed, self._cut = True, False, self._cut + 1
