@@ -155,6 +155,34 @@ def test_a_journal_that_was_cut_between_two_frames_is_known_to_its_folder(tmp_pa
     Journal.open(path, KEY, Owner(tmp_path, newest=True)).close()
 
 
+@pytest.mark.parametrize("what", ["nothing", "killed between two writes", "put back", "other rights"])
+def test_a_folder_that_was_put_back_with_its_attributes_is_said_to_be_by_every_later_life(tmp_path, what):
+    """As ``cp -a`` and ``shutil.copytree`` do, in place: all that a program can write is then as it was, but not when it was written."""
+    run, path = tmp_path / "run", tmp_path / "run" / "journal"
+    run.mkdir()
+    try:
+        os.setxattr(run, "user.test", b"1")
+    except (OSError, AttributeError):
+        pytest.skip("the disk keeps no attributes")
+    state = _life(path, 5)[-1]
+    shutil.copytree(run, tmp_path / "back")
+    time.sleep(0.05)  # a system's clock of files has steps of some milliseconds
+    if what == "put back":
+        _life(path, 2, first=5, position=5, chain=state[1])
+        shutil.copytree(tmp_path / "back", run, dirs_exist_ok=True)
+    elif what == "other rights":
+        path.chmod(0o400)
+        path.chmod(0o600)
+    elif what == "killed between two writes":
+        told = os.getxattr(run, "user.hushgrad.journal")
+        _life(path, 1, first=5, position=5, chain=state[1])
+        os.setxattr(run, "user.hushgrad.journal", told)
+    for _ in range(2):
+        journal = Journal.open(path, KEY, Owner(run, newest=True))
+        assert ["changed from outside" in note for note in journal.notes] == [True] * (what in ("put back", "other rights"))
+        journal.close()
+
+
 def test_a_copy_is_refused_beside_the_original_and_said_to_be_one_without_it(tmp_path):
     """Moved, linked and restored files: who has the file's number on the disk is the run; others are copies."""
     for name in "abc":

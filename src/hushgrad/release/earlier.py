@@ -44,7 +44,7 @@ class Earlier:
                 "Expected the journal as this folder last saw it: an older one was put in its place, and nobody knows what was released "
                 f"since. {WAYS_ON}"
             )
-        lost = earlier._lost(lasting), earlier._copied(*frames.place)
+        lost = earlier._lost(lasting), earlier._copied(*frames.place), earlier._touched() if frames.is_touched else ""
         if frames.rest:
             frames.cut()
         for note in filter(None, lost):
@@ -79,6 +79,12 @@ class Earlier:
         return (
             f"The machine stopped in steps {self._steps} to {self.mark - 1}: that their repetition released the same values is vouched "
             "for by the same files and program, not shown"
+        )
+
+    def _touched(self) -> str:
+        return (
+            f"The run's journal was changed from outside, put back or given other rights, after {self._steps} releases: that nothing else "
+            "was released since is vouched for, not shown"
         )
 
     def _copied(self, path: str, *identity: int) -> str:

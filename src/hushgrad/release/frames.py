@@ -4,7 +4,8 @@ After a line of magic come frames of 8 bytes: a kind, 5 bytes, and 2 bytes of a 
 of kind ``j`` follows as much JSON as its 5 bytes say. One process writes it: the file itself is locked, by whatever name it was
 opened (a hard link, a mount), besides its folder. It knows where it lies, too, so that a copy is known as one; and its folder knows,
 in an attribute of its own, how long it is and how long it was when it was last flushed, so that one that was cut, or written over by an
-older one, is known, too. A machine that stops may lose what was not flushed; after it only the flushed length counts.
+older one, is known, too. A machine that stops may lose what was not flushed; after it only the flushed length counts. Where the attribute
+was put back as well (``cp -a``), the file was changed later than the attribute says, which the system alone writes down.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import json
 import os
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,9 +31,9 @@ FRAME, SHORT = 8, 5  # bytes of a frame, and of what it says
 _KINDS = b"ramj"
 _NAME = b"hushgrad journal "
 _MAGIC = _NAME + b"2     \n"  # frames stay aligned: no kill cuts one at the end of a page
-_LENGTH = (
-    "user.hushgrad.journal"  # of the folder: the file's number, its birth, its flushed length, the machine's start, its length
-)
+# Of the folder: the file's number, its birth, its flushed length, the machine's start, its length, and when it was written.
+_LENGTH = "user.hushgrad.journal"
+_NEVER = 1 << 63  # of an earlier version, which did not say when
 
 
 class Frame(NamedTuple):
@@ -87,15 +89,21 @@ class Frames:
     @property
     def is_put_back(self) -> bool:
         """Whether the file is shorter than its folder knows it: somebody cut it, or wrote an older one over it."""
-        number, birth, flushed, start, length = self._known()
+        number, birth, flushed, start, length, _ = self._known()
         return [number, birth] == self.place[1:] and self._size < (length if start == _start() else flushed)
+
+    @property
+    def is_touched(self) -> bool:
+        """Whether the file was changed after its last frame was written: older ones were put in its place, or only its rights changed."""
+        number, birth, _, _, length, written = self._known()
+        return [number, birth, length] == [*self.place[1:], self._size] and os.fstat(self._held()).st_ctime_ns > written
 
     def _known(self) -> list[int]:
         """What the folder knows of its journal; nothing where it was never told, or the system or the disk keeps no attributes."""
         with contextlib.suppress(OSError, AttributeError, ValueError):
             known = [int(word) for word in os.getxattr(self._folder, _LENGTH).split()]
-            return known if len(known) == 5 else [0] * 5
-        return [0] * 5
+            return {5: [*known, _NEVER], 6: known}.get(len(known), [0] * 6)
+        return [0] * 6
 
     @property
     def place(self) -> list[Any]:
@@ -131,7 +139,7 @@ class Frames:
     def _remember(self) -> None:
         """Tell the folder how long the file is; no more where it takes no attributes."""
         try:
-            os.setxattr(self._folder, _LENGTH, b"%b %d" % (self._about, self._size))
+            os.setxattr(self._folder, _LENGTH, b"%b %d %d" % (self._about, self._size, time.time_ns()))
         except (OSError, AttributeError):
             self._about = b""
 
@@ -144,6 +152,8 @@ class Frames:
             raise _unwritable(error) from None
         if written != len(data):
             os.ftruncate(file, os.fstat(file).st_size - written)
+            if self._about:
+                self._remember()
             raise _unwritable("the disk is full")
         self._size += written
 
