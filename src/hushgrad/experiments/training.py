@@ -97,6 +97,15 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
+def gain(better: Sequence[float], worse: Sequence[float]) -> tuple[float, float]:
+    """The mean difference of two methods and its standard error, seed by seed: a seed gives both the same batches and noise.
+
+    >>> gain([81.0, 84.0], [80.0, 82.0])
+    (1.5, 0.5)
+    """
+    return mean_and_error([x - y for x, y in zip(better, worse, strict=True)])
+
+
 def percent(values: Sequence[float]) -> str:
     """``mean ± standard error`` for a table.
 
