@@ -305,7 +305,7 @@ def loader(
         (2, 2) [6, 7]
     """
     _check.instance(Sampler, sampler=sampler)
-    _refuse_options(dataloader_options)
+    refuse_options(dataloader_options)
     if isinstance(dataset, (DataLoader, BatchLoader)):
         _check.fail("dataset", dataset, "to be a data set, not a loader", "Pass loader.dataset, the data itself.")
     if _check.positive_int(copies=copies) > 1 and type(dataset) is TensorDataset:
@@ -344,7 +344,8 @@ def _rows_of(fixed: int, units: Units | None, world_size: int) -> int:
     return -(-fixed // world_size) * (1 if units is None or units.cap is None else units.cap)
 
 
-def _refuse_options(options: dict[str, Any]) -> None:
+def refuse_options(options: dict[str, Any]) -> None:
+    """Refuse options of torch's ``DataLoader`` that the sampler decides."""
     for name in _OURS:
         if name in options:
             remedy = (

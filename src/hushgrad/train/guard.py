@@ -91,12 +91,29 @@ class Watch:
         _watched.discard(self._run)
 
 
+def _require_plain(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse what another library has wrapped: its hooks would see gradients, and torch's do not reach it."""
+    if type(model).__module__.partition(".")[0] == "opacus":
+        _check.fail(
+            "model",
+            type(model).__name__,
+            "not to be Opacus'",
+            "Pass the module inside of it, made anew: nothing is wrapped here.",
+        )
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):  # its own __init__ does not call torch's
+        remedy = "Pass the optimizer inside of it: torch.optim.SGD(model.parameters(), ...), for instance."
+        _check.fail(
+            "optimizer", type(optimizer).__name__, "to have the hooks of torch's optimizers, not to be wrapped around one", remedy
+        )
+
+
 class Guard:
     """Remembers what was attached, and says when it is no longer that."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         _check.instance(nn.Module, model=model)
         _check.instance(Optimizer, optimizer=optimizer)
+        _require_plain(model, optimizer)
         if isinstance(model, (DistributedDataParallel, DataParallel)):
             remedy = "Pass the bare module: a private run shares the work itself, under the same torchrun."
             _check.fail("model", type(model).__name__, "not to be wrapped for parallel training", remedy)

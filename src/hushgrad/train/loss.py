@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from hushgrad import _check
 from hushgrad.clipping.there import filled
 from hushgrad.errors import ArgumentError, NotIsolated
 from hushgrad.train.kept import Kept
@@ -36,6 +37,9 @@ class PrivateLoss:
     """A loss function of a private run. Made by :meth:`hushgrad.train.Private.loss`."""
 
     def __init__(self, fn: Callable[..., Tensor], losses: Losses, *, per_example: bool) -> None:
+        if not callable(fn) or (isinstance(fn, type) and issubclass(fn, nn.Module)):
+            remedy = "Pass nn.CrossEntropyLoss() or torch.nn.functional.cross_entropy, for instance."
+            _check.fail("loss_fn", fn, "to be a function of outputs and targets", remedy)
         self._fn, self._losses = fn, losses
         self._compared = per_example  # the user says that the mean over single examples is what is meant
         self._by_loop = False

@@ -19,6 +19,7 @@ from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
+from hushgrad.sampling.dealing import refuse_options
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.attached import Attached
 from hushgrad.train.books import guarantee_of
@@ -26,7 +27,7 @@ from hushgrad.train.loop import Loop
 from hushgrad.train.loss import PrivateLoss
 from hushgrad.train.options import DATALOADER
 from hushgrad.train.plan import Plan
-from hushgrad.train.words import OPACUS
+from hushgrad.train.words import ENGINE, OPACUS
 
 __all__ = ["Private", "make_private"]
 
@@ -92,6 +93,17 @@ def make_private(
 class Private(Attached):
     """A running plan: hooks on a model and an optimizer, the noise, and the books. Made by :func:`make_private`."""
 
+    def __getattr__(self, name: str) -> Any:
+        instead = f". Opacus' {name} is here: {ENGINE[name]}" if name in ENGINE else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=self)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Refuse: whoever unpacks a run expects the three objects of Opacus."""
+        raise ArgumentError(
+            "Expected one name on the left: private = make_private(model, optimizer, plan). Model and optimizer stay yours; batches "
+            "come from private.loader(dataset)."
+        )
+
     @_check.answering(OPACUS, also=DATALOADER)
     def loader(
         self, dataset: Any, *, groups: Grouping | None = None, identity: str | None = None, **dataloader_options: Any
@@ -118,7 +130,8 @@ class Private(Attached):
         if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
             remedy = "Batches are drawn at random from all records: read a stream into a list first."
             _check.fail("dataset", type(dataset).__name__, "to have len() and [i]", remedy)
-        self._contract.require(dataset, groups, identity, self._key, self._journal)
+        refuse_options(dataloader_options)
+        units: list[int] = []
         # Else torch would draw its workers' first seed from its own generator, which a resumed run must find as it was.
         dataloader_options.setdefault("generator", torch.Generator())
         made = sampling.loader(
@@ -131,12 +144,14 @@ class Private(Attached):
             world_size=self._world.size,
             on_issue=self._on_issue,
             seeds=self._key.workers,
-            attendance=self._attended,
+            attendance=units.append,
             copies=self.plan.augmentations,
             sizes=self._own.sizes,
             fixed=self.plan.pad_to,
             **dataloader_options,
         )
+        self._contract.require(dataset, groups, identity, self._key, self._journal)  # after all that may refuse them
+        self._attended(units[0])
         self._dim, made.finished = made.dim, not len(made) and self.steps == self._resumed
         if not made.keeps_apart():
             self.losses.handed.prepared = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["OPACUS"]
+__all__ = ["ENGINE", "OPACUS"]
 
 _PLAN = "The plan says it: Plan.dpsgd({}=...)."
 OPACUS: dict[str, str] = {
@@ -27,3 +27,13 @@ OPACUS: dict[str, str] = {
     "criterion": "The loss is called loss_fn.",
 }
 """Arguments of other libraries, and what to say instead."""
+ENGINE: dict[str, str] = {
+    "get_epsilon": "private.spent(), a guarantee at the plan's delta",
+    "accountant": "private.ledger, and hushgrad.epsilon(private.ledger.event(), delta=...)",
+    "save_checkpoint": "hushgrad.Checkpoint(folder, private)",
+    "load_checkpoint": "hushgrad.Checkpoint(folder, private)",
+    "is_compatible": "replace_batchnorm(model); what mixes examples is refused on the first batch",
+    "make_private": "hushgrad.make_private(model, optimizer, plan)",
+    "original_optimizer": "private.optimizer, which is your own",
+}
+"""What an engine of Opacus is asked for, and where it is in a run."""
