@@ -51,10 +51,10 @@ def test_a_refused_loader_binds_the_run_to_nothing(data, options, durable, tmp_p
 def test_three_names_on_the_left_and_an_engines_methods_are_answered():
     _, _, private = attached()
     with pytest.raises(ArgumentError, match="private = make_private"):
-        model, optimizer, loader = private
+        _model, _optimizer, _loader = private
     with pytest.raises(AttributeError, match=r"get_epsilon is here: private\.spent\(\)"):
         private.get_epsilon(1e-3)
-    with pytest.raises(AttributeError, match="no attribute 'speent'$"):
+    with pytest.raises(AttributeError, match=r"no attribute 'speent'$"):
         private.speent()
     assert not hasattr(private, "accountant")
     private.detach()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from collections.abc import Collection
 from typing import Any
@@ -141,9 +142,11 @@ def _refusal(books: Books, dataset: str, event: Event) -> str:
     known, charges = books.dataset(dataset), books.charges(dataset)
     spent, wanted = price(known, charges), price(known, (*charges, event))
     open_runs = sum(r.is_open for r in books.of(dataset))
+    budget = f"{at_most(known.epsilon, 6)} at delta {at_most(known.delta, 6)}"
+    alone = f"{dataset!r} has no room for it within epsilon"  # what is spent has used up the filter: both together have no price
+    both = f"with it {dataset!r} would have spent epsilon {at_most(wanted)} of"
     return (
-        f"Run refused: with it {dataset!r} would have spent epsilon {at_most(wanted)} of "
-        f"{at_most(known.epsilon, 6)} at delta {at_most(known.delta, 6)}. "
+        f"Run refused: {alone if math.isinf(wanted) else both} {budget}. "
         f"Spent and reserved so far: {at_most(spent)} ({open_runs} runs open), left: {at_least(max(0.0, known.epsilon - spent))}."
         f"{advice(known, charges, event)}"
     )
