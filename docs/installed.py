@@ -42,6 +42,7 @@ label = "y"
 x0 = { low = -3.0, high = 3.0, bins = 4 }
 x1 = { low = -3.0, high = 3.0, bins = 4 }
 """
+_PATIENCE = 600  # seconds for one command
 PICTURE = "P2 8 8 255 " + "7 " * 64  # a portable grey map
 
 
@@ -133,7 +134,10 @@ def prepare(folder: Path) -> None:
 def ask(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str, str]:
     """Exit code, stdout and stderr; a server is interrupted as soon as it has named its address."""
     if "serve" not in words or "--help" in words:
-        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+        try:
+            done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=_PATIENCE)
+        except subprocess.TimeoutExpired:
+            return 124, "", f"no answer within {_PATIENCE} s"
         return done.returncode, done.stdout, done.stderr
     with subprocess.Popen(words, cwd=folder, env=environment, stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout is not None

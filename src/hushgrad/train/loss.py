@@ -37,7 +37,8 @@ class PrivateLoss:
     """A loss function of a private run. Made by :meth:`hushgrad.train.Private.loss`."""
 
     def __init__(self, fn: Callable[..., Tensor], losses: Losses, *, per_example: bool) -> None:
-        if not callable(fn) or (isinstance(fn, type) and issubclass(fn, nn.Module)):
+        given: Any = fn
+        if not callable(given) or (isinstance(given, type) and issubclass(given, nn.Module)):
             remedy = "Pass nn.CrossEntropyLoss() or torch.nn.functional.cross_entropy, for instance."
             _check.fail("loss_fn", fn, "to be a function of outputs and targets", remedy)
         self._fn, self._losses = fn, losses
