@@ -73,7 +73,7 @@ def test_a_defect_is_removed_again(name: str) -> None:
 @pytest.mark.parametrize("name", SHARP)
 def test_a_defect_is_caught(name: str) -> None:
     with DEFECTS[name].plant():
-        assert audit_run(bench(DEFECTS[name].bed), tries=25).refuted
+        assert audit_run(bench(DEFECTS[name].bed), tries=25, steps=1).refuted
 
 
 @pytest.mark.slow
