@@ -107,25 +107,16 @@ def _(event: Laplace, k: int) -> Event:
     return replace(event, scale=_noise(event, event.scale, k))
 
 
-@_grouped.register
-def _(event: DiscreteGaussian, k: int) -> Event:
+@_grouped.register(DiscreteGaussian)
+@_grouped.register(DiscreteLaplace)
+def _(event: DiscreteGaussian | DiscreteLaplace, k: int) -> Event:
     _within(event, k, event.sensitivity * k, 1, _LARGEST)
     return replace(event, sensitivity=event.sensitivity * k)
 
 
-@_grouped.register
-def _(event: DiscreteLaplace, k: int) -> Event:
-    _within(event, k, event.sensitivity * k, 1, _LARGEST)
-    return replace(event, sensitivity=event.sensitivity * k)
-
-
-@_grouped.register
-def _(event: PureDP, k: int) -> Event:
-    return replace(event, epsilon=_cost(event, event.epsilon, k))
-
-
-@_grouped.register
-def _(event: Exponential, k: int) -> Event:
+@_grouped.register(PureDP)
+@_grouped.register(Exponential)
+def _(event: PureDP | Exponential, k: int) -> Event:
     return replace(event, epsilon=_cost(event, event.epsilon, k))
 
 
@@ -146,7 +137,7 @@ def _(event: Sampled, k: int) -> Event:
         raise NoTheorem(f"No event of its own is known for a group in {event}. Use epsilon_for_group.")
     if rate == 1.0:
         return _grouped(event.of, k)
-    counts, weights = _participants(event, k, rate)
+    counts, weights = _participants(k, rate)
     return GaussianMixture(
         noise_multiplier=event.of.noise_multiplier,
         sensitivities=tuple(map(float, counts)),
@@ -154,7 +145,7 @@ def _(event: Sampled, k: int) -> Event:
     )
 
 
-def _participants(event: Event, k: int, q: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _participants(k: int, q: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Numbers of records that take part, of k at a rate q, and probabilities whose upper tails are at least the binomial ones.
 
     Weights are products of ratios of neighbours from the mode on, and enlarged by more than their roundings, from the largest number

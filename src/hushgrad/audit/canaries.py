@@ -131,7 +131,7 @@ def release(
     plan, _ = bare(plan)
     model = _Model(canaries.directions.shape[1])
     private = make_private(model, torch.optim.SGD(model.parameters(), lr=1.0), plan, seed=seed)
-    rows = _rows(private, canaries, records)
+    rows = _rows(private, canaries)
     options: dict[str, Any] = {"collate_fn": rows}
     if plan.unit == "user":
         options["groups"] = np.arange(records)
@@ -164,7 +164,7 @@ def bare(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     return replace(plan, average=None, projection=None, clip=clip), tuple(notes)
 
 
-def _rows(private: Private, canaries: Canaries, records: int) -> Callable[[list[int]], list[Tensor]]:
+def _rows(private: Private, canaries: Canaries) -> Callable[[list[int]], list[Tensor]]:
     table = canaries.records(private.plan.relation, _STRETCH * private.plan.max_grad_norm)
     padded = torch.cat([table, torch.zeros(1, table.shape[1])])  # all null records are one row
 

@@ -133,11 +133,11 @@ def draw_field(plan: Plan, place: Whole, scattered: frozenset[str] = frozenset()
     wides = [_wide(Drawer(plan, place, scattered), plan, pair) for pair in dict.fromkeys(pairs)]
     steps = _steps(min(_LONG, max(8, _MANY // min(size, _COLUMNS))), last, rng)
     few = tuple(range(min(_FEW, last + 1)))
-    runs = [_white(_taken(Drawer(plan, place, scattered), few, columns), plan, few).ravel() for _ in range(_RUNS)]
+    runs = [_whitened(plan, few, _taken(Drawer(plan, place, scattered), few, columns)).ravel() for _ in range(_RUNS)]
     drawer = Drawer(plan, place, scattered)
     rows = _taken(drawer, steps, columns)
     of = np.concatenate([np.full(len(kept), i) for i, kept in enumerate(columns.values())])
-    long = Long(steps=steps, names=tuple(columns), of=of, white=_white(rows, plan, steps))
+    long = Long(steps=steps, names=tuple(columns), of=of, white=_whitened(plan, steps, rows))
     return Field(
         wides=wides,
         long=long,
@@ -191,10 +191,6 @@ def _taken(drawer: Drawer, steps: Sequence[int], columns: dict[str, np.ndarray])
         row = drawer.row(step)
         rows.append(np.concatenate([row[name][kept] for name, kept in columns.items()]))
     return np.stack(rows)
-
-
-def _white(rows: np.ndarray, plan: Plan, steps: Sequence[int]) -> np.ndarray:
-    return _whitened(plan, steps, rows)
 
 
 def _wide(drawer: Drawer, plan: Plan, steps: tuple[int, int]) -> Wide:

@@ -80,16 +80,13 @@ def epsilon_one_run(
     Reference: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", theorem 5.2.
     """
     delta, level = _check.delta(delta=delta), _share(confidence, fractions)
-    best = 0.0
-    for fraction in fractions:
-        right, made = correct_guesses(scores, members, fraction)
-        count = int(np.size(np.asarray(scores)))
+    guesses = [correct_guesses(scores, members, fraction) for fraction in fractions]
+    count = int(np.size(np.asarray(scores)))
 
-        def rejected(epsilon: float, right: int = right, made: int = made, count: int = count) -> bool:
-            return one_run_p_value(right, made, count, epsilon=epsilon, delta=delta) <= level
+    def rejected(right: int, made: int, epsilon: float) -> bool:
+        return one_run_p_value(right, made, count, epsilon=epsilon, delta=delta) <= level
 
-        best = max(best, _largest(rejected, 50.0))
-    return best
+    return _largest(rejected, guesses, 50.0)
 
 
 def refutes_curve(right: int, made: int, canaries: int, curve: Callable[[np.ndarray], np.ndarray], *, level: float) -> bool:
@@ -138,15 +135,13 @@ def epsilon_one_run_fdp(
     Reference: Mahloujifar, Melis and Chaudhuri 2024, algorithm 3.
     """
     delta, level = _check.delta(delta=delta), _share(confidence, fractions)
-    best = 0.0
-    for fraction in fractions:
-        right, made = correct_guesses(scores, members, fraction)
-        count = int(np.size(np.asarray(scores)))
+    guesses = [correct_guesses(scores, members, fraction) for fraction in fractions]
+    count = int(np.size(np.asarray(scores)))
 
-        def rejected(mu: float, right: int = right, made: int = made, count: int = count) -> bool:
-            return refutes_curve(right, made, count, lambda x: ndtr(ndtri(1.0 - x) - mu), level=level)
+    def rejected(right: int, made: int, mu: float) -> bool:
+        return refutes_curve(right, made, count, lambda x: ndtr(ndtri(1.0 - x) - mu), level=level)
 
-        best = max(best, _largest(rejected, _LARGEST_MU))
+    best = _largest(rejected, guesses, _LARGEST_MU)
     return gaussian_epsilon(best, delta) if best > 0 else 0.0
 
 
@@ -156,12 +151,15 @@ def _share(confidence: float, fractions: Sequence[float]) -> float:
     return (1.0 - _check.between(0, 1, confidence=confidence)) / len(fractions)
 
 
-def _largest(rejected: Callable[[float], bool], top: float) -> float:
-    """The largest parameter that is still rejected, from below: 0 if none is."""
-    if not rejected(0.0):
-        return 0.0
-    low, high = 0.0, top
-    while high - low > 1e-4 * (1.0 + low):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if rejected(middle) else (low, middle)
-    return low
+def _largest(rejected: Callable[[int, int, float], bool], guesses: list[tuple[int, int]], top: float) -> float:
+    """The largest parameter that one of the (right, made) ``guesses`` still rejects, from below: 0 if none does."""
+    best = 0.0
+    for right, made in guesses:
+        if not rejected(right, made, 0.0):
+            continue
+        low, high = 0.0, top
+        while high - low > 1e-4 * (1.0 + low):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if rejected(right, made, middle) else (low, middle)
+        best = max(best, low)
+    return best

@@ -111,13 +111,3 @@ def _believed(item: Stored, number: int, previous: str) -> Row:
     if row.number != number or row.previous != previous:
         raise BrokenChain(f"Row {number} does not follow row {number - 1}: one of them was replaced, moved or removed.")
     return row
-
-
-def first_break(stored: Iterable[Stored]) -> str:
-    """What is wrong with the chain, or nothing."""
-    try:
-        for _ in checked(stored):
-            pass
-    except BrokenChain as error:
-        return str(error)
-    return ""

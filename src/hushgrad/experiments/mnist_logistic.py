@@ -87,7 +87,7 @@ def _measured(context: Context, data: Data, size: _Size) -> _Measured:
 
 def _judged(context: Context, data: Data, size: _Size, measured: _Measured) -> Findings:
     paper, best, multipliers, chosen = measured
-    claims = (*_accounting_claims(context, data), *_paper_claims(context, size, paper), *_best_claims(context, size, paper, best))
+    claims = (*_accounting_claims(context, data), *_paper_claims(context, size, paper), *_best_claims(context, paper, best))
     return Findings(
         claims=claims,
         tables=_tables(context, size, paper, best, multipliers, chosen),
@@ -218,7 +218,7 @@ def _accuracies(context: Context, train: TensorDataset, test: TensorDataset, siz
     return [100.0 * int(((inputs @ w.T).argmax(1) == labels).sum()) / len(labels) for w in weights]
 
 
-def _best_claims(context: Context, size: _Size, paper: Results, best: Results) -> list[Claim]:
+def _best_claims(context: Context, paper: Results, best: Results) -> list[Claim]:
     claims = []
     for (kind, epsilon), values in best.items():
         mean, error = mean_and_error(values)

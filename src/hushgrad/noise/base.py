@@ -65,9 +65,7 @@ class NoiseStream(ABC):
     ) -> Tensor:
         """``scale`` x row ``step`` of N Z for tensor number ``index``, in the shape, dtype and device of ``like``.
 
-        A fresh tensor, or ``out`` with the row added to it in place. ``offset`` is the position of ``like``'s first element in
-        the full flattened tensor, so that a shard can be drawn where it lives. Asking beyond the last row, or out of order,
-        raises: noise is never repeated.
+        Asking beyond the last row, or out of order, raises: noise is never repeated.
 
         Args:
             step: which row.

@@ -92,9 +92,6 @@ class Source:
     def z(self, step: int, index: int, like: Tensor, *, offset: int = 0, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
         """``scale`` times the Gaussians of tensor ``index`` at ``step``, in the shape, dtype and device of ``like``.
 
-        ``offset`` is the position of ``like``'s first element in the full flattened tensor. With ``out`` the numbers are
-        added to it in place, in one pass, and it is returned; otherwise the result is a fresh tensor.
-
         Args:
             step: which row.
             index: which tensor of the model.
@@ -116,9 +113,6 @@ class Source:
         scale: float = 1.0,
     ) -> list[Tensor]:
         """``z`` for several tensors in one call, with the same bits: many small tensors cost one call, not one each.
-
-        Tensor number ``indices[k]`` (k by default) is drawn like ``likes[k]`` from ``offsets[k]`` (0 by default) on, and added
-        to ``out[k]`` if ``out`` is given.
 
         Args:
             step: which row.

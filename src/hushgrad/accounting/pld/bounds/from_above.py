@@ -43,11 +43,11 @@ def chords(curve: Curve, losses: Array, split: int) -> tuple[Array, float, float
         ratio = ratio * (1 + accuracy) + 2 * small
         others = others / (1 + accuracy)
         plain = balance(others, losses, split, 1 - infinite / (1 + accuracy), 1 - lost / (1 + accuracy), tolerance=small)
-        p = (_unbalanced(others, losses, split, infinite) if plain is None else plain) * ratio
+        p = (_unbalanced(others, split, infinite) if plain is None else plain) * ratio
     return p, infinite, lost * ratio
 
 
-def _unbalanced(p: Array, losses: Array, split: int, infinite: float) -> Array:
+def _unbalanced(p: Array, split: int, infinite: float) -> Array:
     """All the missing mass on the upper of the two middle points: sum p e^{-l} only falls, so the profile only rises."""
     p = p.copy()
     p[split - 1] = 0.0
