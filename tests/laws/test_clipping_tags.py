@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from hushgrad.clipping.layout import FIRST, MIXED, NOBODY
-from hushgrad.clipping.proof import tags
+from hushgrad.clipping.layout import FIRST, MIXED, NOBODY, layouts_of
+from hushgrad.clipping.proof import digits, tags
 from hushgrad.clipping.proof.tags import Exit, tagged
 from hushgrad.train import Plan, make_private
 
@@ -51,6 +51,47 @@ def test_what_reaches_nobody_is_nobodys_however_large_its_bits_are():
     y = torch.cat([x[:, :2] * 3, torch.zeros(5, 2)], 1)
     (owners,), _ = tagged([Exit(get_gradient_edge(y), y.detach(), FIRST)], [get_gradient_edge(x)], [], 5)
     assert owners.proved and owners.each[:, 2:].unique().tolist() == [NOBODY] and owners.each[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def _crossed(x: torch.Tensor) -> torch.Tensor:
+    made = x.clone()
+    made[0] = x[0] + 1e-3 * x[1]
+    return made
+
+
+_SHAPED = {
+    "examples first": lambda x: x.relu(),
+    "examples second": lambda x: x.transpose(0, 1).relu(),
+    "flat": lambda x: x.flatten(0, 1).relu(),
+    "flat, examples fastest": lambda x: x.transpose(0, 1).flatten(0, 1) * 2,
+    "another order": lambda x: x.flip(0) * 2,
+    "one element of two": _crossed,
+    "everybody's": lambda x: x - x.mean(0),
+    "the diagonal alone": lambda x: x * torch.eye(*x.shape[:2])[..., None],
+    "small": lambda x: torch.cat([x[:, :1] * 1e-33, x[:, 1:]], 1),
+    "no numbers": lambda x: torch.cat([x[:1] * torch.inf, x[1:]]),
+    "complex": lambda x: torch.view_as_real(torch.complex(x, x.flip(0)) * (1 + 2j)).sum(-1),
+}
+
+
+@pytest.mark.parametrize("examples", [2, 5, 20, 70])
+@pytest.mark.parametrize("shaped", _SHAPED)
+def test_a_guess_that_all_bits_confirm_tells_what_the_bits_tell_by_themselves(shaped, examples, monkeypatch):
+    """The guess is where the examples usually are; nothing but the time depends on it. There are as many positions as examples, too."""
+    for positions in {3, examples}:
+        x = torch.randn(examples, positions, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        at = _SHAPED[shaped](x * 1.5)
+        back = {"examples second": (0, 1), "flat, examples fastest": (0, 1)}
+        y = at.view(positions, examples, 4).transpose(*back[shaped]) if shaped in back else at.reshape(x.shape)
+        exits = [Exit(get_gradient_edge(y.sin()), y.detach(), FIRST)]
+        edges = [get_gradient_edge(at), get_gradient_edge(x)]
+        quick = tagged(exits, edges, [], examples)[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(digits, "_likely", lambda shape, examples: None)
+            slow = tagged(exits, edges, [], examples)[0]
+        for one, other in zip(quick, slow, strict=True):
+            assert one.proved == other.proved and torch.equal(one.each, other.each)
+            assert layouts_of(one.each, examples) == layouts_of(other.each, examples) == layouts_of(one.each.clone(), examples)
 
 
 def test_a_run_holds_no_logits_of_its_proof_nor_of_a_pass_whose_gradient_has_come_back():

@@ -16,6 +16,7 @@ __all__ = [
     "LARGE",
     "LENGTHS",
     "MANY",
+    "MUCH",
     "MULTIPLE",
     "READINGS",
     "ROUNDING",
@@ -62,6 +63,8 @@ TRIES = 8
 LENGTHS = 3
 # Ways to read which inputs hold the examples that are tried at most.
 READINGS = 16
+# The graph of a batch is kept beside that of a few of its examples if it is so many times as large.
+MUCH = 16
 # Numbers of outputs (4 MB in single precision) beyond which a crowd is as small as it may be.
 MANY = 1 << 20
 

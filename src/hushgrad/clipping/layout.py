@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["DEAD", "FIRST", "ROWS", "SHARED", "Kind", "Layout", "gathered", "layouts_of", "padded"]
+__all__ = ["DEAD", "FIRST", "ROWS", "SHARED", "Kind", "Layout", "gathered", "has", "layouts_of", "padded", "stored"]
 
 # In a tensor of owners: no gradient; several examples; a number that is not finite, which says nothing of its owner.
 NOBODY, MIXED, LOST = -1, -2, -3
@@ -107,20 +107,34 @@ class Layout(NamedTuple):
 FIRST, ROWS, SHARED, DEAD = Layout(Kind.DIM), Layout(Kind.ROWS), Layout(Kind.SHARED), Layout(Kind.DEAD)
 
 
+def stored(t: Tensor) -> Tensor:
+    """The same numbers, once along each dimension in which they are stored once."""
+    for dim, stride in enumerate(t.stride()):
+        t = t if stride or not t.numel() else t.narrow(dim, 0, 1)
+    return t
+
+
+def has(owners: Tensor, number: int) -> bool:
+    """Whether somebody has this number. The least one is found in a fraction of the time that a comparison takes."""
+    kept = stored(owners)
+    return bool(kept.numel()) and int(kept.amin()) <= number and bool((kept == number).any())
+
+
 def layouts_of(owners: Tensor, examples: int) -> list[Layout]:
     """All regular layouts that agree with these owners; [ROWS] if whole rows of dimension 0 have one owner, else [SHARED]."""
-    known = owners >= 0
-    if bool((owners == MIXED).any()):
+    kept = stored(owners)
+    if has(kept, MIXED):
         return [SHARED]
-    if not bool(known.any()):
+    if not owners.numel() or int(kept.amax()) < 0:
         return [DEAD]
-    found = []
+    known, found = kept >= 0, []
     for dim, size in enumerate(owners.shape):
         for layout in _candidates(dim, size, examples):
-            if bool(((owners == layout.owners(owners.shape, examples, owners.device)) | ~known).all()):
+            if bool(((kept == layout.owners(owners.shape, examples, owners.device)) | ~known).all()):
                 found.append(layout)
     if found:
         return found
+    known = owners >= 0
     rows = owners.flatten(1).amax(1) if owners.dim() > 1 else owners
     same = (owners == rows.reshape([-1] + [1] * (owners.dim() - 1))) | ~known
     return [ROWS] if bool(same.all()) else [SHARED]

@@ -46,19 +46,20 @@ class Beside:
         self.places = [(d, name) for d, name in every if (id(d), name) not in self._own]
         self._seen = [(None, None, None)] * len(self.places)
 
-    def meet(self, model: nn.Module, met: Callable[[], list[Tensor]]) -> None:
-        """What a forward has computed with, wherever it is, is watched from then on, and whatever comes into its place.
+    def meet(self, model: nn.Module, met: Callable[[], list[Tensor]]) -> bool:
+        """What a forward has computed with, wherever it is, is watched from the next look on, and whatever comes into its place.
 
         Args:
             model: whose own tensors are known.
             met: asked twice: what is there only until the circles of passes that are over are collected is not met.
         """
         if not self._unknown(model, met()):
-            return
+            return False
         gc.collect()
         tensors = self._unknown(model, met())
         if tensors:
             self._met = [place for place in self._met if place[1] is not None or _value(place) is not None] + _held(tensors)
+        return bool(tensors)
 
     def _unknown(self, model: nn.Module, tensors: list[Tensor]) -> list[Tensor]:
         known = {id(t) for t in (*model.parameters(), *map(_value, (*_buffers(model), *self.places, *self._met)))}
@@ -76,14 +77,16 @@ class Beside:
         return tuple([kinds for *_, kinds in self._seen])
 
     @contextmanager
-    def written(self) -> Iterator[None]:
-        """What a pass inside writes is its own from then on."""
+    def written(self) -> Iterator[list[Place]]:
+        """What a pass inside writes is its own from then on; it is in the list afterwards."""
         before = [(place, value, _mark(value)) for place in self.places for value in [_value(place)]]
-        yield
+        found: list[Place] = []
+        yield found
         for place, value, mark in before:
             now = _value(place)
             if now is not value or _mark(now) != mark:
                 self._own.add((id(place[0]), place[1]))
+                found.append(place)
 
 
 def _buffers(model: nn.Module) -> list[Place]:

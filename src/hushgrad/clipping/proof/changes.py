@@ -7,15 +7,15 @@ forward's own constants.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-__all__ = ["KINDS", "Change", "Named", "changes", "constant", "halved", "short", "turned"]
+from hushgrad.clipping.proof.inputs import Change
 
-Change = Callable[[Tensor, Tensor], Tensor]  # of one example's rows, and everybody's
+__all__ = ["KINDS", "Named", "changes", "constant", "halved", "short", "turned"]
+
 Named = tuple[str, Change]
 
 
@@ -139,5 +139,5 @@ def short(t: Tensor, every: Tensor) -> Tensor:
     return made
 
 
-# Of which there are many at once. One takes up room, another is a flag.
+# Of which there are many at once. One takes up room, another is a flag. What they make of a row follows from it alone.
 KINDS: list[Change] = [turned, other, *(change for _, change in _LARGE), _zero, short, _equal]

@@ -14,7 +14,8 @@ from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import Node, accumulated
 from hushgrad.clipping.layout import ROWS, Layout, layouts_of
-from hushgrad.clipping.proof.tags import Exit, Owners, tagged
+from hushgrad.clipping.proof.digits import Owners
+from hushgrad.clipping.proof.tags import Exit, tagged
 
 __all__ = ["Border", "Frontier", "Graph", "Source", "Trail", "find", "is_mixed"]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -18,9 +17,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from hushgrad.clipping.costs import READINGS
 from hushgrad.clipping.layout import Kind, Layout
 
-__all__ = ["Reading", "data_of", "examples_of", "leaves", "mapped", "readings"]
+__all__ = ["Change", "Reading", "data_of", "examples_of", "leaves", "mapped", "readings"]
 
 Packed = tuple[Any, Any]  # (args, kwargs)
+Change = Callable[[Tensor, Tensor], Tensor]  # of one example's rows, and everybody's
 
 
 class Reading(NamedTuple):
@@ -58,23 +58,21 @@ class Reading(NamedTuple):
         mine, its = ([v[:2] if isinstance(v, Layout) else v for v in r.layouts] for r in (self, other))
         return mine == its
 
-    def changed(self, inputs: Packed, changes: Mapping[int, Callable[[Tensor, Tensor], Tensor]], examples: int) -> Any:
-        """The inputs with other numbers for these examples; a change sees one's rows, in the first dimension, and everybody's."""
+    def changed(self, inputs: Packed, changes: Mapping[int, Change], examples: int, *, by_row: bool = False) -> Any:
+        """The inputs with other numbers for these examples; a change sees one's rows, in the first dimension, and everybody's.
+
+        ``by_row``: what a change makes of a row follows from it alone, so that examples with the same one are changed together.
+        """
         rest = iter(self.layouts)
 
         def made(t: Any) -> Any:
             layout = next(rest)
             if isinstance(t, PackedSequence):
-                return _repacked(t, partial(_changed_rows, changes))
+                return _repacked(t, lambda every: _changed_rows(every, changes, torch.arange(examples), by_row=by_row))
             if not isinstance(layout, Layout):
                 return t
             numbers = layout.at(t.shape, examples).numbers(examples)
-            every = t.movedim(layout.dim, 0)
-            moved = every.clone()
-            for i, change in changes.items():
-                rows = (numbers == i).nonzero().flatten().to(t.device)
-                moved[rows] = change(every[rows], every)
-            return moved.movedim(0, layout.dim)
+            return _changed_rows(t.movedim(layout.dim, 0), changes, numbers, by_row=by_row).movedim(0, layout.dim)
 
         return mapped(inputs, made)
 
@@ -102,10 +100,15 @@ def _repacked(value: PackedSequence, change: Callable[[Tensor], Tensor]) -> Pack
     return pack_padded_sequence(change(every), lengths, batch_first=True, enforce_sorted=False)
 
 
-def _changed_rows(changes: Mapping[int, Callable[[Tensor, Tensor], Tensor]], every: Tensor) -> Tensor:
-    moved = every.clone()
-    for i, change in changes.items():
-        moved[i : i + 1] = change(every[i : i + 1], every)
+def _changed_rows(every: Tensor, changes: Mapping[int, Change], numbers: Tensor, *, by_row: bool) -> Tensor:
+    """Rows with other numbers; ``numbers`` says whose they are."""
+    together: dict[Any, list[int]] = {}
+    for i, change in changes.items():  # of single numbers, several rows of one example are a row
+        together.setdefault(change if by_row and every.dim() > 1 else (change, i), []).append(i)
+    moved, places = every.clone(), numbers.argsort(stable=True).view(int(numbers[-1]) + 1, -1).to(every.device)
+    for who in together.values():
+        rows = places[who].flatten()
+        moved[rows] = changes[who[0]](every[rows], every)
     return moved
 
 

@@ -16,8 +16,9 @@ from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import Node, accumulated, called, input_metadata
 from hushgrad.clipping.layout import Layout
+from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Graph
-from hushgrad.clipping.proof.tags import Exit, Owners, tagged
+from hushgrad.clipping.proof.tags import Exit, tagged
 
 __all__ = ["Move", "is_fixed", "moves_of", "owners_at", "sent"]
 

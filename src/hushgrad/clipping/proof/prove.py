@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from hushgrad.clipping.costs import crowd
+from hushgrad.clipping.costs import MUCH, crowd
 from hushgrad.clipping.layout import DEAD, MIXED, ROWS, SHARED, Kind, Layout, layouts_of
 from hushgrad.clipping.proof.around import around
 from hushgrad.clipping.proof.course import Courses
+from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.fits import fit_of
 from hushgrad.clipping.proof.graph import Frontier, Trail
 from hushgrad.clipping.proof.inputs import Reading, leaves
@@ -27,7 +28,6 @@ from hushgrad.clipping.proof.seen import Seen, SeenCall, not_again, seen
 from hushgrad.clipping.proof.shares import has_formula
 from hushgrad.clipping.proof.structure import NATIVE, Number, Pattern, Place, Structure, pattern, sizes_of
 from hushgrad.clipping.proof.survey import Stage, rows_of, run_some, surveyed
-from hushgrad.clipping.proof.tags import Owners
 from hushgrad.clipping.site import Site
 from hushgrad.errors import CaptureError
 
@@ -39,7 +39,7 @@ _FLAT = (Kind.MAJOR, Kind.MINOR)
 def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, bool] | None:
     """The structure of a pass over these inputs, still to be sealed, and whether no operation of it can put rows elsewhere.
 
-    None if no reading of the inputs explains the outputs. Of graphs, each as large as a step's, one is held at a time.
+    None if no reading of the inputs explains the outputs. Of graphs as large as a step's one is held at a time.
     """
     whole = stage.run(inputs, examples)
     few = 2 if examples == 3 else 3
@@ -51,6 +51,7 @@ def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, bool] | 
     survey = surveyed(whole, layouts, examples)
     beside, fixed = around(stage, reading, inputs, survey, layouts), is_fixed(survey.graph)
     first = seen(stage, survey, layouts, partial(stage.run, inputs, examples))
+    stage.kept = whole if examples >= MUCH * few and first.is_plain and stage.keeps_nothing() else None
     del whole, survey
     again = partial(run_some, stage, reading, inputs, which, examples)
     some = again()

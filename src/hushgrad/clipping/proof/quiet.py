@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hushgrad.clipping.costs import BEYOND, COMPARED, LARGE
 from hushgrad.clipping.proof.restored import attributes_restored
+from hushgrad.clipping.proof.state import attributes_of
 
 __all__ = ["ALMOST_ONE", "Draws", "Quiet", "as_it_was", "buffers_of", "draw_from", "host_draws", "hushed", "put_back", "quieted"]
 
@@ -156,7 +157,7 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
     start, state, host = buffers_of(model), torch.get_rng_state(), host_draws()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
-        with attributes_restored(model):
+        with attributes_restored(attributes_of(model)):
             yield
     finally:
         put_back(model, start)

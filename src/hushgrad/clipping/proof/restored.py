@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
-
-from hushgrad.clipping.proof.state import TORCHS, attributes_of
+from hushgrad.clipping.proof.state import TORCHS
 
 __all__ = ["attributes_restored"]
 
@@ -18,11 +16,11 @@ _HELD = (list, dict, set, deque)
 
 
 @contextmanager
-def attributes_restored(model: nn.Module, written: Callable[[], None] | None = None) -> Iterator[None]:
-    """What a forward inside writes to attributes, and to lists and dicts that they hold, is undone; ``written`` is told of it."""
+def attributes_restored(attributes: Sequence[dict[str, Any]], written: Callable[[], None] | None = None) -> Iterator[None]:
+    """What a forward inside writes to these, and to lists and dicts that they hold, is undone; ``written`` is told of it."""
     kept = [
         (d, {name: (v, copy.copy(v) if type(v) in _HELD else None) for name, v in d.items() if name not in TORCHS})
-        for d in attributes_of(model)
+        for d in attributes
     ]
     try:
         yield

@@ -18,9 +18,9 @@ from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import Node, input_metadata, input_shape
 from hushgrad.clipping.layout import NOBODY
+from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Border, Graph
 from hushgrad.clipping.proof.order import Move, moves_of, sent
-from hushgrad.clipping.proof.tags import Owners
 
 __all__ = ["routed"]
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from hushgrad.clipping.costs import FEW, WILD, seal_of
 from hushgrad.clipping.mass import sq_norm
-from hushgrad.clipping.proof.others import Sealing, influence, part_of
+from hushgrad.clipping.proof.others import influence
 from hushgrad.clipping.proof.quiet import hushed
+from hushgrad.clipping.proof.sealing import Sealing, part_of
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run, exits_of
 from hushgrad.clipping.proof.tags import Exit, cotangents
@@ -40,7 +41,7 @@ class Broken(NamedTuple):
 
 def broken(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> Broken | None:
     """What breaks the seal of a structure that B examples have shown; None if nothing does."""
-    run = stage.run(inputs, B, structure)
+    run = stage.run_sealed(inputs, B, structure)
     sane = _finite(structure, run, B)
     if not sane:
         return Broken("its outputs are NaN or infinite for every example", influence=False)

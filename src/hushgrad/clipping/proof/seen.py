@@ -14,11 +14,11 @@ from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import accumulated
 from hushgrad.clipping.layout import Layout
+from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Frontier, Graph, Source, Trail, find
 from hushgrad.clipping.proof.order import moves_of, owners_at
 from hushgrad.clipping.proof.structure import Number, is_packed, numbered
 from hushgrad.clipping.proof.survey import Names, Run, Survey, graph_of
-from hushgrad.clipping.proof.tags import Owners
 from hushgrad.clipping.site import Site
 from hushgrad.errors import CaptureError
 
@@ -56,6 +56,15 @@ class Seen(NamedTuple):
     bare: frozenset[str]  # parameters that no site uses
     layouts: Sequence[Layout | None]  # of the outputs
     again: Callable[[], Run | None]
+
+    @property
+    def is_plain(self) -> bool:
+        """Each call has its examples apart from each other, and no parameter is used elsewhere."""
+        return (
+            not self.bare
+            and not self.moves
+            and all(o.clean for owners in self.owners.values() for o in owners if o.each is not None)
+        )
 
     def frontier(self, shared: set[Number], below: frozenset[Trail]) -> Frontier:
         """The frontier of these calls and of the bare parameters, above these ways. Raises LookupError."""

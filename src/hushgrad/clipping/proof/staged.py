@@ -21,8 +21,8 @@ from hushgrad.clipping.proof.inputs import leaves
 from hushgrad.clipping.proof.known import Known
 from hushgrad.clipping.proof.quiet import Quiet, as_it_was, buffers_of, draw_from, host_draws, hushed, put_back, quieted
 from hushgrad.clipping.proof.restored import attributes_restored
-from hushgrad.clipping.proof.state import Attributes, Place
-from hushgrad.clipping.proof.structure import Structure
+from hushgrad.clipping.proof.state import Attributes, Place, attributes_of
+from hushgrad.clipping.proof.structure import NATIVE, Structure
 from hushgrad.clipping.proof.survey import Run
 from hushgrad.clipping.proof.uneven import Opening, opened
 from hushgrad.clipping.proof.zeros import lifted
@@ -39,13 +39,14 @@ _LARGE = 4_000_000  # parameters: 16 MB; smaller models' pages are dearer than t
 
 
 class Staged:
-    """Runs a model for proofs: what :class:`~hushgrad.clipping.proof.others.Sealing` asks for."""
+    """Runs a model for proofs: what :class:`~hushgrad.clipping.proof.sealing.Sealing` asks for."""
 
     def __init__(self, capture: Capture, attributes: Attributes, lot: Random, known: Known, *, seal: bool) -> None:
         self.model: nn.Module = capture.model
         self._capture, self._tape, self._attributes, self._lot, self._seal = capture, capture._tape, attributes, lot, seal
         self._known = known
         self.runs: list[Run] | None = None  # of the proof that is running
+        self.kept: Run | None = None
         self.courses: list[Course] = []  # of all its passes
         self.of: tuple[int, Structure | None] = (0, None)
         self.opening: Opening | None = None  # of outputs that hold examples of different lengths
@@ -61,12 +62,14 @@ class Staged:
         self._wrote = False
         self.draws = False  # from Python's or numpy's generator, in some pass
         self._draws = host_draws()  # where each pass of a proof begins: one example alone takes the branches that its batch takes
+        self._drawn = self._draws  # where the last pass has ended
 
     @contextmanager
     def _proving(self, quiet: Quiet) -> Iterator[None]:
         tape: Tape = self._tape
         grads = [(p, p.grad) for p in self.model.parameters()]
         self._start, self._quiet, self._clocks, self._draws = buffers_of(self.model), quiet, None, host_draws()
+        self._drawn = self._draws
         self.runs = []
         try:
             lift = lifted(self._capture.trained.values() if self.lifts else ())
@@ -76,7 +79,7 @@ class Staged:
                 tape.deaf = True
                 yield
         finally:
-            self.runs, self._start = None, {}
+            self.runs, self.kept, self._start = None, None, {}
             for p, g in grads:
                 p.grad = g
 
@@ -93,13 +96,29 @@ class Staged:
         self._called(inputs)
         return self.runs.pop()
 
+    def run_sealed(self, inputs: Any, examples: int, structure: Structure) -> Run:
+        """The pass over the batch, read by its structure: the one that was kept, if that can be read so late, else a new one."""
+        run, self.kept = self.kept, None
+        if run is None or not structure.plain or any(structure.around):
+            del run
+            return self.run(inputs, examples, structure)
+        tape = self._tape
+        tape.clear()
+        tape.announce(examples=examples)
+        batch = tape.enter(examples)
+        batch.structure = structure
+        for call in run.calls:
+            call.batch, call.place = batch, NATIVE
+        return run
+
     def _called(self, inputs: Any, *, after: Any = None) -> Any:
         """The model, in the state in which the proof began; what it counts is noted."""
         self._give_back()
         if self._clocks is None:
             return self._first_called(inputs)
-        put_back(self.model, self._start)
-        with attributes_restored(self.model, self._note):
+        if self._start:
+            put_back(self.model, self._start)
+        with attributes_restored(self._attributes.all(), self._note):
             if after is not None:
                 self._run(after)
             return self._run(inputs)
@@ -113,13 +132,15 @@ class Staged:
         args, kwargs = copied(inputs)
         self._quiet.seeds.clear()
         self._quiet.listens = True
-        draw_from(self._draws)
+        if self._drawn != self._draws:
+            draw_from(self._draws)
         try:
             with hushed():
                 return self.model(*args, **kwargs)
         finally:
             self._quiet.listens = False
-            self.draws = self.draws or host_draws() != self._draws
+            self._drawn = host_draws()
+            self.draws = self.draws or self._drawn != self._draws
 
     def heard(self, course: Course) -> None:
         """The model's own forward has ended, and took this course; hooks of others may follow."""
@@ -130,7 +151,7 @@ class Staged:
     def _first_called(self, inputs: Any) -> Any:
         """The first, ordinary pass of a proof. What it writes to parameters is found before anything extreme is written there."""
         marks = {} if self._spares_parameters else self._marks()
-        with attributes_restored(self.model, self._note), self._attributes.clocks() as clocks:
+        with attributes_restored(attributes_of(self.model), self._note), self._attributes.clocks() as clocks:
             output = self._run(inputs)
         changed = [name for name, mark in self._marks().items() if mark != marks.get(name, mark)] if marks else []
         if changed:
@@ -152,9 +173,9 @@ class Staged:
     def _note(self) -> None:
         self._wrote = True
 
-    def wrote(self) -> bool:
-        """Whether a pass has left something behind in an attribute."""
-        return self._wrote
+    def keeps_nothing(self) -> bool:
+        """Whether no pass so far has left something behind: then one that was made earlier is as good as one that is made now."""
+        return not self._wrote
 
     def seeds(self) -> frozenset[int]:
         """Of the generators that the last pass has drawn from."""

@@ -47,14 +47,19 @@ class Attributes:
 
     def key(self, data: Iterable[Tensor]) -> tuple[Any, ...]:
         """Their values, without the clocks, how the model is put together, and of what kinds its other tensors and ``data`` are."""
-        wiring = self._wiring.number()
-        if sum(map(len, self._dicts)) != self._size or wiring != self._wired:
-            self._list()
+        self.all()
         values = [*starmap(dict.get, self._places)]
         if not _PLAIN.issuperset(map(type, values)):
             values = [v if type(v) in _PLAIN else type(v) for v in values]
         cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         return self._wired, cast, self._beside.kinds() if self._beside.places else (), tuple(values), *map(_kind, data)
+
+    def all(self) -> list[dict[str, Any]]:
+        """The attributes of all modules and of their configurations; listed anew only if some were added, or modules exchanged."""
+        wiring = self._wiring.number()
+        if sum(map(len, self._dicts)) != self._size or wiring != self._wired:
+            self._list()
+        return self._dicts
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self._model}
@@ -78,17 +83,20 @@ class Attributes:
     def meet(self, met: Callable[[], list[Tensor]]) -> None:
         """A forward has computed with what is ``met``, whoever holds it."""
         self._list()
-        self._beside.meet(self._model, met)
+        if self._beside.meet(self._model, met):
+            self._list()
 
     def proved(self) -> None:
         """These values were proved. A number that had several, all proved, follows a schedule: it is no longer compared."""
+        before = len(self._clocks)
         for d, name in self._places:
             if type(d.get(name)) in (int, float):
                 seen = self._values.setdefault((id(d), name), set())
                 seen.add(d[name])
                 if len(seen) >= SCHEDULE:
                     self._clocks.add((id(d), name))
-        self._list()
+        if len(self._clocks) > before:
+            self._list()
 
     def _set(self) -> list[Place]:
         """Numbers that had other values in earlier proofs."""
@@ -100,15 +108,17 @@ class Attributes:
         self._list()
         before = [(d, name, d[name]) for d, name in self._all()]
         found: list[Place] = []
-        with self._beside.written():
+        with self._beside.written() as written:
             yield found
+        known = len(self._clocks)
         for d, name, value in before:
             now = d.get(name)
             if type(now) in _PLAIN and now != value:
                 self._clocks.add((id(d), name))
                 if type(now) in (int, float):
                     found.append((d, name))
-        self._list()
+        if written or len(self._clocks) > known:
+            self._list()
 
     def times(self) -> list[Time]:
         """What the clocks say now."""

@@ -11,10 +11,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.layout import MIXED, NOBODY, Kind, Layout
+from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Graph
 from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.proof.structure import Number, Structure, is_packed, numbered
-from hushgrad.clipping.proof.tags import Exit, Owners, tagged
+from hushgrad.clipping.proof.tags import Exit, tagged
 from hushgrad.clipping.proof.uneven import Opening
 from hushgrad.clipping.runs import same
 from hushgrad.errors import CaptureError
@@ -60,6 +61,7 @@ class Stage(Names, Protocol):
 
     model: nn.Module
     opening: Opening | None  # of outputs that hold examples of different lengths
+    kept: Run | None  # the pass over the batch, if it may be read by the structure that is found
 
     def shared(self, tensor: int, shape: tuple[int, ...]) -> bool:
         """Whether all examples shared this input, of this shape, in a pass that was proved."""
@@ -69,6 +71,9 @@ class Stage(Names, Protocol):
 
     def run(self, inputs: Any, examples: int, structure: Structure | None = None) -> Run:
         """A pass under the capture."""
+
+    def keeps_nothing(self) -> bool:
+        """Whether no pass so far has left something behind: then one that was made earlier is as good as one that is made now."""
 
     def dim(self) -> int | None:
         """The dimension of the inputs in which somebody has said that the examples are."""
