@@ -158,12 +158,12 @@ def total(parts: Sequence[Tensor], factor: float) -> tuple[Tensor, Tensor, bool]
     return squares, norms, bool(_LIBRARY.total(*at))
 
 
-def clip(parts: Sequence[Tensor], factor: float, bound: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, bool] | None:
+def clip(parts: Sequence[Tensor], factor: float, bound: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor, bool] | None:
     """Norms whose squares are ``factor`` times the sum of the parts, min(1, bound / norm), and whether all is finite.
 
-    The weight is 0 where the norm is no number, and where single precision could not hold it.
+    The weight is 0 where the norm is no number, and where single precision could not hold it. ``dtype``: double precision by default.
     """
-    single = dtype is torch.float32
+    single, dtype = dtype is torch.float32, dtype or torch.float64
     if _LIBRARY is None or not _double(parts) or not (single or dtype is torch.float64):
         return None
     rows = parts[0].numel()

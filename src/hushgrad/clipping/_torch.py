@@ -29,6 +29,7 @@ __all__ = [
     "hooked",
     "input_metadata",
     "input_shape",
+    "is_autocast",
     "is_exporting",
     "is_tracing",
     "is_transformed",
@@ -36,11 +37,14 @@ __all__ = [
     "memory_of",
     "nodes_made",
     "packing_on",
+    "pop_mode",
     "pop_packing",
+    "push_mode",
     "push_packing",
     "refuse_tracing",
     "retains",
     "saved",
+    "set_grad",
     "transform",
     "unwatched",
 ]
@@ -62,6 +66,13 @@ unwatched: Callable[[], Any] = torch._C.DisableTorchFunction
 push_packing: Callable[[Callable[[Tensor], Any], Callable[[Any], Tensor]], None]
 push_packing = torch._C._autograd._push_saved_tensors_default_hooks
 pop_packing: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
+
+# What torch.set_grad_enabled does, without an object for it.
+set_grad: Callable[[bool], None] = torch._C._set_grad_enabled
+
+# What entering and leaving a torch.overrides.TorchFunctionMode comes to, for the same reason.
+push_mode: Callable[[Any], None] = torch._C._push_on_torch_function_stack
+pop_mode: Callable[[], Any] = torch._C._pop_torch_function_stack
 
 
 def retains() -> bool:
@@ -143,6 +154,7 @@ def is_transformed() -> bool:
     return transform() is not None
 
 
+is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on whatever device
 is_tracing: Callable[[], bool] = torch._C._is_tracing  # inside of ``torch.jit.trace``
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad import _check
-from hushgrad.clipping._torch import left_alone
+from hushgrad.clipping._torch import left_alone, set_grad
 from hushgrad.clipping.announcing import Announcing
 from hushgrad.clipping.base import ClippedSum
 from hushgrad.clipping.certificate import Certificate
@@ -219,17 +219,19 @@ class Capture(Announcing, Collecting):
             out: tensors to add the sums to, by parameter; with a certificate, each sum when it is complete, rounded once.
             scale: what the sums are multiplied by.
         """
+        before = torch.is_grad_enabled()
+        set_grad(False)
         try:
-            with torch.set_grad_enabled(False):  # as a decorator, or as no_grad, it takes three times as long
-                sums = self._sums(out or {})
-                parts = self._reduced(clipper, sums, scale)
-                if len(parts) == 1 and self._folded is None and parts[0].counted is None:
-                    raw_sums = {}
-                    for name, total in sums.items():
-                        raw_sums[name] = total.done
-                    return ClippedSum(raw_sums, *parts[0][:3])
-                return self._joined(clipper, sums, parts, scale)
+            sums = self._sums(out or {})
+            parts = self._reduced(clipper, sums, scale)
+            if len(parts) == 1 and self._folded is None and parts[0].counted is None:
+                raw_sums = {}
+                for name, total in sums.items():
+                    raw_sums[name] = total.tensor if total.tensor is not None and type(total) is Sum else total.done
+                return ClippedSum(raw_sums, *parts[0][:3])
+            return self._joined(clipper, sums, parts, scale)
         finally:
+            set_grad(before)
             self.discard()
 
     @property

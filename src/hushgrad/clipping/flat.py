@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from hushgrad import _check, _papers
@@ -55,14 +56,17 @@ class Flat(Clipper):
 
     def clip(self, rows: Sequence[Tensor], factor: float, dtype: torch.dtype | None = None) -> Clipped:
         """As :meth:`Clipper.clip`, in one call where the C library can do it."""
-        import torch
-
-        from hushgrad.clipping import _fused
-
-        dtype = torch.float64 if dtype is None else dtype
-        made = _fused.clip(rows, factor, self.max_grad_norm, dtype) if type(self).weights is Flat.weights else None
+        made = _kernel()(rows, factor, self.max_grad_norm, dtype) if type(self).weights is Flat.weights else None
         return super().clip(rows, factor, dtype) if made is None else Clipped(*made)
 
     def sensitivity(self, relation: Relation) -> float:
         """C times the number of contributions that neighbours differ by."""
         return self.max_grad_norm * relation.contributions
+
+
+@cache
+def _kernel() -> Callable[[Sequence[Tensor], float, float, torch.dtype | None], tuple[Tensor, Tensor, bool] | None]:
+    """Looked up once, when a step needs it: plans are made without torch."""
+    from hushgrad.clipping import _fused
+
+    return _fused.clip

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.autograd.graph import GradientEdge
 
+from hushgrad.clipping._torch import eagerly
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.proof.given import floats
 from hushgrad.clipping.proof.inputs import data_of, examples_of, leaves
@@ -61,6 +62,7 @@ class Passes:
 
     # Before the forward --------------------------------------------------------------------------------------------------
 
+    @eagerly
     def _unknown(
         self, inputs: Any, tensors: list[Any], key: Any, expected: int | None, *, aside: bool, faint: Structure | None
     ) -> tuple[int, list[Structure], Any, bool] | None:
@@ -115,6 +117,7 @@ class Passes:
         finally:
             self.running = running
 
+    @eagerly
     def _repeat(self, structure: Structure, inputs: Any, B: int) -> None:
         """Repeat a part of the proof."""
         with self._kept(for_good=True):
@@ -131,6 +134,7 @@ class Passes:
 
     # Behind it -----------------------------------------------------------------------------------------------------------
 
+    @eagerly
     def _tried(self, here: Pass, made: int, output: Any) -> None:
         """A pass of a proof is over."""
         assert self._trials.runs is not None
@@ -150,6 +154,7 @@ class Passes:
                 f"The model does something else each time it is called, so its gradients cannot be attributed: {error}."
             ) from None
 
+    @eagerly
     def _place(self, here: Pass, made: int, output: Any) -> None:
         """Tell each call where its examples are."""
         if here.examples < 2:

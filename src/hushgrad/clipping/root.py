@@ -14,7 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping._torch import eagerly, is_exporting, is_tracing, nodes_made, pop_packing, push_packing, refuse_tracing
+from hushgrad.clipping._torch import (
+    is_exporting,
+    is_tracing,
+    nodes_made,
+    pop_mode,
+    pop_packing,
+    push_mode,
+    push_packing,
+    refuse_tracing,
+)
 from hushgrad.clipping.call import Call
 from hushgrad.clipping.costs import AGAIN, TRIES
 from hushgrad.clipping.passes import Passes, is_evaluation
@@ -28,7 +37,7 @@ from hushgrad.errors import NotIsolated
 
 __all__ = ["Pass", "Root"]
 
-_site, _shapes, _is_nested = attrgetter("site"), attrgetter("shapes"), attrgetter("is_nested")
+_site, _shapes, _shape, _is_nested = attrgetter("site"), attrgetter("shapes"), attrgetter("shape"), attrgetter("is_nested")
 _TENSORS = {Tensor}
 
 
@@ -62,7 +71,7 @@ class Pass:
             torch.backends.mha.set_fastpath_enabled(False)
         if watched:
             self.course = Course()
-            self.course.__enter__()
+            push_mode(self.course)
             if self.structure is not None and self.structure.dispatched:
                 self.dispatch = Dispatch()
                 self.dispatch.__enter__()
@@ -75,7 +84,7 @@ class Pass:
         if self.dispatch is not None:
             self.dispatch.__exit__(None, None, None)
         if self.course is not None:
-            self.course.__exit__(None, None, None)
+            pop_mode()
         if self.fast is not None:
             torch.backends.mha.set_fastpath_enabled(self.fast)
         if self.packing is not None:
@@ -104,7 +113,6 @@ class Root(Passes):
 
     # A pass begins -------------------------------------------------------------------------------------------------------
 
-    @eagerly
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_tracing() or is_exporting():
             refuse_tracing()
@@ -116,7 +124,7 @@ class Root(Passes):
             examples, structure = self._trials.of
             here: Pass | None = Pass((args, kwargs), examples, [] if structure is None else [structure], fresh=True)
         else:
-            here = self._known_or_proved((args, kwargs))
+            here = self._known_or_proved(args, kwargs)
         self.running.append(here)
         if here is None:  # an evaluation
             return
@@ -128,38 +136,39 @@ class Root(Passes):
             here.times = self._attributes.times()
         here.enter(training=self.model.training, watched=self._seal and (proving or here.structure is not None))
 
-    def _known_or_proved(self, inputs: tuple[Any, Any]) -> Pass | None:
+    def _known_or_proved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass | None:
         """The pass over these inputs, by structures that were proved, now if need be. None: an evaluation."""
-        args, kwargs = inputs
-        # Most models are given tensors, and nothing else.
-        tensors = [*args] if not kwargs and {*map(type, args)} == _TENSORS else leaves(inputs if kwargs else args)
+        tensors = data = [*args]
+        if kwargs or {*map(type, args)} != _TENSORS:  # most models are given tensors, and nothing else
+            tensors = leaves((args, kwargs) if kwargs else args)
+            data = tensors if {*map(type, tensors)} == _TENSORS else [data_of(t) for t in tensors]
         expected, within = self._tape.expected()
         if self.failed:
             raise NotIsolated(self.failed)
-        data = tensors if {*map(type, tensors)} == _TENSORS else [data_of(t) for t in tensors]
         if any(map(_is_nested, data)):
             self._tape.refuse_nested("The model was given")
         aside = self.announces and not self.model.training
         if (aside or within) and is_evaluation(tensors, expected, aside=aside):
             return None
-        key, faint = self._attributes.key(data), None
-        for B, found in self.known.read_as(key, tensors, expected) if expected != 0 and self._whole else ():
-            if B == 1 and self.known.proved(key):
-                return Pass(inputs, 1, [], key)
+        key, known, faint = self._attributes.key(data), self.known, None
+        # Most passes ask what the last one asked.
+        same = (key, expected, [*map(_shape, data)]) == known.asked and data is tensors
+        for B, found in known.answer if same else known.read_as(key, tensors, expected) if expected != 0 and self._whole else ():
+            if B == 1 and known.proved(key):
+                return Pass((args, kwargs), 1, [], key)
             if found and found[0].partly and self._tries < TRIES:  # these data may show more
                 self._tries, faint = self._tries + 1, found[0]
             if found and faint is None:
-                lot = self._lot.randrange(4 * AGAIN)  # of 0, all of the proof is repeated
+                lot = int(self._lot.random() * 4 * AGAIN)  # of 0, all of the proof is repeated
                 if 0 < lot < 4:
-                    self._repeat(found[0], inputs, B)
+                    self._repeat(found[0], (args, kwargs), B)
                 if lot:
-                    return Pass(inputs, B, found, key)
-        made = self._unknown(inputs, tensors, key, expected, aside=aside, faint=faint)
-        return None if made is None else Pass(inputs, *made)
+                    return Pass((args, kwargs), B, found, key)
+        made = self._unknown((args, kwargs), tensors, key, expected, aside=aside, faint=faint)
+        return None if made is None else Pass((args, kwargs), *made)
 
     # A pass ends ---------------------------------------------------------------------------------------------------------
 
-    @eagerly
     def _exit(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         here = self.running.pop() if self.running else None
         if here is None:
@@ -198,5 +207,5 @@ class Root(Passes):
 def _aside() -> Pass:
     here = Pass((), 0, [], fresh=True)
     here.is_aside, here.course = True, Course()
-    here.course.__enter__()
+    push_mode(here.course)
     return here

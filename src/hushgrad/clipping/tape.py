@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from hushgrad.clipping._torch import backward_task
+from hushgrad.clipping._torch import backward_task, is_autocast
 from hushgrad.clipping.proof.structure import NATIVE
 from hushgrad.clipping.proof.words import differentiated
 from hushgrad.clipping.scaled import SCALED, scaled_tasks
@@ -120,7 +120,7 @@ class Tape:
         """Let a rule work: nothing that it runs again is captured, and nothing is cast to a lower precision."""
         self.silent += 1
         try:
-            if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            if is_autocast():
                 with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
                     return work()
             return work()

@@ -26,8 +26,10 @@ class Known:
         self._proved: dict[Any, list[Structure]] = {}
         self._placed: set[tuple[int, int, Kind, int]] = set()  # inputs, one of them, and where its examples were
         self._between: dict[Any, list[Structure]] = {}  # of lengths between the proved ones
-        self._asked: Any = None  # the last question of `read_as`, and its answer
-        self._answer: list[tuple[int, list[Structure]]] = []
+        self.asked: Any = (
+            None  # the last question of `read_as` about plain tensors: key, expected and their sizes; and its answer
+        )
+        self.answer: list[tuple[int, list[Structure]]] = []
 
     def proved(self, key: Any) -> list[Structure]:
         """All that were proved under this key, the last one first."""
@@ -60,7 +62,7 @@ class Known:
         structure = structure._replace(courses=joined([structure.courses, *replaced]))
         self._proved[key] = [structure, *kept]
         self._between.pop(key, None)
-        self._asked = None
+        self.asked = None
         return structure
 
     def saw(self, key: Any, structure: Structure, nodes: int, course: Course | None) -> None:
@@ -70,16 +72,13 @@ class Known:
             seen = seen._replace(courses=seen.courses.after(course))
         for kept in (self._proved.get(key, []), self._between.get(key, [])):
             kept[:] = [seen if s is structure else s for s in kept]
-        self._asked = None
+        self.asked = None
 
     def read_as(self, key: Any, tensors: list[Any], expected: int | None) -> list[tuple[int, list[Structure]]]:
         """How many examples these inputs may hold, ``expected`` where that was said, with the candidates for each number.
 
-        Most passes ask what the last one asked: all that the answer depends on are the key and the sizes of tensors.
+        All that the answer depends on are the key and the sizes of tensors.
         """
-        shapes = [*map(_shape, tensors)] if {*map(type, tensors)} == _TENSORS else None
-        if shapes is not None and (key, expected, shapes) == self._asked:
-            return self._answer
         proved, answer = self._proved.get(key, ()), []
         for n in [expected] if expected is not None else dict.fromkeys([s.examples(tensors) for s in proved]):
             if n is None:
@@ -89,7 +88,8 @@ class Known:
                 if s.fits(tensors, n):
                     found.append(s)
             answer.append((n, found if found or n == 1 or len(proved) < LENGTHS else self._concluded(key, tensors, n)))
-        self._asked, self._answer = (key, expected, shapes), answer
+        plain = {*map(type, tensors)} == _TENSORS
+        self.asked, self.answer = (key, expected, [*map(_shape, tensors)]) if plain else None, answer
         return answer
 
     def _concluded(self, key: Any, tensors: list[Any], examples: int) -> list[Structure]:

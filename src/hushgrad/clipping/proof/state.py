@@ -13,10 +13,9 @@ from itertools import starmap
 from operator import attrgetter, methodcaller
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping._torch import global_hooks
+from hushgrad.clipping._torch import global_hooks, is_autocast
 from hushgrad.clipping.costs import SCHEDULE
 from hushgrad.clipping.proof.beside import Beside
 
@@ -51,8 +50,7 @@ class Attributes:
         values = [*starmap(dict.get, self._places)]
         if not _PLAIN.issuperset(map(type, values)):
             values = [v if type(v) in _PLAIN else type(v) for v in values]
-        cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        return self._wired, cast, self._beside.kinds() if self._beside.places else (), tuple(values), *map(_kind, data)
+        return self._wired, is_autocast(), self._beside.kinds() if self._beside.places else (), tuple(values), *map(_kind, data)
 
     def all(self) -> list[dict[str, Any]]:
         """The attributes of all modules and of their configurations; listed anew only if some were added, or modules exchanged."""
@@ -175,7 +173,7 @@ class Wiring:
     def number(self) -> int:
         """That of the present way. As long as all is the very same, that is a matter of microseconds."""
         tables, places, types = self._watched
-        now = [*map(tuple, map(_values, tables))], [*starmap(dict.get, places)], [*map(_forward, types)]
+        now = [*map(tuple, map(_values, tables)), *starmap(dict.get, places), *map(_forward, types)]
         if now != self._seen or any(self._empty):
             self.look()
         return self._number
@@ -201,7 +199,7 @@ class Wiring:
 
     def _now(self) -> Any:
         tables, places, types = self._watched
-        return [*map(tuple, map(_values, tables))], [*starmap(dict.get, places)], [*map(_forward, types)]
+        return [*map(tuple, map(_values, tables)), *starmap(dict.get, places), *map(_forward, types)]
 
 
 def _is_function(value: Any) -> bool:
