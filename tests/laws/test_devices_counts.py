@@ -47,7 +47,7 @@ def test_tied_weights_wait_for_nothing():
 def test_variants_wait_for_nothing(name):
     meter = private_step(MODELS["MLP"], **VARIANTS[name])
     assert not meter.syncs, meter.syncs
-    ids = {place: count for place, count in meter.bytes.items() if "clipping/collecting.py" in place}
+    ids = {place: count for place, count in meter.bytes.items() if "clipping/grouping.py" in place}
     assert meter.bytes == ids and (not ids or name == "users")  # whose record it is belongs to the batch
 
 

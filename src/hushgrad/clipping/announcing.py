@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -21,26 +21,6 @@ class Announcing:
     _tape: Tape
     _root: Root
     _most: int | None
-
-    def examples(
-        self, count: int, *, padding: int = 0, dim: int | Callable[[], int | None] | None = None, usual: int | None = None
-    ) -> None:
-        """The next physical batch has ``count`` examples, of which the last ``padding`` fill it up and do not count.
-
-        Args:
-            count: of examples.
-            padding: examples at the end that do not count.
-            dim: the dimension of the inputs that holds the examples (or a function that tells it); asked for only where two
-                dimensions are both as long as the batch.
-            usual: a public number of examples of such a batch, by which formulas are chosen. They round otherwise, so that a choice by
-                ``count`` lets one record more or less move all others.
-        """
-        self._root.announces = True
-        self._tape.dim = dim
-        self._tape.most = self._most if usual is None else usual
-        if type(count) is not int or type(padding) is not int or count < 0 or padding < 0:
-            count, padding = _check.integer(0, count=count), _check.integer(0, padding=padding)
-        self._tape.announce(examples=count, padding=padding)
 
     def units(self, ids: Tensor) -> None:
         """Examples of the next physical batch with equal ``ids`` belong to one unit, whose whole gradient is clipped as one."""

@@ -10,12 +10,14 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_flatten
 
+from hushgrad.clipping._torch import backward_task
 from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.costs import ROUNDING, seal_of
 from hushgrad.clipping.layout import NOBODY, Kind, gathered, padded
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Place
 from hushgrad.clipping.rules.experts import Experts, Routed
 from hushgrad.clipping.rules.parameter import Bare, Nothing, Whole, finite
+from hushgrad.clipping.scaled import scaled_tasks
 
 if TYPE_CHECKING:
     from hushgrad.clipping.site import Site
@@ -187,8 +189,13 @@ class Call:
 
     def _add(self, grads: tuple[Tensor | None, ...], x: Tensor | None = None) -> None:
         """Open the record, with ``x`` in the place of the input; or add a second loss over the same pass."""
-        site, tape = self.site, self.site.tape
-        self.tasks.append(tape.arrived(self))
+        site, batch = self.site, self.batch
+        tape, task = site.tape, backward_task()
+        if batch is not tape.current or task in scaled_tasks or torch.is_grad_enabled():
+            tape.refuse_arrival(self)
+        batch.tasks.add(task)
+        batch.summed.add(tape.summing)
+        self.tasks.append(task)
         args, kwargs = (self.args, self.kwargs) if x is None else ((x,), {})
         given = (*args, *grads)
         ready = site.ready(given)
@@ -205,7 +212,7 @@ class Call:
             self.versions = _versions(args, kwargs)
         self.record = Record(site.module, site.names, args, kwargs, grads, self.memory, tape.most)
         self.args, self.kwargs = (), {}
-        self.batch.calls.append(self)
+        batch.calls.append(self)
 
     def _add_again(self, record: Record, grads: tuple[Tensor | None, ...]) -> None:
         if not record.grads:

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad import _check
-from hushgrad.clipping._torch import left_alone, set_grad
+from hushgrad.clipping._torch import left_alone
 from hushgrad.clipping.announcing import Announcing
-from hushgrad.clipping.base import ClippedSum
+from hushgrad.clipping.answering import Answering
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper
-from hushgrad.clipping.collecting import Collecting
 from hushgrad.clipping.held import Held
 from hushgrad.clipping.proof.explain import explained
 from hushgrad.clipping.reduce import Part, together
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Capture"]
 
 
-class Capture(Announcing, Collecting):
+class Capture(Announcing, Answering):
     """Watches a model's forward and backward passes and gives the sum of clipped per-example gradients.
 
     sum_i w_i G_i, where G_i is the gradient of example i's own loss and w_i = ``clipper.weights(‖G_i‖²)``. The model, its
@@ -183,56 +182,7 @@ class Capture(Announcing, Collecting):
         """This process may run the model alone."""
         return self._held.whole
 
-    @property
-    def rounded(self) -> bool:
-        """Whether gradients, or inputs of layers, came in half precision so far."""
-        return self._tape.rounded
-
-    @property
-    def not_isolated(self) -> str | None:
-        """Why this model may not be trained privately, if a proof has shown it."""
-        return self._root.failed
-
-    # What a proof asks -------------------------------------------------------------------------------------------------
-
-    @property
-    def trained(self) -> dict[str, nn.Parameter]:
-        """The captured parameters by name."""
-        return self._params
-
-    def discard(self) -> None:
-        """Forget everything since the last collect."""
-        if self._root.running:
-            self._root.reset()
-        self._tape.clear()
-        self._folded, self._folded_units = None, set()
-
     # Collect -----------------------------------------------------------------------------------------------------------
-
-    def collect(self, clipper: Clipper, *, out: Mapping[str, Tensor] | None = None, scale: float = 1.0) -> ClippedSum:
-        """Clip, add up and clear: ``raw_sums[name]`` = scale * sum_i w_i G_i, added to ``out[name]`` in place where that is given.
-
-        Without a backward since the last collect the sum is empty: zeros (or ``out`` as it was), and no norms.
-
-        Args:
-            clipper: turns norms into weights.
-            out: tensors to add the sums to, by parameter; with a certificate, each sum when it is complete, rounded once.
-            scale: what the sums are multiplied by.
-        """
-        before = torch.is_grad_enabled()
-        set_grad(False)
-        try:
-            sums = self._sums(out or {})
-            parts = self._reduced(clipper, sums, scale)
-            if len(parts) == 1 and self._folded is None and parts[0].counted is None:
-                raw_sums = {}
-                for name, total in sums.items():
-                    raw_sums[name] = total.tensor if total.tensor is not None and type(total) is Sum else total.done
-                return ClippedSum(raw_sums, *parts[0][:3])
-            return self._joined(clipper, sums, parts, scale)
-        finally:
-            set_grad(before)
-            self.discard()
 
     @property
     def scattered(self) -> frozenset[str]:
@@ -252,15 +202,6 @@ class Capture(Announcing, Collecting):
     def owners(self, name: str) -> list[Site]:
         """The sites of all modules that use this parameter."""
         return [site for site in self._sites if name in site.full.values()]
-
-    def check(self) -> int:
-        """Raise what :meth:`collect` would raise of the passes so far; else how many examples (or units) it will clip.
-
-        So a caller can refuse a step before it draws the step's noise. Nothing is cleared.
-        """
-        self._reconcile()
-        folded = self._folded[1] if self._folded else []
-        return sum(part.taken for part in folded) + sum(group.size - group.padding for group in self._groups())
 
     @torch.no_grad()
     def fold(self, clipper: Clipper) -> None:

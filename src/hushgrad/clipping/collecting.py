@@ -1,159 +1,104 @@
-"""From the passes since the last collect to a clipped sum, and what a proof asks of it."""
+"""What every step walks through: a batch is announced, and from its passes comes a clipped sum.
+
+A small model's step is mostly Python, so a usual step has a short way of its own: one backward pass, each module called once, nothing to
+be refused. What is rarer is in :mod:`hushgrad.clipping.grouping`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from hushgrad import _check
+from hushgrad.clipping._torch import set_grad
 from hushgrad.clipping.base import ClippedSum
-from hushgrad.clipping.call import Call
-from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper
+from hushgrad.clipping.grouping import Grouping
+from hushgrad.clipping.heavy import is_light
+from hushgrad.clipping.mass import Mass
 from hushgrad.clipping.preconditioned import precondition
-from hushgrad.clipping.reconcile import problem_of
-from hushgrad.clipping.reduce import Group, Part, Use, add_clipped, add_usual
-from hushgrad.clipping.rejected import joined
-from hushgrad.clipping.rules.parameter import Bare
-from hushgrad.clipping.site import Site
-from hushgrad.clipping.sums import Form, RoundedSum, RowSum, Sum
-from hushgrad.clipping.tape import Batch, Tape
-from hushgrad.errors import CaptureError
-from hushgrad.events import Relation
-
-if TYPE_CHECKING:
-    from hushgrad.clipping.held import Added
+from hushgrad.clipping.reduce import Part, add_clipped
+from hushgrad.clipping.sums import RoundedSum, RowSum, Sum
+from hushgrad.clipping.tape import Batch
+from hushgrad.clipping.there import summed_there
 
 __all__ = ["Collecting"]
 
-_site = attrgetter("site")
+_site, _requires_grad = attrgetter("site"), attrgetter("requires_grad")
 
 
-class Collecting:
-    """The private half of a capture."""
+class Collecting(Grouping):
+    """The part of a capture that every step walks through."""
 
-    model: nn.Module
-    loss_reduction: str
-    unused: str
-    scales: Callable[[], Mapping[str, Tensor] | None] | None
-    _tape: Tape
-    _likes: Mapping[str, Tensor | Form]
-    _reduced: Added
-    _grouped: tuple[Clipper | None, bool]
-    _certificate: Certificate | None
-    _copies: int
-    _fixed: int | None
-    _sites: list[Site]
-    _params: dict[str, nn.Parameter]
-    _names: dict[int, str]
-    _bare: dict[str, Site]
-    _covered: frozenset[str]
-    _usual_calls: int
-    _frozen: list[tuple[str, nn.Parameter]]
-    _dtypes: dict[str, torch.dtype]
-    _by_rows: frozenset[str]
-    _tied: bool
-    _folded: tuple[dict[str, Sum], list[Part]] | None
-    _folded_units: set[int]
+    # A batch begins ------------------------------------------------------------------------------------------------------
 
-    # What a proof asks -------------------------------------------------------------------------------------------------
+    def examples(
+        self, count: int, *, padding: int = 0, dim: int | Callable[[], int | None] | None = None, usual: int | None = None
+    ) -> None:
+        """The next physical batch has ``count`` examples, of which the last ``padding`` fill it up and do not count.
 
-    def name_of(self, leaf: Tensor) -> str | None:
-        """The name of a captured parameter."""
-        return self._names.get(id(leaf))
+        Args:
+            count: of examples.
+            padding: examples at the end that do not count.
+            dim: the dimension of the inputs that holds the examples (or a function that tells it); asked for only where two
+                dimensions are both as long as the batch.
+            usual: a public number of examples of such a batch, by which formulas are chosen. They round otherwise, so that a choice by
+                ``count`` lets one record more or less move all others.
+        """
+        self._root.announces = True
+        self._tape.dim = dim
+        self._tape.most = self._most if usual is None else usual
+        if type(count) is not int or type(padding) is not int or count < 0 or padding < 0:
+            count, padding = _check.integer(0, count=count), _check.integer(0, padding=padding)
+        self._tape.announce(examples=count, padding=padding)
 
-    def routed(self, calls: list[Call]) -> None:
-        """Rows are chosen by the data: sites that were not called, or on no rows, may get no gradient."""
-        busy = {name for c in calls if all(len(s) and s[0] for s in c.shapes) for name in c.site.full.values()}
-        self._tape.batch().routed = frozenset(name for site in self._sites for name in site.full.values()) - busy
+    def discard(self) -> None:
+        """Forget everything since the last collect."""
+        if self._root.running:
+            self._root.reset()
+        self._tape.clear()
+        self._folded, self._folded_units = None, set()
 
-    def refuse_detached(self) -> None:
-        """No output of a pass has a graph, though it had one in the proof."""
-        self._tape.fail(
-            "The outputs of the model require no gradient in this pass, as behind a reentrant checkpoint whose inputs require none. Use "
-            'checkpoint(..., use_reentrant=False), which is gradient_checkpointing_kwargs={"use_reentrant": False} in transformers.'
-        )
+    @property
+    def rounded(self) -> bool:
+        """Whether gradients, or inputs of layers, came in half precision so far."""
+        return self._tape.rounded
 
-    def refuse_around(self, shape: tuple[int, ...], g: Tensor) -> None:
-        """A gradient comes back through an output that is no example's."""
-        if not self._tape.deaf and bool(g.any()):
-            self._tape.fail(
-                f"The loss uses an output of the model, of the shape {shape}, that is made of all examples together, so it cannot be told "
-                "whose its gradient is. Return one value for each example instead, or detach it."
-            )
+    @property
+    def not_isolated(self) -> str | None:
+        """Why this model may not be trained privately, if a proof has shown it."""
+        return self._root.failed
 
-    def refuse_beyond(self, beyond: Callable[[Tensor], bool], g: Tensor) -> None:
-        """A gradient comes back to positions that an example has because another one is longer."""
-        if not self._tape.deaf and beyond(g):
-            self._tape.fail(
-                "The loss uses positions of an output beyond the length of their example, which are there as another is longer. Mask "
-                "them, loss * (torch.arange(T) < lengths[:, None]), or pad all batches to one length (total_length=...)."
-            )
+    # It ends -------------------------------------------------------------------------------------------------------------
 
-    def bare_call(self, name: str) -> Call:
-        """The use of a parameter in this batch that no site sees: it is read at the frontier."""
-        batch, p = self._tape.batch(), self._params[name]
-        if name not in batch.bare:
-            if name not in self._bare:
-                self._bare[name] = Site(self._tape, name, self.model, Bare(), {name: p}, {name: name})
-            batch.bare[name] = Call(self._bare[name], batch, (), {}, None)
-        return batch.bare[name]
+    def collect(self, clipper: Clipper, *, out: Mapping[str, Tensor] | None = None, scale: float = 1.0) -> ClippedSum:
+        """Clip, add up and clear: ``raw_sums[name]`` = scale * sum_i w_i G_i, added to ``out[name]`` in place where that is given.
 
-    def watched(self, forget: Callable[[], None]) -> None:
-        """Hooks on nodes of this batch's graph read for as long as the batch is remembered; ``forget`` lets go of what they know."""
-        self._tape.batch().watched.append(forget)
+        Without a backward since the last collect the sum is empty: zeros (or ``out`` as it was), and no norms.
 
-    def refuse_gone(self) -> None:
-        """A gradient comes back to the frontier of a pass that is forgotten."""
-        if not self._tape.deaf:
-            self._tape.fail(
-                "A gradient came back from an earlier batch, after it was collected or a later forward began. Run backward for each batch "
-                "before the next forward, or add the losses and run one backward."
-            )
-
-    def weighed(self, weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The sum of the per-example gradients with these weights, and the examples' norms; nothing is clipped."""
-        rows, self._by_rows = self._by_rows, frozenset()
-        folded, self._folded = self._folded, None
-        copies, self._copies = self._copies, 1
-        scales, self.scales = self.scales, None
-        unused, self.unused, reduction, self.loss_reduction = self.unused, "zero", self.loss_reduction, "sum"
-        certificate = self._certificate
-        self._certificate = certificate and certificate._replace(above=False)
+        Args:
+            clipper: turns norms into weights.
+            out: tensors to add the sums to, by parameter; with a certificate, each sum when it is complete, rounded once.
+            scale: what the sums are multiplied by.
+        """
+        before = torch.is_grad_enabled()
+        set_grad(False)
         try:
-            with torch.set_grad_enabled(False):
-                sums = self._sums({})
-                parts = self._reduced(_Given(weights), sums, 1.0)
-            # Examples without any numbers have no gradient.
-            norms = parts[0].norms[: parts[0].taken] if parts else torch.zeros_like(weights)
-            return {name: total.buffer for name, total in sums.items()}, norms
+            sums = self._sums(out or {})
+            parts = self._reduced(clipper, sums, scale)
+            if len(parts) == 1 and self._folded is None and parts[0].counted is None:
+                raw_sums = {}
+                for name, total in sums.items():
+                    raw_sums[name] = total.tensor if total.tensor is not None and type(total) is Sum else total.done
+                return ClippedSum(raw_sums, *parts[0][:3])
+            return self._joined(clipper, sums, parts, scale)
         finally:
-            self._by_rows, self._folded, self.unused, self.loss_reduction = rows, folded, unused, reduction
-            self._certificate, self._copies, self.scales = certificate, copies, scales
-
-    # Sums ----------------------------------------------------------------------------------------------------------------
-
-    def _joined(self, clipper: Clipper, sums: dict[str, Sum], parts: list[Part], scale: float) -> ClippedSum:
-        """All micro-batches, those that were folded too; there may be none."""
-        if self._folded is not None:
-            folded, earlier = self._folded
-            for name, total in folded.items():
-                if total.tensor is not None:
-                    sums[name].add(total.tensor.mul_(scale))
-            parts = earlier + parts
-        raw_sums = {name: total.done for name, total in sums.items()}
-        if not parts:
-            first = next(iter(self._params))
-            empty = self._params[first].new_zeros(0, dtype=self._dtypes[first])
-            return ClippedSum(raw_sums, empty, clipper.weights(empty), 0)
-        norms, weights = torch.cat([p.norms for p in parts]), torch.cat([p.weights for p in parts])
-        rejected, taken = joined([p.rejected for p in parts]), sum(p.taken for p in parts)
-        # Micro-batches of fixed shape are cut so that what is filled up comes last.
-        return ClippedSum(raw_sums, norms[:taken], weights[:taken], rejected, None if parts[0].counted is None else norms)
+            set_grad(before)
+            self.discard()
 
     def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
         whole = Sum if self._certificate is None else RoundedSum  # of what is in ``out``
@@ -170,8 +115,7 @@ class Collecting:
         plain = certificate is None and scales is None and not self._grouped[1]
         usual = self._usual() if plain else None
         if usual is not None:
-            counted = usual.examples - usual.padding if usual.padding or self._fixed is not None else None
-            part = self._tape.quiet(partial(add_usual, usual.calls, self._factor(usual), clipper, sums, scale, counted))
+            part = self._tape.quiet(partial(self._add_usual, usual, clipper, sums, scale))
             if part is not None:
                 return [part]
         self._reconcile()
@@ -182,16 +126,6 @@ class Collecting:
         if certificate is not None:
             self._require_capacity(certificate, groups)
         return self._tape.quiet(lambda: [add_clipped(group, clipper, sums, scale, certificate) for group in groups])
-
-    def _require_capacity(self, certificate: Certificate, groups: list[Group]) -> None:
-        taken = sum(group.size - group.padding for group in groups) + sum(
-            part.taken for part in (self._folded[1] if self._folded else [])
-        )
-        if taken > certificate.here:
-            raise CaptureError(
-                f"The step has more contributions than the {certificate.here} that its certificate is for. Make the plan for larger "
-                "batches (batch_size=)."
-            )
 
     def _usual(self) -> Batch | None:
         """The batch of a usual step, if this is one: one backward pass, each module called once, and nothing to be refused.
@@ -211,86 +145,41 @@ class Collecting:
             or not self._covered.isdisjoint(batch.bare)
         ):
             return None
-        for p in self._params.values():
-            if not p.requires_grad:
-                return None
-        for _, p in self._frozen:
-            if p.requires_grad:
-                return None
+        if not all(map(_requires_grad, self._params.values())) or any(p.requires_grad for _, p in self._frozen):
+            return None
         for call in calls:
             if call.index is not None or call.stale():
                 return None
         return batch
 
-    def _groups(self) -> list[Group]:
-        """The calls, by privacy unit."""
-        batches = [batch for batch in self._tape.batches if batch.calls]
-        if any(batch.units is not None for batch in batches):
-            return [self._by_unit(batches)] if batches else []
-        lanes: dict[int | None, list[Batch]] = {}
-        for batch in batches:
-            lanes.setdefault(batch.probe, []).append(batch)
-        if len(lanes) > 1 and len({tuple((b.examples, b.padding) for b in lane) for lane in lanes.values()}) > 1:
-            raise CaptureError("Every probe must pass over the same batches, in the same order.")
-        return [
-            Group(same[0].examples, [u for b in same for u in self._uses(b)], same[0].padding, self._fixed is not None)
-            for same in zip(*lanes.values(), strict=True)
-        ]
+    def _add_usual(self, batch: Batch, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part | None:
+        """As :func:`add_clipped`, of a usual step that is clipped as a whole; None if an example is not usual.
 
-    def _by_unit(self, batches: list[Batch]) -> Group:
-        if any(b.units is None or len(b.units) != b.examples for b in batches):
-            raise CaptureError(
-                "Expected one unit id for every example of every batch. Call capture.units(ids) before each forward."
-            )
-        counted = [b.units[: b.examples - b.padding] for b in batches if b.units is not None]
-        ids, index = torch.cat(counted).unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        if self._folded_units and not self._folded_units.isdisjoint(ids.tolist()):
-            raise CaptureError(
-                "A unit has examples in two micro-batches, of which the first is clipped already. Cut a batch with batch.split(size): it "
-                "keeps a unit's examples together."
-            )
-        uses, padding = [], int(any(batch.padding for batch in batches))
-        if padding:  # all of it is one unit more, the last
-            own = zip(index.split([len(units) for units in counted]), batches, strict=True)
-            index = torch.cat([t for units, b in own for t in (units, units.new_full((b.padding,), len(ids)))])
-        index = index.to(next(iter(self._params.values())).device, non_blocking=True)
-        for batch, units in zip(batches, index.split([batch.examples for batch in batches]), strict=True):
-            uses += self._uses(batch, units)
-        if self._fixed is not None:  # units without examples, and the one of what fills up
-            return Group(self._fixed + 1, uses, self._fixed + 1 - len(ids), fixed=True)
-        return Group(len(ids) + padding, uses, padding)
-
-    def _uses(self, batch: Batch, units: Tensor | None = None) -> list[Use]:
-        return [Use(call, self._factor(batch), call.units(units)) for call in batch.calls]
-
-    def _factor(self, batch: Batch) -> float:
-        """What gradients are multiplied by, as those of a mean were divided by the number of examples."""
-        if len(batch.summed) > 1:
-            raise CaptureError(
-                "One pass has two backward passes, one from private.loss and one beside it. Put all terms into the function that "
-                "private.loss is given, and run one backward."
-            )
-        is_mean = self.loss_reduction == "mean" and True not in batch.summed
-        return batch.coefficient * (batch.examples if is_mean else 1) / self._copies
-
-    def _reconcile(self) -> None:
-        """Every trainable parameter seen, and seen completely; else raise, and forget the passes."""
-        problem = problem_of(self._tape, self._params, self._frozen, require_all=self.unused == "raise")
-        if problem:
-            self._tape.failure = problem  # until the passes are discarded
-            raise CaptureError(problem)
-
-
-class _Given(Clipper):
-    """Weights that are given, for a proof."""
-
-    def __init__(self, given: Tensor) -> None:
-        self._given = given
-
-    def weights(self, sq_norms: Tensor) -> Tensor:
-        """As they were given, whatever the norms."""
-        return self._given.to(sq_norms)
-
-    def sensitivity(self, relation: Relation) -> float:
-        """Nothing of this is released."""
-        return float("inf")
+        That is one whose norm is not finite, or a heavy one. Then nothing was added yet, and the norms are remembered. Short, because a
+        small model's step is mostly Python.
+        """
+        calls, factor = batch.calls, batch.factor(mean=self.loss_reduction == "mean") / self._copies
+        counted = batch.examples - batch.padding if batch.padding or self._fixed is not None else None  # None: all take part
+        if not calls[0].site.params[0].is_cpu:
+            return Part(*summed_there(calls, factor, clipper, sums, scale, counted))
+        rows: list[Tensor] = []
+        masses: list[Mass] = []
+        for call in calls:
+            rows += (call.sq_norms or call.measure()).values()
+            if call.record.masses:  # type: ignore[union-attr]
+                masses += call.record.masses.values()  # type: ignore[union-attr]
+        dtype = calls[0].site.dtype
+        norms, weights, finite = clipper.clip(rows, factor * factor, dtype)
+        if not finite or (masses and not is_light(masses, weights * factor, clipper)):
+            return None
+        if counted is not None:
+            weights[counted:] = 0
+        scaled = weights if factor * scale == 1 else weights * (factor * scale)
+        for call in calls:
+            record, site = call.record, call.site
+            assert record is not None
+            by = scaled if dtype is site.dtype else scaled.to(site.dtype)
+            out = dict(zip(site.full, map(sums.__getitem__, site.full.values()), strict=True))
+            call.rule.add_weighted(record, dict.fromkeys(site.names, by), out)
+            record.clear()
+        return Part(norms, weights, 0) if counted is None else Part(norms[:counted], weights[:counted], 0)

@@ -8,7 +8,6 @@ parameter was used once, and its squared norms were taken while the gradient was
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,13 +18,13 @@ from hushgrad.clipping.call import Call
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper, added, usable
 from hushgrad.clipping.cross import joint_norms
-from hushgrad.clipping.heavy import Columns, by_group, form, heavy_units, is_light
+from hushgrad.clipping.heavy import Columns, by_group, form, heavy_units
 from hushgrad.clipping.mass import Mass
 from hushgrad.clipping.rejected import Counted, joined
 from hushgrad.clipping.sums import Sum
-from hushgrad.clipping.there import FILLED, cleaned_in_place, filled, held_back, raised, summed_there
+from hushgrad.clipping.there import FILLED, cleaned_in_place, filled, held_back, raised
 
-__all__ = ["Group", "Part", "Use", "add_clipped", "add_usual", "together"]
+__all__ = ["Group", "Part", "Use", "add_clipped", "together"]
 
 _MANY = 64  # parts of a step whose norms are tensors of their own
 
@@ -111,7 +110,7 @@ def add_clipped(
         weights[heavy], norms[heavy] = torch.stack(formed.weights), norms.new_tensor(formed.norms)
     ends = {name: k for k, use in enumerate(group.uses) for name in use.call.site.full.values()}
     for k, use in enumerate(group.uses):
-        # Rounded as in add_usual, before they are scaled: one record that is not usual must not move the weights of all others.
+        # Rounded as in a usual step, before they are scaled: one record that is not usual must not move the weights of all others.
         by = shares if certificate is not None else shares.to(use.call.site.dtype)  # layers may have different precisions
         _add_use(use, by * (use.factor * scale), columns, finite, sums)
         for name in use.call.site.full.values():
@@ -123,41 +122,6 @@ def add_clipped(
         return Part(norms.to(dtype), weights.to(dtype), norms, counted)
     norms = norms[:counted]
     return Part(norms.to(dtype), weights[:counted].to(dtype), norms if there else int((~norms.isfinite()).sum()))
-
-
-def add_usual(
-    calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict[str, Sum], scale: float, counted: int | None
-) -> Part | None:
-    """The same where each parameter is used once, all have one factor and are clipped together; None if an example is not usual.
-
-    That is one whose norm is not finite, or a heavy one. Then nothing was added yet, and the norms are remembered. Short, because a small
-    model's step is mostly Python. ``counted``: how many of the examples, the first, take part; None: all.
-    """
-    if not calls[0].site.params[0].is_cpu:
-        return Part(*summed_there(calls, factor, clipper, sums, scale, counted))
-    rows: list[Tensor] = []
-    masses: list[Mass] = []
-    for call in calls:
-        rows += (call.sq_norms or call.measure()).values()
-        if call.record.masses:  # type: ignore[union-attr]
-            masses += call.record.masses.values()  # type: ignore[union-attr]
-    dtype = calls[0].site.dtype
-    norms, weights, finite = clipper.clip(rows, factor * factor, dtype)
-    if not finite or (masses and not is_light(masses, weights * factor, clipper)):
-        return None
-    if counted is not None:
-        weights[counted:] = 0
-    scaled = weights if factor * scale == 1 else weights * (factor * scale)
-    for call in calls:
-        record, site = call.record, call.site
-        assert record is not None
-        call.rule.add_weighted(
-            record,
-            dict.fromkeys(site.names, scaled if dtype is site.dtype else scaled.to(site.dtype)),
-            dict(zip(site.full, map(sums.__getitem__, site.full.values()), strict=True)),
-        )
-        record.clear()
-    return Part(norms, weights, 0) if counted is None else Part(norms[:counted], weights[:counted], 0)
 
 
 def _measured(group: Group, *, wide: bool) -> tuple[dict[str, Tensor], dict[str, Mass]]:

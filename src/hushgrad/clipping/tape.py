@@ -17,7 +17,7 @@ from torch import Tensor
 from hushgrad.clipping._torch import backward_task, is_autocast
 from hushgrad.clipping.proof.structure import NATIVE
 from hushgrad.clipping.proof.words import differentiated
-from hushgrad.clipping.scaled import SCALED, scaled_tasks
+from hushgrad.clipping.scaled import SCALED
 from hushgrad.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -62,6 +62,15 @@ class Batch:
         self.structure: Structure | None = None  # of its last pass
         self.tasks: set[int] = set()  # the backward passes that reached it
         self.summed: set[bool] = set()  # whether what came back was of a sum, whatever the reduction of the run's losses is
+
+    def factor(self, *, mean: bool) -> float:
+        """What gradients are multiplied by, as those of a ``mean`` were divided by the number of examples."""
+        if len(self.summed) > 1:
+            raise CaptureError(
+                "One pass has two backward passes, one from private.loss and one beside it. Put all terms into the function that "
+                "private.loss is given, and run one backward."
+            )
+        return self.coefficient * (self.examples if mean and True not in self.summed else 1)
 
     def unwatch(self) -> None:
         """Let the hooks at the frontier forget nodes of the graph that holds them: from then on they refuse.
@@ -208,16 +217,8 @@ class Tape:
 
     # Backward --------------------------------------------------------------------------------------------------------
 
-    def arrived(self, call: Call) -> int:
-        """A gradient reached a call: check that it may, and return the number of the backward pass."""
-        batch, task = call.batch, backward_task()
-        if batch is not self.current or task in scaled_tasks or torch.is_grad_enabled():
-            self._refuse_arrival(call)
-        batch.tasks.add(task)
-        batch.summed.add(self.summing)
-        return task
-
-    def _refuse_arrival(self, call: Call) -> NoReturn:
+    def refuse_arrival(self, call: Call) -> NoReturn:
+        """A gradient reached a call that it may not reach."""
         path = call.site.path or "the model"
         if torch.is_grad_enabled():
             self.fail(f"{path} was differentiated with create_graph=True; second derivatives cannot be split by example.")

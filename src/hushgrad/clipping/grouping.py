@@ -1,0 +1,142 @@
+"""Steps that are not as usual: several micro-batches, units of several examples, probes, certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from hushgrad.clipping.base import ClippedSum
+from hushgrad.clipping.certificate import Certificate
+from hushgrad.clipping.clipper import Clipper
+from hushgrad.clipping.reconcile import problem_of
+from hushgrad.clipping.reduce import Group, Part, Use
+from hushgrad.clipping.rejected import joined
+from hushgrad.clipping.root import Root
+from hushgrad.clipping.site import Site
+from hushgrad.clipping.sums import Form, Sum
+from hushgrad.clipping.tape import Batch, Tape
+from hushgrad.errors import CaptureError
+
+if TYPE_CHECKING:
+    from hushgrad.clipping.held import Added
+
+__all__ = ["Grouping"]
+
+
+class Grouping:
+    """What a capture has, and how it puts calls together by privacy unit."""
+
+    model: nn.Module
+    loss_reduction: str
+    unused: str
+    scales: Callable[[], Mapping[str, Tensor] | None] | None
+    _tape: Tape
+    _likes: Mapping[str, Tensor | Form]
+    _reduced: Added
+    _grouped: tuple[Clipper | None, bool]
+    _certificate: Certificate | None
+    _copies: int
+    _fixed: int | None
+    _sites: list[Site]
+    _params: dict[str, nn.Parameter]
+    _names: dict[int, str]
+    _bare: dict[str, Site]
+    _covered: frozenset[str]
+    _usual_calls: int
+    _frozen: list[tuple[str, nn.Parameter]]
+    _dtypes: dict[str, torch.dtype]
+    _by_rows: frozenset[str]
+    _tied: bool
+    _folded: tuple[dict[str, Sum], list[Part]] | None
+    _folded_units: set[int]
+    _root: Root
+    _most: int | None
+
+    def _groups(self) -> list[Group]:
+        """The calls, by privacy unit."""
+        batches = [batch for batch in self._tape.batches if batch.calls]
+        if any(batch.units is not None for batch in batches):
+            return [self._by_unit(batches)] if batches else []
+        lanes: dict[int | None, list[Batch]] = {}
+        for batch in batches:
+            lanes.setdefault(batch.probe, []).append(batch)
+        if len(lanes) > 1 and len({tuple((b.examples, b.padding) for b in lane) for lane in lanes.values()}) > 1:
+            raise CaptureError("Every probe must pass over the same batches, in the same order.")
+        return [
+            Group(same[0].examples, [u for b in same for u in self._uses(b)], same[0].padding, self._fixed is not None)
+            for same in zip(*lanes.values(), strict=True)
+        ]
+
+    def _by_unit(self, batches: list[Batch]) -> Group:
+        if any(b.units is None or len(b.units) != b.examples for b in batches):
+            raise CaptureError(
+                "Expected one unit id for every example of every batch. Call capture.units(ids) before each forward."
+            )
+        counted = [b.units[: b.examples - b.padding] for b in batches if b.units is not None]
+        ids, index = torch.cat(counted).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        if self._folded_units and not self._folded_units.isdisjoint(ids.tolist()):
+            raise CaptureError(
+                "A unit has examples in two micro-batches, of which the first is clipped already. Cut a batch with batch.split(size): it "
+                "keeps a unit's examples together."
+            )
+        uses, padding = [], int(any(batch.padding for batch in batches))
+        if padding:  # all of it is one unit more, the last
+            own = zip(index.split([len(units) for units in counted]), batches, strict=True)
+            index = torch.cat([t for units, b in own for t in (units, units.new_full((b.padding,), len(ids)))])
+        index = index.to(next(iter(self._params.values())).device, non_blocking=True)
+        for batch, units in zip(batches, index.split([batch.examples for batch in batches]), strict=True):
+            uses += self._uses(batch, units)
+        if self._fixed is not None:  # units without examples, and the one of what fills up
+            return Group(self._fixed + 1, uses, self._fixed + 1 - len(ids), fixed=True)
+        return Group(len(ids) + padding, uses, padding)
+
+    def _uses(self, batch: Batch, units: Tensor | None = None) -> list[Use]:
+        factor = batch.factor(mean=self.loss_reduction == "mean") / self._copies
+        return [Use(call, factor, call.units(units)) for call in batch.calls]
+
+    def _require_capacity(self, certificate: Certificate, groups: list[Group]) -> None:
+        taken = sum(group.size - group.padding for group in groups) + sum(
+            part.taken for part in (self._folded[1] if self._folded else [])
+        )
+        if taken > certificate.here:
+            raise CaptureError(
+                f"The step has more contributions than the {certificate.here} that its certificate is for. Make the plan for larger "
+                "batches (batch_size=)."
+            )
+
+    def _joined(self, clipper: Clipper, sums: dict[str, Sum], parts: list[Part], scale: float) -> ClippedSum:
+        """All micro-batches, those that were folded too; there may be none."""
+        if self._folded is not None:
+            folded, earlier = self._folded
+            for name, total in folded.items():
+                if total.tensor is not None:
+                    sums[name].add(total.tensor.mul_(scale))
+            parts = earlier + parts
+        raw_sums = {name: total.done for name, total in sums.items()}
+        if not parts:
+            first = next(iter(self._params))
+            empty = self._params[first].new_zeros(0, dtype=self._dtypes[first])
+            return ClippedSum(raw_sums, empty, clipper.weights(empty), 0)
+        norms, weights = torch.cat([p.norms for p in parts]), torch.cat([p.weights for p in parts])
+        rejected, taken = joined([p.rejected for p in parts]), sum(p.taken for p in parts)
+        # Micro-batches of fixed shape are cut so that what is filled up comes last.
+        return ClippedSum(raw_sums, norms[:taken], weights[:taken], rejected, None if parts[0].counted is None else norms)
+
+    def _reconcile(self) -> None:
+        """Every trainable parameter seen, and seen completely; else raise, and forget the passes."""
+        problem = problem_of(self._tape, self._params, self._frozen, require_all=self.unused == "raise")
+        if problem:
+            self._tape.failure = problem  # until the passes are discarded
+            raise CaptureError(problem)
+
+    def check(self) -> int:
+        """Raise what :meth:`collect` would raise of the passes so far; else how many examples (or units) it will clip.
+
+        So a caller can refuse a step before it draws the step's noise. Nothing is cleared.
+        """
+        self._reconcile()
+        folded = self._folded[1] if self._folded else []
+        return sum(part.taken for part in folded) + sum(group.size - group.padding for group in self._groups())
