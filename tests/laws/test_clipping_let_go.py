@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat
-from hushgrad.clipping.call import Call
 from hushgrad.clipping.costs import MANY, crowd
 from hushgrad.clipping.layout import Kind, Layout
 from hushgrad.clipping.proof import sealing, tags
 from hushgrad.clipping.proof.tags import Exit, tagged
+from hushgrad.clipping.site import Call
 from hushgrad.errors import CaptureError
 
 

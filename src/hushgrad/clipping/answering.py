@@ -7,11 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping.call import Call
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.clipping.collecting import Collecting
 from hushgrad.clipping.rules.parameter import Bare
-from hushgrad.clipping.site import Site
+from hushgrad.clipping.site import Call, Site
 from hushgrad.events import Relation
 
 __all__ = ["Answering"]

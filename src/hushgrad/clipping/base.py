@@ -23,9 +23,9 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
-from hushgrad.clipping.mass import Mass, sq_norm
+from hushgrad.clipping.mass import sq_norm
+from hushgrad.clipping.record import Record, Sum
 from hushgrad.clipping.rejected import Counted
-from hushgrad.clipping.sums import Pieces, Sum
 
 __all__ = ["ClippedSum", "Factors", "Record", "Rule", "measured_here", "rule", "rule_for"]
 
@@ -49,73 +49,6 @@ class Factors(NamedTuple):
 
     left: Tensor
     right: Tensor
-
-
-class Record:
-    """One call of one captured module: its inputs and the gradient that came back to its output.
-
-    ``names`` are the module's *trainable* parameters under their local names ("weight"); a rule must not spend work on others.
-    ``kept`` is the rule's own: per-example gradients by local name that ``sq_norms`` has made and ``add_weighted`` will use
-    (the inputs and gradients are then no longer needed and may be released with :meth:`release`). ``pieces`` is the same in
-    several blocks, for those that are large. ``masses`` has the masses of gradients that ``add_weighted`` adds part by part;
-    of the others they are the norms.
-    """
-
-    __slots__ = ("args", "grads", "kept", "kwargs", "masses", "memory", "module", "most", "names", "pieces")
-
-    def __init__(
-        self,
-        module: nn.Module,
-        names: tuple[str, ...],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        grads: tuple[Tensor | None, ...],
-        memory: Any = None,
-        most: int | None = None,
-    ) -> None:
-        self.module, self.names, self.args, self.kwargs, self.grads = module, names, args, kwargs, grads
-        self.memory = memory  # what the rule noted before the call
-        self.most = most  # examples at most, where that is public
-        self.kept: dict[str, Tensor] = {}
-        self.pieces: dict[str, Pieces] = {}
-        self.masses: dict[str, Mass] = {}
-
-    @property
-    def x(self) -> Tensor:
-        """The first input, wherever the caller put it."""
-        return self.args[0] if self.args else next(iter(self.kwargs.values()))  # type: ignore[no-any-return]
-
-    @property
-    def g(self) -> Tensor:
-        """The gradient of the first output."""
-        g = self.grads[0]
-        assert g is not None
-        return g
-
-    def among(self, examples: int) -> int:
-        """The number of examples that a choice between formulas goes by: a public one where there is one.
-
-        Formulas round otherwise. If one more record made all others take another, it would move the sum by their roundings.
-        """
-        return examples if self.most is None else self.most
-
-    @property
-    def complete(self) -> bool:
-        """The per-example gradients of all parameters are there."""
-        return len(self.kept) + len(self.pieces) == len(self.names)
-
-    def join(self) -> None:
-        """One block for each parameter's gradients from now on."""
-        self.kept |= {name: pieces.whole for name, pieces in self.pieces.items()}
-        self.pieces = {}
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.args, self.kwargs, self.grads, self.kept, self.pieces, self.masses = (), {}, (), {}, {}, {}
-
-    def release(self) -> None:
-        """Forget inputs and gradients; what is ``kept`` stays."""
-        self.args, self.kwargs, self.grads = (), {}, ()
 
 
 Example = tuple[nn.Module, tuple[Tensor, ...]]  # a layer, and inputs for it

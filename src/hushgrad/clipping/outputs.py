@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["tensors_of", "with_tensors"]
+if TYPE_CHECKING:
+    from hushgrad.clipping.site import Call
+
+__all__ = ["Outputs", "is_reshape", "tensors_of", "with_tensors"]
 
 
 def tensors_of(output: Any) -> list[Tensor]:
@@ -44,3 +48,30 @@ def with_tensors(output: Any, tensors: Iterator[Tensor]) -> Any:
             object.__setattr__(made, field.name, with_tensors(getattr(output, field.name), tensors))
         return made
     return output
+
+
+class Outputs(torch.autograd.Function):
+    """Hands out several outputs from one node of the graph, and their gradients to the call that made them.
+
+    These are the gradients of what leaves the module. A hook on the outputs themselves would see more, if the module computes one
+    from another (an LSTM cell its h from its c), or also returns its input.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, call: Call, *outputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs as they are."""
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return tuple(y.detach() for y in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """What came back, to the call and further."""
+        ctx.call.arrive(*grads)
+        return None, None, *grads
+
+
+def is_reshape(y: Tensor, base: Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether a view has all numbers of its base in the same order, and none of the module's inputs shares them."""
+    whole = base.numel() == y.numel() and base.is_contiguous() and y.is_contiguous()
+    return whole and not any(isinstance(a, Tensor) and (a is base or a._base is base) for a in args)

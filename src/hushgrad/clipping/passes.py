@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import eagerly
-from hushgrad.clipping.call import Call
 from hushgrad.clipping.proof.given import floats
 from hushgrad.clipping.proof.inputs import data_of, examples_of, leaves
 from hushgrad.clipping.proof.known import Known
@@ -19,6 +18,7 @@ from hushgrad.clipping.proof.state import Attributes
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Structure, is_packed
 from hushgrad.clipping.proof.survey import Run
 from hushgrad.clipping.proof.trials import Trials
+from hushgrad.clipping.site import Call
 from hushgrad.errors import CaptureError, NotIsolated
 
 if TYPE_CHECKING:

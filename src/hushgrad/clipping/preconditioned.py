@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from hushgrad.clipping.base import Record, Rule
-from hushgrad.clipping.call import Call
+from hushgrad.clipping.site import Call
 
 __all__ = ["precondition"]
 

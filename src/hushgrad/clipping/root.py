@@ -24,7 +24,6 @@ from hushgrad.clipping._torch import (
     push_packing,
     refuse_tracing,
 )
-from hushgrad.clipping.call import Call
 from hushgrad.clipping.costs import AGAIN, TRIES
 from hushgrad.clipping.passes import Passes, is_evaluation
 from hushgrad.clipping.proof.course import Course, Dispatch
@@ -33,6 +32,7 @@ from hushgrad.clipping.proof.packing import Packing
 from hushgrad.clipping.proof.quiet import Draws, host_draws
 from hushgrad.clipping.proof.state import Time
 from hushgrad.clipping.proof.structure import NATIVE, Structure
+from hushgrad.clipping.site import Call
 from hushgrad.errors import NotIsolated
 
 __all__ = ["Pass", "Root"]

@@ -1,4 +1,4 @@
-"""The hooks on one captured module.
+"""The hooks on one captured module, and one call of it: its record, from the gradients that come back to it.
 
 Between its forward pre-hook and its forward hook a captured module runs on parameters that do not require gradients. Autograd
 therefore records only the way back to the *activations*, and ``backward`` computes no weight gradient that would be thrown away:
@@ -10,22 +10,138 @@ The module's output is handed on as it is: a node of the graph to hang a hook on
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from hushgrad.clipping import placed
 from hushgrad.clipping._torch import backward_task, hooked, transform, unwatched
 from hushgrad.clipping.base import Rule
-from hushgrad.clipping.call import Call
 from hushgrad.clipping.inner import Inner
-from hushgrad.clipping.outputs import tensors_of, with_tensors
+from hushgrad.clipping.outputs import Outputs, is_reshape, tensors_of, with_tensors
+from hushgrad.clipping.proof.structure import NATIVE, Place
+from hushgrad.clipping.record import Record, versions_of
+from hushgrad.clipping.scaled import scaled_tasks
 
 if TYPE_CHECKING:
-    from hushgrad.clipping.tape import Tape
+    from hushgrad.clipping.tape import Batch, Tape
 
-__all__ = ["Site"]
+__all__ = ["Call", "Site"]
+
+
+class Call:
+    """One call of a captured module; it becomes part of its batch when a gradient comes back to it.
+
+    ``place`` says where its examples are (None: not proved); ``rows`` the example of each row, where that follows no rule, and ``index``
+    that of each row which its rule takes for an example.
+    """
+
+    __slots__ = (
+        "args", "batch", "edges", "index", "kwargs", "memory", "place", "record", "rows", "rule", "shapes", "site", "sq_norms", "tasks",
+        "totals", "versions",
+    )  # fmt: skip
+
+    def __init__(self, site: Site, batch: Batch, args: tuple[Any, ...], kwargs: Mapping[str, Any], memory: Any) -> None:
+        self.site, self.batch, self.args, self.kwargs, self.memory = site, batch, args, kwargs, memory
+        self.rule: Rule = site.rule
+        self.versions = versions_of(args, kwargs)
+        self.place: Place | None = None
+        self.index: Tensor | None = None
+        self.rows: Tensor | None = None
+        self.shapes: list[torch.Size] = []
+        self.edges: Sequence[GradientEdge | None] = ()
+        self.record: Record | None = None
+        self.sq_norms: dict[str, Tensor] | None = None
+        self.tasks: list[int] = []
+        self.totals: dict[int, Tensor] = {}  # of shared outputs, what came back from all examples together
+
+    # Gradients come back -------------------------------------------------------------------------------------------------
+
+    def arrive(self, *grads: Tensor | None) -> None:
+        """Hook of the layer's outputs: a gradient, or None, for each."""
+        tape = self.site.tape
+        if tape.deaf:
+            return
+        if self.place is not NATIVE:
+            placed.arrive(self, self.place, grads)
+            return
+        self.add(grads)
+        if self.rule.hot:
+            tape.quiet(self.prepare)
+
+    take, require_all, _add_again = placed.take, placed.require_all, placed.add_again
+
+    def add(self, grads: tuple[Tensor | None, ...], x: Tensor | None = None) -> None:
+        """Open the record, with ``x`` in the place of the input; or add a second loss over the same pass."""
+        site, batch = self.site, self.batch
+        tape, task = site.tape, backward_task()
+        if batch is not tape.current or task in scaled_tasks or torch.is_grad_enabled():
+            tape.refuse_arrival(self)
+        batch.tasks.add(task)
+        batch.summed.add(tape.summing)
+        self.tasks.append(task)
+        args, kwargs = (self.args, self.kwargs) if x is None else ((x,), {})
+        given = (*args, *grads)
+        ready = site.ready(given)
+        if ready is not given:
+            args, grads = ready[: len(args)], ready[len(args) :]
+        if self.record is not None:
+            self._add_again(self.record, grads)
+            return
+        if self.versions != versions_of(self.args, self.kwargs):
+            tape.fail(self.stale_message())
+        if kwargs:
+            kwargs = dict(zip(kwargs, site.ready(tuple(kwargs.values())), strict=True))
+        if kwargs or args is not self.args:
+            self.versions = versions_of(args, kwargs)
+        self.record = Record(site.module, site.names, args, kwargs, grads, self.memory, tape.most)
+        self.args, self.kwargs = (), {}
+        batch.calls.append(self)
+
+    # What reduce asks ----------------------------------------------------------------------------------------------------
+
+    @property
+    def examples(self) -> int:
+        """Rows that the rule takes for examples."""
+        return self.batch.examples if self.index is None or self.rule.positions else len(self.index)
+
+    def units(self, units: Tensor | None) -> Tensor | None:
+        """The privacy unit of each row, from those of the examples (None: each its own)."""
+        if self.index is None or self.rule.positions:
+            return units
+        return self.index if units is None else units.to(self.index.device)[self.index]
+
+    def stale(self) -> bool:
+        """Whether an input that is still needed was changed in place since the gradient came back."""
+        record = self.record
+        return record is not None and bool(record.grads) and self.versions != versions_of(record.args, record.kwargs)
+
+    def stale_message(self) -> str:
+        """What to say then."""
+        path = self.site.path or "the model"
+        return f"The input of {path} was changed in place after the module had used it. Write the operation out of place."
+
+    def prepare(self) -> dict[str, Tensor]:
+        """The squared norms by local name, on a device perhaps not all; what is no longer needed is released."""
+        if self.sq_norms is None:
+            record = self.record
+            assert record is not None
+            self.sq_norms = self.rule.sq_norms(record)
+            if (record.kept or record.pieces) and record.complete:
+                record.release()
+        return self.sq_norms
+
+    def measure(self) -> dict[str, Tensor]:
+        """The squared norms of all parameters by local name."""
+        made = self.prepare()
+        if len(made) < len(self.site.names):
+            assert self.record is not None
+            missing = [name for name in self.site.names if name not in made]
+            made = self.sq_norms = made | self.rule.rest(self.record, missing)
+        return made
 
 
 class _Root(torch.autograd.Function):
@@ -45,25 +161,6 @@ class _Root(torch.autograd.Function):
         if ctx.call is not None:
             ctx.call.arrive(*grads)
         return None, None, None
-
-
-class _Outputs(torch.autograd.Function):
-    """Hands out several outputs from one node of the graph, and their gradients to the call that made them.
-
-    These are the gradients of what leaves the module. A hook on the outputs themselves would see more, if the module computes one
-    from another (an LSTM cell its h from its c), or also returns its input.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, call: Call, *outputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        return tuple(y.detach() for y in outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.call.arrive(*grads)
-        return None, None, *grads
 
 
 # What Function.apply comes to after it has looked for functorch's transforms, which takes as long again: a fortieth of a small step.
@@ -144,11 +241,7 @@ class Site:
         """Wait for the gradient of this call's output."""
         tape = self.tape
         if transform() is not None:
-            tape.fail(
-                f"{self.path or 'The model'} was called inside of torch.func (vmap, grad, jvp), where no gradient of its output can be "
-                "waited for. Call it on the whole batch, or have the module that does so run by example: "
-                "hushgrad.clipping.rule(ThatModule)(hushgrad.clipping.rules.VmapTree)."
-            )
+            tape.refuse_transformed(self.path)
         call = Call(self, tape.current or tape.batch(), args, kwargs, memory)
         if isinstance(output, Tensor) and output.is_nested:
             tape.refuse_nested(f"{self.path or 'The model'} returned")
@@ -159,7 +252,7 @@ class Site:
             shapes, edges = [output.shape], [edge]
         elif made := tensors_of(output):
             made = made if inner is None else inner.handed_out(made)
-            made = list(_Outputs.apply(tape.anchor, call, *made))  # type: ignore[no-untyped-call]
+            made = list(Outputs.apply(tape.anchor, call, *made))  # type: ignore[no-untyped-call]
             output = with_tensors(output, iter(made))
             shapes, edges = [y.shape for y in made], [get_gradient_edge(y) if y.requires_grad else None for y in made]
         if tape.calls is not None:
@@ -179,7 +272,7 @@ class Site:
             # An in-place operation on a view would move the hooks' node out of the graph; a detached tensor is no view.
             plain = y.detach().clone() if own else y.detach() if y._is_view() else y
             y = at = _root(plain, self.tape.anchor, call)  # type: ignore[no-untyped-call]
-        elif base is not None and y._is_view() and _is_reshape(y, base) and not any(_shares(a, base) for a in call.args):
+        elif base is not None and y._is_view() and is_reshape(y, base, call.args):
             at, shape = base, y.shape  # the same reason: the base's node stays whatever happens to its view
             hooked(at, lambda g: call.arrive(g.reshape(shape)))
         else:
@@ -200,11 +293,3 @@ class Site:
                 self.tape.rounded = self.tape.rounded or value.dtype.itemsize < 4
                 return self.ready((*values[:i], value.to(dtype), *values[i + 1 :]))
         return values
-
-
-def _is_reshape(y: Tensor, base: Tensor) -> bool:
-    return base.numel() == y.numel() and base.is_contiguous() and y.is_contiguous()
-
-
-def _shares(value: Any, base: Tensor) -> bool:
-    return isinstance(value, Tensor) and (value is base or value._base is base)

@@ -21,8 +21,8 @@ from hushgrad.clipping.scaled import SCALED
 from hushgrad.errors import CaptureError
 
 if TYPE_CHECKING:
-    from hushgrad.clipping.call import Call
     from hushgrad.clipping.proof.structure import Structure
+    from hushgrad.clipping.site import Call
 
 __all__ = ["Batch", "Tape"]
 
@@ -248,6 +248,14 @@ class Tape:
         self.fail(
             f"A gradient came back to {path}, to which none came when the model was proved, so that it cannot be told whose it is. Use "
             "the model's outputs alone in the loss, and detach what the model only keeps."
+        )
+
+    def refuse_transformed(self, path: str) -> NoReturn:
+        """A module was called by a function that torch.func transforms."""
+        self.fail(
+            f"{path or 'The model'} was called inside of torch.func (vmap, grad, jvp), where no gradient of its output can be "
+            "waited for. Call it on the whole batch, or have the module that does so run by example: "
+            "hushgrad.clipping.rule(ThatModule)(hushgrad.clipping.rules.VmapTree)."
         )
 
     def refuse_nested(self, who: str) -> NoReturn:

@@ -26,9 +26,9 @@ from torch.utils._pytree import tree_map
 
 from hushgrad._widest import widest, widest_dtype, widest_sq_norms
 from hushgrad.clipping.base import Record
-from hushgrad.clipping.call import Call
 from hushgrad.clipping.clipper import Clipper, added
 from hushgrad.clipping.mass import Mass, cap
+from hushgrad.clipping.site import Call
 from hushgrad.clipping.sums import Sum
 from hushgrad.events import Relation
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from hushgrad.clipping.call import Call
 from hushgrad.clipping.layout import MIXED, NOBODY, ROWS, Kind, Layout
 from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Border, Graph, Source, find, is_mixed
@@ -29,6 +28,7 @@ from hushgrad.clipping.proof.structure import Number, Place, Structure, is_packe
 from hushgrad.clipping.proof.survey import Run, agrees, exits_of, one_owner_each, rows_of
 from hushgrad.clipping.proof.tags import Exit, tagged
 from hushgrad.clipping.proof.uneven import Opening, beyond, opened, owners_of
+from hushgrad.clipping.site import Call
 
 if TYPE_CHECKING:
     from hushgrad.clipping.capture import Capture

@@ -19,8 +19,7 @@ from hushgrad.clipping.proof.order import Move
 from hushgrad.clipping.proof.uneven import Way
 
 if TYPE_CHECKING:
-    from hushgrad.clipping.call import Call
-    from hushgrad.clipping.site import Site
+    from hushgrad.clipping.site import Call, Site
 
 __all__ = ["DROPPED", "NATIVE", "WHOLE", "Pattern", "Place", "Structure", "is_packed", "numbered", "pattern", "sizes_of"]
 

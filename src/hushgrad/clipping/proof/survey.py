@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hushgrad.clipping.call import Call
 from hushgrad.clipping.layout import MIXED, NOBODY, Kind, Layout
 from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Graph
@@ -18,6 +17,7 @@ from hushgrad.clipping.proof.structure import Number, Structure, is_packed, numb
 from hushgrad.clipping.proof.tags import Exit, tagged
 from hushgrad.clipping.proof.uneven import Opening
 from hushgrad.clipping.runs import same
+from hushgrad.clipping.site import Call
 from hushgrad.errors import CaptureError
 
 __all__ = [
