@@ -13,7 +13,7 @@ import pytest
 
 from hushgrad import events, sampling
 from hushgrad.sampling.base import Sampler
-from hushgrad.sampling.poisson import poisson_subset, uniform_subset
+from hushgrad.sampling.draws import poisson_subset, uniform_subset
 from hushgrad.testing import members
 from hushgrad.testing.samplers import check_sampler
 

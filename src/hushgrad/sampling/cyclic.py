@@ -8,8 +8,7 @@ import numpy as np
 
 from hushgrad import _check, _papers, events
 from hushgrad.sampling.base import Deal, Sampler
-from hushgrad.sampling.draws import Draws
-from hushgrad.sampling.poisson import poisson_subset
+from hushgrad.sampling.draws import Draws, poisson_subset
 
 __all__ = ["CyclicPoisson", "parts"]
 

@@ -1,4 +1,4 @@
-"""Draws: the randomness of a sampler, addressed by step."""
+"""Draws: the randomness of a sampler, addressed by step, and random subsets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.random.bit_generator import ISeedSequence
 
 from hushgrad import _check
 
-__all__ = ["Draws"]
+__all__ = ["Draws", "poisson_subset", "uniform_subset"]
 
 _PERSON = b"hushgrad/deal"  # separates these keys from every other use of the same run key
 
@@ -48,6 +48,10 @@ class Draws:
         number = step if type(step) is int and step >= 0 else _check.integer(0, step=step)
         return self._generator(b"step" + number.to_bytes(8, "little"))
 
+    def poisson_subset_at(self, n: int, rate: float, step: int) -> np.ndarray:
+        """:func:`poisson_subset` of one step."""
+        return poisson_subset(n, rate, self.at(step))
+
     def once(self) -> np.random.Generator:
         """The generator of what is drawn once for the whole run (an order, a partition)."""
         return self._generator(b"run")
@@ -63,3 +67,17 @@ class Draws:
 
     def __repr__(self) -> str:
         return "Draws(<secret key>)"
+
+
+def poisson_subset(n: int, rate: float, rng: np.random.Generator) -> np.ndarray:
+    """Each of 0..n-1 with probability ``rate``, independently; sorted.
+
+    The size of such a set is Binomial(n, rate), and given its size the set is uniform: drawing it in this order costs time
+    and memory of the order of the batch, not of the data (n = 10⁷ at rate 10⁻⁴: a thousand numbers, not ten million).
+    """
+    return uniform_subset(n, int(rng.binomial(n, rate)), rng)
+
+
+def uniform_subset(n: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """A uniformly random subset of ``size`` of 0..n-1; sorted."""
+    return np.sort(rng.choice(n, size=size, replace=False, shuffle=False))

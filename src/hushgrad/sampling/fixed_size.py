@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hushgrad import _check, _papers, events
 from hushgrad.sampling.base import Deal, Sampler
-from hushgrad.sampling.draws import Draws
-from hushgrad.sampling.poisson import _check_size, uniform_subset
+from hushgrad.sampling.draws import Draws, uniform_subset
+from hushgrad.sampling.poisson import _check_size
 
 __all__ = ["FixedSize"]
 

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from hushgrad import _check, _papers, events
 from hushgrad.sampling.base import Deal, Sampler
-from hushgrad.sampling.draws import Draws
+from hushgrad.sampling.draws import Draws, uniform_subset
 
-__all__ = ["Poisson", "TruncatedPoisson", "poisson_subset"]
-
-
-def poisson_subset(n: int, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Each of 0..n-1 with probability ``rate``, independently; sorted.
-
-    The size of such a set is Binomial(n, rate), and given its size the set is uniform: drawing it in this order costs time
-    and memory of the order of the batch, not of the data (n = 10⁷ at rate 10⁻⁴: a thousand numbers, not ten million).
-    """
-    return uniform_subset(n, int(rng.binomial(n, rate)), rng)
-
-
-def uniform_subset(n: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """A uniformly random subset of ``size`` of 0..n-1; sorted."""
-    return np.sort(rng.choice(n, size=size, replace=False, shuffle=False))
+__all__ = ["Poisson", "TruncatedPoisson"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +54,7 @@ class Poisson(Sampler):
 
     def dealer(self, n: int, draws: Draws) -> Deal:
         """Step t draws its own subset, from its own generator."""
-        return lambda step: poisson_subset(n, self.rate, draws.at(step))
+        return partial(draws.poisson_subset_at, n, self.rate)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,10 +100,10 @@ class Losses:
 
     def settle(self, examples: int | None) -> None:
         """A step over ``examples`` was taken; None: on a batch from elsewhere."""
-        vouched = examples is None or not self._complete(examples)
-        self.vouched = self.vouched or vouched
-        divided = vouched and self.capture.loss_reduction == "mean" and not self.fixed  # by what is not public
-        self.rounded = self.rounded or (divided and self.capture.rounded)
+        if examples is None or not self._complete(examples):
+            self.vouched = True
+            divided = self.capture.loss_reduction == "mean" and not self.fixed  # by what is not public
+            self.rounded = self.rounded or (divided and self.capture.rounded)
         self._covered = 0
         self.handed.forget()
 

@@ -18,7 +18,7 @@ from hushgrad.release.lazy import LazyTable, LazyTables
 from hushgrad.release.placement.whole import Whole
 from hushgrad.sampling import Draws, Poisson
 from hushgrad.sampling.dealing import _Hands
-from hushgrad.sampling.poisson import poisson_subset
+from hushgrad.sampling.draws import poisson_subset
 from hushgrad.sampling.units import Units
 from hushgrad.testing.defects.base import Plant, defect, replaced, wrong
 from hushgrad.testing.defects.batches import RATE, dealt, drawn

@@ -10,7 +10,7 @@ import numpy as np
 from hushgrad import events
 from hushgrad.sampling import Draws, FixedSize, Poisson, RoundRobin
 from hushgrad.sampling.dealing import _Hands
-from hushgrad.sampling.poisson import poisson_subset
+from hushgrad.sampling.draws import poisson_subset
 from hushgrad.testing.defects.base import defect, patched, wrong
 
 Dealer = Callable[[int], np.ndarray]
