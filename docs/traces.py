@@ -23,10 +23,10 @@ PAGE = ROOT / "docs" / "explanation" / "design.md"
 
 # Of one batch: the call with which each stage begins. Stage 9 is the user's own optimizer, outside of the house.
 STAGES = {
-    "sampling/poisson.py Poisson.dealer": 1,
+    "sampling/draws.py Draws.poisson_subset_at": 1,
     "train/stepping.py Stepping._on_issue": 2,
     "clipping/root.py Root._enter": 3,
-    "clipping/call.py Call.arrive": 4,
+    "clipping/site.py Call.arrive": 4,
     "train/stepping.py Stepping._before_step": 5,
     "release/placement/whole.py Whole.add_up": 6,
     "noise/source.py Source.seen": 7,

@@ -82,6 +82,7 @@ class Capture(Announcing, Answering):
         self.unused = _check.one_of(("raise", "zero"), unused=unused)
         # Asked when sums are made: public factors of every coordinate, taken in before gradients are clipped.
         self.scales: Callable[[], Mapping[str, Tensor] | None] | None = None
+        self.not_isolated: str | None = None  # why this model may not be trained privately, if a proof has shown it
         self._held = held or Held()
         self._certificate = certificate
         self._copies = _check.positive_int(copies=copies)  # of each example; their mean is clipped

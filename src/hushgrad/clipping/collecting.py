@@ -68,11 +68,6 @@ class Collecting(Grouping):
         """Whether gradients, or inputs of layers, came in half precision so far."""
         return self._tape.rounded
 
-    @property
-    def not_isolated(self) -> str | None:
-        """Why this model may not be trained privately, if a proof has shown it."""
-        return self._root.failed
-
     # It ends -------------------------------------------------------------------------------------------------------------
 
     def collect(self, clipper: Clipper, *, out: Mapping[str, Tensor] | None = None, scale: float = 1.0) -> ClippedSum:

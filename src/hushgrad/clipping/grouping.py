@@ -54,6 +54,7 @@ class Grouping:
     _folded_units: set[int]
     _root: Root
     _most: int | None
+    not_isolated: str | None  # why this model may not be trained privately, if a proof has shown it
 
     def _groups(self) -> list[Group]:
         """The calls, by privacy unit."""

@@ -12,10 +12,9 @@ from torch.autograd.graph import GradientEdge
 from hushgrad.clipping._torch import eagerly
 from hushgrad.clipping.proof.given import floats
 from hushgrad.clipping.proof.inputs import data_of, examples_of, leaves
-from hushgrad.clipping.proof.known import Known
 from hushgrad.clipping.proof.live import Reader
 from hushgrad.clipping.proof.state import Attributes
-from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Structure, is_packed
+from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Known, Structure, is_packed
 from hushgrad.clipping.proof.survey import Run
 from hushgrad.clipping.proof.trials import Trials
 from hushgrad.clipping.site import Call
@@ -43,7 +42,6 @@ class Passes:
         # A plain structure, examples, and the shapes of its calls.
         self._usual: tuple[Structure | None, int, Any] = (None, 0, None)
         self._tries = 0  # proofs that were repeated for what had no gradient
-        self.failed: str | None = None
         self.announces = False  # somebody says how many examples each training pass has
 
     @property
@@ -112,7 +110,7 @@ class Passes:
             yield
         except NotIsolated as error:
             if self._seal and for_good:
-                self.failed = str(error)
+                self._capture.not_isolated = str(error)
             raise
         finally:
             self.running = running

@@ -143,8 +143,8 @@ class Root(Passes):
             tensors = leaves((args, kwargs) if kwargs else args)
             data = tensors if {*map(type, tensors)} == _TENSORS else [data_of(t) for t in tensors]
         expected, within = self._tape.expected()
-        if self.failed:
-            raise NotIsolated(self.failed)
+        if self._capture.not_isolated:
+            raise NotIsolated(self._capture.not_isolated)
         if any(map(_is_nested, data)):
             self._tape.refuse_nested("The model was given")
         aside = self.announces and not self.model.training

@@ -1,4 +1,4 @@
-"""What a proof has found: where each call of each site has its examples, and how what is shared is read."""
+"""What a proof has found: where each call of each site has its examples, how what is shared is read; and all that was found so far."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from hushgrad.clipping.costs import LENGTHS
 from hushgrad.clipping.layout import FIRST, Kind, Layout
-from hushgrad.clipping.proof.course import Courses
+from hushgrad.clipping.proof.course import Course, Courses, joined
 from hushgrad.clipping.proof.graph import Frontier
 from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.proof.order import Move
@@ -21,9 +22,9 @@ from hushgrad.clipping.proof.uneven import Way
 if TYPE_CHECKING:
     from hushgrad.clipping.site import Call, Site
 
-__all__ = ["DROPPED", "NATIVE", "WHOLE", "Pattern", "Place", "Structure", "is_packed", "numbered", "pattern", "sizes_of"]
+__all__ = ["DROPPED", "NATIVE", "WHOLE", "Known", "Pattern", "Place", "Structure", "is_packed", "numbered", "pattern", "sizes_of"]
 
-_site = attrgetter("site")
+_site, _shape, _TENSORS = attrgetter("site"), attrgetter("shape"), {Tensor}
 
 Number = tuple["Site", int]  # a site, and how often it was called before in this pass
 Pattern = tuple["int | None", ...]  # of a shape: a size; None, any size; -c, c rows of each example
@@ -170,3 +171,89 @@ def numbered(calls: Sequence[Call]) -> dict[Number, Call]:
         made[call.site, counts[call.site]] = call
         counts[call.site] += 1
     return made
+
+
+class Known:
+    """Structures by key: what else than sizes decides what a pass does."""
+
+    def __init__(self) -> None:
+        self._proved: dict[Any, list[Structure]] = {}
+        self._placed: set[tuple[int, int, Kind, int]] = set()  # inputs, one of them, and where its examples were
+        self._between: dict[Any, list[Structure]] = {}  # of lengths between the proved ones
+        self.asked: Any = (
+            None  # the last question of `read_as` about plain tensors: key, expected and their sizes; and its answer
+        )
+        self.answer: list[tuple[int, list[Structure]]] = []
+
+    def proved(self, key: Any) -> list[Structure]:
+        """All that were proved under this key, the last one first."""
+        return self._proved.get(key, [])
+
+    def every(self) -> list[Structure]:
+        """All that were proved."""
+        return [structure for proved in self._proved.values() for structure in proved]
+
+    def shared(self, tensor: int, shape: tuple[int, ...]) -> bool:
+        """Whether all examples shared the input of this number, of this shape, in a pass that was proved."""
+        return any(s.reading.layouts[tensor : tensor + 1] == (None,) and s.sizes[tensor] == shape for s in self.every())
+
+    def placed(self, tensors: int, tensor: int, layout: Layout) -> bool:
+        """Whether the input of this number, of so many, had the examples there in a batch that was proved."""
+        return (tensors, tensor, *layout[:2]) in self._placed
+
+    def add(self, key: Any, structure: Structure, *, of_one: bool = False) -> Structure:
+        """Remember, and return what is remembered: with the courses of one that looks the same and is replaced.
+
+        Whatever was concluded is forgotten. ``of_one``: there was a single example.
+        """
+        layouts = structure.reading.layouts
+        if not of_one:  # of which every reading is right
+            self._placed |= {(len(layouts), k, *v[:2]) for k, v in enumerate(layouts) if isinstance(v, Layout)}
+        looks = (structure.sizes, structure.order, structure.shapes)
+        alike = [(s.sizes, s.order, s.shapes) == looks for s in self.proved(key)]
+        replaced = [s.courses for s, same in zip(self.proved(key), alike, strict=True) if same]
+        kept = [s for s, same in zip(self.proved(key), alike, strict=True) if not same]
+        structure = structure._replace(courses=joined([structure.courses, *replaced]))
+        self._proved[key] = [structure, *kept]
+        self._between.pop(key, None)
+        self.asked = None
+        return structure
+
+    def saw(self, key: Any, structure: Structure, nodes: int, course: Course | None) -> None:
+        """A pass that was read by tags makes so many nodes, and took this course."""
+        seen = structure._replace(nodes=frozenset({nodes}) | (structure.nodes or frozenset()))
+        if course is not None and seen.courses is not None:
+            seen = seen._replace(courses=seen.courses.after(course))
+        for kept in (self._proved.get(key, []), self._between.get(key, [])):
+            kept[:] = [seen if s is structure else s for s in kept]
+        self.asked = None
+
+    def read_as(self, key: Any, tensors: list[Any], expected: int | None) -> list[tuple[int, list[Structure]]]:
+        """How many examples these inputs may hold, ``expected`` where that was said, with the candidates for each number.
+
+        All that the answer depends on are the key and the sizes of tensors.
+        """
+        proved, answer = self._proved.get(key, ()), []
+        for n in [expected] if expected is not None else dict.fromkeys([s.examples(tensors) for s in proved]):
+            if n is None:
+                continue
+            found: list[Structure] = []
+            for s in proved if n != 1 else ():
+                if s.fits(tensors, n):
+                    found.append(s)
+            answer.append((n, found if found or n == 1 or len(proved) < LENGTHS else self._concluded(key, tensors, n)))
+        plain = {*map(type, tensors)} == _TENSORS
+        self.asked, self.answer = (key, expected, [*map(_shape, tensors)]) if plain else None, answer
+        return answer
+
+    def _concluded(self, key: Any, tensors: list[Any], examples: int) -> list[Structure]:
+        """What follows from proved lengths, where none of them fits."""
+        proved, concluded = self._proved[key], self._between.setdefault(key, [])
+        found = [s for s in concluded if s.fits(tensors, examples)]
+        if not found:
+            from hushgrad.clipping.proof.between import between  # which knows structures
+
+            made = between(proved, tensors, examples)
+            found = [] if made is None else [made]
+            concluded += found
+        return found

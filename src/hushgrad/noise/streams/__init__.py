@@ -2,8 +2,8 @@
 
 from hushgrad.noise.streams.banded import BandedStream
 from hushgrad.noise.streams.buffered import BufferStream
-from hushgrad.noise.streams.independent import IndependentStream
 from hushgrad.noise.streams.linear import DenseStream, FilterStream
+from hushgrad.noise.streams.ordered import IndependentStream
 from hushgrad.noise.streams.tree import TreeStream
 
 __all__ = ["BandedStream", "BufferStream", "DenseStream", "FilterStream", "IndependentStream", "TreeStream"]

@@ -17,7 +17,8 @@ from torch import Tensor
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _memory
 from hushgrad.noise.base import NoiseStream
-from hushgrad.noise.streams.ordered import OrderedStream, computed_in
+from hushgrad.noise.streams.lanes import computed_in
+from hushgrad.noise.streams.ordered import OrderedStream
 
 _PINS = frozenset({"cuda", "xpu"})  # devices that read pinned memory by themselves and have events
 _MOST_KEPT = 8  # rows of state at most: a row ahead needs a copy of them

@@ -12,7 +12,7 @@ from hushgrad.noise import _kernel
 from hushgrad.noise.devices import MOST_THERE, Turn
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.blocks import BlockStream, Emit
-from hushgrad.noise.streams.ordered import Lane
+from hushgrad.noise.streams.lanes import Lane
 
 _AHEAD = 16  # rows solved in one pass over the history
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from hushgrad.noise import _kernel
 from hushgrad.noise.source import Source
-from hushgrad.noise.streams.ordered import ChunkedStream, Lane
+from hushgrad.noise.streams.lanes import Lane
+from hushgrad.noise.streams.ordered import ChunkedStream
 
 Plan = TypeVar("Plan")
 

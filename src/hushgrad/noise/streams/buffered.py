@@ -11,7 +11,8 @@ from hushgrad import _check
 from hushgrad.noise import _kernel
 from hushgrad.noise.devices import Turn
 from hushgrad.noise.source import Source
-from hushgrad.noise.streams.ordered import ChunkedStream, Lane
+from hushgrad.noise.streams.lanes import Lane
+from hushgrad.noise.streams.ordered import ChunkedStream
 
 
 @final

@@ -14,7 +14,7 @@ from hushgrad.noise._threads import SHARE
 from hushgrad.noise.devices import MOST_THERE, Turn
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.blocks import BlockStream, Emit
-from hushgrad.noise.streams.ordered import Lane
+from hushgrad.noise.streams.lanes import Lane
 
 _MEMORY = 8  # numbers per parameter that a stream may keep unless told otherwise
 

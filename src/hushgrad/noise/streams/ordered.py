@@ -1,10 +1,9 @@
-"""What all live streams share: rows in order, one lane of state for each shard, exact resume."""
+"""What all live streams share: rows in order, one lane of state for each shard, exact resume. And the one without state: z_t."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
 from operator import attrgetter, is_
@@ -24,30 +23,9 @@ from hushgrad.noise._transform import GROUP, GROUP_BYTES
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.devices import DeviceKernel, Target, Turn, kernel_for
 from hushgrad.noise.source import Source, delivered, pieces_of
+from hushgrad.noise.streams.lanes import Lane, computed_in, fresh_like, overlap, pack
 
 _target = attrgetter("target")
-
-
-@dataclass
-class Lane:
-    """The elements [offset, offset + count) of tensor ``index``: their next step and what the stream keeps for them."""
-
-    index: int
-    offset: int
-    count: int
-    dtype: torch.dtype
-    next: int = 0
-    state: dict[str, Tensor] = field(default_factory=dict)  # each of shape (rows, count)
-    interrupted: bool = False
-
-    @property
-    def end(self) -> int:
-        """One past the last element."""
-        return self.offset + self.count
-
-    def rows(self, name: str) -> np.ndarray:
-        """A numpy view of one part of the state."""
-        return self.state[name].numpy()
 
 
 class OrderedStream(NoiseStream):
@@ -258,8 +236,8 @@ class OrderedStream(NoiseStream):
         """Copies of all lanes; the lists of several ranks may be concatenated and loaded under any other sharding."""
         if any(lane.interrupted for lane in self._lanes.values()):
             raise ArgumentError("Expected whole rows, but one was interrupted. Resume from an earlier checkpoint.")
-        waiting = [p for p in self._loaded if not any(_overlap(p, lane) for lane in self._lanes.values())]
-        return {"stream": type(self).__name__, "lanes": [_pack(lane) for lane in [*self._lanes.values(), *waiting]]}
+        waiting = [p for p in self._loaded if not any(overlap(p, lane) for lane in self._lanes.values())]
+        return {"stream": type(self).__name__, "lanes": [pack(lane) for lane in [*self._lanes.values(), *waiting]]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue bit for bit where ``state_dict`` was taken, under the same or another sharding."""
@@ -271,6 +249,34 @@ class OrderedStream(NoiseStream):
             if {name: tuple(rows.shape) for name, rows in lane.state.items()} != {n: (r, lane.count) for n, r in sizes.items()}:
                 _check.fail("state", sorted(lane.state), f"to hold {sizes} rows of {lane.count} numbers", "Same mechanism?")
         self._lanes, self._loaded = {}, loaded
+
+
+@final
+class IndependentStream(OrderedStream):
+    """Row t = z_t (C = identity): no state but the step.
+
+    >>> import torch
+    >>> source = Source(seed=1)
+    >>> stream = IndependentStream(source)
+    >>> torch.equal(stream.row(0, 0, torch.empty(3)), source.z(0, 0, torch.empty(3)))
+    True
+    """
+
+    _on_grid = True
+
+    def __init__(self, source: Source, *, steps: int | None = None) -> None:
+        super().__init__(source, steps=steps)
+
+    def _sizes(self) -> Mapping[str, int]:
+        return {}
+
+    def _turn(self, step: int) -> Turn:
+        return Turn(step)
+
+    def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
+        self._source.draw(
+            step, pieces, scale, fresh=fresh, finished=True
+        )  # nothing to update, so all of a model's tensors take one call
 
 
 class ChunkedStream(OrderedStream):
@@ -290,35 +296,3 @@ class ChunkedStream(OrderedStream):
 
     def _advance_chunk(self, lane: Lane, flat: np.ndarray, scale: float, fresh: bool, low: int, high: int) -> None:
         self._advance(lane, low, high, flat[low:high], scale, fresh)
-
-
-def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The precision in which a tensor's noise is made."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
-
-
-def fresh_like(likes: Sequence[Tensor]) -> list[Tensor]:
-    """New tensors of these shapes and types on their device, those of one type one behind the other."""
-    made: dict[int, Tensor] = {}
-    for dtype in dict.fromkeys(like.dtype for like in likes):
-        alike = [k for k, like in enumerate(likes) if like.dtype is dtype]
-        sizes = [likes[k].numel() for k in alike]
-        flat = torch.empty(sum(sizes), dtype=dtype, device=likes[0].device)
-        made |= {k: part.view(likes[k].shape) for k, part in zip(alike, flat.split(sizes), strict=True)}
-    return [made[k] for k in range(len(likes))]
-
-
-def _overlap(a: Lane, b: Lane) -> bool:
-    return a.index == b.index and a.offset < b.end and b.offset < a.end
-
-
-def _pack(lane: Lane) -> dict[str, Any]:
-    state = {name: rows.to("cpu", copy=True) for name, rows in lane.state.items()}
-    return {
-        "index": lane.index,
-        "offset": lane.offset,
-        "count": lane.count,
-        "dtype": lane.dtype,
-        "next": lane.next,
-        "state": state,
-    }

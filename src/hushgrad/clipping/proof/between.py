@@ -1,0 +1,60 @@
+"""What follows from proved structures for inputs of lengths between theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hushgrad.clipping.costs import LENGTHS
+from hushgrad.clipping.proof.course import joined
+from hushgrad.clipping.proof.structure import Number, Pattern, Structure, sizes_of
+
+__all__ = ["between"]
+
+
+def between(proved: Sequence[Structure], tensors: list[Any], examples: int) -> Structure | None:
+    """The structure for a length between proved ones: all sizes inside are the same straight line of the inputs' as in the proofs."""
+    first = proved[0]
+    sizes = sizes_of(tensors, first.reading, examples)
+    alike = [s for s in proved if s.same_as(first) and s.order == first.order and s.reading.layouts_alike(first.reading)]
+    if sizes is None or len({s.sizes for s in alike}) < LENGTHS or examples > first.most:
+        return None
+    wanted = _flat(sizes)
+    known = [_flat(s.sizes) for s in alike]
+    if any(len(v) != len(wanted) for v in known) or not all(min(c) <= w <= max(c) for *c, w in zip(*known, wanted, strict=True)):
+        return None
+    inside = [_inside(s) for s in alike]
+    if len({tuple(v is None for v in row) for row in inside}) > 1:
+        return None
+    line = _on_a_line(known, [[0 if v is None else v for v in row] for row in inside], wanted)
+    if line is None:
+        return None
+    values = iter(None if v is None else int(x) for v, x in zip(inside[0], line, strict=True))
+    shapes = {n: tuple(tuple(next(values) for _ in p) for p in ps) for n, ps in first.shapes.items()}
+    nodes = next(values)
+    courses = joined([s.courses for s in alike], same=True)
+    return first._replace(sizes=sizes, shapes=shapes, nodes=None if nodes is None else frozenset({nodes}), courses=courses)
+
+
+def _flat(sizes: tuple[Any, ...]) -> list[int]:
+    return [v for one in sizes for v in one if isinstance(v, int)]
+
+
+def _inside(structure: Structure) -> list[int | None]:
+    """All sizes inside, and the number of nodes."""
+    shapes: dict[Number, tuple[Pattern, ...]] = structure.shapes
+    made = [v for ps in shapes.values() for p in ps for v in p]
+    return [*made, min(structure.nodes) if structure.nodes else None]
+
+
+def _on_a_line(known: list[list[int]], inside: list[list[int]], wanted: list[int]) -> list[int] | None:
+    """A @ x + b through all the known points, at the wanted one; None if they are on no such line."""
+    points = np.array([[*v, 1.0] for v in known])
+    values = np.array(inside, dtype=float)
+    solved = np.linalg.lstsq(points, values, rcond=None)[0]
+    made = np.array([*wanted, 1.0]) @ solved
+    whole = np.rint(made)
+    exact = np.abs(points @ solved - values).max(initial=0.0) < 1e-6 and np.abs(made - whole).max(initial=0.0) < 1e-6
+    return whole.astype(int).tolist() if exact else None
