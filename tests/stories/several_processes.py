@@ -19,6 +19,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
@@ -155,20 +157,27 @@ def _nurse(imports: list[str]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _live(job: dict) -> NoReturn:
-    """The life of one process."""
-    import torch
+@contextmanager
+def _group(job: dict) -> Iterator[None]:
     import torch.distributed as dist
 
-    os.dup2(os.open(job["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-    os.environ |= job["environment"]
-    torch.set_num_threads(1)
-    if job["environment"]:
-        dist.init_process_group(job["options"].get("backend", "gloo"), timeout=datetime.timedelta(seconds=120))
-    found = runpy.run_path(job["program"])["main"](job["options"])
-    Path(job["out"]).write_text(json.dumps(found))
+    dist.init_process_group(job["options"].get("backend", "gloo"), timeout=datetime.timedelta(seconds=120))
+    yield
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _live(job: dict) -> NoReturn:
+    """The life of one process."""
+    os.dup2(os.open(job["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    os.environ |= job["environment"]
+    if job["environment"] or "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(1)
+    with _group(job) if job["environment"] else nullcontext():
+        found = runpy.run_path(job["program"])["main"](job["options"])
+        Path(job["out"]).write_text(json.dumps(found))
     raise SystemExit(0)  # through the nursery's loop: a process ends as every other one does
 
 

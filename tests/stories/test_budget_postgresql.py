@@ -6,12 +6,12 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ledger_program import admitted, started
 
 from hushgrad.budget import BrokenChain, Ledger
 from hushgrad.errors import ArgumentError, BudgetExceeded
@@ -19,22 +19,6 @@ from hushgrad.events import PureDP
 
 sqlalchemy = pytest.importorskip("sqlalchemy", reason="the ledger in PostgreSQL needs hushgrad[ledger]")
 pytest.importorskip("psycopg", reason="the ledger in PostgreSQL needs a driver: pip install psycopg[binary]")
-
-WRITER = """
-import sys
-from hushgrad.budget import Ledger
-from hushgrad.errors import BudgetExceeded
-from hushgrad.events import PureDP
-ledger, admitted = Ledger(sys.argv[1]), 0
-sys.stdin.readline()
-for _ in range(4):
-    try:
-        ledger.reserve("shared", PureDP(0.25))
-        admitted += 1
-    except BudgetExceeded:
-        pass
-print(admitted)
-"""
 
 
 def programs() -> Path | None:
@@ -95,11 +79,9 @@ def test_the_same_life_as_in_a_file(ledger: Ledger, url: str) -> None:
     assert again.reservation(run.id).charged == PureDP(0.25)
 
 
-def test_four_processes_never_overspend(ledger: Ledger, url: str) -> None:
-    words = [sys.executable, "-c", WRITER, url]
-    writers = [subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    admitted = sum(int(writer.communicate("go\n", timeout=600)[0]) for writer in writers)
-    assert admitted == 4 and ledger.status("shared").epsilon <= 1.1 and ledger.verify().ok
+def test_four_processes_never_overspend(ledger: Ledger, url: str, tmp_path: Path) -> None:
+    found = admitted(tmp_path, started(url, tmp_path, 4, turns=4, commits=False))
+    assert sum(found) == 4 and ledger.status("shared").epsilon <= 1.1 and ledger.verify().ok
 
 
 def test_a_changed_row_is_found_and_triggers_stop_accidents(ledger: Ledger, url: str) -> None:
