@@ -140,7 +140,9 @@ class Collecting(Grouping):
             or not self._covered.isdisjoint(batch.bare)
         ):
             return None
-        if not all(map(_requires_grad, self._params.values())) or any(p.requires_grad for _, p in self._frozen):
+        if not all(map(_requires_grad, self._params.values())) or (
+            self._frozen and any(p.requires_grad for _, p in self._frozen)
+        ):
             return None
         for call in calls:
             if call.index is not None or call.stale():
