@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,7 +113,7 @@ def main() -> int:
     options.add_argument("--docs", type=Path, default=None, help="page whose tables are replaced")
     chosen = options.parse_args()
     torch.set_num_threads(1)
-    rows = [shown(lambda d=d: attacked(d)) for name, d in DEFECTS.items() if chosen.only in name]
+    rows = [shown(partial(attacked, d)) for name, d in DEFECTS.items() if chosen.only in name]
     missed = [row.defect.name for row in rows if not row.checks]
     if chosen.only:
         return 1 if missed else 0

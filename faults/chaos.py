@@ -58,9 +58,14 @@ def _same_end(folder: Path, plan: str, disturbed: Callable[[str], dict[str, Any]
     return Trial(bool(same), told, deaths)
 
 
+def _instant() -> int | str:
+    some: list[int | str] = ["any", random.randint(1, 40)]
+    return random.choice(some)
+
+
 def _kills(plan: str, **options: Any) -> Callable[[Path], Trial]:
     def killed(folder: Path) -> Trial:
-        instants = [random.choice(["any", random.randint(1, 40)]) if not options else "any" for _ in range(random.randint(6, 10))]
+        instants = ["any" if options else _instant() for _ in range(random.randint(6, 10))]
         result = lives.lives(str(folder), plan, instants, **options)
         final, end = result["final"], lives.end_of(result["reference"])
         if "error" in final:
@@ -171,7 +176,7 @@ def rank(folder: Path) -> Trial:
     """The surviving rank ends with an error in bounded time instead of waiting for ever."""
     began = time.monotonic()
     random_choice = random.choice
-    random.choice = lambda choices: choices[-1]  # the last rank alone
+    random.choice = lambda seq: seq[-1]  # the last rank alone
     try:
         results = lives.life(f"{folder}/run", "dpsgd", ranks=2, patience=0.25)
     finally:
@@ -205,7 +210,7 @@ def writers(folder: Path) -> Trial:
     time.sleep(random.uniform(0.05, 1.0))
     for pid, _ in random.sample(children, 3):
         os.kill(pid, signal.SIGKILL)
-    granted = [lives.outcome(*child) for child in children]
+    granted: list[Any] = [lives.outcome(*child) for child in children]
     ledger = Ledger(place)
     status, told = ledger.status("patients"), sum(count for count in granted if isinstance(count, int))
     fine = ledger.verify().ok and status.epsilon <= budget and len(status.reservations) >= told

@@ -67,22 +67,20 @@ def mixed_files(folder: Path) -> Trial:
             shutil.copytree(folder / "run", folder / "old")
         else:
             (folder / home).mkdir()
-        options = {} if home != "other" else {"key": bytes(32)}
-        death = partial(_die_after, end)
-        deaths += (
-            lives.outcome(*lives.fork(partial(lives.train, f"{folder}/{home}/run", "dpsgd", on_step=death, **options))) is None
-        )
+        train = partial(lives.train, f"{folder}/{home}/run", "dpsgd", on_step=partial(_die_after, end))
+        run = partial(train, key=bytes(32)) if home == "other" else train
+        deaths += lives.outcome(*lives.fork(run)) is None
     (away := folder / "away").mkdir()
     for home in ("old", "run", "other"):  # beside its original no copy goes on
         (folder / home).rename(away / home)
     refused, choices = 0, list(itertools.product(("run", "old", "other", None), repeat=3))
     for number, choice in enumerate(choices):
-        home = folder / f"mix{number}" / "run"
-        home.mkdir(parents=True)
+        mixed = folder / f"mix{number}" / "run"
+        mixed.mkdir(parents=True)
         for name, source in zip(names, choice, strict=True):
             if source is not None:
-                shutil.copy2(away / source / "run" / name, home / name)
-        (last,) = lives.life(str(home), "dpsgd", key=None)
+                shutil.copy2(away / source / "run" / name, mixed / name)
+        (last,) = lives.life(str(mixed), "dpsgd", key=None)
         if not _fine(last, "ArgumentError"):
             return Trial(False, f"{choice}: {last}", deaths)
         refused += last is not None and "error" in last

@@ -165,7 +165,7 @@ class _Trials:
             *rows, failed = (json.loads(line) for line in file)
         if failed:
             raise pytest.UsageError(f"Tests fail on the files as they are: {', '.join(failed)}.")
-        found = []
+        found: list[tuple[float, dict[str, set[int]]]] = []
         for seconds, lines in rows:
             by_file = defaultdict[str, set[int]](set)
             for name, line in lines:

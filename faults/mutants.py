@@ -95,7 +95,9 @@ def _walk(node: ast.AST, statement: ast.stmt | None = None) -> Iterator[tuple[as
 
 def _aside(tree: ast.AST) -> set[int]:
     """Nodes of sentences, annotations and their imports, decorators, citations, examples: to change them harms nobody."""
-    aside = [node.annotation for node in ast.walk(tree) if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation]
+    aside: list[ast.AST] = [
+        node.annotation for node in ast.walk(tree) if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation
+    ]
     aside += [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr | ast.Assert)]
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -121,7 +123,7 @@ def mutants(package: Path, file: str) -> list[Mutant]:
             continue
         for change, new in changes(node):
             changed = ast.fix_missing_locations(_Replace(at, new).visit(ast.parse(text)))
-            assert statement is not None and isinstance(node, ast.expr | ast.stmt)
+            assert statement is not None and isinstance(node, ast.expr | ast.stmt) and isinstance(changed, ast.Module)
             reach = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
             found.append(Mutant(file, node.lineno, reach, change, lines[node.lineno - 1].strip(), tree, changed))
     return found

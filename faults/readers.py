@@ -43,6 +43,7 @@ from hushgrad.release.placement.world import World
 from hushgrad.release.sealed import seal, unseal
 from hushgrad.report.card import privacy_card
 from hushgrad.report.signature import _canonical, plain, verify
+from hushgrad.serve.rules import Rules
 from hushgrad.serve.runs import Shelf
 from hushgrad.train import Checkpoint, Plan, make_private
 from hushgrad.train.shard_files import Piece, ShardFiles
@@ -202,8 +203,8 @@ def _cards() -> tuple[bytes, ...]:
     claim = Guarantee(epsilon=spent * 1.001, delta=_PLAN.delta, event=event, accountant="pld")
     ledger = Books()
     ledger.record(_PLAN.event(1), times=10)
-    for name, value in {"plan": _PLAN, "ledger": ledger, "guarantee": claim}.items():
-        (folder / f"{name}.json").write_text(json.dumps(value.to_json()))
+    for name, said in {"plan": _PLAN.to_json(), "ledger": ledger.to_json(), "guarantee": claim.to_json()}.items():
+        (folder / f"{name}.json").write_text(json.dumps(said))
     (folder / "recipe.json").write_text(json.dumps(DEMO))
     (folder / "report.json").write_text(json.dumps(with_digests(folder, {"reservation": reservation_of(folder)}, {})))
     card = plain(privacy_card(folder).to_json())
@@ -243,7 +244,7 @@ def read_page(data: bytes) -> None:
     """The same folder as the web page lists it."""
     folder = _PLACE / "shelf" / "run"
     _fill(folder, data)
-    for run in Shelf(_PLACE / "shelf", raw=True).all()[0]:
+    for run in Shelf(_PLACE / "shelf", raw=True, rules=Rules(None)).all()[0]:
         assert run.name and run.state
 
 
@@ -252,9 +253,9 @@ def _fill(folder: Path, data: bytes) -> None:
     (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
     for name, content in _FILES.items():
         (folder / name).write_bytes(content)
-    name, _, content = data.partition(b"\n")
-    if name.decode("utf-8", "replace") in _FILES:
-        (folder / name.decode()).write_bytes(content)
+    first, _, rest = data.partition(b"\n")
+    if first.decode("utf-8", "replace") in _FILES:
+        (folder / first.decode()).write_bytes(rest)
 
 
 def _files() -> dict[str, bytes]:

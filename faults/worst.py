@@ -99,8 +99,8 @@ class Sums:
             rows = record if "units" in self.path.how else tuple(t.unsqueeze(0) for t in record)
             x, y = torch.cat([rows[0], x]), torch.cat([rows[1], y])  # before the others: all have other places then
             units = torch.cat([units.new_full((len(rows[0]),), self.path.others), units])
-        about = {"units": units if "units" in self.path.how else None, "sizes": self._sizes}
-        return stamp([x, y], step=0, examples=len(x), **about)
+        owners = units if "units" in self.path.how else None
+        return stamp([x, y], step=0, examples=len(x), units=owners, sizes=self._sizes)
 
     def _parts(self, batch: Batch) -> Iterator[Batch]:
         """As a run cuts it, and fills it up."""
@@ -118,7 +118,8 @@ class Sums:
             capture.check()
         sums = capture.collect(self.path.clip).raw_sums
         self._placement.add_up(sums)
-        return {name: self._placement.join(name, t) for name, t in sums.items()} if self.place == "sharded" else sums
+        placed = self._placement
+        return {name: placed.join(name, t) for name, t in sums.items()} if isinstance(placed, Sharded) else sums
 
     def _attached(self) -> Capture:
         """With everything that a run checks, proved on the others: they are the first batch of a run."""

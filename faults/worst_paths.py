@@ -117,8 +117,7 @@ def _few() -> dict[str, Path]:
         **{f"few texts, cut to {n}": texts._replace(how="micro-batches, cancelling", cut=n, others=7) for n in (1, 2, 3, 5)},
     }
     twice = ("few users, 1", "few users, 2", "few users, 3", "few texts, 2", "few users, cut to 3", "few texts, cut to 5")
-    wide = {"model": _middle, "threads": 2}
-    return {**made, **{f"{name}, two threads": _wider(made[name])._replace(**wide) for name in twice}}
+    return {**made, **{f"{name}, two threads": _wider(made[name])._replace(model=_middle, threads=2) for name in twice}}
 
 
 def _wider(path: Path) -> Path:
