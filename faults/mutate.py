@@ -61,11 +61,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "costs.append((_FORKED, 2))",
     ): "an event that nobody analysed is as infinite twice as once",
     (
-        "sampling/poisson.py",
-        "return np.sort(rng.choice(n, size=size, replace=False, shuffle=False))",
-        "return np.sort(rng.choice(n, size=size, replace=False, shuffle=True))",
-    ): "what is shuffled is sorted afterwards, and nothing is drawn after it",
-    (
         "sampling/balls_in_bins.py",
         "of_epoch = lru_cache(maxsize=2)(lambda epoch: parts(n, self.bins, draws.at(epoch * self.bins)))",
         "of_epoch = lru_cache(maxsize=3)(lambda epoch: parts(n, self.bins, draws.at(epoch * self.bins)))",
