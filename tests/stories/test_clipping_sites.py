@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat, clipped_sum
-from hushgrad.errors import CaptureError
+from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.testing.rules import check_rule
 
 
@@ -137,3 +137,13 @@ def test_a_copy_of_a_captured_model_is_an_ordinary_one():
     copied(x).square().mean().backward()
     assert all(p.grad is not None for p in copied.parameters())
     assert len(capture.collect(Flat(1.0)).raw_norms) == 5 and all(p.grad is None for p in model.parameters())
+
+
+def test_a_scripted_model_is_refused_by_name_and_works_inside_of_an_ordinary_one():
+    torch.manual_seed(0)
+    script = torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)))
+    with pytest.raises(ArgumentError, match=r"no script itself.*nn\.Sequential\(model\)"):
+        Capture(script).attach()
+    check_rule(
+        lambda: nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)))), torch.randn(6, 4)
+    )

@@ -83,6 +83,7 @@ class Capture(Announcing, Answering):
         # Asked when sums are made: public factors of every coordinate, taken in before gradients are clipped.
         self.scales: Callable[[], Mapping[str, Tensor] | None] | None = None
         self.not_isolated: str | None = None  # why this model may not be trained privately, if a proof has shown it
+        self.late = False  # one that was repeated, of passes like those whose gradients counted
         self._held = held or Held()
         self._certificate = certificate
         self._copies = _check.positive_int(copies=copies)  # of each example; their mean is clipped
@@ -119,6 +120,9 @@ class Capture(Announcing, Answering):
         if self._handles:
             return
         left_alone()
+        if isinstance(self.model, torch.jit.RecursiveScriptModule):
+            remedy = "Put it into an ordinary one, nn.Sequential(model), or give the module that it was made from."
+            _check.fail("model", type(self.model).__name__, "to be no script itself, which takes no hooks", remedy)
         named = dict(self.model.named_parameters())
         self._params = {name: p for name, p in named.items() if p.requires_grad}
         self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]

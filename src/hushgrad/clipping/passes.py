@@ -80,8 +80,9 @@ class Passes:
         if B == 0:
             return 0, [], key, False
         doubtful = aside or (expected is not None and not _may_hold(tensors, B))
+        again = any(structure.fits(tensors, B) for structure in self.known.proved(key))
         try:
-            structure = self._proved(inputs, B, for_good=not doubtful, faint=faint)
+            structure = self._proved(inputs, B, for_good=not doubtful, again=again, faint=faint)
         except (CaptureError, NotIsolated) as error:
             if not doubtful:
                 raise
@@ -93,9 +94,11 @@ class Passes:
     def _key_of(self, inputs: Any) -> Any:
         return self._attributes.key([*map(data_of, leaves(inputs))])
 
-    def _proved(self, inputs: Any, B: int, *, for_good: bool = True, faint: Structure | None = None) -> Structure:
+    def _proved(
+        self, inputs: Any, B: int, *, for_good: bool = True, again: bool = False, faint: Structure | None = None
+    ) -> Structure:
         """Prove and remember; ``faint``: proved, and enough if these data show no more. Raises NotIsolated, for good, or CaptureError."""
-        with self._kept(for_good=for_good):
+        with self._kept(for_good=for_good, again=again):
             structure = self._trials.proved(inputs, B, faint) if B > 1 else self._trials.proved_of_one(inputs)
         if structure is faint:
             return structure
@@ -103,14 +106,15 @@ class Passes:
         return self.known.add(self._key_of(inputs), structure, of_one=B == 1)  # what counts passes was found out by the proof
 
     @contextmanager
-    def _kept(self, *, for_good: bool) -> Iterator[None]:
-        """Proofs inside are no part of a pass; what they refuse stays refused, if it is for good."""
+    def _kept(self, *, for_good: bool, again: bool) -> Iterator[None]:
+        """Proofs inside are no part of a pass; what they refuse stays refused, if it is for good. ``again``: it looks proved."""
         running, self.running = self.running, []
         try:
             yield
         except NotIsolated as error:
             if self._seal and for_good:
                 self._capture.not_isolated = str(error)
+                self._capture.late = again
             raise
         finally:
             self.running = running
@@ -118,7 +122,7 @@ class Passes:
     @eagerly
     def _repeat(self, structure: Structure, inputs: Any, B: int) -> None:
         """Repeat a part of the proof."""
-        with self._kept(for_good=True):
+        with self._kept(for_good=True, again=True):
             self._trials.repeat(structure, inputs, B)
 
     def _counted(self, inputs: Any) -> int:

@@ -31,7 +31,7 @@ class Books:
         self.issued = self.foreign = 0
         self.taken = 0  # all steps charged so far: the number of the next one
         self.declared: Participation | None = None
-        self.broken = ""  # how the batches broke the sampler's promise, if they did
+        self.broken = ""  # how the batches broke the sampler's promise, or the model its examples' isolation, if they did
         self._step = plan.event(1)
         self._composes = plan.event() == self._step * plan.steps
         if any(run in (entry.run, entry.stream) for entry in self.prior):
@@ -79,11 +79,8 @@ class Books:
     def ledger(self) -> Ledger:
         """What happened: the prior phases, then this run."""
         ledger = self.prior + Ledger()
-        if self.declared is not None:
-            self._record(ledger, self.foreign)
-            return ledger
-        self._record(ledger, self.issued)
-        if self.foreign:
+        self._record(ledger, self.issued if self.declared is None else self.foreign)
+        if self.foreign and self.declared is None:
             ledger.record(_FOREIGN, times=self.foreign, run=self.run, content=self.content)
         if self.broken:
             ledger.record(Unanalysed(self.broken), run=self.run, content=self.content)

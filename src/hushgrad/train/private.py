@@ -268,6 +268,7 @@ class Private(Attached):
     def ledger(self) -> Ledger:
         """What happened, earlier phases included. Ledgers of runs on the same data add up."""
         self._later.settle()
+        self._look_back()
         return self._books.ledger()
 
     def __repr__(self) -> str:

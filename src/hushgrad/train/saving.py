@@ -36,6 +36,7 @@ class Saving(Stepping):
         """
         self.settle()
         self._later.settle()
+        self._look_back()
         state = {
             "plan": self.plan.to_json(),
             "key_fingerprint": self._key.fingerprint,

@@ -195,6 +195,7 @@ class Stepping:
     def _check_passes(self, closure: Closure | None, options: dict[str, Any]) -> int:
         """Everything that a step may be refused for, before its noise is drawn and anything is sent; the step's number."""
         if self._capture.not_isolated:  # for good, also if the proof's own error was caught
+            self._look_back()
             raise NotIsolated(self._capture.not_isolated)
         if torch.get_num_threads() != self._own.threads:
             self._own.require_threads()
@@ -210,6 +211,12 @@ class Stepping:
         if self._parts.any:
             self._parts.check()
         return self._books.taken
+
+    def _look_back(self) -> None:
+        """If a proof that was repeated has failed, nobody knows since when: what was released is covered by no theorem."""
+        if self._capture.late and self._books.taken and not self._books.broken:
+            why = self._capture.not_isolated
+            self._books.broken = f"after {self._books.taken} steps a proof was repeated and failed: {why}"
 
     def _check_losses(self) -> None:
         """Of a certified run: the losses were sums."""

@@ -46,17 +46,17 @@ class Attributes:
 
     def key(self, data: Iterable[Tensor]) -> tuple[Any, ...]:
         """Their values, without the clocks, how the model is put together, and of what kinds its other tensors and ``data`` are."""
-        self.all()
+        wiring = self._wiring.number()
+        if sum(map(len, self._dicts)) != self._size or wiring != self._wired:
+            self._list()
         values = [*starmap(dict.get, self._places)]
         if not _PLAIN.issuperset(map(type, values)):
             values = [v if type(v) in _PLAIN else type(v) for v in values]
         return self._wired, is_autocast(), self._beside.kinds() if self._beside.places else (), tuple(values), *map(_kind, data)
 
     def all(self) -> list[dict[str, Any]]:
-        """The attributes of all modules and of their configurations; listed anew only if some were added, or modules exchanged."""
-        wiring = self._wiring.number()
-        if sum(map(len, self._dicts)) != self._size or wiring != self._wired:
-            self._list()
+        """The attributes of all modules and of their configurations, as they are now."""
+        self.key(())  # lists them anew if some were added, or modules exchanged
         return self._dicts
 
     def __getstate__(self) -> dict[str, Any]:
