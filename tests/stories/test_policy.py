@@ -174,6 +174,15 @@ def test_only_what_a_ledger_has_booked_and_people_have_approved_is_released(plac
     assert Ledger(ledger).verify().ok
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b'[model]\nname = "logistic"\n', b'{"epsilon": 1}', b"\x02\0\0\0\0\0\0\0[]", b"\xff" * 40]
+)
+def test_what_is_no_model_file_is_called_so(place, tmp_path, capsys, content):
+    (tmp_path / "recipe.toml").write_bytes(content)
+    assert main(["release", str(tmp_path / "recipe.toml"), "--ledger", str(place / "budget.db")]) == 2
+    assert "recipe.toml is no model file" in capsys.readouterr().err
+
+
 def test_a_release_obeys_the_policy_of_the_day(place, tmp_path, capsys):
     words = ["release", str(place / "run"), "--ledger", str(place / "budget.db"), "--policy"]
     for rules, match in (

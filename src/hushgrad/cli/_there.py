@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hushgrad import _check
@@ -42,3 +44,14 @@ def require_records(file: str) -> None:
     """That there are records."""
     if not Path(file).exists():
         _check.fail("file", file, "to be there", "Give a file of records, as the model was trained on.")
+
+
+def tell_undeclared(found: Mapping[str, Sequence[int]]) -> None:
+    """Say on stderr in which rows a column holds something else than the model's columns declare."""
+    for name, rows in found.items():
+        some = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
+        print(
+            f"Note: column {name!r} holds what was not declared in {len(rows)} row{'s' * (len(rows) > 1)} ({some}). "
+            "Such cells count as missing.",
+            file=sys.stderr,
+        )

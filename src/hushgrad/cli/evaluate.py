@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hushgrad.cli._parser import Parser, print_json
-from hushgrad.cli._there import require_model, require_records
+from hushgrad.cli._there import require_model, require_records, tell_undeclared
 from hushgrad.cli._waiting import waiting
 
 
@@ -33,10 +33,12 @@ def run(words: list[str]) -> int:
 
         predictor = load_predictor(options.model, allow_code=options.allow_code)
         records = predictor.labelled(options.file)
+        undeclared = predictor.encoder.undeclared(predictor.rows(options.file))
         found = {"records": len(records), **evaluate(predictor.model, records)}
     if options.json:
-        print_json(found)
+        print_json({**found, "undeclared": undeclared})
         return 0
+    tell_undeclared(undeclared)
     print(f"{len(records)} records, accuracy {found['test_accuracy']:.2%}, loss {found['test_loss']:.4f}.")
     print(compared(found), end="")
     return 0

@@ -9,10 +9,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hushgrad.cli._parser import Parser, print_json
-from hushgrad.cli._there import require_model, require_place, require_records
+from hushgrad.cli._there import require_model, require_place, require_records, tell_undeclared
 from hushgrad.cli._waiting import waiting
 
 if TYPE_CHECKING:
+    from hushgrad.recipes.encoders import Records
     from hushgrad.recipes.predict import Predictor
 
 
@@ -44,10 +45,13 @@ def run(words: list[str]) -> int:
         from hushgrad.recipes import load_predictor
 
         predictor = load_predictor(options.model, allow_code=options.allow_code)
-        titles, lines = _answers(predictor, options)
+        records = predictor.records(options.file)
+        titles, lines = _answers(predictor, records, options)
+        undeclared = predictor.encoder.undeclared(records.rows)
     if options.json:
-        print_json({"predictions": [dict(zip(titles, line, strict=True)) for line in lines]})
+        print_json({"predictions": [dict(zip(titles, line, strict=True)) for line in lines], "undeclared": undeclared})
         return 0
+    tell_undeclared(undeclared)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([titles, *lines])
     if options.out:
@@ -60,8 +64,7 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def _answers(predictor: Predictor, options: argparse.Namespace) -> tuple[list[str], list[list[Any]]]:
-    records = predictor.records(options.file)
+def _answers(predictor: Predictor, records: Records, options: argparse.Namespace) -> tuple[list[str], list[list[Any]]]:
     rows = records.rows
     titles = [*(["file"] if records.files else []), "prediction"]
     first = [[str(file)] for file in records.files] if records.files else [[] for _ in rows]

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hushgrad import _check
 from hushgrad.cli._parser import Parser, UsageError, print_json
 from hushgrad.cli._there import require_place
 from hushgrad.errors import PolicyRefused
@@ -14,6 +15,8 @@ from hushgrad.errors import PolicyRefused
 if TYPE_CHECKING:
     from hushgrad.budget import Dataset, Ledger, Policy
     from hushgrad.events import Event
+
+_LONGEST_HEAD = 100_000_000  # bytes, as for readers of such files
 
 
 def _parser() -> Parser:
@@ -64,7 +67,19 @@ def _file(model: str) -> Path:
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
         raise UsageError(f"{model} is no model file, and no folder with one. Give the --out of hushgrad train.")
+    if not _begins_as_model(file):
+        raise UsageError(f"{file} is no model file. Give the --out of hushgrad train, or its model.safetensors.")
     return file
+
+
+def _begins_as_model(file: Path) -> bool:
+    """Whether a file has the head of a model: its length in eight bytes, then JSON. Whether the rest is whole, the ledger's hash says."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        try:
+            return isinstance(_check.parsed(stream.read(min(length, _LONGEST_HEAD)).decode()), dict)
+        except ValueError:
+            return False
 
 
 def released(ledger: Ledger, file: Path, *, policy: Policy | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -223,12 +223,23 @@ class Columns(LearningEncoder):
         names = [_check.instance(Column, column=column).name for column in self.columns]
         if not names or len(set(names)) < len(names):
             _check.fail("columns", names, "to have names of their own")
+        for role, name in (("label", self.label), ("user", self.user)):
+            if name in names:
+                _check.fail("columns", names, f"to leave out the {role}, {name!r}: it is not there when the model is used")
         _check.positive(noise_multiplier=self.noise_multiplier)
 
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
         """The rows of a CSV file; columns are found by name."""
         titles = tuple(column.name for column in self.columns)
         return read_cells(path, titles, header=self.header, delimiter=self.delimiter, label=self.label, user=self.user)
+
+    def undeclared(self, rows: Sequence[Any]) -> dict[str, list[int]]:
+        """For each column, the rows (from 1) whose cell holds something else than was declared; it counts as missing."""
+        blocks = [
+            (column.name, column.place(cells), cells) for column, cells in zip(self.columns, self.prepared(rows), strict=True)
+        ]
+        found = {name: [i for i, cell in enumerate(cells, 1) if cell and places[i - 1] < 0] for name, places, cells in blocks}
+        return {name: numbers for name, numbers in found.items() if numbers}
 
     # What is learned before the run ----------------------------------------------------------------------------------
 
@@ -277,12 +288,7 @@ def _block(column: Column, cells: Sequence[str]) -> np.ndarray:
 
 def columns_of(tables: Mapping[str, Any]) -> tuple[Column, ...]:
     """The columns that a codebook's tables declare: ``{"age": {"cuts": [20, 40]}, "sex": {"values": ["f", "m"]}}``."""
-    return tuple(_column(str(name), table) for name, table in _items(tables))
-
-
-def _items(tables: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    for name, table in tables.items():
-        yield name, _check.instance(dict, column=table)
+    return tuple(_column(str(name), _check.instance(dict, **{f"column {name}": table})) for name, table in tables.items())
 
 
 def _log(x: float) -> float:

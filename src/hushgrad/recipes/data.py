@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from hushgrad import _check
 from hushgrad.recipes.augmented import AugmentedImages
-from hushgrad.recipes.columns import Columns
+from hushgrad.recipes.columns import Columns, columns_of
 from hushgrad.recipes.dataset import Data, Learn, labelled
 from hushgrad.recipes.encoders import WORD_BUCKETS, ByteEncoder, Encoder, Records, TableEncoder, TextEncoder, read_table
 from hushgrad.recipes.files import find, read_cifar10, read_idx
@@ -97,19 +97,39 @@ def table(
     delimiter: str = ",",
     drop: list[str] | None = None,
     user: str | int | None = None,
-    buckets: int = 64,
+    buckets: int | None = None,
+    columns: dict[str, Any] | None = None,
+    learn: Learn | None = None,
     placed: bool = False,
 ) -> Data:
-    """A CSV file, encoded cell by cell (see :class:`~hushgrad.recipes.encoders.TableEncoder`)."""
+    """A CSV file, encoded cell by cell (:class:`~hushgrad.recipes.encoders.TableEncoder`), or as ``columns`` declares."""
     titles, _ = read_table(Path(path), header=header, delimiter=delimiter)
     target = _column(label, titles, "label")
     owner = None if user is None else _column(user, titles, "user")
-    dropped = [_column(name, titles, "drop") for name in drop or ()]  # a misspelt one would be trained on
-    columns = tuple(name for name in titles if name not in (target, owner, *dropped))
-    if not columns:
-        _check.fail("path", path, f"to have a column beside {target!r} to learn from")
-    encoder = TableEncoder(columns=columns, buckets=buckets, header=header, delimiter=delimiter, label=target, user=owner)
-    return labelled(encoder, path, classes, test_path=test_path, test_fraction=test_fraction, placed=placed)
+    about: dict[str, Any] = {"header": header, "delimiter": delimiter, "label": target, "user": owner}
+    encoder: Encoder
+    if columns is None:
+        dropped = [_column(name, titles, "drop") for name in drop or ()]  # a misspelt one would be trained on
+        used = tuple(name for name in titles if name not in (target, owner, *dropped))
+        if not used:
+            _check.fail("path", path, f"to have a column beside {target!r} to learn from")
+        about |= {} if buckets is None else {"buckets": buckets}
+        encoder = TableEncoder(columns=used, **about)
+    else:
+        _require_alone(columns, titles, drop=drop, buckets=buckets)
+        encoder = Columns(columns=columns_of(columns), **about)
+    tested: dict[str, Any] = {"test_path": test_path, "test_fraction": test_fraction}
+    return labelled(encoder, path, classes, **tested, learn=learn, placed=placed)
+
+
+def _require_alone(columns: dict[str, Any], titles: list[str], **others: Any) -> None:
+    """Declared columns are those of the file, and nothing else says which are used and how."""
+    for name, value in others.items():
+        if value is not None:
+            remedy = "A column that is not declared is not used; each column of words has values or buckets of its own."
+            _check.fail(f"data.{name}", value, "to be left out beside [data.columns]", remedy)
+    for name in columns:
+        _column(name, titles, "data.columns")
 
 
 _RECORDS = (Columns, ImageEncoder, ImageFeatures, TableEncoder, TextEncoder, TextFeatures)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad._value import Value
-from hushgrad.recipes.files import lines, read_npy, read_npz
+from hushgrad.recipes.files import files_of_classes, lines, read_npy, read_npz
 
 WORD_BUCKETS = 4096
 
@@ -47,6 +47,10 @@ class Encoder(Value, family="encoder"):
     @abstractmethod
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
         """The records in a file; ``names`` are the names of the classes, by which labels are told from content."""
+
+    def undeclared(self, rows: Sequence[Any]) -> dict[str, list[int]]:
+        """For each column, the rows (from 1) that hold something else than was declared; nothing where nothing is declared."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,28 +204,6 @@ def _text_lines(path: Path, names: Sequence[str]) -> Records:
     if not all(labelled):
         _check.fail("line", labelled.index(False) + 1, f"to begin with one of {list(names)} and a tab")
     return Records(rows=[text for _, _, text in parts], labels=[label for label, _, _ in parts])
-
-
-def files_of_classes(path: Path, names: Sequence[str], suffixes: Sequence[str]) -> tuple[list[Path], list[str] | None]:
-    """The files of a folder in the order of their names, with labels where they lie in folders called by the classes; none is left out.
-
-    The class, which may be replaced, decides among equal names alone: else a file of another class would move the places of many.
-    """
-    there = [name for name in names if (path / name).is_dir()]
-    labelled = {file: name for name in there for file in _visible(path / name, suffixes, "*")}
-    found = sorted(labelled, key=lambda file: file.stem) if there else _visible(path, suffixes, "*")
-    for file in _visible(path, suffixes, "**/*"):
-        if file not in labelled and (there or file.parent != path):
-            place = str(file.relative_to(path))
-            remedy = "Add the class to the recipe's classes, or move the file out of the folder."
-            _check.fail("file", place, f"to lie in a folder of {str(path)!r} that is called by its class ({list(names)})", remedy)
-    return found, [labelled[file] for file in found] if there else None
-
-
-def _visible(path: Path, suffixes: Sequence[str], pattern: str) -> list[Path]:
-    """The files of these kinds in a folder (``**/*``: and in those below it), in order, but for hidden ones."""
-    files = (file for file in path.glob(pattern) if file.suffix.lower() in suffixes and file.is_file())
-    return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts))
 
 
 def _text_folder(path: Path, names: Sequence[str]) -> Records:

@@ -8,7 +8,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NoReturn
@@ -33,6 +33,28 @@ def find(folder: Path, *names: str) -> Path:
             if (folder / (name + suffix)).is_file():
                 return folder / (name + suffix)
     return _check.fail("data.path", str(folder), f"to hold a file {names[0]} (or {names[0]}.gz)")
+
+
+def files_of_classes(path: Path, names: Sequence[str], suffixes: Sequence[str]) -> tuple[list[Path], list[str] | None]:
+    """The files of a folder in the order of their names, with labels where they lie in folders called by the classes; none is left out.
+
+    The class, which may be replaced, decides among equal names alone: else a file of another class would move the places of many.
+    """
+    there = [name for name in names if (path / name).is_dir()]
+    labelled = {file: name for name in there for file in _visible(path / name, suffixes, "*")}
+    found = sorted(labelled, key=lambda file: file.stem) if there else _visible(path, suffixes, "*")
+    for file in _visible(path, suffixes, "**/*"):
+        if file not in labelled and (there or file.parent != path):
+            place = str(file.relative_to(path))
+            remedy = "Add the class to the recipe's classes, or move the file out of the folder."
+            _check.fail("file", place, f"to lie in a folder of {str(path)!r} that is called by its class ({list(names)})", remedy)
+    return found, [labelled[file] for file in found] if there else None
+
+
+def _visible(path: Path, suffixes: Sequence[str], pattern: str) -> list[Path]:
+    """The files of these kinds in a folder (``**/*``: and in those below it), in order, but for hidden ones."""
+    files = (file for file in path.glob(pattern) if file.suffix.lower() in suffixes and file.is_file())
+    return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts))
 
 
 @contextmanager
