@@ -17,7 +17,7 @@ from hushgrad.events import Gaussian
 from hushgrad.recipes import Recipe
 from hushgrad.recipes.before import Before
 from hushgrad.recipes.columns import Category, Columns, Number, columns_of
-from hushgrad.recipes.encoders import Encoder
+from hushgrad.recipes.encoders import ByteEncoder, Encoder, TableEncoder, TextEncoder
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.learning import learn
@@ -313,3 +313,31 @@ def test_rows_of_any_precision_are_proved_and_trained_on(dtype):
         model, torch.nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), data, plan, progress=False
     )
     assert model.head.weight.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("encode", "row"),
+    [
+        (Columns(columns=(Category(name="town", buckets=8), Number(name="age", cuts=(20, 40)))), ("\ud800", "\udcff")),
+        (TableEncoder(columns=("a",), buckets=4), ("\ud800",)),
+        (TextFeatures(buckets=8), "hi \ud800"),
+        (TextEncoder(length=3), "hi \ud800"),
+        (ByteEncoder(length=3), "hi \ud800"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_half_a_character_is_no_error(encode, row):
+    assert torch.isfinite(encode([row]).double()).all()
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+@pytest.mark.parametrize("bounds", [(0, 5e-324), (1, 1 + 8e-16), (1e15, 1e15 + 2**-3)], ids=str)
+def test_bounds_with_too_few_numbers_between_them_are_refused_before_anything_is_learned(bounds, scale):
+    for learned in (False, True):
+        with pytest.raises(ArgumentError, match="to have numbers between them that can be told apart for 'a'"):
+            Number(name="a", low=bounds[0], high=bounds[1], scale=scale, learn=learned)
+
+
+def test_bounds_whose_distance_is_no_number_are_refused():
+    with pytest.raises(ArgumentError, match="told apart"):
+        Number(name="a", low=-1.7e308, high=1.7e308, learn=True)

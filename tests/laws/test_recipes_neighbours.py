@@ -22,7 +22,7 @@ from hushgrad.recipes.before import Before
 from hushgrad.recipes.columns import Columns, Number
 from hushgrad.recipes.encoders import TableEncoder
 from hushgrad.recipes.image_features import ImageFeatures
-from hushgrad.recipes.images import ImageEncoder
+from hushgrad.recipes.images import ImageEncoder, _named
 from hushgrad.recipes.learning import learn
 from hushgrad.recipes.text_features import TextFeatures
 from hushgrad.sampling import Units
@@ -289,16 +289,18 @@ def test_a_run_whose_own_limit_the_first_release_exceeds_releases_nothing(tmp_pa
         lambda folder: TableEncoder(columns=("a", "b"))([("1", "secret", "x")]),
         lambda folder: _waiting().prepared([("1", "2"), ("secret",)]),
         lambda folder: _sides(folder / "a", lambda f, _: {**_csv(f, range(9)), "label": "text"}, None),
+        lambda folder: _maps().prepared([np.zeros((8, 8)), np.full((8, 8), 20052005.0 * 2**40)]),
+        lambda folder: _named(np.array([1, 0, 99]), ["no", "yes"]),
         lambda folder: quantile([1.0, 20052005.0, float("nan")], epsilon=1.0, bounds=(0, 10)),
         lambda folder: Units(["secret", "other"], examples=3),
         lambda folder: _private().loader(TensorDataset(torch.zeros(2, 2)), groups=["secret", "other"]),
     ],
-    ids=["a row", "a row of columns", "a label", "a value", "owners", "owners of no user"],
+    ids=["a row", "a row of columns", "a label", "a pixel", "a number of a class", "a value", "owners", "owners of no user"],
 )
 def test_an_error_about_a_record_says_where_it_is_and_not_what_it_holds(tmp_path, refused):
     with pytest.raises(ArgumentError) as told:
         refused(tmp_path)
-    assert not any(word in str(told.value) for word in ("secret", "other", "20052005", *WORDS[:9])), told.value
+    assert not any(word in str(told.value) for word in ("secret", "other", "20052005", "e+", "99", *WORDS[:9])), told.value
 
 
 def _private():

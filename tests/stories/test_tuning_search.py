@@ -454,3 +454,33 @@ def test_a_search_whose_budget_the_encoder_uses_up_is_refused_by_its_name(tmp_pa
     with pytest.raises(ArgumentError, match=r"which Gaussian\(30\) before the run costs alone"):
         tune(poor, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("learns", [False, True], ids=["declared", "learned"])
+def test_a_search_that_costs_more_than_its_own_limit_releases_nothing(tmp_path, learns):
+    wanted = learning(tmp_path) if learns else recipe(plan={**TABLES["plan"], "epsilon": 2.0})
+    with pytest.raises(ArgumentError, match=r"Expected max_epsilon=1\.5 to be at least 2, which the whole search costs"):
+        tune(replace(wanted, run=replace(wanted.run, max_epsilon=1.5)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("values", [{"secure": [False, True]}, {"certified": [True]}, {"dataset_size": [240, 300]}], ids=str)
+def test_what_an_encoder_learns_by_is_the_same_in_all_trials(tmp_path, values):
+    over = {f"plan.{key}": tried for key, tried in values.items()}
+    with pytest.raises(ArgumentError, match="to be the same in all trials: the encoder, which they share, learns by it"):
+        priced(learning(tmp_path, over=over))
+
+
+@pytest.mark.parametrize("lost", [["encoder.json"], []], ids=["encoder too", "key and journal"])
+def test_a_search_that_has_begun_never_gets_a_second_key(tmp_path, monkeypatch, fixed_key, lost):
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(room.Journal, "released", killed)  # one trial is trained
+        tune(learning(tmp_path), tmp_path / "out")
+    for name in ("search/key.json", "search/journal", *lost):
+        (tmp_path / "out" / name).unlink()
+    with pytest.raises(ArgumentError, match=r"Expected key\.json: this search has begun, and without its key it cannot go on"):
+        tune(None, tmp_path / "out", resume=True)
+    assert (tmp_path / "out" / "encoder.json").exists() is not bool(lost)

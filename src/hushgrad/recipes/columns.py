@@ -29,6 +29,7 @@ from torch import Tensor
 from hushgrad import _check
 from hushgrad._value import LATER, Value
 from hushgrad.recipes.encoders import Records, cells_of, read_cells
+from hushgrad.recipes.files import utf8
 from hushgrad.recipes.learning import LearningEncoder
 
 __all__ = ["Category", "Column", "Columns", "Number", "columns_of"]
@@ -82,7 +83,7 @@ class Category(Column):
     def place(self, cells: Sequence[str]) -> np.ndarray:
         """The number of each cell's category, or bucket."""
         if self.buckets is not None:
-            return np.array([zlib.crc32(cell.encode()) % self.buckets if cell else -1 for cell in cells], np.int64)
+            return np.array([zlib.crc32(utf8(cell)) % self.buckets if cell else -1 for cell in cells], np.int64)
         number = {value: i for i, value in enumerate(self.values)}
         return np.array([number.get(cell, -1) for cell in cells], np.int64)
 
@@ -127,6 +128,9 @@ class Number(Column):
             _check.fail("low, high", (low, high), f"to be increasing for {self.name!r}")
         if _check.positive_int(bins=self.bins) < 2 or self.bins > _CELLS:
             _check.fail("bins", self.bins, f"to lie in 2..{_CELLS} for {self.name!r}")
+        with np.errstate(all="ignore"):
+            if not (np.diff(self.grid(self.cells if self.learn else self.bins)) > 0).all():  # also where one is no number
+                _check.fail("low, high", (low, high), f"to have numbers between them that can be told apart for {self.name!r}")
 
     @property
     def waits(self) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hushgrad import _check
+from hushgrad.errors import ArgumentError
 from hushgrad.recipes.augmented import AugmentedImages
 from hushgrad.recipes.columns import Columns, columns_of
 from hushgrad.recipes.dataset import Data, Learn, labelled
@@ -65,7 +66,7 @@ def mnist(*, path: str) -> Data:
         images = read_idx(find(Path(path), f"{prefix}-images-idx3-ubyte", f"{prefix}-images.idx3-ubyte"), dims=3)
         labels = read_idx(find(Path(path), f"{prefix}-labels-idx1-ubyte", f"{prefix}-labels.idx1-ubyte"), dims=1)
         if labels.max() > 9:
-            _check.fail("labels", int(labels.max()), "to lie in 0..9")
+            raise ArgumentError(f"Expected labels to lie in 0..9; that of record {1 + int(labels.argmax())} does not.")
         sets[part] = images, labels
     return _of_images(sets["train"], sets["test"], _DIGITS)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad._value import Value
-from hushgrad.recipes.files import files_of_classes, lines, read_npy, read_npz
+from hushgrad.recipes.files import files_of_classes, lines, read_npy, read_npz, utf8
 
 WORD_BUCKETS = 4096
 
@@ -93,7 +93,7 @@ class TableEncoder(Encoder):
         if math.isfinite(x):
             row[place] = math.copysign(math.log1p(abs(x)), x)
         else:
-            row[len(self.columns) + zlib.crc32(f"{place}={text}".encode()) % self.buckets] += 1.0
+            row[len(self.columns) + zlib.crc32(utf8(f"{place}={text}")) % self.buckets] += 1.0
 
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
         """The rows of a CSV file; columns are found by name, so a file for prediction may lack the label or have more."""
@@ -165,7 +165,7 @@ def read_table(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], 
 
 def text_ids(text: str, length: int) -> list[int]:
     """The words of ``text`` as hashed ids 1..4095, cut or padded with 0 to ``length``."""
-    ids = [1 + zlib.crc32(word.encode()) % (WORD_BUCKETS - 1) for word in text.lower().split()[:length]]
+    ids = [1 + zlib.crc32(utf8(word)) % (WORD_BUCKETS - 1) for word in text.lower().split()[:length]]
     return ids + [0] * (length - len(ids))
 
 
@@ -228,7 +228,7 @@ class ByteEncoder(Encoder):
 
     def __call__(self, rows: Sequence[Any]) -> Tensor:
         """The last ``length`` bytes of each row; rows of one call are equally long."""
-        ids = [list((row if isinstance(row, bytes) else str(row).encode())[-self.length :]) for row in rows]
+        ids = [list((row if isinstance(row, bytes) else utf8(str(row)))[-self.length :]) for row in rows]
         if len({len(row) for row in ids}) > 1:
             _check.fail("rows", [len(row) for row in ids], "to be equally long", "Encode texts of different lengths one by one.")
         return torch.tensor(ids, dtype=torch.int64)

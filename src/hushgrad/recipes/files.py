@@ -174,3 +174,8 @@ def lines(path: Path, *, exact: bool = False) -> list[str]:
 def _not_utf8(path: Path, why: str) -> NoReturn:
     remedy = "Save it as UTF-8: a word in another encoding would be another word when the model is used."
     _check.fail("file", str(path), f"to be UTF-8 text ({why})", remedy)
+
+
+def utf8(text: str) -> bytes:
+    """The bytes of a text. Halves of characters, which requests and command lines may hold, have bytes as well: no record is an error."""
+    return text.encode("utf-8", "surrogatepass")

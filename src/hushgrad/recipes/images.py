@@ -48,13 +48,13 @@ class ImageEncoder(Encoder):
         """(rows, channels, height, width); a row is an array (height, width), (channels, height, width) or a path."""
         shape = (self.channels, self.height, self.width)
         batch = np.zeros((len(rows), *shape), np.float32)
-        for into, row in zip(batch, rows, strict=True):
+        for number, (into, row) in enumerate(zip(batch, rows, strict=True), 1):
             image = self._picture(Path(row)) if isinstance(row, (str, Path)) else np.asarray(row)
             if image.shape not in (shape, shape[1:]) or (image.ndim == 2 and self.channels != 1):
                 _check.fail("image", image.shape, f"to have the shape {shape}")
             if not (np.abs(image) <= _BRIGHTEST * self.top).all():  # also where one is no number
                 remedy = f"Pixels are numbers from 0 to {self.top:g}; mend or leave out the image."
-                _check.fail("image", float(np.abs(image).max()), "to have finite pixels", remedy)
+                raise ArgumentError(f"Expected finite pixels; not all of image {number} are. {remedy}")
             into[:] = image.reshape(shape)
         return torch.from_numpy(batch).div_(self.top)
 
@@ -116,5 +116,7 @@ def _idx(path: Path, names: Sequence[str]) -> Records:
 
 def _named(numbers: np.ndarray, names: Sequence[str]) -> list[str]:
     if len(names) and numbers.max(initial=0) >= len(names):
-        _check.fail("labels", int(numbers.max()), f"to lie in 0..{len(names) - 1}")
+        raise ArgumentError(
+            f"Expected labels to lie in 0..{len(names) - 1}; that of record {1 + int(numbers.argmax())} does not."
+        )
     return [names[number] if names else str(number) for number in numbers]

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 from hushgrad import _check
 from hushgrad.recipes.dataset import label_numbers
 from hushgrad.recipes.encoders import ByteEncoder, Encoder, Records
+from hushgrad.recipes.files import utf8
 from hushgrad.recipes.saved import Description, load_model, read_description
 
 _BATCH = 1000
@@ -61,7 +62,7 @@ class Predictor:
     @torch.no_grad()
     def _continued(self, prompt: str, length: int = 80) -> str:
         """The most probable next bytes, one by one."""
-        content = prompt.encode() or b"\n"
+        content = utf8(prompt) or b"\n"
         start = len(content)
         for _ in range(length):
             scores = self.model(self.encoder([content]))

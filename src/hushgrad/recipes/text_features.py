@@ -29,6 +29,7 @@ from torch import Tensor
 from hushgrad import _check
 from hushgrad._value import LATER
 from hushgrad.recipes.encoders import Records, read_texts
+from hushgrad.recipes.files import utf8
 from hushgrad.recipes.learning import LearningEncoder
 
 __all__ = ["LOOKS", "TextFeatures"]
@@ -102,7 +103,7 @@ class TextFeatures(LearningEncoder):
     def _words(self, text: str) -> np.ndarray:
         sums = np.zeros(self.buckets)
         for word in _WORDS.findall(text):
-            code = zlib.crc32(word.encode())
+            code = zlib.crc32(utf8(word))
             sums[code % self.buckets] += 1.0 if code >> 31 else -1.0
         return np.sign(sums) * np.sqrt(np.abs(sums))
 

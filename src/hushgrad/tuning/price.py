@@ -118,6 +118,11 @@ def _plans(base: Recipe, settings: Settings, data: Data) -> tuple[Plan, ...]:
     """The plan of each candidate, after making sure that all promise the same, under the relation that the data were split for."""
     made: dict[str, Plan] = {}
     plans = []
+    for place in ("plan.certified", "plan.dataset_size", "plan.secure") if data.learned is not None else ():
+        if place in settings.over:
+            _check.fail(
+                "over", place, "to be the same in all trials: the encoder, which they share, learns by it", "Set it in [plan]."
+            )
     for candidate in settings.candidates:
         recipe = with_candidate(base, candidate)
         table = json.dumps(recipe.plan, sort_keys=True, default=repr)

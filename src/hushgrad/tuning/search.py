@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad.budget import Policy, read_policy
 from hushgrad.budget.folder import SETTLED
 from hushgrad.errors import ArgumentError, CaptureError, HushgradError, NoTheorem, NotIsolated
-from hushgrad.recipes.before import Before
+from hushgrad.recipes.before import ENCODER, Before
 from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.saved import put_weights
@@ -76,7 +77,7 @@ def tune(
         rules = policy if isinstance(policy, Policy) else read_policy(policy)
         for plan in search.plans:
             require_allowed(rules, plan, paid=bool(recipe.ledger), guarantee=claim(search))
-        before.require_room(search.plan)
+        _require_limit(search)
         if not resume:  # whatever is wrong with it was said before anything is written
             _require_feasible(recipe, settings, data)
             folder.mkdir(parents=True, mode=0o700)
@@ -179,6 +180,14 @@ def _opened(
     return replace(recipe, tune=_table(settings)), settings
 
 
+def _require_limit(search: Priced) -> None:
+    """Refuse a search that costs more than the recipe's own limit: it cannot stop half way, as a run does."""
+    limit, price = search.recipe.run.max_epsilon, search.cost.epsilon
+    if limit is not None and price > limit:
+        remedy = "Allow more, or give [plan] a smaller epsilon."
+        _check.fail("max_epsilon", limit, f"to be at least {at_most(price)}, which the whole search costs", remedy)
+
+
 def _require_feasible(recipe: Recipe, settings: Settings, data: Data) -> None:
     """At least one candidate can be trained. Else all trials would be lost, and paid for: its mistake is said now."""
     first: HushgradError | None = None
@@ -212,8 +221,9 @@ def _key(folder: Path, search: Priced, owner: Owner) -> tuple[RunKey, Journal]:
         if not journal.exists():
             raise ArgumentError(f"Expected the journal beside {KEY}: without it nobody knows what was scored. {WAYS_ON}")
         return key, Journal.open(journal, key, owner)
-    if journal.exists() and Journal.is_begun(journal):
-        raise ArgumentError(f"Expected {KEY} beside the journal: without its key an interrupted search cannot go on. {WAYS_ON}")
+    shown = [*folder.glob("[0-9]*"), *folder.parent.glob(ENCODER)]  # the key was there before either of them
+    if shown or (journal.exists() and Journal.is_begun(journal)):
+        raise ArgumentError(f"Expected {KEY}: this search has begun, and without its key it cannot go on. {WAYS_ON}")
     key = RunKey.make(seed=search.recipe.run.seed)
     made = Journal.create(journal, key, owner, {"key": key.fingerprint, "plan": plan, "run": key.run_name()})
     write_key(path, key, plan=plan)
