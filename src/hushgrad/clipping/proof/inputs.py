@@ -105,9 +105,9 @@ def _changed_rows(every: Tensor, changes: Mapping[int, Change], numbers: Tensor,
     together: dict[Any, list[int]] = {}
     for i, change in changes.items():  # of single numbers, several rows of one example are a row
         together.setdefault(change if by_row and every.dim() > 1 else (change, i), []).append(i)
-    moved, places = every.clone(), numbers.argsort(stable=True).view(int(numbers[-1]) + 1, -1).to(every.device)
+    moved, places = every.clone(), numbers.argsort(stable=True).view(int(numbers[-1]) + 1, -1)
     for who in together.values():
-        rows = places[who].flatten()
+        rows = places[who].flatten().to(every.device)
         moved[rows] = changes[who[0]](every[rows], every)
     return moved
 
