@@ -10,13 +10,14 @@ import runpy
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from hushgrad.cli import _waiting
 from hushgrad.cli._parser import table
-from hushgrad.cli.completion import SHELLS, options_of
+from hushgrad.cli.completion import SHELLS, words_of
 from hushgrad.cli.main import COMMANDS, main
 
 # What needs a package, the packages that are hidden, and the extra that the answer names.
@@ -83,12 +84,27 @@ def test_shells_complete_every_command_and_option(capsys):
         script = capsys.readouterr().out
         for command in COMMANDS:
             assert command in script
-            for option in options_of(command):
-                assert option.removeprefix("--") in script
-    bash = "COMP_WORDS=(hushgrad predict --pr); COMP_CWORD=2; _hushgrad; echo ${COMPREPLY[@]}"
+            for word in chain(*words_of(command)):
+                assert word.removeprefix("--") in script
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("predict --pr", "--probabilities"),
+        ("ledger ap", "approve"),
+        ("ledger add budget.db people --eps", "--epsilon"),
+        ("key d", "destroy"),
+        ("completion ''", "bash fish zsh"),
+        ("train ''", ""),  # files, as anywhere in a shell
+        ("ledger add ''", ""),
+    ],
+)
+def test_a_shell_completes_what_was_typed(typed, offered, capsys):
     main(["completion", "bash"])
-    done = subprocess.run(["bash", "-c", capsys.readouterr().out + bash], capture_output=True, text=True)
-    assert done.stdout.split() == ["--probabilities"]
+    asked = f"COMP_WORDS=(hushgrad {typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _hushgrad; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", capsys.readouterr().out + asked], capture_output=True, text=True)
+    assert done.stdout.strip() == offered
 
 
 @pytest.mark.parametrize("command", COMMANDS)

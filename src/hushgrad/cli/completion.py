@@ -13,7 +13,7 @@ SHELLS = ("bash", "zsh", "fish")
 def _parser() -> Parser:
     parser = Parser(
         "completion",
-        "Print a script for your shell; then hushgrad <TAB> completes commands and hushgrad train --<TAB> options.",
+        "Print a script for your shell; then hushgrad <TAB> completes commands, actions and options.",
         example="hushgrad completion bash >> ~/.bashrc",
     )
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
@@ -31,28 +31,37 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def options_of(command: str) -> list[str]:
-    """The long options of a command; those of ``ledger`` are the actions."""
+def words_of(command: str) -> tuple[list[str], list[str]]:
+    """What may follow a command: words that it knows (shells, actions), and the long options of all its parsers."""
     from hushgrad.cli.main import COMMANDS
 
     module = importlib.import_module(COMMANDS[command][0].split(":")[0])
-    if command == "ledger":
-        return sorted(module._ACTIONS)
-    actions = module._parser()._actions
-    return sorted({option for action in actions for option in action.option_strings if option.startswith("--")})
+    actions = list(module._ACTIONS) if command == "ledger" else []
+    parsers = [module._parser(action) for action in actions] or [module._parser()]
+    arguments = [argument for parser in parsers for argument in parser._actions]
+    words = [word for argument in arguments if not argument.option_strings for word in argument.choices or ()]
+    options = {option for argument in arguments for option in argument.option_strings if option.startswith("--")}
+    return sorted([*actions, *words]), sorted(options)
 
 
 def _bash() -> str:
     from hushgrad.cli.main import COMMANDS
 
-    cases = "".join(f'    {name}) words="{" ".join(options_of(name))}" ;;\n' for name in COMMANDS)
+    cases = "".join(
+        f'    {name}) words="{" ".join(words)}" options="{" ".join(options)}" ;;\n'
+        for name, (words, options) in ((name, words_of(name)) for name in COMMANDS)
+    )
     return f"""_hushgrad() {{
-  local words current="${{COMP_WORDS[COMP_CWORD]}}"
+  local words options current="${{COMP_WORDS[COMP_CWORD]}}"
   if [ "$COMP_CWORD" -eq 1 ]; then
     COMPREPLY=($(compgen -W "{" ".join(COMMANDS)} --help --version" -- "$current")); return
   fi
   case "${{COMP_WORDS[1]}}" in
 {cases}  esac
+  case "$current" in
+    -*) words="$options" ;;
+    *) [ "$COMP_CWORD" -eq 2 ] || words="" ;;
+  esac
   COMPREPLY=($(compgen -W "$words" -- "$current"))
 }}
 complete -o default -F _hushgrad hushgrad
@@ -71,6 +80,7 @@ def _fish() -> str:
         said = about.replace("'", "\\'")
         lines.append(f"complete -c hushgrad -n __fish_use_subcommand -f -a {name} -d '{said}'")
         seen = f"-n '__fish_seen_subcommand_from {name}'"
-        for option in options_of(name):
-            lines.append(f"complete -c hushgrad {seen} " + (f"-l {option[2:]}" if option.startswith("--") else f"-a {option}"))
+        words, options = words_of(name)
+        lines += [f"complete -c hushgrad {seen} -a {word}" for word in words]
+        lines += [f"complete -c hushgrad {seen} -l {option[2:]}" for option in options]
     return "\n".join(lines) + "\n"

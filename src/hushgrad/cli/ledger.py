@@ -19,19 +19,23 @@ def run(words: list[str]) -> int:
         return 0
     if words[0] not in _ACTIONS:
         raise UsageError(f"hushgrad ledger has no action {words[0]}.{suggestion(words[0], _ACTIONS)} Try hushgrad ledger --help.")
-    about, example, add_options, act = _ACTIONS[words[0]]
-    parser = Parser(f"ledger {words[0]}", about, example=f"hushgrad ledger {words[0]} {example}")
-    parser.add_argument("ledger", metavar="LEDGER", help="a path (SQLite) or postgresql://user@host/name")
-    add_options(parser)
-    options = parser.parse(words[1:])
+    options = _parser(words[0]).parse(words[1:])
     from hushgrad.budget import BrokenChain
     from hushgrad.errors import BudgetExceeded
 
     try:
-        return act(options)
+        return _ACTIONS[words[0]][-1](options)
     except (BudgetExceeded, BrokenChain) as error:
         print(f"hushgrad: {error}", file=sys.stderr)
         return _EXCEEDED
+
+
+def _parser(action: str) -> Parser:
+    about, example, add_options, _ = _ACTIONS[action]
+    parser = Parser(f"ledger {action}", about, example=f"hushgrad ledger {action} {example}")
+    parser.add_argument("ledger", metavar="LEDGER", help="a path (SQLite) or postgresql://user@host/name")
+    add_options(parser)
+    return parser
 
 
 def _overview() -> str:
