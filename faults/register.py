@@ -43,6 +43,7 @@ READS = {
     "train/shard_files.py": "shard files",
     "train/tree.py": "checkpoints",
     "tuning/files.py": "folders of searches",
+    "tuning/search.py": "folders of searches",
 }
 
 NOTHING = {

@@ -283,12 +283,12 @@ def test_a_weak_best_recipe_misses_its_target():
     size = mnist_logistic._FULL
     paper = {("example", e, 3.0, 1.0): [60.0, 61.0] for e in size.epsilons}
     best = {(kind, e): [target + 0.3, target + 0.4] for kind, row in mnist_logistic._TARGETS.items() for e, target in row.items()}
-    assert all(c.verdict == "holds" for c in mnist_logistic._best_claims(Context(), size, paper, best))
+    assert all(c.verdict == "holds" for c in mnist_logistic._best_claims(Context(), paper, best))
     best["pixels", 0.1] = [77.0, 77.2]  # the paper's own figure is not enough
-    verdicts = [c.verdict for c in mnist_logistic._best_claims(Context(), size, paper, best)]
+    verdicts = [c.verdict for c in mnist_logistic._best_claims(Context(), paper, best)]
     assert verdicts.count("not reproduced") == 1
     best["pixels", 0.1] = [87.9, 88.3]  # two runs around the target do not show that it is reached
-    assert [c.verdict for c in mnist_logistic._best_claims(Context(), size, paper, best)].count("undecided") == 1
+    assert [c.verdict for c in mnist_logistic._best_claims(Context(), paper, best)].count("undecided") == 1
 
 
 def test_two_methods_at_chance_show_no_stability():

@@ -49,7 +49,13 @@ class Draws:
         return self._generator(b"step" + number.to_bytes(8, "little"))
 
     def poisson_subset_at(self, n: int, rate: float, step: int) -> np.ndarray:
-        """:func:`poisson_subset` of one step."""
+        """Who takes part in one step, each of ``n`` records by itself with probability ``rate``.
+
+        Args:
+            n: number of records.
+            rate: probability with which each takes part.
+            step: number of the step, from 0; the same step draws the same records.
+        """
         return poisson_subset(n, rate, self.at(step))
 
     def once(self) -> np.random.Generator:
