@@ -174,7 +174,8 @@ class Experiment:
     """A published result that a command repeats: its name, the document it is from, its claim, and where its code is.
 
     ``code`` is "module:function" inside this room, imported when it is run. ``heavy`` experiments train models for minutes;
-    ``--all --quick`` runs their quick forms too.
+    ``--all --quick`` runs their quick forms too. ``again`` names the experiment of which this one is the second look: claims that
+    were undecided there, on fresh seeds.
     """
 
     name: str
@@ -182,6 +183,7 @@ class Experiment:
     claim: str
     code: str
     heavy: bool = False
+    again: str = ""
 
     def run(self, context: Context) -> Findings:
         """Do it."""

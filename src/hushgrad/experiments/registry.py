@@ -68,6 +68,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "language_model:run",
         heavy=True,
     ),
+    Experiment(
+        "language-model-again",
+        "001",
+        "what the language model left undecided, on fresh seeds whose number was fixed beforehand",
+        "language_model:again",
+        heavy=True,
+        again="language-model",
+    ),
 )
 """All experiments, in the order of the results page."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from hushgrad import _check
-from hushgrad.experiments.base import Context
+from hushgrad.experiments.base import NOISE, Context
 from hushgrad.recipes import DATA, Data
 from hushgrad.sampling.units import Grouping
 from hushgrad.train import Plan, make_private
@@ -104,6 +105,17 @@ def gain(better: Sequence[float], worse: Sequence[float]) -> tuple[float, float]
     (1.5, 0.5)
     """
     return mean_and_error([x - y for x, y in zip(better, worse, strict=True)])
+
+
+def seeds_to_decide(difference: float, deviation: float) -> int:
+    """How many fresh pairs of runs show a ``difference`` beyond two standard errors with a chance of 95 per cent.
+
+    ``deviation`` is that of a single pair's difference; both come from earlier seeds, before the fresh ones are run.
+
+    >>> seeds_to_decide(1.0, 2.0)
+    54
+    """
+    return math.ceil(((NOISE + NormalDist().inv_cdf(0.95)) * deviation / difference) ** 2)
 
 
 def percent(values: Sequence[float]) -> str:
