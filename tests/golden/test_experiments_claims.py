@@ -69,6 +69,25 @@ def test_what_is_undecided_is_said_and_is_no_failure(tmp_path, monkeypatch):
     assert "smoothing helps: printed 0, found 0.1 ± 0.3. If the difference is what it seems, 36 times as many seeds" in section
 
 
+@pytest.mark.parametrize(("found", "counts"), [(-1.0, "1 not reproduced"), (1.0, "1 holds"), (0.1, "1 undecided")])
+def test_an_undecided_claim_counts_as_its_second_look_says(tmp_path, found, counts):
+    second = next(experiment for experiment in EXPERIMENTS if experiment.again)
+    for name, value in ((second.again, 0.1), (second.name, found)):
+        told = claim(says="it helps", expected=0.0, found=value, stderr=0.3, relation="at least").to_json()
+        content = {
+            "experiment": name,
+            "claim": "c",
+            "command": "x",
+            "seed": 0,
+            "wall_seconds": 1,
+            "cpu_seconds": 1,
+            "claims": [told],
+        }
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    head = summary(tmp_path).partition("\n* 000")[0]
+    assert head.rstrip().endswith(f"95 %. {counts}.")
+
+
 def test_every_claim_that_was_not_reproduced_or_decided_has_a_reason_in_words():
     files = sorted((Path(__file__).parents[2] / "docs" / "results").glob("*.json"))
     found = [(result["experiment"], c) for result in (json.loads(f.read_text()) for f in files) for c in result["claims"]]
