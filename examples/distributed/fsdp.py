@@ -44,7 +44,7 @@ def main(directory: str | None = None) -> float:
         print(f"goes on at step {private.steps}")
     for batch in private.loader(data.train) if private.steps < PLAN.steps else ():
         optimizer.zero_grad()
-        for x, y in private.split(batch, 64):  # equally many parts in every process; empty ones are run as well
+        for x, y in private.split(batch, 64):  # equally many parts in every process; those of nobody are run as well
             nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         if checkpoint is not None:

@@ -20,20 +20,30 @@ from torch.utils.data import TensorDataset
 
 from hushgrad.integrations.huggingface import PrivateTrainer
 from hushgrad.integrations.lightning import PrivateFit, PrivateProcesses
-from hushgrad.noise import BLT
-from hushgrad.train import Plan
+from hushgrad.train import Plan, make_private
 
 LENGTH = 5
 
 
-def plan(*, ordered: bool = False) -> Plan:
-    """Poisson batches, of which a process may get nothing; or ``ordered`` ones, of which each gets a part."""
-    common = {"noise_multiplier": 0.5, "delta": 1e-5, "batch_size": 4, "dataset_size": 12, "max_grad_norm": 0.5}
-    return Plan.dpftrl(epochs=1, noise=BLT(buffers=2), **common) if ordered else Plan.dpsgd(steps=4, **common)
+def plan(*, rare: bool = False) -> Plan:
+    """Poisson batches, of which a process may get nothing; ``rare``: it often does, and once nobody gets anything."""
+    common = {"noise_multiplier": 0.5, "delta": 1e-5, "dataset_size": 12, "max_grad_norm": 0.5}
+    return Plan.dpsgd(steps=6, batch_size=1, **common) if rare else Plan.dpsgd(steps=4, batch_size=4, **common)
 
 
-def language_model(*, lora: bool, sharded: bool) -> nn.Module:
-    torch.manual_seed(1)
+def llama() -> nn.Module:
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 20,
+        "max_position_embeddings": LENGTH,
+    }
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+
+
+def gpt2() -> nn.Module:
     sizes = {
         "vocab_size": 20,
         "n_positions": LENGTH,
@@ -44,7 +54,12 @@ def language_model(*, lora: bool, sharded: bool) -> nn.Module:
         "eos_token_id": 0,
     }
     drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **drop))
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **drop))
+
+
+def language_model(made: Any, *, lora: bool, sharded: bool) -> nn.Module:
+    torch.manual_seed(1)
+    model = made()
     if lora:
         torch.manual_seed(2)
         model = get_peft_model(model, LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.0, fan_in_fan_out=True))
@@ -71,11 +86,40 @@ class Stops(transformers.TrainerCallback):
         control.should_training_stop = self.trainer.private.steps >= self.after
 
 
-def with_trainer(*, lora: bool, sharded: bool, ordered: bool, folder: str | None = None, stop: int = 100) -> dict[str, Any]:
+class Counted(PrivateTrainer):
+    """Notes how many examples of each step this process has."""
+
+    def training_step(self, model: nn.Module, inputs: Any, *given: Any) -> Any:
+        self.counts.append(inputs.examples - inputs.padding)
+        return super().training_step(model, inputs, *given)
+
+
+def texts() -> list[dict[str, torch.Tensor]]:
     rows = torch.randint(1, 20, (12, LENGTH), generator=torch.Generator().manual_seed(3))
     # Positions of their own: with fully_shard a table that all examples read as one, as GPT-2 does by itself, is refused.
-    data = [{"input_ids": row, "labels": row.clone(), "position_ids": torch.arange(LENGTH)} for row in rows]
-    model = language_model(lora=lora, sharded=sharded)
+    return [{"input_ids": row, "labels": row.clone(), "position_ids": torch.arange(LENGTH)} for row in rows]
+
+
+def in_a_loop(made: Any, *, sharded: bool, rare: bool = False) -> dict[str, Any]:
+    """A plain loop that passes whatever it is given."""
+    model = language_model(made, lora=False, sharded=sharded)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = make_private(model, optimizer, plan(rare=rare), seed=1, check_isolation=False)
+    counts = []
+    for batch in private.loader(texts()):
+        counts.append(batch.examples - batch.padding)
+        for part in private.split(batch, 2):
+            model(**part).loss.backward()
+        optimizer.step()
+    found = {"weights": whole(model), "steps": private.steps, "spent": private.spent().epsilon, "counts": counts}
+    private.detach()
+    return found
+
+
+def with_trainer(
+    made: Any = gpt2, *, lora: bool = False, sharded: bool, rare: bool = False, folder: str | None = None, stop: int = 100
+) -> dict[str, Any]:
+    model = language_model(made, lora=lora, sharded=sharded)
     with tempfile.TemporaryDirectory() as out:
         args = transformers.TrainingArguments(
             output_dir=out,
@@ -89,11 +133,13 @@ def with_trainer(*, lora: bool, sharded: bool, ordered: bool, folder: str | None
             logging_steps=1,
             disable_tqdm=True,
         )
-        own = {"train_dataset": data, "seed": 1, "check_isolation": False, "callbacks": [Stops(stop)]}
+        own = {"train_dataset": texts(), "seed": 1, "check_isolation": False, "callbacks": [Stops(stop)]}
         where = None if folder is None else f"{folder}/{'lora' if lora else 'full'}"
-        trainer = own["callbacks"][0].trainer = PrivateTrainer(model, args, plan(ordered=ordered), checkpoint=where, **own)
+        trainer = own["callbacks"][0].trainer = Counted(model, args, plan(rare=rare), checkpoint=where, **own)
+        trainer.counts = []
         trainer.train()
     found = {"weights": whole(model), "steps": trainer.private.steps, "spent": trainer.spent().epsilon}
+    found |= {"counts": trainer.counts, "losses": [logs["loss"] for logs in trainer.state.log_history if "loss" in logs]}
     trainer.private.detach()
     return found
 
@@ -145,10 +191,13 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     if "RANK" in os.environ:  # as torchrun says it, so that Lightning starts no processes of its own
         os.environ |= {"LOCAL_RANK": os.environ["RANK"], "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "GROUP_RANK": "0"}
         os.environ["TORCHELASTIC_RUN_ID"] = "test"
-    given = {name: options[name] for name in ("sharded", "ordered", "folder", "stop") if name in options}
+    given = {name: options[name] for name in ("sharded", "rare", "folder", "stop") if name in options}
     work = {
-        "trainer": lambda: with_trainer(lora=False, **given),
+        "trainer": lambda: with_trainer(**given),
         "lora": lambda: with_trainer(lora=True, **given),
+        "llama": lambda: with_trainer(llama, **given),
+        "loop": lambda: in_a_loop(gpt2, **given),
+        "llama, loop": lambda: in_a_loop(llama, **given),
         "lightning": with_lightning,
         "lightning, sharded": lambda: with_lightning(sharded=True),
     }

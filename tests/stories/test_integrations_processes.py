@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +21,16 @@ IMPORTS = (
     "hushgrad.integrations.lightning",
     "peft",
     "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
 )
 
 PROGRAM = Path(__file__).with_name("integrations_program.py")
 
 
-def _same_as_alone(tmp_path: Path, world: int, *, sharded: bool, which: list[str]) -> None:
-    options = {"which": which, "ordered": sharded}
+def _same_as_alone(
+    tmp_path: Path, world: int, *, sharded: bool, which: list[str], **options: bool
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    options |= {"which": which}  # type: ignore[dict-item]
     (alone,) = run(PROGRAM, tmp_path, 1, {**options, "sharded": False}, imports=IMPORTS, group=False)
     together = run(PROGRAM, tmp_path, world, {**options, "sharded": sharded}, imports=IMPORTS)
     for name in which:
@@ -35,6 +39,7 @@ def _same_as_alone(tmp_path: Path, world: int, *, sharded: bool, which: list[str
             distance = torch.tensor(found[name]["weights"]) - torch.tensor(alone[name]["weights"])
             assert float(distance.abs().max()) < 1e-6
             assert found[name]["weights"] == together[0][name]["weights"]
+    return alone, together
 
 
 def test_two_processes_give_the_weights_of_one(tmp_path):
@@ -52,14 +57,27 @@ def test_a_model_that_was_sharded_before_gives_the_weights_of_one_process(tmp_pa
     _same_as_alone(tmp_path, world, sharded=True, which=["trainer", "lora"])
 
 
+@pytest.mark.parametrize("sharded", [False, True], ids=["data-parallel", "sharded"])
+def test_a_process_without_an_example_passes_rows_that_do_not_count(tmp_path, sharded):
+    """Neither GPT-2 nor Llama reads a batch without a row. Trainer's loss is the mean over all examples, whoever has them."""
+    which = ["trainer", "lora", "llama", "loop", "llama, loop"]
+    alone, together = _same_as_alone(tmp_path, 2, sharded=sharded, which=which, rare=True)
+    for name in which:
+        shares = list(zip(*(found[name]["counts"] for found in together), strict=True))
+        assert [sum(share) for share in shares] == alone[name]["counts"] and 0 in alone[name]["counts"]
+        assert any(min(share) == 0 < max(share) for share in shares)
+    for name in which[:3]:
+        assert together[0][name]["losses"] == pytest.approx(alone[name]["losses"], abs=2e-4)  # they are logged with four digits
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True], ids=["data-parallel", "sharded"])
 def test_a_run_that_moves_from_2_to_1_to_2_processes_gives_the_weights_of_one_that_does_not(tmp_path, sharded):
     """Adapters and all weights, with Trainer; every run goes on where the one before it was ended."""
-    which, common = ["trainer", "lora"], {"ordered": sharded}
-    (alone,) = run(PROGRAM, tmp_path, 1, {**common, "which": which, "sharded": False}, imports=IMPORTS, group=False)
-    for world, stop in ((2, 1), (1, 2), (2, 100)):
-        options = {**common, "which": which, "sharded": sharded, "folder": str(tmp_path / "runs"), "stop": stop}
+    which = ["trainer", "lora"]
+    (alone,) = run(PROGRAM, tmp_path, 1, {"which": which, "sharded": False}, imports=IMPORTS, group=False)
+    for world, stop in ((2, 2), (1, 3), (2, 100)):
+        options = {"which": which, "sharded": sharded, "folder": str(tmp_path / "runs"), "stop": stop}
         moved = run(PROGRAM, tmp_path, world, options, imports=IMPORTS)
         assert all(found[name]["steps"] == min(stop, alone[name]["steps"]) for found in moved for name in which)
     for name in which:

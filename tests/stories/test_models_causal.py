@@ -15,7 +15,7 @@ peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'h
 
 from hushgrad.errors import ArgumentError, CaptureError  # noqa: E402
 from hushgrad.integrations.huggingface import PrivateTrainer, token_loss  # noqa: E402
-from hushgrad.train import Plan  # noqa: E402
+from hushgrad.train import Plan, make_private  # noqa: E402
 
 VOCABULARY, LENGTH, COUNT = 31, 9, 6
 CLIP = 0.8
@@ -350,7 +350,7 @@ def merge_and_back(model):
 
 
 IN_MID_RUN = {
-    "is merged into the frozen weights.*after train": lambda model: model.merge_adapter(),
+    "is merged into the frozen weights.*after the run": lambda model: model.merge_adapter(),
     "is frozen, but was changed since.*merge adapters after the run": merge_and_back,
     "one was added, removed, frozen or unfrozen": lambda model: model.base_model.disable_adapter_layers(),
 }
@@ -363,6 +363,21 @@ def test_what_is_done_to_adapters_in_mid_run_is_refused(message, tmp_path):
     with pytest.raises(CaptureError, match=message):
         trainer.train()
     assert trainer.private.steps == 1
+
+
+def test_adapters_that_are_merged_in_mid_run_are_named_in_a_plain_loop_too():
+    """The outputs of such a model have no graph, which was said to be a checkpoint's doing."""
+    model = adapted(llama()).train()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    private = make_private(model, optimizer, a_plan(steps=3), seed=1)
+    with pytest.raises(CaptureError, match=r"adapter of base_model\S+ is merged into the frozen weights.*after the run"):
+        for batch in private.loader(texts(), collate_fn=padded):
+            optimizer.zero_grad()
+            model(**batch).loss.backward()
+            optimizer.step()
+            model.merge_adapter()
+    assert private.steps == 1
+    private.detach()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.clipping.collecting import Collecting
+from hushgrad.clipping.merged import require_unmerged
 from hushgrad.clipping.rules.parameter import Bare
 from hushgrad.clipping.site import Call, Site
 from hushgrad.events import Relation
@@ -35,6 +36,7 @@ class Answering(Collecting):
 
     def refuse_detached(self) -> None:
         """No output of a pass has a graph, though it had one in the proof."""
+        require_unmerged(self.model)
         self._tape.fail(
             "The outputs of the model require no gradient in this pass, as behind a reentrant checkpoint whose inputs require none. Use "
             'checkpoint(..., use_reentrant=False), which is gradient_checkpointing_kwargs={"use_reentrant": False} in transformers.'

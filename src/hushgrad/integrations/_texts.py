@@ -1,4 +1,4 @@
-"""What a batch of texts has to be, so that a row of it is one example; and a model, so that its adapters are what is trained.
+"""What a batch of texts has to be, so that a row of it is one example.
 
 Several texts in one row (packing), or all texts of a batch in one (padding-free collation), spare padding. But a row is clipped as one
 example: what a text adds is then not bounded by itself, and a text that was cut into two rows counts twice.
@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hushgrad import _check
-from hushgrad.errors import CaptureError
 
 _IGNORED = -100  # transformers' mark for a label that does not count
 _ONE_ROW = (
@@ -65,17 +64,3 @@ def _begins_again(positions: Tensor, mask: Any, labels: Any) -> bool:
         counted = labels[:, 1:].ne(_IGNORED)
         falls = falls & (counted.flip(1).cumsum(1).flip(1) > 0)  # else it is padding
     return bool(falls.any())
-
-
-def require_unmerged(model: nn.Module) -> None:
-    """Refuse a step on adapters that are merged into the weights below: no gradient would reach them.
-
-    Raises:
-        CaptureError: with the name of a layer.
-    """
-    for name, module in model.named_modules():
-        if getattr(module, "merged", False) is True:
-            raise CaptureError(
-                f"The adapter of {name} is merged into the frozen weights, so it cannot be trained. Merge after train(), or into a "
-                "copy of the model: merging and unmerging changes the frozen weights by rounding."
-            )

@@ -50,21 +50,21 @@ class ExampleLoss:
         self._is_mean = False  # over examples: the model's own loss was tried
         self._shift: bool | None = None  # of the model's own loss; None: not tried yet
 
-    def __call__(self, model: nn.Module, inputs: Any) -> tuple[Tensor, Any]:
-        """(loss, outputs)."""
+    def __call__(self, model: nn.Module, inputs: Any, *, filled: int = 0) -> tuple[Tensor, Any]:
+        """(loss, outputs); the last ``filled`` examples are copies of the first, which show nothing of the model's own loss."""
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
         if not isinstance(labels, Tensor):
             _check.fail("inputs", sorted(inputs), "to hold labels", _OWN_LOSS)
         if labels.dim() == 1 or (labels.is_floating_point() and labels.dim() == 2):
-            return self._of_examples(model, inputs, labels)
+            return self._of_examples(model, inputs, labels, len(labels) - filled)
         if labels.dim() == 2:
             return self._of_tokens(model, inputs, labels)
         return _refuse(f"labels of shape {tuple(labels.shape)}")
 
-    def _of_examples(self, model: nn.Module, inputs: Any, labels: Tensor) -> tuple[Tensor, Any]:
+    def _of_examples(self, model: nn.Module, inputs: Any, labels: Tensor, counted: int) -> tuple[Tensor, Any]:
         if not labels.is_floating_point() and bool(labels.eq(_IGNORED).any()):
             _check.fail("labels", _IGNORED, "to be a class", "Leave examples without a label out of the data set.")
-        if not self._is_mean and len(labels) > 1:
+        if not self._is_mean and counted > 1:
             _require_mean(model, inputs, labels)
             self._is_mean = True
         outputs = model(**inputs)

@@ -17,12 +17,13 @@ except ImportError as error:  # pragma: no cover
     raise ImportError("hushgrad.integrations.huggingface needs transformers: pip install 'hushgrad[hf]'.") from error
 
 from hushgrad import _check
+from hushgrad.clipping.merged import require_unmerged
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.integrations._arguments import as_planned, require_fitting, require_known
 from hushgrad.integrations._batches import Batches
 from hushgrad.integrations._padding import require_padding_apart
-from hushgrad.integrations._texts import require_apart, require_numbered, require_texts, require_unmerged
+from hushgrad.integrations._texts import require_apart, require_numbered, require_texts
 from hushgrad.integrations._token_loss import ExampleLoss, token_loss
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
@@ -202,20 +203,20 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         return self._schedule
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Forward and backward for one batch of the plan, part by part; an empty batch is a step of noise alone."""
+        """Forward and backward for one batch of the plan, part by part; its loss, of which Trainer takes the mean over all processes.
+
+        Each part's mean counts by its examples, those that fill it up left out; that of nobody is 0.
+        """
         batch = _drawn(inputs)
         require_texts(inputs, batch.examples)
         require_unmerged(model)
-        total, rows = torch.zeros((), device=self.args.device), 0
-        if not batch.examples and not self.private.placement.in_parts:
-            return total
+        total, world = torch.zeros((), device=self.args.device), self.private.placement.world
         for part in self.private.split(batch, self.args.train_batch_size):
             loss = super().training_step(model, dict(part), None)  # type: ignore[call-overload]
             summed = self.private.losses.capture.loss_reduction == "sum"
-            # With sharded parameters all processes make every pass, also of no examples.
-            total += loss * (1 if summed else part.examples) if part.examples else 0.0
-            rows += part.examples  # those that fill it up, too
-        return total / max(1, rows)
+            counted = part.examples - part.padding
+            total += loss * (counted / (part.examples if summed else 1)) if counted else 0.0
+        return total * (world.size / max(1, world.total(batch.examples - batch.padding)))
 
     def prediction_step(self, model: nn.Module, *given: Any, **named: Any) -> Any:
         """Trainer's own. Quantised layers stay as in training: else they pack their frozen weights anew, which the next step refuses."""
@@ -225,7 +226,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """The mean over the examples of each one's own loss; see the table above."""
-        loss, outputs = self._example_loss(model, inputs)
+        loss, outputs = self._example_loss(model, inputs, filled=0 if self._private is None else self._private.losses.padding)
         if self._private is not None and torch.is_grad_enabled():
             self._require_exact(inputs)
             loss = self._private.losses.covered(

@@ -20,9 +20,9 @@ T = TypeVar("T")
 class Batch:
     """What a collate function returned (a tuple, list, dict or tensor, and still one), with the loader's stamp.
 
-    ``step``: the step that it was drawn for. ``examples``: how many examples it holds; 0 is a batch too, and its step must be
+    ``step``: the step that it was drawn for. ``examples``: how many examples it holds; a batch of nobody is one too, and its step must be
     taken. ``units``: with user-level privacy a (examples,) tensor of unit numbers, else None. ``padding``: how many of the examples,
-    at the end, are copies of the first one that fill the batch up and do not count (few examples, certified runs, plans with ``pad_to``).
+    at the end, are copies of the first one that fill it up and do not count (few examples or none, certified runs, plans with ``pad_to``).
 
         >>> batch = stamp([torch.arange(5), torch.ones(5, 2)], step=3, examples=5)
         >>> x, y = batch
@@ -52,10 +52,14 @@ class Batch:
         """
         size = _check.positive_int(size=size)
         for number, (first, last) in enumerate(self._cuts(size)):
-            part = self._part(first, last, number, size)
-            if self._issue is not None:
-                self._issue(part)
-            yield part
+            yield self._issued(first, last, number, size)
+
+    def _issued(self, first: int, last: int, number: int, cut: int) -> Batch:
+        """Examples [first, last) as the next micro-batch that is handed out."""
+        part = self._part(first, last, number, cut)
+        if self._issue is not None:
+            self._issue(part)
+        return part
 
     def _part(self, first: int, last: int, number: int, cut: int | None = None) -> Batch:
         """Examples [first, last), filled up with copies of the first of them."""

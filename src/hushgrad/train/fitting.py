@@ -182,11 +182,9 @@ class Passes:
         self.raw_loss: list[tuple[Tensor, int]] = []
         self.raw_correct: list[tuple[Tensor, int]] = []
 
-    def run(self, batch: Batch) -> Tensor | None:
-        """All passes of ``batch``; the closure of the optimizer's step. An empty batch has none, and its step is only noise."""
+    def run(self, batch: Batch) -> Tensor:
+        """All passes of ``batch``; the closure of the optimizer's step. Rows of an empty batch do not count, and its step is only noise."""
         self.raw_loss, self.raw_correct, self.examples = [], [], batch.examples - batch.padding
-        if not batch.examples and self._private.sharding is None:
-            return None
         for part in self._private.split(batch, self._size or _WHOLE):
             output, target, loss = self._forward(_moved(part, self._device), part.examples)
             loss.backward()  # type: ignore[no-untyped-call]

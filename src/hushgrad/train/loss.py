@@ -62,10 +62,10 @@ class PrivateLoss:
         _require_rows(leaves, examples, "Keep constants (class weights) inside the function, or give it the model and the batch.")
         if not examples:
             return torch.stack([t.sum() * 0.0 for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]).sum()
-        rows = _Rows(self._fn, leaves, spec)
-        if not self._compared and examples > 1:
+        rows, counted = _Rows(self._fn, leaves, spec), examples - self._losses.padding
+        if not self._compared and counted > 1:  # copies of one example show nothing
             self._compare(rows)
-        each, counted = self._each(rows), examples - self._losses.padding
+        each = self._each(rows)
         if self._losses.fixed:  # divided by the public size, as a loss of the user's own is
             free = filled(examples, counted, each.device)
             return self._reduced(each.masked_fill(free, 0.0))
@@ -125,7 +125,7 @@ class PrivateLoss:
     def _of_batch(self, args: tuple[Any, ...], examples: int) -> Tensor:
         if self._losses.together:
             return self._fn(*args)  # and the user vouches for it
-        if examples > 1 and (not self._compared or random.randrange(_AGAIN) == 0):
+        if examples - self._losses.padding > 1 and (not self._compared or random.randrange(_AGAIN) == 0):
             with self._losses.capture.pause():
                 self._try(args, examples, _LATER if self._compared else _SHOWN)
             self._compared = True
@@ -133,8 +133,8 @@ class PrivateLoss:
             return self._losses.covered(self._fn(*args))
 
     def _try(self, args: tuple[Any, ...], examples: int, shown: int) -> None:
-        model = next(arg for arg in args if isinstance(arg, nn.Module))
-        some = sorted(random.sample(range(examples), min(examples, shown)))
+        model, counted = next(arg for arg in args if isinstance(arg, nn.Module)), examples - self._losses.padding
+        some = sorted(random.sample(range(counted), min(counted, shown)))
         with aside(model):
             single = {i: self._on(args, examples, [i]) for i in some}
             for chosen in (some, some[1:], some[:-1], [some[0], *some[:-1]]):  # all, without one, one in another's place
@@ -156,7 +156,7 @@ class _Mean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, each: Tensor, counted: int) -> Tensor:
         ctx.shape, ctx.counted = each.shape, counted
-        return each[:counted].mean()
+        return each[:counted].mean() if counted else each.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]

@@ -158,9 +158,9 @@ class Private(Attached):
         return made
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
-        """``batch.split(size)``; with ``fully_shard``, as many micro-batches as the process that needs most: the last may be empty.
+        """``batch.split(size)``; with ``fully_shard``, as many micro-batches as the process that needs most: the last may be nobody's.
 
-        Run forward and backward on each, empty ones too: sharded parameters are gathered by all processes together.
+        Run forward and backward on each, those of weight 0 too: sharded parameters are gathered by all processes together.
         """
         self._splitting = True
         try:

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping.costs import FEW
 from hushgrad.clipping.isolated import culprit
+from hushgrad.clipping.merged import require_unmerged
 from hushgrad.clipping.proof.course import after_all
 from hushgrad.clipping.proof.given import finite, jittered, shuffled, tamed
 from hushgrad.clipping.proof.inputs import leaves, readings
@@ -97,6 +98,7 @@ class Trials(Staged):
 
     def _tried(self, inputs: Any, B: int, known: Structure | None = None) -> Structure | _Failure:
         """The first way in which outputs may hold the examples that can be proved; else why they do not as they are."""
+        require_unmerged(self.model)
         failed: _Failure | None = None
         for opening in self._openings(inputs, B):
             self.opening = opening

@@ -210,7 +210,7 @@ class Sharded(Whole):
     # Passes ----------------------------------------------------------------------------------------------------------
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
-        """As many micro-batches as the process that needs most: the last may be empty."""
+        """As many micro-batches as the process that needs most: the last may be nobody's."""
         return split_evenly(batch, size, self.world)
 
 

@@ -18,19 +18,12 @@ __all__ = ["CheckedTogether", "isolated_pass", "split_evenly"]
 
 
 def split_evenly(batch: Batch, size: int, world: World) -> Iterator[Batch]:
-    """Micro-batches of at most ``size`` examples, equally many in every process: where one has fewer, empty ones follow."""
+    """Micro-batches of at most ``size`` examples, equally many in every process: where one has fewer, some without an example follow."""
     parts = len(batch._cuts(size))
     rounds = world.largest(parts)
     yield from batch.split(size)
     for number in range(parts, rounds):
-        yield _empty_part(batch, number)
-
-
-def _empty_part(batch: Batch, number: int) -> Batch:
-    part = batch._part(0, 0, number)
-    if batch._issue is not None:
-        batch._issue(part)
-    return part
+        yield batch._issued(0, 0, number, size)
 
 
 class CheckedTogether:
