@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -27,7 +26,7 @@ from hushgrad.events import Everyone, FixedSize, Gaussian, MinSep, Poisson
 from hushgrad.guarantee import Ledger
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams import IndependentStream
-from hushgrad.release import earlier, entry, frames, keys, marks, owner
+from hushgrad.release import earlier, frames, keys, marks, owner
 from hushgrad.release import journal as journals
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey, erase, finish, read_key, secrets_in, write_key
@@ -236,69 +235,20 @@ def test_a_journal_of_another_version_is_refused_in_one_sentence(tmp_path):
         _life(path, 0)
 
 
-@pytest.fixture(params=["c", "python"])
-def either_way(request, monkeypatch):
-    """Entries are written by C and, without the library, by Python."""
-    if request.param == "python":
-        monkeypatch.setattr(entry, "_ENTERED", None)
-    elif entry._ENTERED is None:
-        pytest.skip("the C library is not built")
-
-
-def test_a_full_disk_stops_the_step_and_leaves_the_journal_whole(tmp_path, either_way):
+def test_a_full_disk_stops_the_step_and_leaves_the_journal_whole(tmp_path, monkeypatch):
     path = tmp_path / "journal"
     after = _life(path, 3)
     journal = Journal.open(path, KEY, Owner(tmp_path, newest=True))
     journal.seek(*after[-1])
     journal.begin(3)
-    size, before = path.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
-    for room in (5, 0):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, before[1]))
-        try:
-            with pytest.raises(StorageError, match="Nothing was released"):
-                journal.released(3, b"x")
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert path.stat().st_size == size and journal.position == 3
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:5]))
+    with pytest.raises(StorageError, match="Nothing was released"):
+        journal.released(3, b"x")
+    monkeypatch.undo()
     journal.released(3, b"x")
     journal.close()
     assert _life(path, 0, position=4, chain=journal.chain) == []
-
-
-def test_both_ways_write_the_same_file_and_tell_its_folder_the_same(tmp_path, monkeypatch):
-    told, written = [], []
-    for way in (entry._ENTERED, None):
-        monkeypatch.setattr(entry, "_ENTERED", way)
-        folder = tmp_path / str(len(told))
-        folder.mkdir()
-        _life(folder / "journal", 3)
-        written.append([frame for frame in frames.frames_in(folder / "journal") if frame.kind == ord("r")])
-        length, moment = _told(folder)
-        assert length == (folder / "journal").stat().st_size
-        told.append(moment >= (folder / "journal").stat().st_ctime_ns)
-    assert [frame.content for frame in written[0]] == [frame.content for frame in written[1]]
-    assert told == [True, True]
-
-
-def _told(folder):
-    """How long the folder knows its journal to be, and when it was written."""
-    try:
-        return [int(word) for word in os.getxattr(folder, "user.hushgrad.journal").split()[-2:]]
-    except (OSError, AttributeError):
-        pytest.skip("no attributes here")
-
-
-def test_an_entry_is_refused_once_its_lock_is_gone_or_another(tmp_path, either_way):
-    owner = Owner(tmp_path, newest=True)
-    journal = Journal.create(tmp_path / "journal", KEY, owner, {})
-    journal.begin(0)
-    journal.released(0, b"x")
-    size, lock = (tmp_path / "journal").stat().st_size, tmp_path / ".lock"
-    for change in (lambda: lock.rename(tmp_path / "kept"), lambda: lock.write_text("another")):
-        change()
-        with pytest.raises(ArgumentError, match="another run has taken it over"):
-            journal.released(1, b"y")
-        assert (tmp_path / "journal").stat().st_size == size and journal.position == 1
 
 
 def test_blocks_are_reserved_so_that_flushing_takes_little_time(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ Long = ctypes.c_long
 Float = ctypes.c_float
 Double = ctypes.c_double
 
-ABI = 3211427363
+ABI = 2413476112
 PAIRS = 128
 GROUP = 256
 GROUP_BLOCKS = 96
@@ -30,8 +30,6 @@ PANEL_ROWS = 144
 PANEL_COLUMNS = 16
 WITNESS_WORDS = 2048
 WITNESS_LANES = 16
-FRAME_BYTES = 8
-TOLD_AT_MOST = 160
 WITNESS_BLOCKS = 32
 
 
@@ -120,24 +118,7 @@ class Signal(ctypes.Structure):
     ]
 
 
-class Entry(ctypes.Structure):
-    """``entry`` of abi.h."""
-
-    _fields_: ClassVar = [
-        ("lock", At),
-        ("disk", Field),
-        ("number", Field),
-        ("file", Int),
-        ("frame", At),
-        ("size", Field),
-        ("folder", At),
-        ("attribute", At),
-        ("told", At),
-        ("about", Field),
-    ]
-
-
-STRUCTS: tuple[type[ctypes.Structure], ...] = (Address, Solutions, Facts, Bound, Geometry, Signal, Entry,)
+STRUCTS: tuple[type[ctypes.Structure], ...] = (Address, Solutions, Facts, Bound, Geometry, Signal,)
 SIGNATURES: dict[str, dict[str, tuple[Any, tuple[Any, ...]]]] = {  # library, function: result, arguments
     "both": {
         "vectors": (Int, (Int,)),
@@ -172,7 +153,6 @@ SIGNATURES: dict[str, dict[str, tuple[Any, tuple[Any, ...]]]] = {  # library, fu
         "rounded": (Size, (ctypes.POINTER(Address), Field, ctypes.POINTER(Facts), ctypes.POINTER(Bound), At, Size, At)),
         "chacha": (None, (At, Field, Field, Field, At, Size)),
         "witness": (None, (At, Size, At, At)),
-        "entered": (Int, (ctypes.POINTER(Entry),)),
         "sum_above": (Long, (At, At, Long, At, At, Long, Double, Double, Double, At, Long, At, At)),
         "sum_below": (Long, (At, At, Long, At, At, Long, Double, Double, At, Long, At, At)),
         "direction": (None, (At, At, At, At, Size, Float, Float, Float, Float, Float)),

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HUSHGRAD_ABI 3211427363
+#define HUSHGRAD_ABI 2413476112
 
 /* Constants ------------------------------------------------------------------------------------------------------------- */
 
@@ -30,8 +30,6 @@
 #define PANEL_COLUMNS 16   /* at most, of a panel */
 #define WITNESS_WORDS 2048 /* of a block that is hashed */
 #define WITNESS_LANES 16   /* neighbours that are multiplied by the next 16 */
-#define FRAME_BYTES 8      /* of a journal */
-#define TOLD_AT_MOST 160   /* bytes that the folder of a journal is told */
 #define WITNESS_BLOCKS 32  /* that are drawn and then hashed: the second-level cache holds them */
 
 /* Structs --------------------------------------------------------------------------------------------------------------- */
@@ -76,19 +74,6 @@ typedef struct {
     uint64_t d, reach;
     float alpha, scale, before, after;
 } signal;
-
-/* One entry of a journal: the lock, the disk that it must be on and its number there; the open file, the frame that is written to it and
- * how long it is; the folder, its attribute, and what that says, of which the first `about` bytes stay (0: the folder is told nothing). */
-typedef struct {
-    const char *lock;
-    uint64_t disk, number;
-    int file;
-    const char *frame;
-    uint64_t size;
-    const char *folder, *attribute;
-    char *told;
-    uint64_t about;
-} entry;
 
 /* Library both ---------------------------------------------------------------------------------------------------------- */
 
@@ -183,10 +168,6 @@ void hushgrad_chacha(const uint32_t *key, uint64_t step, uint64_t index, uint64_
 /* One hash for each block of `size` bytes at an address that 4 divides, the last one filled up with zeros.
  * Reference, bit for bit: hushgrad.release.witness._by_torch. */
 void hushgrad_witness(const unsigned char *bytes, size_t size, const uint32_t *key, uint64_t *out);
-
-/* Write a frame if the lock is there as it was, and tell the folder how long the file is: 1. Else nothing is written: 0; or half a frame,
- * that could not be taken off again: -1. Where a folder takes no attribute, about is 0 from then on. Reference: none. */
-int hushgrad_entered(entry *e);
 
 /* The law of wa A + wb B on the places `grid`: masses between grid[k] and grid[k+1] are split so that the mean is kept; `outside` has
  * (mass, moment) below the first place and (mass, moment) above the last. Each sum is first raised by `raise` times the size of its

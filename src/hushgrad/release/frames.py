@@ -20,16 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hushgrad.errors import ArgumentError
-from hushgrad.native import _abi
+from hushgrad.errors import ArgumentError, StorageError
 from hushgrad.release.born import born
-from hushgrad.release.entry import Entry, unwritable
 from hushgrad.release.owner import boot_identity, locked
 
-__all__ = ["FRAME", "SHORT", "WAYS_ON", "Frame", "Frames", "damaged", "differently", "frames_in"]
+__all__ = ["FRAME", "SHORT", "WAYS_ON", "Frame", "Frames", "damaged", "frames_in"]
 
 WAYS_ON = "Put this run's files back as they were, or start a new run with a new key and this run's ledger as prior=."
-FRAME, SHORT = _abi.FRAME_BYTES, 5  # bytes of a frame, and of what it says
+FRAME, SHORT = 8, 5  # bytes of a frame, and of what it says
 _KINDS = b"ramj"
 _NAME = b"hushgrad journal "
 _MAGIC = _NAME + b"2     \n"  # frames stay aligned: no kill cuts one at the end of a page
@@ -67,7 +65,7 @@ class Frames:
                 f"Expected {str(path)!r} to be written by one process: another one has it open, by this or another name of the same file. "
                 "Wait for it or stop it."
             )
-        self._entry = Entry(self._file, self._folder, _LENGTH)  # the folder is told nothing before the first flush
+        self._size, self._about = 0, b""  # what the folder is told of the file: nothing before the first flush
         self.there: list[Frame] = []
         self.rest = b""  # what is behind the last whole frame
         if new:
@@ -82,7 +80,7 @@ class Frames:
             raise damaged()
         good = self.there[-1].end if self.there else len(_MAGIC)
         self._checksum = self.there[-1].checksum if self.there else self._checksum
-        self.rest, self._entry.size = data[good:], good
+        self.rest, self._size = data[good:], good
 
     def cut(self) -> None:
         """Take off what is behind the last whole frame."""
@@ -92,13 +90,13 @@ class Frames:
     def is_put_back(self) -> bool:
         """Whether the file is shorter than its folder knows it: somebody cut it, or wrote an older one over it."""
         number, birth, flushed, start, length, _ = self._known()
-        return [number, birth] == self.place[1:] and self._entry.size < (length if start == _start() else flushed)
+        return [number, birth] == self.place[1:] and self._size < (length if start == _start() else flushed)
 
     @property
     def is_touched(self) -> bool:
         """Whether the file was changed after its last frame was written: older ones were put in its place, or only its rights changed."""
         number, birth, _, _, length, written = self._known()
-        return [number, birth, length] == [*self.place[1:], self._entry.size] and os.fstat(self._held()).st_ctime_ns > written
+        return [number, birth, length] == [*self.place[1:], self._size] and os.fstat(self._held()).st_ctime_ns > written
 
     def _known(self) -> list[int]:
         """What the folder knows of its journal; nothing where it was never told, or the system or the disk keeps no attributes."""
@@ -131,38 +129,19 @@ class Frames:
 
     def append(self, kind: int, content: bytes, text: bytes = b"") -> None:
         """Append a frame, and what follows it."""
-        frame, checksum = self._framed(kind, content, text)
-        self._write(frame + text)
-        self._checksum = checksum
-        self._remember()
-
-    def guard(self, lock: tuple[str, int, int] | None) -> None:
-        """Let :meth:`entered` write while this lock is there: its place, its disk, its number there. Of None it never does."""
-        if lock is not None:
-            self._entry.guard(lock)
-
-    def entered(self, kind: int, content: bytes) -> bool:
-        """Whether a frame was appended, in little time, while the lock was there. If not, nothing was done, and :meth:`append` says why."""
-        frame, checksum = self._framed(kind, content, b"")
-        if self._file is None or not self._entry.write(frame):
-            return False
-        self._checksum = checksum
-        return True
-
-    def _framed(self, kind: int, content: bytes, text: bytes) -> tuple[bytes, int]:
-        """A frame that ``text`` follows, and the checksum behind both."""
         head = bytes((kind,)) + content
         checksum = zlib.crc32(head + text, self._checksum)
-        return head + (checksum & 0xFFFF).to_bytes(2, "little"), checksum
+        self._write(head + (checksum & 0xFFFF).to_bytes(2, "little") + text)
+        self._checksum = checksum
+        if self._about:
+            self._remember()
 
     def _remember(self) -> None:
         """Tell the folder how long the file is; no more where it takes no attributes."""
-        if not self._entry.about:
-            return
         try:
-            os.setxattr(self._folder, _LENGTH, b"%b %d %d" % (self._entry.begins, self._entry.size, time.time_ns()))
+            os.setxattr(self._folder, _LENGTH, b"%b %d %d" % (self._about, self._size, time.time_ns()))
         except (OSError, AttributeError):
-            self._entry.about = 0
+            self._about = b""
 
     def _write(self, data: bytes) -> None:
         """All of it or nothing: half a frame would hide those behind it."""
@@ -170,12 +149,13 @@ class Frames:
         try:
             written = os.write(file, data)
         except OSError as error:
-            raise unwritable(error) from None
+            raise _unwritable(error) from None
         if written != len(data):
             os.ftruncate(file, os.fstat(file).st_size - written)
-            self._remember()
-            raise unwritable("the disk is full")
-        self._entry.size += written
+            if self._about:
+                self._remember()
+            raise _unwritable("the disk is full")
+        self._size += written
 
     def _held(self) -> int:
         if self._file is None:
@@ -190,8 +170,8 @@ class Frames:
         try:
             os.fsync(file)
         except OSError as error:
-            raise unwritable(error) from None
-        self._entry.begins = b" ".join(b"%d" % number for number in [*self.place[1:], self._entry.size, _start()])
+            raise _unwritable(error) from None
+        self._about = b" ".join(b"%d" % number for number in [*self.place[1:], self._size, _start()])
         self._remember()
 
 
@@ -228,17 +208,13 @@ def _opened(path: Path, flags: int) -> int:
     try:
         return os.open(path, flags, 0o600)
     except OSError as error:
-        raise unwritable(error) from None
+        raise _unwritable(error) from None
+
+
+def _unwritable(why: object) -> StorageError:
+    return StorageError(f"Expected to be able to write the journal: {why}. Nothing was released; make room, then continue.")
 
 
 def damaged() -> ArgumentError:
     """What is said of a file that was not written like this."""
     return ArgumentError(f"Expected the journal to be as it was written; it was damaged. {WAYS_ON}")
-
-
-def differently(position: int) -> ArgumentError:
-    """What is said of a release that a run repeats and that is another one now."""
-    return ArgumentError(
-        f"Expected release {position} to be repeated as it was; it came out differently (other data, learning rate, augmentation, code or "
-        f"machine), and two values under one noise give the sums away. Nothing was released. {WAYS_ON}"
-    )

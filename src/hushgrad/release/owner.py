@@ -104,11 +104,6 @@ class Owner:
             return False
         return there.st_ino == self._number[1] and there.st_dev == self._number[0]
 
-    @property
-    def lock(self) -> tuple[str, int, int] | None:
-        """Where the lock is, its disk and its number there: it is held while these are the same. None of a lease, which must be read."""
-        return None if self._lease else (self._place, *self._number)
-
     def require(self) -> None:
         """Before anything is released.
 
