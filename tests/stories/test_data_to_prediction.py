@@ -302,6 +302,20 @@ def named(tmp_path, monkeypatch) -> tuple[str, Path]:
     return f"{name}:net", mark
 
 
+@pytest.mark.parametrize("over", ["optimizer.lr", "model.name"])
+def test_an_interrupted_search_that_names_code_waits_until_it_is_allowed(named, tmp_path, capsys, over):
+    code, mark = named
+    model = {"name": code if over == "optimizer.lr" else "logistic"}
+    tune = {"over": {over: [0.1, 0.2] if over == "optimizer.lr" else ["logistic", code]}}
+    tables = {"model": model, "data": {"name": "digits"}, "plan": {**PLAN, "batch_size": 64, "steps": 2}, "tune": tune}
+    begun = tmp_path / "out" / "search" / "recipe.json"
+    begun.parent.mkdir(parents=True)
+    begun.write_text(json.dumps(Recipe.from_tables(tables).tables()))
+    assert main(["tune", "--out", str(tmp_path / "out"), "--resume"]) == 2
+    assert "--allow-code" in capsys.readouterr().err and not mark.exists()
+    assert begun.exists() and not (tmp_path / "out" / "tuning.json").exists()  # it can go on
+
+
 def test_code_in_a_recipe_or_a_run_folder_runs_only_where_it_is_allowed(named, tmp_path, capsys, monkeypatch):
     code, mark = named
     path, out = tmp_path / "r.toml", tmp_path / "out"

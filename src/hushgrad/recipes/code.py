@@ -24,14 +24,25 @@ def imported(name: str, what: str, allow_code: bool) -> Callable[..., Any]:
     Raises:
         ArgumentError: where code is not allowed, or there is no such function.
     """
-    if not allow_code:
-        raise ArgumentError(
-            f"{what}={name!r} names code, which would be run. Read that module, and add --allow-code if you trust it "
-            "(allow_code=True in Python)."
-        )
+    require_code_allowed(name, what, allow_code)
     module, _, function = name.partition(":")
     try:
         found: Callable[..., Any] = vars(importlib.import_module(module))[function]
     except (ImportError, KeyError) as error:
         raise ArgumentError(f"Expected {what}={name!r} to name a function as module:function ({error!r}).") from None
     return found
+
+
+def require_code_allowed(name: str, what: str, allow_code: bool) -> None:
+    """Refuse a name of code where code is not allowed; nothing is imported.
+
+    Args:
+        name: of a table: ``module:function``, or a word that the library knows.
+        what: the table that names it, for the message.
+        allow_code: whether the reader of the file has said that code may run.
+    """
+    if ":" in name and not allow_code:
+        raise ArgumentError(
+            f"{what}={name!r} names code, which would be run. Read that module, and add --allow-code if you trust it "
+            "(allow_code=True in Python)."
+        )

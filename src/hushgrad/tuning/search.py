@@ -13,6 +13,7 @@ from hushgrad.budget import Policy, read_policy
 from hushgrad.budget.folder import SETTLED
 from hushgrad.errors import ArgumentError, CaptureError, HushgradError, NoTheorem, NotIsolated
 from hushgrad.recipes.before import ENCODER, Before
+from hushgrad.recipes.code import require_code_allowed
 from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.saved import put_weights
@@ -75,7 +76,9 @@ def tune(
         data = recipe.make_data(before)
         search = priced(recipe, settings=settings, data=data)
         rules = policy if isinstance(policy, Policy) else read_policy(policy)
-        for plan in search.plans:
+        for number, plan in enumerate(search.plans):
+            # In a trial it would be a lost one, and the search would end without a winner, paid for.
+            require_code_allowed(str(search.trial(number).model["name"]), "model", recipe.allow_code)
             require_allowed(rules, plan, paid=bool(recipe.ledger), guarantee=claim(search))
         _require_limit(search)
         if not resume:  # whatever is wrong with it was said before anything is written
