@@ -139,10 +139,11 @@ def release(
     try:
         batches: Iterator[Any] = iter(private.loader(_Numbers(records), **options))
         for step in range(steps):
-            numbers, x = next(batches)
+            batch = next(batches)
+            numbers, x = batch
             before = [p.detach().clone() for p in model.parameters()]
             _train(private, x)
-            present[step, numbers.numpy()] = True
+            present[step, numbers[: batch.examples - batch.padding].numpy()] = True
             moves.append([(p.detach() - b).flatten() for p, b in zip(model.parameters(), before, strict=True)])
             on_step(step)
     finally:
@@ -178,8 +179,6 @@ def _rows(private: Private, canaries: Canaries) -> Callable[[list[int]], list[Te
 def _train(private: Private, x: Tensor) -> None:
     def passes() -> float:
         private.optimizer.zero_grad()
-        if not len(x):
-            return 0.0  # an empty batch is a noisy step too
         loss = -private.model(x).mean()
         loss.backward()
         return float(loss.detach())

@@ -64,7 +64,7 @@ class Batch:
     def _part(self, first: int, last: int, number: int, cut: int | None = None) -> Batch:
         """Examples [first, last), filled up with copies of the first of them."""
         counted = self.examples - self.padding
-        more = self._sizes.rows(last - first, cut) - (last - first)
+        more = self._sizes.rows(last - first, cut) - (last - first) if self.examples else 0  # without a row there is none to copy
         padding = more + last - max(first, min(last, counted))
         rows: slice | list[int] = slice(first, last + more)
         if more and not (first == 0 and counted <= last and last + more <= self.examples):  # else the copies are there already
