@@ -13,11 +13,11 @@ from hushgrad.clipping.costs import MULTIPLE
 from hushgrad.clipping.layout import LOST, MIXED, NOBODY, Kind, Layout, has, stored
 from hushgrad.clipping.runs import largest
 
-__all__ = ["WORDS", "Digits", "Grads", "Owners"]
+__all__ = ["Digits", "Grads", "Owners"]
 
 Grads = tuple[Tensor | None, ...]
 
-WORDS = {torch.float32: (torch.int32, 23), torch.float64: (torch.int64, 52)}  # as whole numbers; where the exponent's bits begin
+_WORDS = {torch.float32: (torch.int32, 23), torch.float64: (torch.int64, 52)}  # as whole numbers; where the exponent's bits begin
 _FEW_EXAMPLES = 1 << 11  # sixteen times as many are still numbers of 16 bits
 _FEWEST = 1e-30  # the least normal number of a type with eight bits of exponent or more is below
 
@@ -46,7 +46,6 @@ class Digits:
         self.complex = [g is not None and g.is_complex() for g in grads]
         half = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         dtypes = [g.dtype for g in grads if g is not None] + [torch.bfloat16] * half
-        self.wide = all(dtype.itemsize > 2 for dtype in dtypes)
         self.eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)  # of the least precise
         self.least = [0.0 if g is None else _least(g.dtype) for g in grads]
         self.small: list[Tensor | None] = []  # where numbers are so small that their bits say nothing
@@ -89,7 +88,7 @@ class Digits:
 
     def _add(self, k: int, first: Tensor, g: Tensor, step: int, base: int) -> None:
         before, small = self.each[k], self.small[k]
-        word, low = WORDS[g.dtype]
+        word, low = _WORDS[g.dtype]
         more = g.view(word) - first.view(word)
         digit = more >> low
         nothing = ((first == 0) & (g.abs() <= base * self.least[k])) | ~first.isfinite()  # NaN says nothing of its owner
@@ -183,7 +182,7 @@ def _sizes(grads: list[Tensor | None]) -> tuple[list[float], list[bool]]:
 
 def _wide(g: Tensor) -> Tensor:
     g = torch.view_as_real(g.detach()) if g.is_complex() else g.detach()
-    return (g if g.dtype in WORDS else g.float()).contiguous()
+    return (g if g.dtype in _WORDS else g.float()).contiguous()
 
 
 def _is_multiple(g: Tensor, tripled: Tensor, least: float) -> bool:

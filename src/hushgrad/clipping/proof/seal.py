@@ -45,8 +45,8 @@ def broken(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Rando
     sane = _finite(structure, run, B)
     if not sane:
         return Broken("its outputs are NaN or infinite for every example", influence=False)
-    chosen = dict.fromkeys((sane[-1], lot.choice(sane)))  # the first alone has never shown a capacity
-    picks = [_Pick(i, weight) for i, weight in zip(chosen, (1.0, 1.75), strict=False)]
+    chosen = dict.fromkeys((sane[-1], lot.choice(sane), sane[0]))  # the last feels a capacity, the first may feed whoever follows
+    picks = [_Pick(i, weight) for i, weight in zip(chosen, (1.0, 1.75, 1.375), strict=False)]
     exits = exits_of(run, structure.exits)
     us = cotangents(exits, seed=1)
     found = stage.weighed(run, exits, us, _weights(picks, B))  # at once: a layer may hold on to its last call

@@ -22,14 +22,13 @@ from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import Node, input_shape
 from hushgrad.clipping.layout import Layout
-from hushgrad.clipping.proof.digits import WORDS, Digits, Grads, Owners
+from hushgrad.clipping.proof.digits import Digits, Grads, Owners
 from hushgrad.clipping.proof.quiet import hushed
 
 __all__ = ["Exit", "cotangents", "tagged"]
 
 _PART, _PARTS = 1 << 20, 4  # numbers of cotangents that are held at once (4 MB in single precision), or a quarter of all
 _DRAWN = 1 << 16  # random numbers that are drawn at once: in double precision a whole output's would be the most that is held
-_LARGE = 1e6  # of cotangents: 2^63 times as much, and what they were made of, is still far from the largest number
 
 
 class Exit(NamedTuple):
@@ -94,7 +93,7 @@ def _told(
     pulled = pull(edges, nodes, us)
     at_edges, at_nodes = Digits(pulled[0], examples), {n: Digits(gs, examples) for n, gs in pulled[1].items()}
     del pulled
-    base = _base(us, [at_edges, *at_nodes.values()])
+    base = 4 if any(u.dtype is torch.float16 for u in us) else 16  # float16 has few exponents
     step = 1
     while step == 1 or step < examples:
         scale = torch.pow(2.0, torch.arange(examples) // step % base)
@@ -107,14 +106,6 @@ def _told(
     for digits in (at_edges, *at_nodes.values()):
         digits.close()
     return at_edges, at_nodes
-
-
-def _base(us: list[Tensor], told: list[Digits]) -> int:
-    """How many powers of two a pass may tell apart: half precision has few exponents, and what is large already has few left."""
-    if any(u.dtype is torch.float16 for u in us):
-        return 4
-    wide = all(u.dtype in WORDS for u in us) and all(digits.wide and max(digits.sizes, default=0.0) < _LARGE for digits in told)
-    return 64 if wide else 16
 
 
 def _along(scale: Tensor, e: Exit, u: Tensor) -> Tensor:
