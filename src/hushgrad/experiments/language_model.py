@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from hushgrad._printed import at_most
 from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.characters import Recent, bits, speeches, windows
 from hushgrad.experiments.picture import MARKS, panel
+from hushgrad.experiments.second_look import Look, Run, second_look
 from hushgrad.experiments.training import bars, gain, mean_and_error, seeds_to_decide, trained
 from hushgrad.train import Plan
 
@@ -47,18 +49,9 @@ _FULL = _Size((4.0, 16.0, 64.0), 8, 8, 6, (0.5, 1.0, 2.0, 4.0), 6)
 _QUICK = _Size((8.0, 64.0), 4, 6, 3, (1.0, 4.0), 1)
 
 
-class _Again(NamedTuple):
-    """A comparison that the first look left undecided: the step sizes that it chose, and the number of seeds that decides it."""
-
-    epsilon: float
-    rates: dict[str, float]
-    seeds: int
-
-
 # Fixed before the second look: from the paired differences of the first (mean 0.0655, deviation of one 0.0776 bits per character).
-_FULL_AGAIN = _Again(16.0, {"DP-SGD": 1.0, "DP-FTRL, BLT": 2.0}, seeds_to_decide(0.0655, 0.0776))
-_QUICK_AGAIN = _Again(8.0, {"DP-SGD": 1.0, "DP-FTRL, BLT": 1.0}, 2)
-_FRESH = 101  # the first of the second look's seeds: the first look's are smaller
+_AGAIN = (Run("DP-FTRL, BLT", 16.0, 2.0), Run("DP-SGD", 16.0, 1.0), seeds_to_decide(0.0655, 0.0776))
+_QUICK_AGAIN = (Run("DP-FTRL, BLT", 8.0, 1.0), Run("DP-SGD", 8.0, 1.0), 2)
 
 Results = dict[tuple[str, float], list[float]]
 
@@ -119,29 +112,15 @@ def run(context: Context) -> Findings:
 
 
 def again(context: Context) -> Findings:
-    """The second look: both methods on fresh seeds alone, as many as were fixed beforehand, compared seed by seed."""
-    size, look = (_QUICK, _QUICK_AGAIN) if context.quick else (_FULL, _FULL_AGAIN)
+    """The second look at epsilon 16."""
+    size, (better, worse, seeds) = (_QUICK, _QUICK_AGAIN) if context.quick else (_FULL, _AGAIN)
     train, _, test = _split(context, size)
-    results: Results = {(method, look.epsilon): [] for method in look.rates}
-    for seed, method in context.track([(s, m) for s in range(look.seeds) for m in look.rates], "fresh seeds"):
-        model = _trained(train, size, method, look.epsilon, look.rates[method], context.seed + _FRESH + seed)
-        results[method, look.epsilon].append(bits(model, test.pieces))
-    plain, better = results["DP-SGD", look.epsilon], results["DP-FTRL, BLT", look.epsilon]
-    return Findings(
-        claims=(_beats(results, look.epsilon),),
-        tables=(
-            Table(
-                title=f"Bits per character on other speakers, mean ± standard error of {look.seeds} fresh seeds; how many was fixed before "
-                "the run, from the first look's paired differences",
-                columns=("method", "eps", "learning rate (the first look's choice)", "bits per character"),
-                rows=tuple((m, look.epsilon, look.rates[m], _cell(values)) for (m, _), values in results.items()),
-            ),
-        ),
-        draw=lambda figure: _draw_again(figure, [x - y for x, y in zip(better, plain, strict=True)]),
-        caption="Bits per character of DP-FTRL with BLT minus those of DP-SGD, both without amplification, seed by seed (below zero "
-        f"DP-FTRL is better), at epsilon = {at_most(look.epsilon, 6)} per speaker; the line is the mean, the band two standard errors.",
-        data={"bits": {f"{m}, {e:g}": v for (m, e), v in results.items()}, "first seed": context.seed + _FRESH},
-    )
+
+    def value(run: Run, seed: int) -> float:
+        return bits(_trained(train, size, run.method, run.epsilon, run.rate, seed), test.pieces)
+
+    look = Look(better, worse, seeds, lambda better, worse: _beats(better, worse, look.better.epsilon))
+    return second_look(context, [look], value, "bits per character")
 
 
 # Speakers ---------------------------------------------------------------------------------------------------------------
@@ -216,15 +195,14 @@ def _cell(values: list[float]) -> str:
     return f"{mean:.3f} ± {error:.3f}" if len(values) > 1 else f"{mean:.3f}"
 
 
-def _beats(results: Results, epsilon: float) -> Claim:
+def _beats(better: Sequence[float], worse: Sequence[float], epsilon: float) -> Claim:
     """DP-FTRL against DP-SGD, seed by seed: a seed gives both the same first weights, batches and draws of noise."""
-    better, worse = results["DP-FTRL, BLT", epsilon], results["DP-SGD", epsilon]
     expected, error = mean_and_error(worse)[0], gain(better, worse)[1]
     return claim("DP-FTRL", mean_and_error(better)[0], expected=expected, stderr=error, epsilon=at_most(epsilon, 6))
 
 
 def _claims(size: _Size, results: Results, start: float) -> tuple[Claim, ...]:
-    claims = [_beats(results, epsilon) for epsilon in size.epsilons]
+    claims = [_beats(results["DP-FTRL, BLT", epsilon], results["DP-SGD", epsilon], epsilon) for epsilon in size.epsilons]
     last = size.epsilons[-1]
     (optimal, error), (simple, other) = (mean_and_error(results[f"DP-FTRL, {name}", last]) for name in ("BLT", "nu"))
     return (
@@ -255,12 +233,3 @@ def _draw(figure: Any, size: _Size, results: Results, predicted: dict[str, float
     second.set_axisbelow(True)
     names = [method.removeprefix("DP-FTRL, ") for method in predicted]
     second.bar(names, list(predicted.values()), color=[MARKS[METHODS[method][0]]["color"] for method in predicted])
-
-
-def _draw_again(figure: Any, differences: list[float]) -> None:
-    axes = panel(figure, 111, title="BLT minus DP-SGD", x="seed", y="bits per character", log="")
-    mean, error = mean_and_error(differences)
-    axes.axhspan(mean - 2 * error, mean + 2 * error, color="0.9")
-    axes.axhline(mean, color="0.4")
-    axes.axhline(0.0, color="0.0", linewidth=0.8)
-    axes.plot(range(_FRESH, _FRESH + len(differences)), differences, "o")

@@ -48,6 +48,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "mnist-cnn", "001, 003", "six private methods on a small convolutional net (figures 5 and 7)", "mnist_cnn:run", heavy=True
     ),
     Experiment(
+        "mnist-cnn-again",
+        "003",
+        "what the convolutional net left undecided, on fresh seeds whose number was fixed beforehand",
+        "mnist_cnn:again",
+        heavy=True,
+        again="mnist-cnn",
+    ),
+    Experiment(
         "memorisation",
         "001",
         "secrets planted in the training text: exposure with and without privacy",
@@ -60,6 +68,22 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "independent, correlated and denoised noise over epsilon: their order",
         "cifar10:run",
         heavy=True,
+    ),
+    Experiment(
+        "cifar10-again",
+        "001",
+        "correlated noise at epsilon 16, left undecided, on fresh seeds whose number was fixed beforehand",
+        "cifar10:again",
+        heavy=True,
+        again="cifar10",
+    ),
+    Experiment(
+        "cifar10-denoised-again",
+        "000",
+        "denoising at epsilon 1, left undecided, on fresh seeds whose number was fixed beforehand",
+        "cifar10:denoised_again",
+        heavy=True,
+        again="cifar10",
     ),
     Experiment(
         "language-model",
