@@ -45,7 +45,8 @@ from hushgrad.errors import HushgradError
 from hushgrad.events import Compose, Event, Gaussian, Laplace, Poisson, PureDP, Repeat, Sampled
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.recipes.data import DATA
-from hushgrad.recipes.recipe import DEMO, Recipe, load_recipe
+from hushgrad.recipes.recipe import Recipe
+from hushgrad.recipes.recipe_file import DEMO, load_recipe
 from hushgrad.train import Plan
 from hushgrad.train.tree import _digest, read_tree, write_tree
 

@@ -35,7 +35,8 @@ from hushgrad.federated.layout import Layout
 from hushgrad.federated.wire import Unusable
 from hushgrad.guarantee import Guarantee
 from hushgrad.guarantee import Ledger as Books
-from hushgrad.recipes.recipe import DEMO, Recipe
+from hushgrad.recipes.recipe import Recipe
+from hushgrad.recipes.recipe_file import DEMO
 from hushgrad.release.journal import JOURNAL, Journal
 from hushgrad.release.keys import RunKey, read_key, write_key
 from hushgrad.release.owner import Owner

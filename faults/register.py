@@ -26,7 +26,7 @@ READS = {
     "recipes/images.py": "pictures",
     "recipes/planned.py": "saved plans",
     "recipes/predict.py": "model files",
-    "recipes/recipe.py": "recipe TOML",
+    "recipes/recipe_file.py": "recipe TOML",
     "recipes/saved.py": "model files",
     "recipes/session.py": "run folders",
     "release/earlier.py": "journals",

@@ -16,7 +16,8 @@ from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian
 from hushgrad.recipes import Recipe
 from hushgrad.recipes.before import Before
-from hushgrad.recipes.columns import Category, Columns, Number, columns_of
+from hushgrad.recipes.column import Category, Number, columns_of
+from hushgrad.recipes.columns import Columns
 from hushgrad.recipes.encoders import ByteEncoder, Encoder, TableEncoder, TextEncoder
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder

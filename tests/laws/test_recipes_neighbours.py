@@ -19,7 +19,8 @@ from hushgrad.events import Gaussian
 from hushgrad.noise.secure import grid
 from hushgrad.recipes import Recipe, train
 from hushgrad.recipes.before import Before
-from hushgrad.recipes.columns import Columns, Number
+from hushgrad.recipes.column import Number
+from hushgrad.recipes.columns import Columns
 from hushgrad.recipes.encoders import TableEncoder
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder, _named

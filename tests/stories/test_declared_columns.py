@@ -13,7 +13,7 @@ from hushgrad.advice import Codebook
 from hushgrad.cli.main import main
 from hushgrad.events import Gaussian
 from hushgrad.recipes import DATA, load_predictor
-from hushgrad.recipes.columns import columns_of
+from hushgrad.recipes.column import columns_of
 
 COLUMNS = {"age": {"low": 0, "high": 100, "bins": 5}, "job": {"values": ["a", "b"]}}
 RECIPE = """

@@ -24,7 +24,7 @@ from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.events import Poisson
 from hushgrad.recipes import Recipe, train
-from hushgrad.recipes.recipe import DEMO
+from hushgrad.recipes.recipe_file import DEMO
 from hushgrad.release.keys import RunKey
 from hushgrad.release.owner import Owner
 from hushgrad.sampling import Poisson as PoissonSampler

@@ -14,7 +14,8 @@ from hushgrad.budget import Ledger
 from hushgrad.cli.main import main
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes import Recipe, load_recipe, session, train
-from hushgrad.recipes.columns import Columns, Number
+from hushgrad.recipes.column import Number
+from hushgrad.recipes.columns import Columns
 from hushgrad.release.keys import secrets_in
 
 CHANGES = ["plan.steps=6", "model.name='logistic'", "run.checkpoint_every=2", "run.threads=1"]

@@ -62,7 +62,7 @@ def advise(codebook: Codebook, *, epsilon: float, delta: float, records: int | N
         records: the number of records to train on, as far as it may be known; else that of the codebook.
         minutes: how long training may take on one core.
 
-        >>> from hushgrad.recipes.columns import Category
+        >>> from hushgrad.recipes.column import Category
         >>> book = Codebook(kind="table", classes=("no", "yes"), label="y", columns=(Category(name="job", values=("a", "b")),))
         >>> advise(book, epsilon=1.0, delta=1e-5, records=20_000).tables["plan"]["batch_size"]
         5000

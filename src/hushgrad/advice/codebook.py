@@ -9,12 +9,13 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad._value import Value
-from hushgrad.recipes.columns import Column, Columns, columns_of
+from hushgrad.recipes.column import Column, columns_of
+from hushgrad.recipes.columns import Columns
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.patches import SMALLEST
-from hushgrad.recipes.recipe import read_toml
+from hushgrad.recipes.recipe_file import read_toml
 from hushgrad.recipes.text_features import TextFeatures
 
 _KINDS = ("table", "text", "images")
@@ -47,11 +48,11 @@ class Codebook(_Facts):
     | ``kind`` | "table" (a CSV file), "text" (lines ``label<TAB>text``, or .txt files in folders of their classes), "images" |
     | ``classes`` | the names of the classes |
     | ``records`` | a number of records that may be known; it sets rates, the real number stays private |
-    | ``label``, ``columns``, ``header``, ``delimiter``, ``user`` | of a table; columns as in :mod:`hushgrad.recipes.columns` |
+    | ``label``, ``columns``, ``header``, ``delimiter``, ``user`` | of a table; columns as in :mod:`hushgrad.recipes.column` |
     | ``channels``, ``height``, ``width`` | of images |
     | ``mirrored`` | true where an image and its mirror image are always of one class |
 
-        >>> from hushgrad.recipes.columns import Number
+        >>> from hushgrad.recipes.column import Number
         >>> book = Codebook(kind="table", classes=("no", "yes"), label="y", columns=(Number(name="age", cuts=(20, 40)),))
         >>> book.width
         3

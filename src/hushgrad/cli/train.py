@@ -102,7 +102,7 @@ def _require_auto(options: argparse.Namespace) -> None:
 def _automatic(options: argparse.Namespace) -> Recipe:
     """The recipe that the codebook leads to, with single values changed where asked."""
     from hushgrad.recipes import Recipe
-    from hushgrad.recipes.recipe import changed
+    from hushgrad.recipes.recipe_file import changed
 
     advice = advice_of(options.recipe, options)
     if not (options.quiet or options.json):

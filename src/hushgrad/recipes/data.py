@@ -19,7 +19,8 @@ from torch.utils.data import TensorDataset
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes.augmented import AugmentedImages
-from hushgrad.recipes.columns import Columns, columns_of
+from hushgrad.recipes.column import columns_of
+from hushgrad.recipes.columns import Columns
 from hushgrad.recipes.dataset import Data, Learn, labelled
 from hushgrad.recipes.encoders import WORD_BUCKETS, ByteEncoder, Encoder, Records, TableEncoder, TextEncoder, read_table
 from hushgrad.recipes.files import find, read_cifar10, read_idx

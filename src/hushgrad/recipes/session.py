@@ -25,7 +25,8 @@ from hushgrad.recipes.before import ENCODER, Before
 from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.interrupt import Interrupt
 from hushgrad.recipes.metrics import confusion, evaluate, verdict
-from hushgrad.recipes.recipe import DEMO, Recipe
+from hushgrad.recipes.recipe import Recipe
+from hushgrad.recipes.recipe_file import DEMO
 from hushgrad.recipes.saved import describe, save_model
 from hushgrad.recipes.spending import Spending, new_folder, require_allowed
 from hushgrad.recipes.summary import write_report

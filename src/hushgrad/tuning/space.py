@@ -10,7 +10,8 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.recipes.recipe import Recipe, parse_value
+from hushgrad.recipes.recipe import Recipe
+from hushgrad.recipes.recipe_file import parse_value
 from hushgrad.tuning.cost import Stopping
 
 _TABLES = ("model", "plan", "optimizer")
