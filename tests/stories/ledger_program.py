@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
@@ -13,17 +14,16 @@ from hushgrad.events import PureDP
 
 
 def started(place: str, folder: Path, writers: int, **options: object) -> list[several_processes.Child]:
-    """The writers, all of them ready, then all off at once."""
+    """The writers, which wait for each other and then are off at once."""
     found = []
     for number in range(writers):
         own = folder / str(number)
         own.mkdir()
-        asked = {"place": place, "folder": str(folder), "number": number, **options}
+        asked = {"place": place, "folder": str(folder), "number": number, "writers": writers, **options}
         found += several_processes.start(Path(__file__), own, 1, asked, imports=("ledger_program",), group=False)
     while len(list(folder.glob("ready.*"))) < writers:
         assert not any(writer.poll() for writer in found), [writer.communicate(1)[1] for writer in found if writer.poll()]
         time.sleep(0.001)
-    (folder / "go").touch()
     return found
 
 
@@ -35,28 +35,37 @@ def admitted(folder: Path, writers: list[several_processes.Child]) -> list[int]:
     return [int((folder / str(number) / "out.0").read_text()) for number in range(len(writers))]
 
 
-def _careless(self: Ledger, decide):
-    """The decision is made before the lock is taken, as a careless programmer would."""
-    books = self._books()
-    content = decide(books)
-    time.sleep(0.05)
-    with self._store.writing() as writer:
-        chain.catch_up(books, writer)
-        row = chain.next_row(books, **content)
-        writer.append(chain.stored(row))
-    return books.read([row])
+def _careless(folder: Path, number: int, writers: int):
+    """A way to write that decides before it takes the lock, as a careless programmer would, here always while all others do so, too."""
+
+    def write(self: Ledger, decide):
+        books = self._books()
+        content = decide(books)
+        _meet(folder, "decided", number, writers)
+        with self._store.writing() as writer:
+            chain.catch_up(books, writer)
+            row = chain.next_row(books, **content)
+            writer.append(chain.stored(row))
+        return books.read([row])
+
+    return write
+
+
+def _meet(folder: Path, what: str, number: int, writers: int) -> None:
+    """Wait until all writers are there."""
+    (folder / f"{what}.{number}").touch()
+    while len(list(folder.glob(f"{what}.*"))) < writers:
+        time.sleep(0.001)
 
 
 def main(options: dict) -> int:
-    """Reserve as often as there are turns; the number of reservations that were admitted."""
-    if options.get("careless"):
-        Ledger._write = _careless  # type: ignore[method-assign]
+    """Reserve as often as there are turns, or until it is killed; the number of reservations that were admitted."""
     ledger, folder = Ledger(options["place"]), Path(options["folder"])
-    (folder / f"ready.{options['number']}").touch()
-    while not (folder / "go").exists():
-        time.sleep(0.001)
+    if options.get("careless"):
+        Ledger._write = _careless(folder, options["number"], options["writers"])  # type: ignore[method-assign]
+    _meet(folder, "ready", options["number"], options["writers"])
     found = 0
-    for turn in range(options["turns"]):
+    for turn in itertools.count() if options["number"] in options.get("endless", ()) else range(options["turns"]):
         try:
             run = ledger.reserve("shared", PureDP(0.25), run=f"writer {options['number']} turn {turn}")
         except BudgetExceeded:
