@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -97,3 +100,32 @@ def test_a_resumed_run_still_says_so():
     assert private.state_dict()["batches_prepared"] is False
     private.losses.handed.prepared = True
     assert private.state_dict()["batches_prepared"] is True
+
+
+def test_what_a_proof_computed_is_let_go_before_the_pass_of_the_batch():
+    """A graph that lives on holds what it needs, labels among it; a run would watch these as the model's own, and prove every step anew."""
+    made, alive = [], []
+
+    class WithLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, x, labels):
+            gc.collect()
+            alive.append(sum(reference() is not None for reference in made))
+            logits = self.linear(x)
+            loss = nn.functional.cross_entropy(logits, labels)
+            made.append(weakref.ref(loss))
+            return {"loss": loss, "logits": logits}
+
+    model = WithLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.dpsgd(steps=3, noise_multiplier=1.0, delta=1e-5, batch_size=10, dataset_size=20)
+    private = make_private(model, optimizer, plan, key=bytes(32))
+    for x, y in private.loader(TensorDataset(torch.randn(20, 3), torch.arange(20) % 2)):
+        optimizer.zero_grad()
+        model(x, labels=y)["loss"].backward()
+        assert alive[-1] == 0
+        optimizer.step()
+    assert len(alive) > 10  # there was a proof

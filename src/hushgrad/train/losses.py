@@ -190,8 +190,8 @@ class Handed:
             self.prepared = True
 
     def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not (self._batch or self._parts) or self._seen:
-            return
+        if not (self._batch or self._parts) or self._seen or self._capture.proving:
+            return  # a proof's outputs are given to no loss; who held them would hold its graph, and what that needs would be met
         # Most models have one output and plain inputs, which need no walk.
         made = [output] if type(output) is Tensor else leaves_of(output)
         plain = not kwargs and {*map(type, args)} <= {Tensor}
@@ -204,8 +204,6 @@ class Handed:
         self._outputs = {}
         for leaf in made:
             if isinstance(leaf, Tensor) and not leaf.is_inference():
-                if leaf.numel() > _LARGE and self._capture.proving:  # it would be held until the batch's own pass
-                    continue
                 self._outputs[id(leaf)] = leaf, leaf._version
                 if leaf.numel() > _LARGE and leaf.requires_grad:
                     leaf.register_hook(self._back)
