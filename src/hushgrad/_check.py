@@ -222,6 +222,21 @@ def positive_int(remedy: str = "", **argument: Any) -> int:
     return integer(1, remedy=remedy, **argument)
 
 
+def flag(**argument: Any) -> bool:
+    """True or False."""
+    return instance(bool, **argument)
+
+
+def each(**checks: Callable[..., Any]) -> Mapping[str, Callable[..., Any]]:
+    """The checks of a value's fields, by name; what a class of values declares as ``expected``."""
+    return types.MappingProxyType(checks)
+
+
+def optional(check: Callable[..., Any]) -> Callable[..., Any]:
+    """A check that lets None through."""
+    return lambda **argument: None if _only(argument)[1] is None else check(**argument)
+
+
 def one_of(choices: Collection[T], remedy: str = "", **argument: Any) -> T:
     """One of a few allowed values; a misspelt string is answered with the closest allowed one."""
     name, value = _only(argument)

@@ -15,6 +15,7 @@ import dataclasses
 import enum
 import importlib
 import math
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
@@ -33,6 +34,7 @@ class Value:
     """Base of all frozen values; gives ``to_json`` and ``from_json``."""
 
     papers: ClassVar[tuple[_papers.Paper, ...]] = ()  # what it is described in
+    expected: ClassVar[Mapping[str, Callable[..., Any]]] = {}  # of its fields, by name: each is stored as its check returns it
     _families: ClassVar[dict[str, type[Value]]] = {}
     _family: ClassVar[str] = ""
     _classes: ClassVar[dict[str, type[Value]]] = {}
@@ -44,6 +46,9 @@ class Value:
             Value._families[family] = cls
         elif cls._family and not cls.__name__.startswith("_"):
             cls._classes[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        self._keep(**{name: check(**{name: getattr(self, name)}) for name, check in self.expected.items()})
 
     def to_json(self) -> dict[str, Any]:
         """This value as a JSON object (built-in types only, ready for ``json.dumps``)."""

@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from hushgrad import _check
 from hushgrad._value import LATER
@@ -57,10 +58,7 @@ class Row(_Account):
     model: str = field(default="", metadata=LATER)  # SHA-256 of the model file that a commit is about
     owner: str = field(default="", metadata=LATER)
     identity: str = field(default="", metadata=LATER)
-
-    def __post_init__(self) -> None:
-        _check.positive_int(number=self.number)
-        _check.one_of(KINDS, kind=self.kind)
+    expected = _check.each(number=_check.positive_int, kind=partial(_check.one_of, KINDS))
 
     @property
     def text(self) -> str:

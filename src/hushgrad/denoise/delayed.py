@@ -85,10 +85,7 @@ class DelayedPreconditioner(Denoiser):
             ratio=_check.positive(ratio=self.ratio),
         )
 
-    @property
-    def never_grows(self) -> bool:
-        """It sets the scale on purpose."""
-        return False
+    never_grows = False  # it sets the scale on purpose
 
     def _adaptive(self, state: dict[str, Any]) -> bool:
         """Whether the next step is one that is scaled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,9 +30,9 @@ def _averaged(kappa: float, grads: dict[str, Tensor], state: dict[str, Any]) -> 
     return out
 
 
-def _gain(kappa: float) -> float:
-    remedy = "Use kappa=1 for no filtering; 0.7 is common, and smaller is smoother."
-    return _check.between(0, 1, closed="right", kappa=kappa, remedy=remedy)
+_NO_FILTER = "Use kappa=1 for no filtering; 0.7 is common, and smaller is smoother."
+_gain = partial(_check.between, 0, 1, closed="right", remedy=_NO_FILTER)
+_positive = partial(_check.positive, "Kalman.one_probe(kappa) chooses the gamma that needs one pass per step.")
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Kalman(Denoiser):
 
     kappa: float = 0.7
     gamma: float = 0.5
+    expected = _check.each(kappa=_gain, gamma=_positive)
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
@@ -97,15 +99,10 @@ class Kalman(Denoiser):
             cls.one_probe(1.0),
         )
 
-    def __post_init__(self) -> None:
-        remedy = "Kalman.one_probe(kappa) chooses the gamma that needs one pass per step."
-        object.__setattr__(self, "kappa", _gain(self.kappa))
-        object.__setattr__(self, "gamma", _check.positive(gamma=self.gamma, remedy=remedy))
-
     @classmethod
     def one_probe(cls, kappa: float = 0.7) -> Kalman:
         """The form with γ = (1 - κ)/κ, where c = 1 and the probe at x_t drops out: one pass per step, as in plain DP-SGD."""
-        kappa = _gain(kappa)
+        kappa = _gain(kappa=kappa)
         return cls(kappa, (1 - kappa) / kappa if kappa < 1 else 1.0)
 
     @property
@@ -172,6 +169,7 @@ class ExponentialAverage(Denoiser):
     papers = (_papers.ZHANG_2024_DOPPLER,)
 
     kappa: float = 0.7
+    expected = _check.each(kappa=_gain)
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
@@ -182,9 +180,6 @@ class ExponentialAverage(Denoiser):
     def idle(cls) -> tuple[Denoiser, ...]:
         """The new gradient alone."""
         return (cls(1.0),)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "kappa", _gain(self.kappa))
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
         """The averaged gradients m_t."""

@@ -68,10 +68,7 @@ class ScaleThenPrivatise(Denoiser):
         remedy = "Without it a coordinate that was never seen would get no noise at all, and no gradient."
         self._keep(beta=beta, eps=_check.positive(eps=self.eps, remedy=remedy))
 
-    @property
-    def never_grows(self) -> bool:
-        """What was clipped in one measure may be longer in another."""
-        return False
+    never_grows = False  # what was clipped in one measure may be longer in another
 
     def scales(self, state: dict[str, Any]) -> dict[str, Tensor] | None:
         """Large where released gradients were small; None before the first."""

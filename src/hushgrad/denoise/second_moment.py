@@ -58,10 +58,7 @@ class DebiasedSecondMoment(Denoiser):
     betas: tuple[float, float] = (0.9, 0.999)
     floor: float | None = None
 
-    @property
-    def never_grows(self) -> bool:
-        """It sets the scale on purpose."""
-        return False
+    never_grows = False  # it sets the scale on purpose
 
     def __post_init__(self) -> None:
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
@@ -74,10 +71,7 @@ class DebiasedSecondMoment(Denoiser):
             remedy = "floor=None takes one standard error of the second moment."
             object.__setattr__(self, "floor", _check.positive(floor=self.floor, remedy=remedy))
 
-    @property
-    def needs_noise_std(self) -> bool:
-        """The noise's variance is what is subtracted."""
-        return True
+    needs_noise_std = True  # the noise's variance is what is subtracted
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
         """The direction for plain SGD: both moments are updated, corrected for their start, and the second for the noise."""

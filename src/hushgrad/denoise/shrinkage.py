@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class JamesStein(Denoiser):
     papers = (_papers.BALLE_2018_IMPROVING,)
 
     per: str = "tensor"
+    expected = _check.each(per=partial(_check.one_of, ("tensor", "global")))
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
@@ -41,23 +43,14 @@ class JamesStein(Denoiser):
             cls(per="global"),
         )
 
-    def __post_init__(self) -> None:
-        _check.one_of(("tensor", "global"), per=self.per)
-
-    @property
-    def needs_whole_tensor(self) -> bool:
-        """The factor is a function of the whole tensor's norm and size."""
-        return True
+    needs_whole_tensor = True  # the factor is a function of the whole tensor's norm and size
 
     @property
     def needs_all_tensors(self) -> bool:
         """Under "global" the factor is one for all tensors."""
         return self.per == "global"
 
-    @property
-    def needs_noise_std(self) -> bool:
-        """The factor is a function of the noise's variance."""
-        return True
+    needs_noise_std = True  # the factor is a function of the noise's variance
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
         """The shrunk gradients; ``state`` is not used."""
@@ -111,6 +104,7 @@ class SoftThreshold(Denoiser):
     )
 
     scale: float = 1.0
+    expected = _check.each(scale=partial(_check.non_negative, "Use scale=0 for no threshold; 1 is the universal one."))
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
@@ -122,19 +116,9 @@ class SoftThreshold(Denoiser):
         """Threshold 0."""
         return (cls(scale=0.0),)
 
-    def __post_init__(self) -> None:
-        scale = _check.non_negative(scale=self.scale, remedy="Use scale=0 for no threshold; 1 is the universal one.")
-        object.__setattr__(self, "scale", scale)
+    needs_whole_tensor = True  # the threshold is a function of the whole tensor's size
 
-    @property
-    def needs_whole_tensor(self) -> bool:
-        """The threshold is a function of the whole tensor's size."""
-        return True
-
-    @property
-    def needs_noise_std(self) -> bool:
-        """The threshold is a multiple of the noise's standard deviation."""
-        return True
+    needs_noise_std = True  # the threshold is a multiple of the noise's standard deviation
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
         """The thresholded gradients; ``state`` is not used."""

@@ -73,10 +73,7 @@ class SVRG(Denoiser):
             cls(period=4, snapshot_steps=2, ratio=0.3),
         )
 
-    @property
-    def never_grows(self) -> bool:
-        """It adds to a difference."""
-        return False
+    never_grows = False  # it adds to a difference
 
     def __post_init__(self) -> None:
         period, first = _check.integer(2, period=self.period), _check.positive_int(snapshot_steps=self.snapshot_steps)

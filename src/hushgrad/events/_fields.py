@@ -21,16 +21,16 @@ def noise(**argument: Any) -> float:
     return scale
 
 
+def positive_noise(**argument: Any) -> float:
+    """The same, and not 0."""
+    _check.positive(**argument)
+    return noise(**argument)
+
+
 def word(kind: Any, **argument: Any) -> Any:
     """The member of an enumeration, given itself or its word."""
     ((_, value),) = argument.items()
     return value if isinstance(value, kind) else kind(_check.one_of([member.value for member in kind], **argument))
-
-
-def set_fields(value: Value, **fields: object) -> None:
-    """Store checked fields of a frozen value during its construction."""
-    for name, content in fields.items():
-        object.__setattr__(value, name, content)
 
 
 def shown(value: Value) -> str:

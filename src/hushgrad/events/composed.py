@@ -9,7 +9,7 @@ from typing import Any
 from hushgrad import _check, _foreign, _papers
 from hushgrad._value import Value
 from hushgrad.errors import NoTheorem
-from hushgrad.events._fields import set_fields, shown
+from hushgrad.events._fields import shown
 from hushgrad.events.neighbours import Absent, Answers, Relation
 from hushgrad.events.participation import Participation, Poisson
 
@@ -108,7 +108,7 @@ class Repeat(Event):
         times = _check.integer(0, times=self.times)
         if isinstance(of, Repeat):  # never nested: equality is by what happened
             times, of = _check.integer(0, times=of.times * times), of.of
-        set_fields(self, of=of, times=times)
+        self._keep(of=of, times=times)
 
     @property
     def answers(self) -> Answers:
@@ -126,7 +126,7 @@ class Compose(Event):
         flat: list[Event] = []
         for event in _check.several(events=events):
             flat.extend(_parts(_check.instance(Event, events=event)))
-        set_fields(self, events=tuple(flat))
+        self._keep(events=tuple(flat))
 
     @property
     def answers(self) -> Answers:
@@ -147,7 +147,7 @@ class OneOf(Event):
         distinct = tuple(dict.fromkeys(_check.instance(Event, events=event) for event in _check.several(events=events)))
         if not distinct:
             _check.fail("events", (), "to be at least one event", "Doing nothing is Compose(()).")
-        set_fields(self, events=distinct)
+        self._keep(events=distinct)
 
     @property
     def answers(self) -> Answers:
@@ -194,7 +194,7 @@ class RepeatAndSelect(Event):
         _check.instance(Event, of=self.of)
         endless = isinstance(self.shape, float) and self.shape == float("inf")
         shape = self.shape if endless else _check.between(-1, 1e300, shape=self.shape)
-        set_fields(self, mean=_check.positive(mean=self.mean), shape=shape)
+        self._keep(mean=_check.positive(mean=self.mean), shape=shape)
 
     @property
     def answers(self) -> Answers:

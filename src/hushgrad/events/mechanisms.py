@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from hushgrad import _check
 from hushgrad._value import LATER
-from hushgrad.events._fields import noise, set_fields, word
+from hushgrad.events._fields import noise, positive_noise, word
 from hushgrad.events.composed import Event
 from hushgrad.events.neighbours import Absent, Answers
 
@@ -17,9 +18,7 @@ class Gaussian(Event):
 
     noise_multiplier: float
     absent = Absent.NOTHING
-
-    def __post_init__(self) -> None:
-        set_fields(self, noise_multiplier=noise(noise_multiplier=self.noise_multiplier))
+    expected = _check.each(noise_multiplier=noise)
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,7 @@ class Laplace(Event):
     scale: float
     scalar: bool = field(default=False, metadata=LATER)
     absent = Absent.NOTHING
-
-    def __post_init__(self) -> None:
-        set_fields(self, scale=noise(scale=_check.positive(scale=self.scale)), scalar=_check.instance(bool, scalar=self.scalar))
+    expected = _check.each(scale=positive_noise, scalar=_check.flag)
 
 
 @dataclass(frozen=True)
@@ -45,13 +42,7 @@ class DiscreteGaussian(Event):
     sigma: float
     sensitivity: int = 1
     absent = Absent.NOTHING
-
-    def __post_init__(self) -> None:
-        set_fields(
-            self,
-            sigma=noise(sigma=_check.positive(sigma=self.sigma)),
-            sensitivity=_check.positive_int(sensitivity=self.sensitivity),
-        )
+    expected = _check.each(sigma=positive_noise, sensitivity=_check.positive_int)
 
 
 @dataclass(frozen=True)
@@ -65,14 +56,7 @@ class DiscreteLaplace(Event):
     sensitivity: int = 1
     vector: bool = field(default=False, metadata=LATER)
     absent = Absent.NOTHING
-
-    def __post_init__(self) -> None:
-        set_fields(
-            self,
-            scale=noise(scale=_check.positive(scale=self.scale)),
-            sensitivity=_check.positive_int(sensitivity=self.sensitivity),
-            vector=_check.instance(bool, vector=self.vector),
-        )
+    expected = _check.each(scale=positive_noise, sensitivity=_check.positive_int, vector=_check.flag)
 
 
 @dataclass(frozen=True)
@@ -86,14 +70,9 @@ class RandomizedResponse(Event):
     categories: int = 2
     answers: Answers = field(default=Answers.UNKNOWN, metadata=LATER)
     single_answers = True
-
-    def __post_init__(self) -> None:
-        set_fields(
-            self,
-            noise_probability=_check.probability(noise_probability=self.noise_probability),
-            categories=_check.integer(2, categories=self.categories),
-            answers=word(Answers, answers=self.answers),
-        )
+    expected = _check.each(
+        noise_probability=_check.probability, categories=partial(_check.integer, 2), answers=partial(word, Answers)
+    )
 
 
 @dataclass(frozen=True)
@@ -107,9 +86,7 @@ class Exponential(Event):
     epsilon: float
     absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
     stated = True
-
-    def __post_init__(self) -> None:
-        set_fields(self, epsilon=_check.non_negative(epsilon=self.epsilon), absent=word(Absent, absent=self.absent))
+    expected = _check.each(epsilon=_check.non_negative, absent=partial(word, Absent))
 
 
 @dataclass(frozen=True)
@@ -122,9 +99,7 @@ class PureDP(Event):
     epsilon: float
     absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
     stated = True
-
-    def __post_init__(self) -> None:
-        set_fields(self, epsilon=_check.non_negative(epsilon=self.epsilon), absent=word(Absent, absent=self.absent))
+    expected = _check.each(epsilon=_check.non_negative, absent=partial(word, Absent))
 
 
 @dataclass(frozen=True)
@@ -138,14 +113,7 @@ class ApproxDP(Event):
     delta: float
     absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
     stated = True
-
-    def __post_init__(self) -> None:
-        set_fields(
-            self,
-            epsilon=_check.non_negative(epsilon=self.epsilon),
-            delta=_check.delta(zero=True, delta=self.delta),
-            absent=word(Absent, absent=self.absent),
-        )
+    expected = _check.each(epsilon=_check.non_negative, delta=partial(_check.delta, zero=True), absent=partial(word, Absent))
 
 
 @dataclass(frozen=True)
@@ -158,9 +126,7 @@ class ZCDP(Event):
     rho: float
     absent: Absent = field(default=Absent.UNKNOWN, metadata=LATER)
     stated = True
-
-    def __post_init__(self) -> None:
-        set_fields(self, rho=_check.non_negative(rho=self.rho), absent=word(Absent, absent=self.absent))
+    expected = _check.each(rho=_check.non_negative, absent=partial(word, Absent))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +149,7 @@ class GaussianMixture(Event):
             _check.fail("probabilities", self.probabilities, "to be as many as the sensitivities, at least one")
         if abs(sum(probabilities) - 1) > 1e-9:
             _check.fail("probabilities", self.probabilities, "to sum to 1")
-        set_fields(
-            self,
+        self._keep(
             noise_multiplier=noise(noise_multiplier=self.noise_multiplier),
             sensitivities=sensitivities,
             probabilities=probabilities,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hushgrad import _check
 from hushgrad._value import LATER, Value
-from hushgrad.events._fields import set_fields, shown
+from hushgrad.events._fields import shown
 
 
 class Participation(Value, family="participation"):
@@ -36,9 +36,7 @@ class Poisson(Participation):
     """In each step every record takes part independently with probability ``rate``."""
 
     rate: float
-
-    def __post_init__(self) -> None:
-        set_fields(self, rate=_check.rate(rate=self.rate))
+    expected = _check.each(rate=_check.rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +50,7 @@ class TruncatedPoisson(Participation):
     rate: float
     dataset_size: int
     size: int
-
-    def __post_init__(self) -> None:
-        set_fields(
-            self,
-            rate=_check.rate(rate=self.rate),
-            dataset_size=_check.positive_int(dataset_size=self.dataset_size),
-            size=_check.positive_int(size=self.size),
-        )
+    expected = _check.each(rate=_check.rate, dataset_size=_check.positive_int, size=_check.positive_int)
 
     @property
     def counted(self) -> int:
@@ -79,7 +70,7 @@ class FixedSize(Participation):
         size = _check.positive_int(size=self.size)
         if size > n:
             _check.fail("size", size, f"to be at most dataset_size={n}")
-        set_fields(self, dataset_size=n, size=size)
+        self._keep(dataset_size=n, size=size)
 
     @property
     def rate(self) -> float:
@@ -108,9 +99,7 @@ class CyclicPoisson(Participation):
 
     period: int
     rate: float
-
-    def __post_init__(self) -> None:
-        set_fields(self, period=_check.positive_int(period=self.period), rate=_check.rate(rate=self.rate))
+    expected = _check.each(period=_check.positive_int, rate=_check.rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +110,7 @@ class MinSep(Participation):
 
     gap: int
     times: int
-
-    def __post_init__(self) -> None:
-        set_fields(self, gap=_check.positive_int(gap=self.gap), times=_check.positive_int(times=self.times))
+    expected = _check.each(gap=_check.positive_int, times=_check.positive_int)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,14 +120,7 @@ class BallsInBins(Participation):
     bins: int
     epochs: int = 1
     fresh: bool = field(default=False, metadata=LATER)
-
-    def __post_init__(self) -> None:
-        set_fields(
-            self,
-            bins=_check.positive_int(bins=self.bins),
-            epochs=_check.positive_int(epochs=self.epochs),
-            fresh=_check.instance(bool, fresh=self.fresh),
-        )
+    expected = _check.each(bins=_check.positive_int, epochs=_check.positive_int, fresh=_check.flag)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad._value import Value
+
+_below_one = partial(_check.between, 0, 1, closed="left")
 
 
 class ServerOptimizer(Value, family="server_optimizer"):
@@ -46,10 +49,7 @@ class ServerSGD(ServerOptimizer):
 
     learning_rate: float = 1.0
     momentum: float = 0.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "learning_rate", _check.positive(learning_rate=self.learning_rate))
-        object.__setattr__(self, "momentum", _check.between(0, 1, closed="left", momentum=self.momentum))
+    expected = _check.each(learning_rate=_check.positive, momentum=_below_one)
 
     def step(self, weights: Tensor, update: Tensor, round: int, state: dict[str, Any]) -> Tensor:
         """One step along the (heavy-ball) direction."""
@@ -74,12 +74,7 @@ class ServerAdam(ServerOptimizer):
     beta_1: float = 0.9
     beta_2: float = 0.99
     tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "learning_rate", _check.positive(learning_rate=self.learning_rate))
-        object.__setattr__(self, "beta_1", _check.between(0, 1, closed="left", beta_1=self.beta_1))
-        object.__setattr__(self, "beta_2", _check.between(0, 1, closed="left", beta_2=self.beta_2))
-        object.__setattr__(self, "tau", _check.positive(tau=self.tau))
+    expected = _check.each(learning_rate=_check.positive, beta_1=_below_one, beta_2=_below_one, tau=_check.positive)
 
     def step(self, weights: Tensor, update: Tensor, round: int, state: dict[str, Any]) -> Tensor:
         """One Adam step."""

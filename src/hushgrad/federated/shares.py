@@ -76,9 +76,7 @@ class Shares(Independent):
     """
 
     least: int = 2
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "least", _check.positive_int(least=self.least))
+    expected = _check.each(least=_check.positive_int)
 
     def event(self, noise_multiplier: float, participation: Participation, steps: int) -> Event:
         """The theorem above, for as many rounds as a user takes part in.

@@ -52,6 +52,7 @@ class AntiPGD(LowerToeplitz):
     )
 
     damping: float | None = None
+    expected = _check.each(damping=_check.optional(_check.probability))
 
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
@@ -60,11 +61,6 @@ class AntiPGD(LowerToeplitz):
             cls(),
             cls(damping=0.8),
         )
-
-    def __post_init__(self) -> None:
-        if self.damping is not None:
-            damping = _check.between(0, 1, closed="both", damping=self.damping)
-            object.__setattr__(self, "damping", damping)
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
         """damping^t."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class BandedInverse(LowerToeplitz):
 
     bands: int = 64
     exponent: float = 0.5
+    expected = _check.each(bands=_check.positive_int, exponent=partial(_check.between, 0, 1, closed="right"))
 
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
@@ -53,10 +55,6 @@ class BandedInverse(LowerToeplitz):
             cls(bands=4),
             cls(bands=2, exponent=0.7),
         )
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bands", _check.positive_int(bands=self.bands))
-        object.__setattr__(self, "exponent", _check.between(0, 1, closed="right", exponent=self.exponent))
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
         """1 / the cut series."""

@@ -39,15 +39,12 @@ class CyclicPoisson(Sampler):
     period: int
     rate: float
     steps: int
+    expected = _check.each(period=_check.positive_int, rate=_check.rate, steps=_check.positive_int)
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
         """One."""
         return (cls(period=4, rate=0.4, steps=12),)
-
-    def __post_init__(self) -> None:
-        promise = self.participation()  # checks all but the steps
-        self._keep(period=promise.period, rate=promise.rate, steps=_check.positive_int(steps=self.steps))
 
     def participation(self) -> events.CyclicPoisson:
         """CyclicPoisson(period, rate)."""

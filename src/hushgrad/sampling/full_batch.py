@@ -20,14 +20,12 @@ class FullBatch(Sampler):
     papers = (_papers.BASSILY_2014_PRIVATE,)
 
     steps: int
+    expected = _check.each(steps=_check.positive_int)
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
         """One."""
         return (cls(steps=5),)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", _check.positive_int(steps=self.steps))
 
     def participation(self) -> events.Everyone:
         """Everyone()."""

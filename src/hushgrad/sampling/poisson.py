@@ -32,6 +32,7 @@ class Poisson(Sampler):
 
     rate: float
     steps: int
+    expected = _check.each(rate=_check.rate, steps=_check.positive_int)
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
@@ -40,9 +41,6 @@ class Poisson(Sampler):
             cls(rate=0.2, steps=12),
             cls(rate=0.9, steps=12),
         )
-
-    def __post_init__(self) -> None:
-        self._keep(rate=_check.rate(rate=self.rate), steps=_check.positive_int(steps=self.steps))
 
     def participation(self) -> events.Poisson:
         """Poisson(rate)."""
@@ -81,16 +79,12 @@ class TruncatedPoisson(Sampler):
     size: int
     dataset_size: int
     steps: int
+    expected = _check.each(rate=_check.rate, size=_check.positive_int, dataset_size=_check.positive_int, steps=_check.positive_int)
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
         """One that often cuts."""
         return (cls(rate=0.25, size=9, dataset_size=30, steps=12),)
-
-    def __post_init__(self) -> None:
-        promise = self.participation()  # checks all but the steps
-        self._keep(rate=promise.rate, size=promise.size, dataset_size=promise.dataset_size)
-        self._keep(steps=_check.positive_int(steps=self.steps))
 
     @property
     def most(self) -> int:
