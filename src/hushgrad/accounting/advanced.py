@@ -10,20 +10,9 @@ from hushgrad.accounting._numeric import up
 from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.basic import basic_epsilon
 from hushgrad.accounting.composition import Terms, share_of_delta
-from hushgrad.accounting.dominance import statement
+from hushgrad.accounting.dominance import STATED, statement
 from hushgrad.accounting.policy import POLICY
-from hushgrad.events import (
-    ApproxDP,
-    DiscreteLaplace,
-    Event,
-    Exponential,
-    Gaussian,
-    Laplace,
-    PureDP,
-    RandomizedResponse,
-    Relation,
-    Sampled,
-)
+from hushgrad.events import Event, Relation
 
 
 def advanced_forms(epsilons: list[tuple[float, int]], slack: float) -> tuple[float, float]:
@@ -88,6 +77,6 @@ class Advanced(Accountant):
         return AdvancedLoss.joined(parts)
 
 
-@Advanced.analyses(ApproxDP, DiscreteLaplace, Exponential, Gaussian, Laplace, PureDP, RandomizedResponse, Sampled)
+@Advanced.analyses(*STATED)
 def _leaf(event: Event, relation: Relation) -> Loss:
     return AdvancedLoss(((statement(event, relation), 1),))

@@ -72,11 +72,7 @@ def _delta(delta: float) -> float:
 
 
 def epsilon(
-    event: object,
-    *,
-    delta: float,
-    accountant: str | Accountant = "pld",
-    relation: Relation | str = Relation.ADD_REMOVE,
+    event: object, *, delta: float, accountant: str | Accountant = "pld", relation: Relation | str = Relation.ADD_REMOVE
 ) -> float:
     r"""The smallest epsilon that is known to hold for ``event`` at ``delta``; never below the truth, possibly infinite.
 
@@ -102,11 +98,7 @@ def epsilon(
 
 
 def delta(
-    event: object,
-    *,
-    epsilon: float,
-    accountant: str | Accountant = "pld",
-    relation: Relation | str = Relation.ADD_REMOVE,
+    event: object, *, epsilon: float, accountant: str | Accountant = "pld", relation: Relation | str = Relation.ADD_REMOVE
 ) -> float:
     """The smallest delta that is known to hold for ``event`` at ``epsilon``; never below the truth.
 

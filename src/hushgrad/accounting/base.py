@@ -18,17 +18,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from hushgrad._papers import Paper
 from hushgrad.accounting.participation import simplified
 from hushgrad.errors import NoTheorem
-from hushgrad.events import (
-    Compose,
-    Event,
-    NonPrivate,
-    OneOf,
-    Relation,
-    Repeat,
-    RepeatAndSelect,
-    Sampled,
-    Unanalysed,
-)
+from hushgrad.events import Compose, Event, NonPrivate, OneOf, Relation, Repeat, RepeatAndSelect, Sampled, Unanalysed
 
 
 class Loss(Protocol):

@@ -9,19 +9,8 @@ from hushgrad import _papers
 from hushgrad.accounting._numeric import up
 from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.composition import Terms, share_of_delta
-from hushgrad.accounting.dominance import Statement, statement
-from hushgrad.events import (
-    ApproxDP,
-    DiscreteLaplace,
-    Event,
-    Exponential,
-    Gaussian,
-    Laplace,
-    PureDP,
-    RandomizedResponse,
-    Relation,
-    Sampled,
-)
+from hushgrad.accounting.dominance import STATED, Statement, statement
+from hushgrad.events import Event, Relation
 
 
 @dataclass(frozen=True)
@@ -62,6 +51,6 @@ class Basic(Accountant):
         return BasicLoss.joined(parts)
 
 
-@Basic.analyses(ApproxDP, DiscreteLaplace, Exponential, Gaussian, Laplace, PureDP, RandomizedResponse, Sampled)
+@Basic.analyses(*STATED)
 def _leaf(event: Event, relation: Relation) -> Loss:
     return BasicLoss(((statement(event, relation), 1),))

@@ -137,5 +137,7 @@ def _(event: Sampled, relation: Relation) -> Statement:
     return Statement(epsilon, delta, fixed=product_up(rate, base.fixed) if base.fixed > 0.0 else 0.0, flexible=base.flexible)
 
 
+STATED = (ApproxDP, DiscreteLaplace, Exponential, Gaussian, Laplace, PureDP, RandomizedResponse, Sampled)
+"""The events that have a :func:`statement`."""
 _LEAST_LIE = 1e-200  # a smaller probability may leave the range of doubles when it is divided by the categories
 _BELOW_ONE = 1.0 - 1e-9

@@ -199,12 +199,7 @@ def _same(event: Event, k: int) -> Event:
 
 
 def epsilon_for_group(
-    event: Event,
-    size: int,
-    *,
-    delta: float,
-    accountant: str | Accountant = "pld",
-    relation: Relation | str = Relation.ADD_REMOVE,
+    event: Event, size: int, *, delta: float, accountant: str | Accountant = "pld", relation: Relation | str = Relation.ADD_REMOVE
 ) -> float:
     """The smallest epsilon known to hold for a group of ``size`` records: by the group's own event, or by the general theorem.
 

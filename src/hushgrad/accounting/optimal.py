@@ -22,20 +22,9 @@ from hushgrad import _papers
 from hushgrad.accounting._numeric import Shares, revealed, smallest_true, total_loss, up
 from hushgrad.accounting.base import Accountant, Loss, Nothing
 from hushgrad.accounting.conversion import delta_beside
-from hushgrad.accounting.dominance import statement
+from hushgrad.accounting.dominance import STATED, statement
 from hushgrad.errors import NoTheorem
-from hushgrad.events import (
-    ApproxDP,
-    Compose,
-    DiscreteLaplace,
-    Event,
-    Exponential,
-    Laplace,
-    PureDP,
-    RandomizedResponse,
-    Relation,
-    Sampled,
-)
+from hushgrad.events import Compose, Event, Gaussian, PureDP, Relation
 
 
 def responses_delta(epsilon: float, times: int) -> Callable[[float], float]:
@@ -176,7 +165,7 @@ class Optimal(Accountant):
         return merged
 
 
-@Optimal.analyses(ApproxDP, DiscreteLaplace, Exponential, Laplace, PureDP, RandomizedResponse, Sampled)
+@Optimal.analyses(*(kind for kind in STATED if kind is not Gaussian))
 def _leaf(event: Event, relation: Relation) -> Loss:
     known = statement(event, relation)
     if known.flexible:

@@ -77,10 +77,8 @@ class Policy:
     # Tables, samples that are cut, groups.
     widest_table: float = 1e5  # sigma of a discrete Gaussian: 74 sigma atoms are 60 MB
     most_atoms: int = 8_000_000  # of a discrete Laplace distribution: the same
-    frequent_cuts: tuple[float, float] = (
-        5.0,
-        35.0,
-    )  # survivors of cuts per record of a full batch: from here on some stay, then all
+    # survivors of cuts per record of a full batch: from here on some stay, then all
+    frequent_cuts: tuple[float, float] = (5.0, 35.0)
     group_cells: int = 1024  # numbers of participants that are told apart: more, and one question takes seconds
     group_counts: int = 4_000_000  # that are added up: a second
     trials_block: int = 4096  # probabilities of numbers of trials that are made together
@@ -88,9 +86,8 @@ class Policy:
     # Calibration.
     first_step: float = 0.02  # of the expansion, in ln of the unknown: guesses are often that good
     growth: float = 4.0  # of the following steps: from 2 % to a factor of a million in ten
-    beyond: float = (
-        1.2  # of the way to where a line through two answers crosses: epsilon is convex in the unknown, so that it falls short
-    )
+    # of the way to where a line through two answers crosses: epsilon is convex in the unknown, so that it falls short
+    beyond: float = 1.2
     farthest: float = 1.0  # in ln of the unknown: lines are not trusted beyond
     most_evaluations: int = 200  # bisection of the widest range to the finest tolerance takes 40
 
@@ -99,24 +96,12 @@ class Policy:
     largest_order: int = 4096  # integer sums are not taken further, for the same reason
     most_copies: float = 0.85  # of the copies of a plan that the best order admits: an order nearer to the budget's own may do
 
-    order_logs: tuple[float, float, float] = (
-        -3.0,
-        9.0,
-        0.15,
-    )  # ln(order - 1) of filters: first, last, step; 6 % between two sums
-    fine_order_logs: tuple[float, float, float] = (
-        -3.0,
-        24.0,
-        0.03,
-    )  # the same for a budget alone: tiny epsilons need orders of 1e10
-    slacks: tuple[float, ...] = (
-        0.02,
-        0.1,
-        0.25,
-        0.5,
-        0.75,
-        0.9,
-    )  # the part of delta that advanced composition takes, if Gaussians want some
+    # ln(order - 1) of filters: first, last, step; 6 % between two sums
+    order_logs: tuple[float, float, float] = (-3.0, 9.0, 0.15)
+    # the same for a budget alone: tiny epsilons need orders of 1e10
+    fine_order_logs: tuple[float, float, float] = (-3.0, 24.0, 0.03)
+    # the part of delta that advanced composition takes, if Gaussians want some
+    slacks: tuple[float, ...] = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9)
     least_copies: float = 0.95  # of the Gaussian steps that the best order admits, if nothing is known about the steps
 
     # The estimate by a contour.

@@ -140,13 +140,7 @@ class Auditor:
 
     def _release(self, seed: int | None, on_step: Callable[[int], None] = lambda step: None, steps: int = 0) -> Released:
         return release(
-            self.plan,
-            self.canaries,
-            steps=steps or self.steps,
-            records=self.records,
-            seed=seed,
-            undo=self.undo,
-            on_step=on_step,
+            self.plan, self.canaries, steps=steps or self.steps, records=self.records, seed=seed, undo=self.undo, on_step=on_step
         )
 
     # Thresholds, without looking at the run ----------------------------------------------------------------------------

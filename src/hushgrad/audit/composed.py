@@ -189,10 +189,7 @@ def _points(scores: StepScores, noise: float, confidence: float) -> list[tuple[f
         alarms = len(outside) - int(np.searchsorted(outside, threshold))
         misses = int(np.searchsorted(inside, threshold))
         points.append(
-            (
-                rate_upper_bound(alarms, len(outside), confidence=level),
-                rate_upper_bound(misses, len(inside), confidence=level),
-            )
+            (rate_upper_bound(alarms, len(outside), confidence=level), rate_upper_bound(misses, len(inside), confidence=level))
         )
     return points
 

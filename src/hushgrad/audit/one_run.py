@@ -58,12 +58,7 @@ def one_run_p_value(right: int, made: int, canaries: int, *, epsilon: float, del
 
 
 def epsilon_one_run(
-    scores: ArrayLike,
-    members: ArrayLike,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    fractions: Sequence[float] = FRACTIONS,
+    scores: ArrayLike, members: ArrayLike, *, delta: float, confidence: float = 0.95, fractions: Sequence[float] = FRACTIONS
 ) -> float:
     """A lower bound on epsilon from one run, for every (epsilon, delta)-DP mechanism and every way of scoring.
 
@@ -113,12 +108,7 @@ def refutes_curve(right: int, made: int, canaries: int, curve: Callable[[np.ndar
 
 
 def epsilon_one_run_fdp(
-    scores: ArrayLike,
-    members: ArrayLike,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    fractions: Sequence[float] = FRACTIONS,
+    scores: ArrayLike, members: ArrayLike, *, delta: float, confidence: float = 0.95, fractions: Sequence[float] = FRACTIONS
 ) -> float:
     """A lower bound on epsilon from one run, if the mechanism's trade-off curve is Gaussian: the largest mu that is refuted.
 

@@ -20,15 +20,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.special import logsumexp
 
-from hushgrad.events import (
-    BallsInBins,
-    CyclicPoisson,
-    FixedSize,
-    Participation,
-    Poisson,
-    Relation,
-    TruncatedPoisson,
-)
+from hushgrad.events import BallsInBins, CyclicPoisson, FixedSize, Participation, Poisson, Relation, TruncatedPoisson
 from hushgrad.train import Plan
 
 
@@ -100,9 +92,8 @@ def _(how: BallsInBins, scorer: Scorer, rows: np.ndarray, present: np.ndarray) -
     patterns = (steps % how.bins == np.arange(how.bins)[None, :]).astype(np.float64)
     if not how.fresh:
         return scorer.mixed(rows, patterns)
-    epochs = range(
-        -(-scorer.steps // how.bins)
-    )  # drawn independently, so their log-likelihood ratios add up (for independent noise)
+    # drawn independently, so their log-likelihood ratios add up (for independent noise)
+    epochs = range(-(-scorer.steps // how.bins))
     return np.asarray(sum(scorer.mixed(rows, patterns * (steps // how.bins == epoch)) for epoch in epochs))
 
 

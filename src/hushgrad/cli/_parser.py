@@ -74,12 +74,13 @@ def print_json(content: dict[str, Any]) -> None:
     print(json.dumps(_jsonable(content), indent=2))
 
 
-def say(options: argparse.Namespace, content: dict[str, Any], text: object) -> None:
-    """The answer of a command: ``content`` with ``--json``, else ``text``."""
+def say(options: argparse.Namespace, content: dict[str, Any], *texts: object) -> int:
+    """The answer of a command: ``content`` with ``--json``, else ``texts``, one below the other. Returns the exit code 0."""
     if options.json:
         print_json(content)
     else:
-        print(text)
+        print(*texts, sep="\n")
+    return 0
 
 
 def quoted(word: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from hushgrad.cli._parser import Parser, print_json, whole
+from hushgrad.cli._parser import Parser, say, whole
 
 if TYPE_CHECKING:
     import argparse
@@ -47,12 +47,7 @@ def run(words: list[str]) -> int:
     """Advise; see ``hushgrad advise --help``."""
     options = _parser().parse(words)
     advice = advice_of(options.codebook, options)
-    if options.json:
-        print_json(advice.to_json())
-        return 0
-    print(advice)
-    print(f"Train so:  {_command(options)}")
-    return 0
+    return say(options, advice.to_json(), advice, f"Train so:  {_command(options)}")
 
 
 def _command(options: argparse.Namespace) -> str:

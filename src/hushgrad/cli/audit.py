@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushgrad._printed import at_least, at_most, reason
-from hushgrad.cli._parser import Parser, UsageError, print_json, say, table, whole
+from hushgrad.cli._parser import Parser, UsageError, say, table, whole
 from hushgrad.cli._there import require_picture
 from hushgrad.cli._waiting import waiting
 from hushgrad.errors import ArgumentError
@@ -52,20 +52,11 @@ def run(words: list[str]) -> int:
         plan = Plan.from_json(text)
     except ArgumentError as error:
         raise UsageError(f"{options.path} holds no plan. Give the --out of hushgrad train, or a plan.json. {error}") from None
-    report = Auditor(
-        plan,
-        canaries=options.canaries,
-        steps=options.steps,
-        confidence=options.confidence,
-        seed=options.seed,
-        progress=not (options.quiet or options.json),
-    ).run()
+    asked = {name: vars(options)[name] for name in ("canaries", "steps", "confidence", "seed")}
+    report = Auditor(plan, **asked, progress=not (options.quiet or options.json)).run()
     if options.plot:
         report.plot(options.plot)
-    if options.json:
-        print_json({**report.summary(), "plan_digest": plan.digest})
-    else:
-        _print(report)
+    say(options, {**report.summary(), "plan_digest": plan.digest}, _text(report))
     return 1 if report.refuted else 0
 
 
@@ -96,16 +87,13 @@ def _plan_text(path: Path) -> str:
         ) from None
 
 
-def _print(report: AuditReport) -> None:
+def _text(report: AuditReport) -> str:
     rows = [("lower bound on epsilon", "", "assumes")]
     rows += [(bound.method, at_least(bound.epsilon), bound.assumption) for bound in report.lower_bounds]
     rows += [("claimed (upper bound)", at_most(report.claimed.epsilon), f"{report.claimed.event}, {report.claimed.relation}")]
-    print(table(rows))
-    print()
+    lines = [table(rows), ""]
     for threat in dict.fromkeys(bound.threat for bound in report.lower_bounds):
         methods = ", ".join(bound.method for bound in report.lower_bounds if bound.threat == threat)
-        print(f"{methods}: {threat}.")
-    print()
-    print(table([("ok" if check.passed else "FAILED", check.name, check.seen) for check in report.checks], headed=False))
-    print()
-    print(report)
+        lines.append(f"{methods}: {threat}.")
+    checks = table([("ok" if check.passed else "FAILED", check.name, check.seen) for check in report.checks], headed=False)
+    return "\n".join([*lines, "", checks, "", str(report)])

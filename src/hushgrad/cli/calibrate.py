@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from hushgrad._printed import at_least, at_most
-from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table, whole
+from hushgrad.cli._parser import Parser, UsageError, ask, say, table, whole
 from hushgrad.cli._question import accountant_names, add_question
 from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
@@ -34,21 +34,17 @@ def run(words: list[str]) -> int:
     with waiting("Calibrating"):
         answers = [_ask(name, options) for name in names]
     ask(questions(options.epsilon, options.delta, records=options.dataset_size))
-    if options.json:
-        print_json({k: v for k, v in vars(options).items() if k not in ("json", "accountant")} | {"answers": answers})
-    else:
-        _print(answers, options)
+    asked = {k: v for k, v in vars(options).items() if k not in ("json", "accountant")}
+    say(options, asked | {"answers": answers}, *_lines(answers, options))
     return 2 if all("refused" in answer for answer in answers) else 0
 
 
-def _print(answers: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    print(
-        f"{options.unknown} for epsilon = {at_most(options.epsilon, 6)}, delta = {at_most(options.delta, 6)}, {options.relation}"
-    )
+def _lines(answers: list[dict[str, Any]], options: argparse.Namespace) -> list[str]:
+    budget = f"epsilon = {at_most(options.epsilon, 6)}, delta = {at_most(options.delta, 6)}"
     rows = [("accountant", options.unknown, "")]
     for answer in answers:
         rows.append((answer["accountant"], _shown(answer.get("value"), options.unknown), answer.get("refused", "")))
-    print(table(rows))
+    return [f"{options.unknown} for {budget}, {options.relation}", table(rows)]
 
 
 def _shown(value: float | int | None, unknown: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hushgrad import _check
-from hushgrad.cli._parser import Parser, print_json, table
+from hushgrad.cli._parser import Parser, say, table
 from hushgrad.cli._waiting import waiting
 
 
@@ -31,9 +31,4 @@ def run(words: list[str]) -> int:
         from hushgrad.report import compare_runs
 
         found = compare_runs(options.first, options.second)
-    if options.json:
-        print_json(found.to_json())
-        return 0
-    print(table([("", *found.names), *found.rows]))
-    print("\n".join(found.remarks))
-    return 0
+    return say(options, found.to_json(), table([("", *found.names), *found.rows]), "\n".join(found.remarks))

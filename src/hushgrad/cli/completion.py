@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import sys
 
-from hushgrad.cli._parser import Parser, print_json
+from hushgrad.cli._parser import Parser, say
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -24,11 +23,7 @@ def run(words: list[str]) -> int:
     """Print the script; see ``hushgrad completion --help``."""
     options = _parser().parse(words)
     script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell]()
-    if options.json:
-        print_json({"shell": options.shell, "script": script})
-    else:
-        sys.stdout.write(script)
-    return 0
+    return say(options, {"shell": options.shell, "script": script}, script.rstrip("\n"))
 
 
 def words_of(command: str) -> tuple[list[str], list[str]]:

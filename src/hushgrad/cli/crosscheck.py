@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hushgrad._printed import at_least, at_most
-from hushgrad.cli._parser import Parser, print_json, table
+from hushgrad.cli._parser import Parser, say, table
 from hushgrad.cli._question import add_description, add_question, event_from
 from hushgrad.cli._waiting import waiting
 
@@ -39,16 +39,13 @@ def run(words: list[str]) -> int:
         ours = _timed(lambda: _certified(event, options.delta, options.relation))
         answers = [{"accountant": "hushgrad pld", **ours}]
         for name, ask in _PEERS.items():
-            question = partial(_asked, ask, event, options)
-            answers.append({"accountant": name, **_timed(question)})
+            answers.append({"accountant": name, **_timed(partial(_asked, ask, event, options))})
     for answer in answers[1:]:
         if "epsilon" in answer and "lower" in ours:
             answer["verdict"] = _verdict(answer["epsilon"], ours["lower"], ours["epsilon"])
-    if options.json:
-        print_json({"event": event.to_json(), "delta": options.delta, "relation": options.relation, "answers": answers})
-    else:
-        print(f"{event}, delta = {at_most(options.delta, 6)}, {options.relation}")
-        print(table([("accountant", "epsilon", "seconds", ""), *map(_row, answers)]))
+    question = f"{event}, delta = {at_most(options.delta, 6)}, {options.relation}"
+    content = {"event": event.to_json(), "delta": options.delta, "relation": options.relation, "answers": answers}
+    say(options, content, question, table([("accountant", "epsilon", "seconds", ""), *map(_row, answers)]))
     return int(any(answer.get("verdict", "").startswith("below") for answer in answers))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad._printed import at_least, at_most
-from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table
+from hushgrad.cli._parser import Parser, UsageError, ask, say, table
 from hushgrad.cli._question import accountant_names, add_description, add_question, event_from
 from hushgrad.cli._there import require_picture
 from hushgrad.cli._waiting import waiting
@@ -41,10 +41,7 @@ def run(words: list[str]) -> int:
     require_picture(options.plot)
     if options.plot:
         _plot(event, names, options)
-    if options.json:
-        print_json(_as_json(event, answers, options))
-    else:
-        _print(event, answers, options)
+    say(options, _as_json(event, answers, options), *_lines(event, answers, options))
     found = [answer["epsilon"] for answer in answers if "epsilon" in answer]
     ask(questions(min(found, default=None), options.delta))
     return 2 if all("refused" in answer for answer in answers) else 0
@@ -70,16 +67,10 @@ def _ask(event: Event, name: str, options: argparse.Namespace) -> dict[str, Any]
 
 def _as_json(event: Event, answers: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
     shown = [{k: v if k != "attack" else vars(v) for k, v in answer.items()} for answer in answers]
-    return {
-        "event": event.to_json(),
-        "delta": options.delta,
-        "relation": options.relation,
-        "answers": shown,
-    }
+    return {"event": event.to_json(), "delta": options.delta, "relation": options.relation, "answers": shown}
 
 
-def _print(event: Event, answers: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    print(f"{event}, delta = {at_most(options.delta, 6)}, {options.relation}")
+def _lines(event: Event, answers: list[dict[str, Any]], options: argparse.Namespace) -> list[str]:
     rows = [("accountant", "epsilon", "")]
     for answer in answers:
         if "refused" in answer:
@@ -87,10 +78,8 @@ def _print(event: Event, answers: list[dict[str, Any]], options: argparse.Namesp
             continue
         note = f"at least {at_least(answer['lower'], 6)}" if "lower" in answer else ""
         rows.append((answer["accountant"], at_most(answer["epsilon"], 6), note))
-    print(table(rows))
-    for answer in answers:
-        if "attack" in answer:
-            print(f"{answer['accountant']}: {answer['attack']}")
+    attacks = [f"{answer['accountant']}: {answer['attack']}" for answer in answers if "attack" in answer]
+    return [f"{event}, delta = {at_most(options.delta, 6)}, {options.relation}", table(rows), *attacks]
 
 
 def _plot(event: Event, names: list[str], options: argparse.Namespace) -> None:

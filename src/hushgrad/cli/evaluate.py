@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hushgrad.cli._parser import Parser, print_json
-from hushgrad.cli._there import require_model, require_records, tell_undeclared
+from hushgrad.cli._parser import Parser, say
+from hushgrad.cli._there import add_model, require_model, require_records, tell_undeclared
 from hushgrad.cli._waiting import waiting
 
 
@@ -14,11 +14,8 @@ def _parser() -> Parser:
         "has to protect, the figures are as sensitive as those records. Records that the model was trained on are not a test.",
         example="hushgrad evaluate runs/bank held-out.csv",
     )
-    parser.add_argument("model", metavar="MODEL", help="the folder of a run, or its model.safetensors")
+    add_model(parser)
     parser.add_argument("file", metavar="FILE", help="records with labels, in the form that the model was trained on")
-    parser.add_argument(
-        "--allow-code", action="store_true", help="run what the model file names as module:function: trust it first"
-    )
     return parser
 
 
@@ -35,10 +32,6 @@ def run(words: list[str]) -> int:
         records = predictor.labelled(options.file)
         undeclared = predictor.encoder.undeclared(predictor.rows(options.file))
         found = {"records": len(records), **evaluate(predictor.model, records)}
-    if options.json:
-        print_json({**found, "undeclared": undeclared})
-        return 0
-    tell_undeclared(undeclared)
-    print(f"{len(records)} records, accuracy {found['test_accuracy']:.2%}, loss {found['test_loss']:.4f}.")
-    print(compared(found), end="")
-    return 0
+    tell_undeclared({} if options.json else undeclared)
+    figures = f"{len(records)} records, accuracy {found['test_accuracy']:.2%}, loss {found['test_loss']:.4f}."
+    return say(options, {**found, "undeclared": undeclared}, f"{figures}\n{compared(found)}".rstrip("\n"))

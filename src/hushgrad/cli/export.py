@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hushgrad.cli._parser import Parser, UsageError, say
-from hushgrad.cli._there import require_model, require_place
+from hushgrad.cli._there import add_model, require_model, require_place
 from hushgrad.cli._waiting import waiting
 
 
@@ -16,11 +16,8 @@ def _parser() -> Parser:
         "The batch may have any size. Inputs are encoded as before: hushgrad.recipes.load_predictor(MODEL).encoder says how.",
         example="hushgrad export runs/bank bank.onnx",
     )
-    parser.add_argument("model", metavar="MODEL", help="the folder of a run, or its model.safetensors")
+    add_model(parser)
     parser.add_argument("file", metavar="FILE", help="ends in .pt2 or .onnx")
-    parser.add_argument(
-        "--allow-code", action="store_true", help="run what the model file names as module:function: trust it first"
-    )
     return parser
 
 
@@ -36,5 +33,4 @@ def run(words: list[str]) -> int:
         from hushgrad.recipes.exporting import export
 
         export(load_predictor(options.model, allow_code=options.allow_code), options.file)
-    say(options, {"file": options.file}, f"Written: {options.file}")
-    return 0
+    return say(options, {"file": options.file}, f"Written: {options.file}")

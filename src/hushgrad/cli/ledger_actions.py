@@ -31,8 +31,9 @@ def init(options: argparse.Namespace) -> int:
     from hushgrad.budget import Ledger
 
     ledger = Ledger.create(options.ledger)
-    say(options, {"ledger": options.ledger, "head": ledger.head}, f"Ledger ready: {options.ledger}\nHead: {ledger.head}")
-    return 0
+    return say(
+        options, {"ledger": options.ledger, "head": ledger.head}, f"Ledger ready: {options.ledger}", f"Head: {ledger.head}"
+    )
 
 
 def add(options: argparse.Namespace) -> int:
@@ -44,29 +45,25 @@ def add(options: argparse.Namespace) -> int:
     ask(questions(options.epsilon, options.delta, records=options.records))
     more = {"plan": plan, "policy": read_policy(options.policy), "records": options.records}
     dataset = _opened(options).add(options.dataset, **more, **{name: vars(options)[name] for name in names})
-    say(options, dataset.to_json(), str(dataset))
-    return 0
+    return say(options, dataset.to_json(), dataset)
 
 
 def reserve(options: argparse.Namespace) -> int:
     """Room for a run."""
     reservation = _opened(options).reserve(options.dataset, _event(options), run=options.run, hold=options.hold)
-    _say_reservation(options, reservation)
-    return 0
+    return _say_reservation(options, reservation)
 
 
 def begin(options: argparse.Namespace) -> int:
     """A held run begins."""
-    _say_reservation(options, _opened(options).begin(options.reservation))
-    return 0
+    return _say_reservation(options, _opened(options).begin(options.reservation))
 
 
 def commit(options: argparse.Namespace) -> int:
     """What a run did."""
     ledger = _opened(options)
     event = _event(options) if _names_an_event(options) else ledger.reservation(options.reservation).reserved
-    _say_reservation(options, ledger.commit(options.reservation, event, overrun=options.overrun, note=options.note))
-    return 0
+    return _say_reservation(options, ledger.commit(options.reservation, event, overrun=options.overrun, note=options.note))
 
 
 def settle(options: argparse.Namespace) -> int:
@@ -78,21 +75,18 @@ def settle(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.run} holds no reservation.json: it was not made with --ledger.")
     reservation = ledger.settle(identifier, folder)
     why = next((row.note for row in reversed(ledger.entries()) if row.reservation == identifier), "")
-    _say_reservation(options, reservation, f"Why: {why or 'its run had not begun'}.")
-    return 0
+    return _say_reservation(options, reservation, f"Why: {why or 'its run had not begun'}.")
 
 
 def approve(options: argparse.Namespace) -> int:
     """Who approves of a run."""
     approved = _opened(options).approve(options.reservation, by=options.by)
-    _say_reservation(options, approved, f"Approved by {', '.join(approved.approved)}.")
-    return 0
+    return _say_reservation(options, approved, f"Approved by {', '.join(approved.approved)}.")
 
 
 def cancel(options: argparse.Namespace) -> int:
     """Give back the room of a run that has not begun."""
-    _say_reservation(options, _opened(options).cancel(options.reservation))
-    return 0
+    return _say_reservation(options, _opened(options).cancel(options.reservation))
 
 
 def status(options: argparse.Namespace) -> int:
@@ -101,8 +95,7 @@ def status(options: argparse.Namespace) -> int:
     names = [options.dataset] if options.dataset else [dataset.name for dataset in ledger.datasets()]
     found = [ledger.status(name) for name in names]
     content = {"datasets": [_status_json(status) for status in found], "head": ledger.head}
-    say(options, content, "\n".join([*map(str, found), f"Head: {ledger.head}"]))
-    return 0
+    return say(options, content, *found, f"Head: {ledger.head}")
 
 
 def _status_json(status: Status) -> dict[str, Any]:
@@ -118,8 +111,7 @@ def list_(options: argparse.Namespace) -> int:
         ("id", "data set", "state", "run", "charged for"),
         *((r.id, r.dataset, _state(r), r.run, str(r.charged)) for r in found),
     ]
-    say(options, {"reservations": [r.to_json() for r in found]}, table(rows) if found else "No runs yet.")
-    return 0
+    return say(options, {"reservations": [r.to_json() for r in found]}, table(rows) if found else "No runs yet.")
 
 
 def _state(reservation: Reservation) -> str:
@@ -139,7 +131,7 @@ def head(options: argparse.Namespace) -> int:
         for verdict in watched(ledger, options.watch, every=options.every):
             ok = verdict.ok
             if not ok or verdict.head != told:
-                say(options, verdict.to_json(), str(verdict))
+                say(options, verdict.to_json(), verdict)
                 sys.stdout.flush()
             told = verdict.head
             if options.once:
@@ -159,7 +151,7 @@ def verify(options: argparse.Namespace) -> int:
     if head == "":
         raise UsageError(f"{options.noted} holds no noted head.")
     verdict = _opened(options).verify(head=head)
-    say(options, verdict.to_json(), str(verdict))
+    say(options, verdict.to_json(), verdict)
     return 0 if verdict.ok else UNVERIFIED
 
 
@@ -167,8 +159,7 @@ def export(options: argparse.Namespace) -> int:
     """All rows as JSON."""
     ledger = _opened(options)
     rows = [{**row.to_json(), "hash": row.hash} for row in ledger.entries()]
-    say(options, {"rows": rows, "head": ledger.head}, "\n".join(json.dumps(row, sort_keys=True) for row in rows))
-    return 0
+    return say(options, {"rows": rows, "head": ledger.head}, "\n".join(json.dumps(row, sort_keys=True) for row in rows))
 
 
 def _names_an_event(options: argparse.Namespace) -> bool:
@@ -207,7 +198,6 @@ def _json(word: str) -> Any:
         raise UsageError(f"--event must be JSON, or @FILE with JSON in it: {reason(error)}.") from None
 
 
-def _say_reservation(options: argparse.Namespace, reservation: Reservation, *more: str) -> None:
-    lines = [f"Reservation {reservation.id}: run {reservation.run!r} on {reservation.dataset!r} is {_state(reservation)}."]
-    lines.append(f"Charged for {reservation.charged}.")
-    say(options, reservation.to_json(), "\n".join([*lines, *more]))
+def _say_reservation(options: argparse.Namespace, reservation: Reservation, *more: str) -> int:
+    state = f"Reservation {reservation.id}: run {reservation.run!r} on {reservation.dataset!r} is {_state(reservation)}."
+    return say(options, reservation.to_json(), state, f"Charged for {reservation.charged}.", *more)

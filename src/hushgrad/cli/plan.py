@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
 from hushgrad._printed import at_most
-from hushgrad.cli._parser import Parser, UsageError, ask, print_json, table, wrapped
+from hushgrad.cli._parser import Parser, UsageError, ask, say, table, wrapped
 from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hushgrad.planner import Comparison
 
 _OTHERS = {"--model": "hushgrad.cli.plan_model", "--compute": "hushgrad.cli.plan_compute"}  # other questions, by their options
+# Options that are arguments of the planner, too.
+_ASKED = "epsilon delta dataset_size batch_size epochs steps parameters memory max_grad_norm relation tune_bands".split()
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -67,28 +69,12 @@ def run(words: list[str]) -> int:
         from hushgrad.noise.workload import SGDWorkload
         from hushgrad.planner import compare
 
-        found = compare(
-            epsilon=options.epsilon,
-            delta=options.delta,
-            dataset_size=options.dataset_size,
-            batch_size=options.batch_size,
-            epochs=options.epochs,
-            steps=options.steps,
-            parameters=options.parameters,
-            memory=options.memory,
-            sampling_allowed=not options.no_sampling,
-            max_grad_norm=options.max_grad_norm,
-            workload=SGDWorkload(momentum=options.momentum) if options.momentum else None,
-            relation=options.relation,
-            tune_bands=options.tune_bands,
-        )
+        workload = SGDWorkload(momentum=options.momentum) if options.momentum else None
+        asked = {name: vars(options)[name] for name in _ASKED}
+        found = compare(**asked, sampling_allowed=not options.no_sampling, workload=workload)
     if options.save:
         _save(options.save, found[0].plan.to_json())
-    if options.json:
-        print_json(found.to_json())
-    else:
-        print(_text(found, options), end="")
-    return 0
+    return say(options, found.to_json(), _text(found, options))
 
 
 def _check_early(options: argparse.Namespace) -> None:
@@ -118,7 +104,7 @@ def _text(found: Comparison, options: argparse.Namespace) -> str:
     if options.save:
         train = f"hushgrad train RECIPE --plan {shlex.quote(options.save)} --out DIR"
         lines += ["", f"The best plan is in {options.save}. Train with it:\n  {train}"]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _save(path: str, plan: dict[str, Any]) -> None:

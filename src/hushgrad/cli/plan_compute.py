@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hushgrad import _check
 from hushgrad._printed import at_most
-from hushgrad.cli._parser import Parser, ask, print_json, table, whole, wrapped
+from hushgrad.cli._parser import Parser, ask, say, table, whole, wrapped
 from hushgrad.guarantee import questions
 
 _SHOWN = 5
@@ -42,21 +42,18 @@ def run(words: list[str]) -> int:
     budget = {"epsilon": options.epsilon, "delta": options.delta, "dataset_size": options.dataset_size}
     found = allocations(compute=options.compute, **budget, exact=_SHOWN)[:_SHOWN]
     enough = saturating(**budget)
-    if options.json:
-        print_json({"allocations": [one.to_json() for one in found], "saturating_compute": enough, "fit": _FIT})
-        return 0
     rows = [("parameters", "batch size", "steps", "noise", "loss")]
     for one in found:
-        rows.append(
-            (human(one.parameters), f"{one.batch_size}", f"{one.steps}", f"{one.noise_multiplier:.4g}", f"{one.loss:.2f}")
-        )
-    print(f"{options.compute:.3g} operations, epsilon {at_most(options.epsilon, 6)}, delta {at_most(options.delta, 6)}, ", end="")
-    print(f"{options.dataset_size} records, Poisson sampling\n\n{table(rows)}\n")
-    print(
-        wrapped(f"noise: multiplier of the clip norm. More than about {enough:.1g} operations lower the loss by less than 1 %.")
+        cells = (f"{one.batch_size}", f"{one.steps}", f"{one.noise_multiplier:.4g}", f"{one.loss:.2f}")
+        rows.append((human(one.parameters), *cells))
+    shown = f"epsilon {at_most(options.epsilon, 6)}, delta {at_most(options.delta, 6)}"
+    return say(
+        options,
+        {"allocations": [one.to_json() for one in found], "saturating_compute": enough, "fit": _FIT},
+        f"{options.compute:.3g} operations, {shown}, {options.dataset_size} records, Poisson sampling\n\n{table(rows)}\n",
+        wrapped(f"noise: multiplier of the clip norm. More than about {enough:.1g} operations lower the loss by less than 1 %."),
+        wrapped(_FIT),
     )
-    print(wrapped(_FIT))
-    return 0
 
 
 _FIT = (

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from hushgrad import _check
-from hushgrad.cli._parser import Parser, print_json, table, whole
+from hushgrad.cli._parser import Parser, say, table, whole
 from hushgrad.planner.resources import TUNED, Choice, Work, choices
 from hushgrad.planner.shapes import human, shape_of
 
@@ -47,16 +47,10 @@ def run(words: list[str]) -> int:
         choices(Work(shape=shape, tuned=tuned, **sizes), device_memory=1e9 * options.device_memory)
         for tuned in ([options.tune] if options.tune else TUNED)
     ]
-    if options.json:
-        print_json({"parameters": shape.parameters, "choices": [one.to_json() for each in found for one in each], "fit": _FIT})
-    else:
-        print(
-            f"{options.model}: {human(shape.parameters)} parameters, {options.batch_size} examples of {options.length} tokens a step"
-        )
-        for each in found:
-            print("\n" + _text(each))
-        print(f"\n{_FIT}")
-    return 0
+    content = {"parameters": shape.parameters, "choices": [one.to_json() for each in found for one in each], "fit": _FIT}
+    step = f"{options.batch_size} examples of {options.length} tokens a step"
+    head = f"{options.model}: {human(shape.parameters)} parameters, {step}"
+    return say(options, content, head, *(f"\n{_text(each)}" for each in found), f"\n{_FIT}")
 
 
 _FIT = (
@@ -70,18 +64,8 @@ def _text(found: list[Choice]) -> str:
     rows: list[tuple[str, ...]] = [("tuned", "placement", "mechanism", "micro-batch", "peak", "step", "")]
     for one in found[:_SHOWN]:
         work = one.work
-        verdict = "" if one.fits else "does not fit"
-        rows.append(
-            (
-                work.tuned,
-                work.placement,
-                one.mechanism,
-                str(work.micro_batch),
-                f"{human(one.peak)}B",
-                f"{one.seconds:.3g} s",
-                verdict,
-            )
-        )
+        cost = (f"{human(one.peak)}B", f"{one.seconds:.3g} s", "" if one.fits else "does not fit")
+        rows.append((work.tuned, work.placement, one.mechanism, str(work.micro_batch), *cost))
     if not any(one.fits for one in found):
         least = human(min(one.peak for one in found))
         return f"{table(rows)}\nNothing fits: the smallest needs {least}B. Shard over more processes, or train adapters."

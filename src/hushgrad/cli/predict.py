@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hushgrad.cli._parser import Parser, print_json
-from hushgrad.cli._there import require_model, require_place, require_records, tell_undeclared
+from hushgrad.cli._there import add_model, require_model, require_place, require_records, tell_undeclared
 from hushgrad.cli._waiting import waiting
 
 if TYPE_CHECKING:
@@ -25,13 +25,10 @@ def _parser() -> Parser:
         "Predictions cost no privacy for the training records.",
         example="hushgrad predict runs/bank new-customers.csv --out predictions.csv",
     )
-    parser.add_argument("model", metavar="MODEL", help="the folder of a run, or its model.safetensors")
+    add_model(parser)
     parser.add_argument("file", metavar="FILE", help="the records")
     parser.add_argument("--out", metavar="PATH", help="write a CSV file instead of printing it")
     parser.add_argument("--probabilities", action="store_true", help="a column for each class")
-    parser.add_argument(
-        "--allow-code", action="store_true", help="run what the model file names as module:function: trust it first"
-    )
     return parser
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
-from hushgrad.cli._parser import Parser, UsageError, print_json
+from hushgrad.cli._parser import Parser, UsageError, say
 from hushgrad.cli._there import require_place
 from hushgrad.errors import PolicyRefused
 
@@ -51,15 +51,10 @@ def run(words: list[str]) -> int:
     if options.out:
         with replacing(Path(options.out), mode=0o666) as new:
             shutil.copyfile(file, new)
-    if options.json:
-        print_json(found)
-        return 0
     by = f", approved by {', '.join(found['approved'])}" if found["approved"] else ""
-    print(f"May be released: run {found['run']!r} on {found['dataset']!r} is {found['state']}{by}.")
-    print(f"Budget: {found['budget']}")
-    if options.out:
-        print(f"Written: {options.out}")
-    return 0
+    allowed = f"May be released: run {found['run']!r} on {found['dataset']!r} is {found['state']}{by}."
+    written = [f"Written: {options.out}"] if options.out else []
+    return say(options, found, allowed, f"Budget: {found['budget']}", *written)
 
 
 def _file(model: str) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushgrad import _check
-from hushgrad.cli._parser import Parser, UsageError, print_json, say
+from hushgrad.cli._parser import Parser, UsageError, say
 from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.errors import ArgumentError, PolicyRefused
@@ -78,8 +78,7 @@ def _new_signer(options: argparse.Namespace) -> int:
     fingerprint = new_signing_key(options.new_signer)
     content = {"key": options.new_signer, "public": f"{options.new_signer}.pub", "fingerprint": fingerprint}
     words = f"Key {fingerprint}: keep {options.new_signer} secret, and give {options.new_signer}.pub to those who verify."
-    say(options, content, words)
-    return 0
+    return say(options, content, words)
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -92,12 +91,8 @@ def _verify(options: argparse.Namespace) -> int:
     except (ArgumentError, PolicyRefused) as error:
         say(options, {"verified": False, "problem": str(error)}, f"NOT VERIFIED. {error}")
         return 1
-    if options.json:
-        facts = {"by": found.by, "signer": found.signer, "trusted": found.trusted, "model": found.model}
-        print_json({"verified": True, "guarantee": found.guarantee.to_json(), **facts})
-    else:
-        print(found)
-    return 0
+    facts = {"by": found.by, "signer": found.signer, "trusted": found.trusted, "model": found.model}
+    return say(options, {"verified": True, "guarantee": found.guarantee.to_json(), **facts}, found)
 
 
 def _card(options: argparse.Namespace) -> int:
@@ -118,14 +113,8 @@ def _card(options: argparse.Namespace) -> int:
         wanted = {kind: vars(options)[kind] for kind in makers if vars(options)[kind]}
         for kind, path in wanted.items():
             written(path, makers[kind]())
-    if options.json:
-        print_json(card.to_json())
-    elif wanted:
-        print(card.guarantee)
-        print(f"Written: {', '.join(wanted.values())}")
-    else:
-        print(card.to_markdown())
-    return 0
+    texts = [card.guarantee, f"Written: {', '.join(wanted.values())}"] if wanted else [card.to_markdown()]
+    return say(options, card.to_json(), *texts)
 
 
 def _saved(card: Card, key: str | None, by: str) -> str:

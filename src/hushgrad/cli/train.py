@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hushgrad.cli._parser import Parser, UsageError, ask, print_json, quoted
-from hushgrad.cli._payer import require_payer
+from hushgrad.cli._parser import Parser, UsageError, ask, quoted, say
+from hushgrad.cli._run import add_run, interrupted, paid, recipe_of, require_payer
 from hushgrad.cli.advise import add_budget, advice_of
 from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
     from hushgrad.recipes import Recipe
-
-_INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 
 
 def _parser() -> Parser:
@@ -29,19 +25,8 @@ def _parser() -> Parser:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a .toml or .py file; a .py recipe is run as a program")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results: new, empty, or with --resume")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run, bit for bit")
-    parser.add_argument(
-        "--take-over", action="store_true", help="take the folder from a process that is gone but not known to be"
-    )
-    parser.add_argument("--data", metavar="PATH", help="the same as --set data.path=PATH")
-    parser.add_argument("--plan", metavar="FILE", help="the plan that hushgrad plan --save wrote, instead of the recipe's [plan]")
-    parser.add_argument(
-        "--policy", metavar="FILE", help="a policy in TOML that must allow it (default: the variable HUSHGRAD_POLICY)"
-    )
-    parser.add_argument("--allow-code", action="store_true", help="run what the recipe names as module:function: trust it first")
-    parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value of the recipe")
+    add_run(parser)
     parser.add_argument("--secure", action="store_true", help="noise on a public grid; the same as --set plan.secure=true")
-    parser.add_argument("--ledger", metavar="PLACE", help="budget ledger that pays: a path or postgresql://... (with --dataset)")
-    parser.add_argument("--dataset", metavar="NAME", help="the data set in the ledger")
     parser.add_argument(
         "--by", metavar="NAME", help="who runs it, for the card; the same as --set run.by=NAME (default: the login)"
     )
@@ -73,14 +58,9 @@ def run(words: list[str]) -> int:
     except KeyboardInterrupt:
         return _interrupted(options)
     ask(() if asked else questions(outcome.guarantee.epsilon, outcome.guarantee.delta))
-    if options.json:
-        print_json(outcome.to_json())
-        return 0
-    print(outcome.guarantee)
-    print(f"Test accuracy {outcome.test['test_accuracy']:.2%} after {outcome.steps} steps, {outcome.seconds:.1f} s.")
-    print(compared(outcome.test), end="")
-    print(f"Model, plan, ledger and report: {outcome.out}")
-    return 0
+    tested = f"Test accuracy {outcome.test['test_accuracy']:.2%} after {outcome.steps} steps, {outcome.seconds:.1f} s."
+    results = f"{compared(outcome.test)}Model, plan, ledger and report: {outcome.out}"
+    return say(options, outcome.to_json(), outcome.guarantee, tested, results)
 
 
 def _require_auto(options: argparse.Namespace) -> None:
@@ -110,35 +90,26 @@ def _automatic(options: argparse.Namespace) -> Recipe:
         if options.test_data is None:
             print("- Tested on about a fifth of the records, which nothing protects: --test-data takes public ones instead.")
     tables = advice.recipe(options.data, test_path=options.test_data).tables()
-    changes = [*options.set, *(["plan.secure=true"] if options.secure else [])]
-    changes += [] if options.by is None else [f"run.by={quoted(options.by)}"]
-    recipe = Recipe.from_tables(changed(tables, changes))
-    return recipe if options.ledger is None else recipe.paid_by(options.ledger, options.dataset)
+    recipe = Recipe.from_tables(changed(tables, [*options.set, *_changes(options)]))
+    return paid(recipe, options)
+
+
+def _changes(options: argparse.Namespace) -> list[str]:
+    """What ``--secure`` and ``--by`` change."""
+    by = [] if options.by is None else [f"run.by={quoted(options.by)}"]
+    return [*(["plan.secure=true"] if options.secure else []), *by]
 
 
 def _recipe(options: argparse.Namespace) -> Recipe | None:
-    from hushgrad.recipes import load_recipe
-
     if options.auto and not options.resume:
         return _automatic(options)
-    changes = [*options.set, *([] if options.data is None else [f"data.path={quoted(options.data)}"])]
-    changes += [
-        *(["plan.secure=true"] if options.secure else []),
-        *([] if options.by is None else [f"run.by={quoted(options.by)}"]),
-    ]
-    if not (options.recipe or changes or options.ledger or options.plan):
+    changes = _changes(options)
+    if not (options.recipe or options.set or options.data or changes or options.ledger or options.plan):
         return None
-    recipe = load_recipe(options.recipe, changes=changes, allow_code=options.allow_code, plan=options.plan)
-    return recipe if options.ledger is None else recipe.paid_by(options.ledger, options.dataset)
+    return recipe_of(options, *changes)
 
 
 def _interrupted(options: argparse.Namespace) -> int:
     folder = Path(options.out)
     saved = "a checkpoint is saved" if (folder / "checkpoint" / "state.safetensors").exists() else "no step is saved yet"
-    if (folder / "recipe.json").exists():
-        code = " --allow-code" if options.allow_code or str(options.recipe).endswith(".py") else ""
-        command = f"hushgrad train --out {shlex.quote(options.out)} --resume{code}"
-        print(f"Interrupted; {saved}. Continue with: {command}", file=sys.stderr)
-    else:
-        print("Interrupted before the training began.", file=sys.stderr)
-    return _INTERRUPTED
+    return interrupted(options, "train", folder / "recipe.json", what="training", saved=f"; {saved}")

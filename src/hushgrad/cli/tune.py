@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hushgrad._printed import at_most
-from hushgrad.cli._parser import Parser, UsageError, ask, print_json, quoted
-from hushgrad.cli._payer import require_payer
+from hushgrad.cli._parser import Parser, UsageError, ask, say
+from hushgrad.cli._run import add_run, interrupted, recipe_of, require_payer
 from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
-    from hushgrad.recipes import Recipe
     from hushgrad.tuning import Priced, Tuned
-
-_INTERRUPTED = 130
 
 
 def _parser() -> Parser:
@@ -40,18 +35,7 @@ def _parser() -> Parser:
     parser.add_argument("--epsilon", type=float, help="with --dry and without a recipe: the epsilon of one trial")
     parser.add_argument("--delta", type=float, help="with --epsilon")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted search: the same one")
-    parser.add_argument(
-        "--take-over", action="store_true", help="take the folder from a process that is gone but not known to be"
-    )
-    parser.add_argument("--data", metavar="PATH", help="the same as --set data.path=PATH")
-    parser.add_argument("--plan", metavar="FILE", help="the plan that hushgrad plan --save wrote, instead of the recipe's [plan]")
-    parser.add_argument(
-        "--policy", metavar="FILE", help="a policy in TOML that must allow it (default: the variable HUSHGRAD_POLICY)"
-    )
-    parser.add_argument("--allow-code", action="store_true", help="run what the recipe names as module:function: trust it first")
-    parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value of the recipe")
-    parser.add_argument("--ledger", metavar="PLACE", help="budget ledger that pays (with --dataset)")
-    parser.add_argument("--dataset", metavar="NAME", help="the data set in the ledger")
+    add_run(parser)
     parser.add_argument(
         "--progress",
         action="store_true",
@@ -70,32 +54,20 @@ def run(words: list[str]) -> int:
     require_payer(options)
     from hushgrad.tuning import priced, settings_of, tune
 
-    recipe = None if options.resume else _recipe(options)
-    settings = None if recipe is None else settings_of(recipe, over=options.over, changes=_changes(options))
+    recipe = None if options.resume else recipe_of(options)
+    changes = {"mean": options.mean, "shape": _shape(options.shape), "score": options.score}
+    settings = None if recipe is None else settings_of(recipe, over=options.over, changes=changes)
     if recipe is not None:
         ask(recipe.questions())
     if options.dry and recipe is not None:
         return _say_price(options, priced(recipe, settings=settings))
     try:
-        how = {
-            "resume": options.resume,
-            "allow_code": options.allow_code,
-            "policy": options.policy,
-            "take_over": options.take_over,
-        }
+        how = {name: vars(options)[name] for name in ("resume", "allow_code", "policy", "take_over")}
         tuned = tune(recipe, options.out, settings=settings, **how, progress=options.progress and not options.quiet)
     except KeyboardInterrupt:
-        return _interrupted(options)
+        began = Path(options.out) / "search" / "recipe.json"
+        return interrupted(options, "tune", began, what="search")
     return _say_outcome(options, tuned)
-
-
-def _interrupted(options: argparse.Namespace) -> int:
-    if (Path(options.out) / "search" / "recipe.json").exists():
-        code = " --allow-code" if options.allow_code or str(options.recipe).endswith(".py") else ""
-        print(f"Interrupted. Continue with: hushgrad tune --out {shlex.quote(options.out)} --resume{code}", file=sys.stderr)
-    else:
-        print("Interrupted before the search began.", file=sys.stderr)
-    return _INTERRUPTED
 
 
 def _require_sense(options: argparse.Namespace) -> None:
@@ -112,10 +84,6 @@ def _require_sense(options: argparse.Namespace) -> None:
         raise UsageError(f"An interrupted search is what it is: leave {', '.join(fixed)} out with --resume.")
 
 
-def _changes(options: argparse.Namespace) -> dict[str, Any]:
-    return {"mean": options.mean, "shape": _shape(options.shape), "score": options.score}
-
-
 def _shape(word: str | None) -> float | None:
     if word is None:
         return None
@@ -123,14 +91,6 @@ def _shape(word: str | None) -> float | None:
         return float("inf") if word in ("poisson", "inf") else float(word)
     except ValueError:
         raise UsageError(f"--shape {word} must be a number above -1, or poisson.") from None
-
-
-def _recipe(options: argparse.Namespace) -> Recipe:
-    from hushgrad.recipes import load_recipe
-
-    changes = [*options.set, *([] if options.data is None else [f"data.path={quoted(options.data)}"])]
-    recipe = load_recipe(options.recipe, changes=changes, allow_code=options.allow_code, plan=options.plan)
-    return recipe if options.ledger is None else recipe.paid_by(options.ledger, options.dataset)
 
 
 def _answer(options: argparse.Namespace) -> int:
@@ -145,39 +105,31 @@ def _answer(options: argparse.Namespace) -> int:
     noise = calibrate(Gaussian, epsilon=options.epsilon, delta=options.delta)
     cost = tuning_cost(Gaussian(noise), delta=options.delta, stopping=stopping)
     needed = calibrated_noise(Gaussian, epsilon=options.epsilon, delta=options.delta, stopping=stopping)
-    if options.json:
-        facts = {
-            "naive_epsilon": options.epsilon,
-            "epsilon": cost.epsilon,
-            "delta": options.delta,
-            "noise_factor": needed / noise,
-        }
-        print_json({**facts, "stopping": str(stopping)})
-        return 0
-    print(f"{stopping}.")
-    print(
-        f"Trials of epsilon {at_most(options.epsilon, 6)} each make a search of epsilon "
-        f"{at_most(cost.epsilon)} at delta {at_most(options.delta, 6)}."
+    one, factor = at_most(options.epsilon, 6), needed / noise
+    facts = {"naive_epsilon": options.epsilon, "epsilon": cost.epsilon, "delta": options.delta, "noise_factor": factor}
+    return say(
+        options,
+        {**facts, "stopping": str(stopping)},
+        f"{stopping}.",
+        f"Trials of epsilon {one} each make a search of epsilon {at_most(cost.epsilon)} at delta {at_most(options.delta, 6)}.",
+        f"A search of epsilon {one} needs {factor:.3g} times the noise in each trial.",
+        "Computed for Gaussian trials; give a recipe for its own figures.",
     )
-    print(f"A search of epsilon {at_most(options.epsilon, 6)} needs {needed / noise:.3g} times the noise in each trial.")
-    print("Computed for Gaussian trials; give a recipe for its own figures.")
-    return 0
 
 
 def _say_price(options: argparse.Namespace, search: Priced) -> int:
     facts = search.to_json()
-    if options.json:
-        print_json(facts)
-        return 0
-    print(f"{facts['candidates']} candidates over {', '.join(facts['over'])}; {facts['stopping']}.")
-    print(f"Score: {facts['score']}.")
-    print(
-        f"Naive epsilon {at_most(facts['naive_epsilon'])}, true epsilon {at_most(facts['epsilon'])} at delta {at_most(facts['delta'], 6)}."
-    )
-    print(f"Noise multiplier {_span(facts['noise_multiplier'])} in each trial", end="")
+    naive, true, delta = at_most(facts["naive_epsilon"]), at_most(facts["epsilon"]), at_most(facts["delta"], 6)
     without = facts["noise_multiplier_without_tuning"]
-    print(f" ({_span(without)} would do for one run that is not chosen)." if without is not None else ".")
-    return 0
+    alone = "" if without is None else f" ({_span(without)} would do for one run that is not chosen)"
+    return say(
+        options,
+        facts,
+        f"{facts['candidates']} candidates over {', '.join(facts['over'])}; {facts['stopping']}.",
+        f"Score: {facts['score']}.",
+        f"Naive epsilon {naive}, true epsilon {true} at delta {delta}.",
+        f"Noise multiplier {_span(facts['noise_multiplier'])} in each trial{alone}.",
+    )
 
 
 def _span(noise: float | list[float]) -> str:
@@ -186,16 +138,10 @@ def _span(noise: float | list[float]) -> str:
 
 
 def _say_outcome(options: argparse.Namespace, tuned: Tuned) -> int:
-    if options.json:
-        print_json(tuned.to_json())
-        return 0
-    print(tuned.guarantee)
-    print(f"The winner alone would claim epsilon {at_most(tuned.naive_epsilon)}; that would be wrong.")
+    texts = [tuned.guarantee, f"The winner alone would claim epsilon {at_most(tuned.naive_epsilon)}; that would be wrong."]
     if tuned.candidate is None:
-        print("The secret number of trials was 0: nothing is released. The search is paid for all the same.")
-        return 0
-    print(f"Chosen: {', '.join(f'{place} = {value}' for place, value in tuned.candidate.items())}")
-    for sentence in tuned.edges:
-        print(sentence)
-    print(f"Test accuracy {tuned.test['test_accuracy']:.2%}. Model, plan, ledger and report: {tuned.out}")
-    return 0
+        texts += ["The secret number of trials was 0: nothing is released. The search is paid for all the same."]
+    else:
+        texts += [f"Chosen: {', '.join(f'{place} = {value}' for place, value in tuned.candidate.items())}", *tuned.edges]
+        texts += [f"Test accuracy {tuned.test['test_accuracy']:.2%}. Model, plan, ledger and report: {tuned.out}"]
+    return say(options, tuned.to_json(), *texts)

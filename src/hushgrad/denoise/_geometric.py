@@ -54,8 +54,7 @@ def _tables(rate: float, size: int, dtype: torch.dtype, device: torch.device) ->
     i = torch.arange(size, dtype=torch.float64)
     scale = math.tanh(rate / 2)
     return _Tables(
-        inside=_powers(rate, (i[:, None] - i).abs(), like) * scale,
-        spread=_powers(rate, torch.stack([i + 1, size - i]), like),
+        inside=_powers(rate, (i[:, None] - i).abs(), like) * scale, spread=_powers(rate, torch.stack([i + 1, size - i]), like)
     )
 
 

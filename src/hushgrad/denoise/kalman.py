@@ -86,18 +86,12 @@ class Kalman(Denoiser):
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
         """Two probes, and one."""
-        return (
-            cls(),
-            cls.one_probe(0.6),
-        )
+        return (cls(), cls.one_probe(0.6))
 
     @classmethod
     def idle(cls) -> tuple[Denoiser, ...]:
         """Gain 1."""
-        return (
-            cls(1.0),
-            cls.one_probe(1.0),
-        )
+        return (cls(1.0), cls.one_probe(1.0))
 
     @classmethod
     def one_probe(cls, kappa: float = 0.7) -> Kalman:

@@ -63,20 +63,12 @@ class Laplacian(Denoiser):
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
         """Every scope."""
-        return (
-            cls(1.0),
-            cls(3.0, scope="global", boundary="neumann"),
-            cls(0.5, scope="grid", skip_1d=False),
-        )
+        return (cls(1.0), cls(3.0, scope="global", boundary="neumann"), cls(0.5, scope="grid", skip_1d=False))
 
     @classmethod
     def idle(cls) -> tuple[Denoiser, ...]:
         """Strength 0."""
-        return (
-            cls(0.0),
-            cls(0.0, scope="global"),
-            cls(0.0, scope="grid", skip_1d=False),
-        )
+        return (cls(0.0), cls(0.0, scope="global"), cls(0.0, scope="grid", skip_1d=False))
 
     def __post_init__(self) -> None:
         remedy = "Use sigma=0 for no smoothing; 1 to 3 are common, and beyond 1e12 every signal is its mean."

@@ -42,10 +42,7 @@ class LowPass(Denoiser):
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
         """First and second order."""
-        return (
-            cls(),
-            cls((-0.5, -0.2), (0.2, 0.1, 0.05)),
-        )
+        return (cls(), cls((-0.5, -0.2), (0.2, 0.1, 0.05)))
 
     @classmethod
     def idle(cls) -> tuple[Denoiser, ...]:

@@ -38,10 +38,7 @@ class JamesStein(Denoiser):
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
         """Both scopes."""
-        return (
-            cls(),
-            cls(per="global"),
-        )
+        return (cls(), cls(per="global"))
 
     needs_whole_tensor = True  # the factor is a function of the whole tensor's norm and size
 

@@ -51,9 +51,8 @@ from hushgrad.train.plan import Plan
 GRID = "hushgrad-grid-step"
 """The key in the round's ConfigRecord under which the server sends the unit of the whole numbers."""
 _STD = 256  # of a share, in units of the grid
-_FINEST = (
-    _STD * 2.0**-40
-)  # clip norms: a plan's share is s / sqrt(m), never as fine as this; beyond 2^52 numbers are not whole any more
+# clip norms: a plan's share is s / sqrt(m), never as fine as this; beyond 2^52 numbers are not whole any more
+_FINEST = _STD * 2.0**-40
 _SLACK = 1e-9
 _ROUNDING = 1 + 4e-9  # a float64 sum of 10⁷ squares is off by less
 

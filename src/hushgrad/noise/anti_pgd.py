@@ -57,10 +57,7 @@ class AntiPGD(LowerToeplitz):
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
         """Tuned, and given."""
-        return (
-            cls(),
-            cls(damping=0.8),
-        )
+        return (cls(), cls(damping=0.8))
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
         """damping^t."""

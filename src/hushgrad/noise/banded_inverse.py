@@ -51,10 +51,7 @@ class BandedInverse(LowerToeplitz):
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
         """Two exponents."""
-        return (
-            cls(bands=4),
-            cls(bands=2, exponent=0.7),
-        )
+        return (cls(bands=4), cls(bands=2, exponent=0.7))
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
         """1 / the cut series."""

@@ -63,12 +63,7 @@ class BLT(LowerToeplitz):
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
         """Few and usual buffers."""
-        return (
-            cls(buffers=1, loss="max"),
-            cls(buffers=2),
-            cls(),
-            cls(buffers=2, workload=SGDWorkload(momentum=0.5)),
-        )
+        return (cls(buffers=1, loss="max"), cls(buffers=2), cls(), cls(buffers=2, workload=SGDWorkload(momentum=0.5)))
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:

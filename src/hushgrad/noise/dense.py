@@ -53,11 +53,7 @@ class Dense(Mechanism):
     def examples(cls) -> tuple[Mechanism, ...]:
         """Optimised for both losses, and a random one of mixed signs."""
         mixed_signs = np.tril(np.random.default_rng(0).normal(size=(12, 12))) + 3 * np.eye(12)
-        return (
-            cls.optimal(steps=12),
-            cls.optimal(steps=12, loss="max"),
-            cls(tuple(map(tuple, mixed_signs.tolist()))),
-        )
+        return (cls.optimal(steps=12), cls.optimal(steps=12, loss="max"), cls(tuple(map(tuple, mixed_signs.tolist()))))
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
@@ -78,12 +74,7 @@ class Dense(Mechanism):
 
     @classmethod
     def optimal(
-        cls,
-        *,
-        steps: int,
-        loss: str = "mean",
-        participation: Participation | None = None,
-        workload: AnyWorkload = None,
+        cls, *, steps: int, loss: str = "mean", participation: Participation | None = None, workload: AnyWorkload = None
     ) -> Dense:
         """The C of least mean (rmse) or max error for a workload; one participation and prefix sums unless told otherwise.
 
@@ -97,11 +88,7 @@ class Dense(Mechanism):
 
     @staticmethod
     def optimum(
-        *,
-        steps: int,
-        loss: str = "mean",
-        participation: Participation | None = None,
-        workload: AnyWorkload = None,
+        *, steps: int, loss: str = "mean", participation: Participation | None = None, workload: AnyWorkload = None
     ) -> DenseOptimum:
         """The optimal C with its certificate: ``upper`` (its error), ``lower`` (no mechanism is better) and ``gap``.
 

@@ -48,11 +48,7 @@ class Nu(LongFilter):
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
         """Tuned, damped, and not damped."""
-        return (
-            cls(),
-            cls(nu=0.1),
-            cls(nu=0.0),
-        )
+        return (cls(), cls(nu=0.1), cls(nu=0.0))
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:

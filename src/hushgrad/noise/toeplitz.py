@@ -48,10 +48,7 @@ class Toeplitz(LongFilter):
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
         """The square root, and one of both signs."""
-        return (
-            cls(),
-            cls(coefficients=(1.0, 0.5, -0.3, 0.2)),
-        )
+        return (cls(), cls(coefficients=(1.0, 0.5, -0.3, 0.2)))
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:

@@ -238,16 +238,8 @@ class TritonKernel(DeviceKernel):
         out, state = targets[0].out, targets[0].state
         real = torch.float64 if out.dtype is torch.float64 else torch.float32
         bases = out.data_ptr(), 0 if state is None else state.data_ptr()
-        layout = tuple(
-            (
-                t.out.data_ptr() - bases[0],
-                0 if t.state is None else t.state.data_ptr() - bases[1],
-                t.out.numel(),
-                t.offset,
-                t.index,
-            )
-            for t in targets
-        )
+        starts = [(t.out.data_ptr() - bases[0], 0 if t.state is None else t.state.data_ptr() - bases[1]) for t in targets]
+        layout = tuple((*start, t.out.numel(), t.offset, t.index) for start, t in zip(starts, targets, strict=True))
         tiles, groups, table = _tiles(layout, self._tile, out.device)
         terms = turn.weights if state is not None else ()
         factors = _numbers((*terms, turn.own, turn.divisor, *turn.decay), real, out.device)

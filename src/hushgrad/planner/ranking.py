@@ -75,10 +75,7 @@ class Comparison(list[Candidate]):
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        return {
-            "candidates": [candidate.to_json() for candidate in self],
-            "dropped": [vars(dropped) for dropped in self.dropped],
-        }
+        return {"candidates": [candidate.to_json() for candidate in self], "dropped": [vars(dropped) for dropped in self.dropped]}
 
 
 def compare(
@@ -172,10 +169,7 @@ def plan_for(
     >>> print(plans[0].participation, type(plans[0].noise).__name__)
     Poisson(0.05) Independent
     """
-    return [
-        candidate.plan
-        for candidate in answer(Question(**{**locals(), "relation": Relation.of(relation), "mechanisms": tuple(mechanisms)}))
-    ]
+    return [candidate.plan for candidate in compare(**locals())]
 
 
 def answer(question: Question) -> Comparison:

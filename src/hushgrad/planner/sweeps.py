@@ -61,14 +61,7 @@ def sweep(question: Question, *, over: str, values: Iterable[float]) -> list[Poi
 def _point(question: Question, value: float) -> Point:
     best = answer(question)[0]
     error = best.rmse * question.max_grad_norm / (question.size * best.plan.steps)
-    return Point(
-        value=value,
-        best=best.name,
-        noise_multiplier=best.noise_multiplier,
-        rmse=best.rmse,
-        error=error,
-        plan=best.plan,
-    )
+    return Point(value=value, best=best.name, noise_multiplier=best.noise_multiplier, rmse=best.rmse, error=error, plan=best.plan)
 
 
 @dataclass(frozen=True, kw_only=True)

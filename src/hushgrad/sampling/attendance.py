@@ -21,8 +21,6 @@ from hushgrad.events import (
     TruncatedPoisson,
 )
 
-__all__ = ["Attendance"]
-
 _MOST = 255  # one byte each; a count that reaches it stays there
 _MANY = 1 << 40
 _WAITING = 4096  # participations that are entered together: one by one they are many small calls in every step

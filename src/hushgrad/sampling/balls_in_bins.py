@@ -10,8 +10,6 @@ from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.cyclic import parts
 from hushgrad.sampling.draws import Draws
 
-__all__ = ["BallsInBins"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BallsInBins(Sampler):
@@ -48,10 +46,7 @@ class BallsInBins(Sampler):
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
         """One deal, and one in every epoch."""
-        return (
-            cls(bins=4, epochs=3),
-            cls(bins=4, epochs=3, fresh=True),
-        )
+        return (cls(bins=4, epochs=3), cls(bins=4, epochs=3, fresh=True))
 
     def __post_init__(self) -> None:
         promise = self.participation()  # checks all fields

@@ -11,8 +11,6 @@ from hushgrad._value import Value
 from hushgrad.events import Participation
 from hushgrad.sampling.draws import Draws
 
-__all__ = ["Deal", "Sampler"]
-
 Deal = Callable[[int], np.ndarray]
 """From a step to the record numbers of its batch: sorted, no number twice."""
 

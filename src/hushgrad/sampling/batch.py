@@ -12,8 +12,6 @@ from torch import Tensor
 from hushgrad import _check
 from hushgrad.sampling.sizes import AS_THEY_COME, Sizes
 
-__all__ = ["Batch", "empty_like", "stamp"]
-
 T = TypeVar("T")
 
 
@@ -39,9 +37,8 @@ class Batch:
     _issue: Callable[[Batch], None] | None
     _sizes: Sizes  # that a batch or part is filled up to
     _fixed: bool  # every batch of the run has this one's size
-    _dim: (
-        Callable[[], int | None] | None
-    )  # the dimension of its tensors that holds the examples, if somebody knows; else the first
+    # the dimension of its tensors that holds the examples, if somebody knows; else the first
+    _dim: Callable[[], int | None] | None
     _records: np.ndarray | None  # the numbers of all records, or units, that take part in the step, in every process
 
     def split(self, size: int) -> Iterator[Batch]:

@@ -10,8 +10,6 @@ from hushgrad import _check, _papers, events
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.draws import Draws, poisson_subset
 
-__all__ = ["CyclicPoisson", "parts"]
-
 
 def parts(n: int, count: int, rng: np.random.Generator) -> list[np.ndarray]:
     """0..n-1 thrown independently and uniformly into ``count`` parts; each part is sorted.

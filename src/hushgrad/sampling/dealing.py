@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from operator import methodcaller
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError, BudgetExceeded, WorkerLost
 from hushgrad.sampling.base import Deal, Sampler
-from hushgrad.sampling.batch import Batch, empty_like, stamp
+from hushgrad.sampling.batch import Batch, stamp
 from hushgrad.sampling.draws import Draws
-from hushgrad.sampling.grown import grown_dim, keeps_apart
-from hushgrad.sampling.seeds import seeded
+from hushgrad.sampling.hands import Hands
 from hushgrad.sampling.sizes import AS_THEY_COME, Sizes
 from hushgrad.sampling.units import Grouping, Units
-
-__all__ = ["BatchLoader", "loader"]
 
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order")
 _REDEALT = (
     "A private run's batches are dealt by its own loader: whoever shards or re-samples them changes the privacy of the run. "
     "Keep the loader out of prepare() and of automatic samplers, and give it rank= and world_size= instead."
 )
-
-
-class _Hand(NamedTuple):
-    """What is fetched for one step, before it is stamped."""
-
-    step: int
-    examples: int
-    units: torch.Tensor | None
-    padding: int
-    data: Any
 
 
 class _Steps:
@@ -57,88 +41,6 @@ class _Steps:
         return self._stop - self._first
 
 
-class _Hands(Dataset[_Hand]):
-    """Map-style view of the data, asked for whole steps: runs in the workers, fetches and collates."""
-
-    def __init__(
-        self,
-        dataset: Any,
-        units: Units | None,
-        collate: Callable[[list[Any]], Any],
-        seeds: bytes | None = None,
-        copies: int = 1,
-        sizes: Sizes = AS_THEY_COME,
-        draws: Draws | None = None,
-        fixed: int | None = None,
-    ) -> None:
-        self._dataset, self._units, self._collate, self._seeds, self._draws = dataset, units, collate, seeds, draws
-        self._copies, self.sizes, self.fixed = copies, sizes, fixed
-        # Records from which on a batch is left as it is; None: it is filled up to a size, however many there are.
-        self._enough = None if fixed is not None or sizes.fine is None else -(-sizes.fine // copies)
-        self._empty: Any = None
-        self._dim: tuple[int | None] | None = None  # once it was looked for
-
-    def __getitem__(self, asked: tuple[int, np.ndarray]) -> _Hand:
-        step, chosen = asked
-        indices, unit = (chosen, None) if self._units is None else self._units.expand(chosen, step=step, draws=self._draws)
-        padding = 0 if self._enough is not None and len(indices) >= self._enough else self._missing(len(indices))
-        if padding:  # copies of the first, after all others
-            first = indices[:1] if len(indices) else np.zeros(1, np.int64)
-            indices = np.append(indices, np.repeat(first, padding))
-            unit = None if unit is None else np.append(unit, np.zeros(padding, np.int64))
-        if self._copies > 1:
-            unit = np.repeat(indices if unit is None else unit, self._copies)
-            return _Hand(step, len(unit), torch.from_numpy(unit), padding * self._copies, self._several(step, indices))
-        units = None if unit is None else torch.from_numpy(unit)
-        return _Hand(step, len(indices), units, padding, self._fetch(step, indices))
-
-    def _missing(self, count: int) -> int:
-        """Examples that are missing to the size of a batch."""
-        size = self.fixed or count
-        if size < count:
-            raise ArgumentError(f"Expected a batch to have at most {self.fixed} examples. This is a defect of its sampler.")
-        fine = self.sizes.fine
-        while (fine is None or size * self._copies < fine) and self.sizes.rows(size * self._copies) > size * self._copies:
-            size += 1
-        return size - count
-
-    def _several(self, step: int, indices: np.ndarray) -> Any:
-        """Every record read several times, copies of one record side by side; copy c of step t follows from (key, t, c)."""
-        if not len(indices):
-            return self._nothing()
-        passes = []
-        for copy in range(self._copies):
-            with nullcontext() if self._seeds is None else seeded(self._seeds, step, copy):
-                passes.append([self._dataset[i] for i in indices.tolist()])
-        return self._collate([example for copies in zip(*passes, strict=True) for example in copies])
-
-    def _fetch(self, step: int, indices: np.ndarray) -> Any:
-        if type(self._dataset) is TensorDataset and self._collate is default_collate and len(indices):
-            # The same result as collating example by example, without the loop: one gather per tensor.
-            where = torch.from_numpy(indices)
-            return [*map(methodcaller("index_select", 0, where), self._dataset.tensors)]
-        with nullcontext() if self._seeds is None else seeded(self._seeds, step):
-            return self._collate([self._dataset[i] for i in indices.tolist()]) if len(indices) else self._nothing()
-
-    def dim(self) -> int | None:
-        """The dimension of a batch's tensors that holds the examples; None if that cannot be said of all of them."""
-        if self._dim is None:
-            with nullcontext() if self._seeds is None else seeded(self._seeds, 0):
-                self._dim = (grown_dim(self._dataset, self._collate),)
-        return self._dim[0]
-
-    def keeps_apart(self) -> bool:
-        """Whether the collate function gives a record the same rows whoever the others are, as far as a few show."""
-        seeds = self._seeds
-        return keeps_apart(self._dataset, self._collate, again=nullcontext if seeds is None else lambda: seeded(seeds, 0))
-
-    def _nothing(self) -> Any:
-        # Built from an example only for its shapes and types; no content is kept.
-        if self._empty is None:
-            self._empty = empty_like(self._collate([self._dataset[0]]), self.dim() or 0)
-        return self._empty
-
-
 def _as_dealt(hand: Any) -> Any:
     return hand
 
@@ -156,7 +58,7 @@ class BatchLoader:
 
     def __init__(
         self,
-        hands: _Hands,
+        hands: Hands,
         steps: Callable[[int], _Steps],
         *,
         start: int,
@@ -196,13 +98,7 @@ class BatchLoader:
 
     def _deal(self) -> Iterator[Batch]:
         steps = self._steps(self._next)
-        inner = DataLoader(
-            self._hands,
-            sampler=steps,
-            batch_size=None,
-            collate_fn=_as_dealt,
-            **self._options,
-        )
+        inner = DataLoader(self._hands, sampler=steps, batch_size=None, collate_fn=_as_dealt, **self._options)
         received, hands = iter(inner), self._hands
         always: dict[str, Any] = {
             "sizes": hands.sizes,
@@ -296,6 +192,7 @@ def loader(
         collate_fn: list of examples -> batch, as in torch; never called with an empty list.
         dataloader_options: ``num_workers``, ``pin_memory`` and so on of ``torch.utils.data.DataLoader``.
 
+        >>> import torch
         >>> from hushgrad.sampling import Poisson
         >>> data = torch.utils.data.TensorDataset(torch.randn(8, 2), torch.arange(8))
         >>> for x, y in loader(data, Poisson(rate=0.5, steps=3), rng_key=bytes(32)):
@@ -327,7 +224,7 @@ def loader(
         _check.fail("rank", rank, f"to be below world_size={world_size}")
     rows = None if fixed is None else _rows_of(_check.positive_int(fixed=fixed), units, world_size)
     return BatchLoader(
-        _Hands(dataset, units, collate_fn, seeds, copies, sizes, draws, rows),
+        Hands(dataset, units, collate_fn, seeds, copies, sizes, draws, rows),
         lambda first: _Steps(deal, first, stop, rank, world_size),
         start=_check.integer(0, start=start),
         stop=stop,

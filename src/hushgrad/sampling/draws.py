@@ -9,8 +9,6 @@ from numpy.random.bit_generator import ISeedSequence
 
 from hushgrad import _check
 
-__all__ = ["Draws", "poisson_subset", "uniform_subset"]
-
 _PERSON = b"hushgrad/deal"  # separates these keys from every other use of the same run key
 
 

@@ -9,8 +9,6 @@ from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.draws import Draws, uniform_subset
 from hushgrad.sampling.poisson import _check_size
 
-__all__ = ["FixedSize"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSize(Sampler):

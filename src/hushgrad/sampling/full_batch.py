@@ -10,8 +10,6 @@ from hushgrad import _check, _papers, events
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.draws import Draws
 
-__all__ = ["FullBatch"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FullBatch(Sampler):

@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 from torch.utils.data import default_collate
 
-__all__ = ["grown_dim", "keeps_apart"]
-
 
 def grown_dim(dataset: Any, collate: Callable[[list[Any]], Any]) -> int | None:
     """The dimension of a batch's tensors that grows with its examples; None if they do not agree, or rows are not side by side.

@@ -25,8 +25,6 @@ from torch.utils.data import Dataset
 from hushgrad._universal import UniversalHash
 from hushgrad.sampling.named import methods_of, names_in, names_of_reading, own_classes
 
-__all__ = ["Content", "identity_of"]
-
 _DEEP = 50  # objects inside objects
 _LONGEST = 1024  # characters of a path
 _READ = 256 << 20  # bytes of files that are read in all; of further ones, size and time of change are taken

@@ -23,8 +23,6 @@ from hushgrad._universal import UniversalHash
 from hushgrad.sampling.identity import Content
 from hushgrad.sampling.named import names_in
 
-__all__ = ["content_of"]
-
 _CHANCE = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random, torch.Generator)
 
 

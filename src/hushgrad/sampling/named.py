@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import types
 
-__all__ = ["methods_of", "names_in", "names_of_reading", "own_classes"]
-
 
 def own_classes(kind: type) -> list[type]:
     """A class and those that it comes from; torch's own hold nobody's records."""

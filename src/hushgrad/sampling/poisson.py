@@ -11,8 +11,6 @@ from hushgrad import _check, _papers, events
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.draws import Draws, uniform_subset
 
-__all__ = ["Poisson", "TruncatedPoisson"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Poisson(Sampler):
@@ -37,10 +35,7 @@ class Poisson(Sampler):
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
         """Few records, and most."""
-        return (
-            cls(rate=0.2, steps=12),
-            cls(rate=0.9, steps=12),
-        )
+        return (cls(rate=0.2, steps=12), cls(rate=0.9, steps=12))
 
     def participation(self) -> events.Poisson:
         """Poisson(rate)."""
@@ -79,7 +74,9 @@ class TruncatedPoisson(Sampler):
     size: int
     dataset_size: int
     steps: int
-    expected = _check.each(rate=_check.rate, size=_check.positive_int, dataset_size=_check.positive_int, steps=_check.positive_int)
+    expected = _check.each(
+        rate=_check.rate, size=_check.positive_int, dataset_size=_check.positive_int, steps=_check.positive_int
+    )
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:

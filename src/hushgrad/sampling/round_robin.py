@@ -10,8 +10,6 @@ from hushgrad import _check, _papers, events
 from hushgrad.sampling.base import Deal, Sampler
 from hushgrad.sampling.draws import Draws
 
-__all__ = ["RoundRobin"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRobin(Sampler):
@@ -54,10 +52,7 @@ class RoundRobin(Sampler):
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
         """Shuffled, and as they come."""
-        return (
-            cls(batch_size=8, dataset_size=30, epochs=3),
-            cls(batch_size=8, dataset_size=30, epochs=3, shuffle=False),
-        )
+        return (cls(batch_size=8, dataset_size=30, epochs=3), cls(batch_size=8, dataset_size=30, epochs=3, shuffle=False))
 
     def __post_init__(self) -> None:
         size, n = _check.positive_int(batch_size=self.batch_size), _check.positive_int(dataset_size=self.dataset_size)

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-__all__ = ["seeded"]
-
 
 @contextmanager
 def seeded(key: bytes, step: int, copy: int = 0) -> Iterator[None]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["AS_THEY_COME", "Sizes"]
-
 
 class Sizes(NamedTuple):
     """The sizes of batches in which a row has the same bits; others are filled up to the next one by rows of weight 0.

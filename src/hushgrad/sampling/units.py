@@ -10,8 +10,6 @@ import numpy as np
 from hushgrad import _check
 from hushgrad.sampling.draws import Draws
 
-__all__ = ["Grouping", "Units"]
-
 Grouping: TypeAlias = Union[Sequence[Any], np.ndarray, Callable[[int], Any], "Units"]
 """One unit id per example: an array, or a function from the example's number to its unit's id; or :class:`Units` with a cap."""
 

@@ -34,10 +34,8 @@ from hushgrad.events import (
 )
 
 NOISE = (Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace)  # added to a sum: two sums are at most two contributions apart
-_NEAREST, _FARTHEST = (
-    1e-3,
-    25.0,
-)  # of Gaussians: closer, and differences of their tails lose digits; farther, and ratios are no doubles
+# of Gaussians: closer, and differences of their tails lose digits; farther, and ratios are no doubles
+_NEAREST, _FARTHEST = (1e-3, 25.0)
 _NOTHING = 1e-100  # of a mass
 _FAR = 300.0  # scales of Laplace noise: farther, and e^{2r} is no double
 

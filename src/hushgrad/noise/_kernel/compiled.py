@@ -24,14 +24,8 @@ _BLOCK = 4 * _abi.WITNESS_WORDS  # bytes of a hash
 _NUMBERS = BLOCKS // BLOCKS_OF_GROUP * _transform.GROUP  # of a tensor: for more, the counter has no room
 _SUFFIXES = ((np.dtype(np.float32), "f32"), (np.dtype(np.float64), "f64"))
 _ALWAYS = ("gaussians", "write", "add", "buffers", "solve", "combine")
-_DRAWING = (
-    "draw",
-    "draw_many",
-    "draw_seen",
-    "drawn_buffers",
-    "drawn_solutions",
-    "drawn_combinations",
-)  # with the processor's own AES
+# with the processor's own AES
+_DRAWING = ("draw", "draw_many", "draw_seen", "drawn_buffers", "drawn_solutions", "drawn_combinations")
 
 
 def _at(array: np.ndarray) -> int:

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Lane", "computed_in", "fresh_like", "overlap", "pack"]
-
 
 @dataclass
 class Lane:

@@ -18,11 +18,12 @@ from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.noise import _memory
 from hushgrad.noise._kernel import Piece
 from hushgrad.noise._keystream import check_address
+from hushgrad.noise._pieces import delivered, pieces_of
 from hushgrad.noise._threads import CHUNK, over_chunks
 from hushgrad.noise._transform import GROUP, GROUP_BYTES
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.devices import DeviceKernel, Target, Turn, kernel_for
-from hushgrad.noise.source import Source, delivered, pieces_of
+from hushgrad.noise.source import Source
 from hushgrad.noise.streams.lanes import Lane, computed_in, fresh_like, overlap, pack
 
 _target = attrgetter("target")
@@ -274,9 +275,8 @@ class IndependentStream(OrderedStream):
         return Turn(step)
 
     def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
-        self._source.draw(
-            step, pieces, scale, fresh=fresh, finished=True
-        )  # nothing to update, so all of a model's tensors take one call
+        # nothing to update, so all of a model's tensors take one call
+        self._source.draw(step, pieces, scale, fresh=fresh, finished=True)
 
 
 class ChunkedStream(OrderedStream):

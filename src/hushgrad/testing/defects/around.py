@@ -17,8 +17,8 @@ from hushgrad.release.core import Release
 from hushgrad.release.lazy import LazyTable, LazyTables
 from hushgrad.release.placement.whole import Whole
 from hushgrad.sampling import Draws, Poisson
-from hushgrad.sampling.dealing import _Hands
 from hushgrad.sampling.draws import poisson_subset
+from hushgrad.sampling.hands import Hands
 from hushgrad.sampling.units import Units
 from hushgrad.testing.defects.base import Plant, defect, replaced, wrong
 from hushgrad.testing.defects.batches import RATE, dealt, drawn
@@ -178,7 +178,7 @@ def _(pay: Any, self: LazyTable, rows: Tensor) -> None:
     pay(self, rows)
 
 
-@wrong(_Hands, "_fetch", "inputs and labels are one record apart", law=RATE)
-def _(fetch: Any, self: _Hands, step: int, indices: np.ndarray) -> Any:
+@wrong(Hands, "_fetch", "inputs and labels are one record apart", law=RATE)
+def _(fetch: Any, self: Hands, step: int, indices: np.ndarray) -> Any:
     found = fetch(self, step, indices)
     return [torch.roll(found[0], 1, 0), *found[1:]] if len(indices) else found

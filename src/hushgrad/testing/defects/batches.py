@@ -9,8 +9,8 @@ import numpy as np
 
 from hushgrad import events
 from hushgrad.sampling import Draws, FixedSize, Poisson, RoundRobin
-from hushgrad.sampling.dealing import _Hands
 from hushgrad.sampling.draws import poisson_subset
+from hushgrad.sampling.hands import Hands
 from hushgrad.testing.defects.base import defect, patched, wrong
 
 Dealer = Callable[[int], np.ndarray]
@@ -86,6 +86,6 @@ def _(sampler: Poisson, n: int, draws: Draws, step: int) -> np.ndarray:
     return np.sort(np.concatenate([2 * chosen, 2 * chosen + 1]))
 
 
-@wrong(_Hands, "_fetch", "other records are fetched than were drawn", law=RATE)
-def _(fetch: Any, self: _Hands, step: int, indices: np.ndarray) -> Any:
+@wrong(Hands, "_fetch", "other records are fetched than were drawn", law=RATE)
+def _(fetch: Any, self: Hands, step: int, indices: np.ndarray) -> Any:
     return fetch(self, step, np.arange(len(indices)))

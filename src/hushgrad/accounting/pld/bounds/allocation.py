@@ -70,7 +70,6 @@ class AllocatedAbove(_Table):
     bins: int
 
     def losses(self) -> tuple[Array, Array]:
-        """See :class:`Atoms`."""
         ratio = self._ratio()
         losses = np.log(ratio.law.places)
         # away from 0, and P's masses (the ratio times Q's) with it
@@ -89,7 +88,6 @@ class AllocatedBelow(_Table):
     bins: int
 
     def losses(self) -> tuple[Array, Array]:
-        """See :class:`Atoms`."""
         ratio = self._ratio()
         losses = np.log(ratio.law.places)
         mass = ratio.law.mass * (1 - 1.01 * ratio.law.error - 2 * ratio.moved)
@@ -154,7 +152,7 @@ class _Ratio:
 @dataclass(frozen=True)
 class _Above(_Ratio):
     def plus(self, other: _Above, share: float) -> _Above:
-        """See :class:`_Mean`; larger in the convex order."""
+        """Larger in the convex order."""
         rest, spread = 1 - share, self.narrowed(share, other)
         low, high = (share * self.law.places[i] + rest * other.law.places[i] for i in (0, -1))
         places = np.exp(_places(math.log(low), math.log(high), spread, self.widest))
@@ -179,7 +177,7 @@ class _Above(_Ratio):
 @dataclass(frozen=True)
 class _Below(_Ratio):
     def plus(self, other: _Below, share: float) -> _Below:
-        """See :class:`_Mean`; smaller in the convex order."""
+        """Smaller in the convex order."""
         rest, spread = 1 - share, self.narrowed(share, other)
         low, high = (share * self.law.places[i] + rest * other.law.places[i] for i in (0, -1))
         edges = np.exp(_places(math.log(low), math.log(high), spread, self.widest))

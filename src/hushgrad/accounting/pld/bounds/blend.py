@@ -38,11 +38,9 @@ class Blend(Curve):
     deviation: float  # the largest sum of |weight - mean| over the corners
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         return self._sum([corner.right(epsilon) for corner in self.corners])
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         return self._sum([corner.left(epsilon) for corner in self.corners])
 
     def _sum(self, sides: list[tuple[Array, Array]]) -> tuple[Array, Array]:

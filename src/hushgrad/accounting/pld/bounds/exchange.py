@@ -42,7 +42,7 @@ class AllocatedReplace(Curve):
         object.__setattr__(self, "impossible", self.infinite)
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`; chords in x between the nodes."""
+        """Chords in x between the nodes."""
         nodes = self.nodes(POLICY.exchange_nodes if len(epsilon) <= POLICY.exchange_alone else POLICY.exchange_few_nodes)
         last = len(nodes) - 1
         at = np.clip(np.searchsorted(nodes, epsilon, side="right") - 1, 0, last - 1)

@@ -38,16 +38,13 @@ class AllocatedReplaceBelow(Curve):
     smooth = False
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         return self._one_bin.right(epsilon)
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         return self._one_bin.left(epsilon)
 
     @property
     def support(self) -> tuple[float, float]:
-        """See :class:`Curve`."""
         return self._one_bin.support
 
     @property

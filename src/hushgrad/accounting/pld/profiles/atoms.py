@@ -78,10 +78,7 @@ class Atoms(Curve):
         j = np.searchsorted(table.below[1:], epsilon, side="right")
         gap = np.where(j == 0, 0.0, epsilon - table.below[j])
         base = self.impossible * np.exp(epsilon)
-        return (
-            base + table.put[j] + np.expm1(gap) * table.compounded[j],
-            base + np.exp(gap) * table.compounded[j],
-        )
+        return (base + table.put[j] + np.expm1(gap) * table.compounded[j], base + np.exp(gap) * table.compounded[j])
 
     @property
     def support(self) -> tuple[float, float]:
@@ -107,7 +104,6 @@ class Response(Atoms):
         object.__setattr__(self, "impossible", self.failure if math.exp(-self.epsilon) >= _LEAST else 1.0)
 
     def atoms(self) -> tuple[Array, Array]:
-        """See :class:`Atoms`."""
         e = self.epsilon
         weights = np.array([math.exp(-e), self.neutral * math.exp(-e), 1.0])
         present = weights >= _LEAST
@@ -127,7 +123,7 @@ class DiscreteLaplaceCurve(Atoms):
         object.__setattr__(self, "impossible", 1 - math.exp(-rest / self.scale) / (1 + self._ratio) if rest else 0.0)
 
     def atoms(self) -> tuple[Array, Array]:
-        """See :class:`Atoms`; the two ends hold the geometric tails."""
+        """The two ends hold the geometric tails."""
         # under P = noise around 0, the loss at output k is (|k - d| - |k|) / scale: from d at k <= 0 to -d at k >= d
         d, k = self.distance, np.arange(self._reach(), -1.0, -1.0)
         p = -math.expm1(-1 / self.scale) / (1 + self._ratio) * np.exp(-k / self.scale)
@@ -159,7 +155,6 @@ class DiscreteGaussianCurve(Atoms):
         object.__setattr__(self, "impossible", void if void > UNSEEN else 0.0)
 
     def atoms(self) -> tuple[Array, Array]:
-        """See :class:`Atoms`."""
         p = self.masses()
         k = np.arange(len(p)) - len(p) // 2
         return np.asarray(self.distance / self.sigma**2 * (0.5 * self.distance + k), dtype=np.float64), p

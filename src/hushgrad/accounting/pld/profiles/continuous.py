@@ -23,11 +23,9 @@ class LaplaceCurve(Curve):
         object.__setattr__(self, "lattice", 2 * self.distance)
 
     def atoms(self) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         return np.array([-self.distance, self.distance]), np.array([0.5 * math.exp(-self.distance), 0.5])
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         half = np.minimum((epsilon - self.distance) / 2, 0.0)
         return -np.expm1(half), np.where(epsilon >= self.distance, 0.0, 0.5 * np.exp(half))
 
@@ -58,7 +56,6 @@ class BoundedRange(Curve):
     eta: float
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         half = np.minimum((epsilon - self.eta) / 2, 0.0)
         whole = -math.expm1(-self.eta)
         return np.expm1(half) ** 2 / whole, -np.expm1(half) * np.exp(half) / whole
@@ -99,7 +96,6 @@ class GaussianMixtureCurve(Curve):
     weights: tuple[float, ...]
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         z = self._threshold(epsilon)
         call, above = np.zeros_like(z), self._still * ndtr(-z)
         for mu, w in self._moved:
@@ -108,7 +104,7 @@ class GaussianMixtureCurve(Curve):
         return call, above
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`; to the left of the log of the weight at mean 0 there is no loss."""
+        """To the left of the log of the weight at mean 0 there is no loss."""
         void = epsilon <= self.support[0]
         z = self._threshold(np.where(void, 0.0, epsilon))
         put = np.zeros_like(z)

@@ -123,7 +123,7 @@ class Mirror(Curve):
         object.__setattr__(self, "endless", self.of.endless)
 
     def atoms(self) -> tuple[Array, Array]:
-        """See :class:`Curve`; Q's mass is e^{-L} times P's."""
+        """Q's mass is e^{-L} times P's."""
         losses, p = self.of.atoms()
         return -losses[::-1], masses_of_q(losses, p)[::-1]
 
@@ -160,7 +160,6 @@ class Mixture(Curve):
         object.__setattr__(self, "impossible", sum(w * c.impossible for c, w in zip(self.curves, self.weights, strict=True)))
 
     def atoms(self) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         atoms = [curve.atoms() for curve in self.curves]
         losses = np.concatenate([losses for losses, _ in atoms])
         masses = np.concatenate([w * p for (_, p), w in zip(atoms, self.weights, strict=True)])
@@ -168,11 +167,9 @@ class Mixture(Curve):
         return losses[order], masses[order]
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         return self._sum([curve.right(epsilon) for curve in self.curves])
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         return self._sum([curve.left(epsilon) for curve in self.curves])
 
     def _sum(self, sides: list[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -195,7 +192,6 @@ class GaussianCurve(Curve):
     mu: float
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         return gaussian_tails(epsilon, self.mu)
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:

@@ -40,13 +40,12 @@ class LaplaceReplace(Curve):
         object.__setattr__(self, "lattice", 2 * self.support[1])
 
     def atoms(self) -> tuple[Array, Array]:
-        """See :class:`Curve`; all outputs beyond r have the same loss."""
+        """All outputs beyond r have the same loss."""
         q, r, end = self.rate, self.distance, self.support[1]
         low, high = 0.5 * math.exp(-r) * (1 - q + q * math.exp(-r)), 0.5 * ((1 - q) * math.exp(-r) + q)
         return np.array([-end, end]), np.array([low, high])
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         z = np.minimum(self._threshold(epsilon), self.distance)
         above = np.exp(epsilon - z) * 0.5 * self._still
         return -self.rate * np.expm1(z - self.distance), np.where(epsilon >= self.support[1], 0.0, above)
@@ -87,16 +86,14 @@ class DiscreteReplace(Atoms):
 
     def __post_init__(self) -> None:
         lost = 0.0
-        if (
-            isinstance(self.noise, DiscreteGaussianCurve) and not self.cut
-        ):  # P's mass at outputs that are beyond the table of Q's noise
+        # P's mass at outputs that are beyond the table of Q's noise
+        if isinstance(self.noise, DiscreteGaussianCurve) and not self.cut:
             lost = self.rate * float(np.sum(self.noise.masses()[-self.noise.distance :]))
         for name in ("infinite", "impossible"):
             object.__setattr__(self, name, lost if lost > UNSEEN else 0.0)
         object.__setattr__(self, "endless", self.noise.endless)
 
     def atoms(self) -> tuple[Array, Array]:
-        """See :class:`Atoms`."""
         still, moved = _gaussian(self.noise) if isinstance(self.noise, DiscreteGaussianCurve) else _laplace(self.noise)
         p: Array = (1 - self.rate) * still + self.rate * moved
         return np.maximum.accumulate(np.log(p) - np.log(p[::-1])), p

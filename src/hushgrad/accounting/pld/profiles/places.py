@@ -53,9 +53,8 @@ class ZeroedBeside(Curve):
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """By Mills' ratio R: with g phi(z-2r) = A + B at the threshold, A (R(z-2r) - R(z-r)) + B (R(z-2r) - R(z))."""
         g, r = self.rate, self.distance
-        fall = -np.expm1(
-            -epsilon
-        )  # with v = e^eps u the equation is g e^{-r^2} u^2 - g u - (1-g) fall e^{-eps} = 0: nothing overflows
+        # with v = e^eps u the equation is g e^{-r^2} u^2 - g u - (1-g) fall e^{-eps} = 0: nothing overflows
+        fall = -np.expm1(-epsilon)
         log_u = np.log(g + np.sqrt(g * g + 4 * g * (1 - g) * fall * np.exp(-epsilon - r * r))) - math.log(2 * g) + r * r
         z = (epsilon + log_u) / r + r / 2
         near, none = g * _density(z - r, epsilon), (1 - g) * fall * _density(z, epsilon)
@@ -65,7 +64,7 @@ class ZeroedBeside(Curve):
         return np.maximum(call, 0.0), above
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`; nothing where there are no two roots."""
+        """Nothing where there are no two roots."""
         g, r = self.rate, self.distance
         x = np.exp(epsilon)
         low, high = self._roots(x, -np.expm1(epsilon))
@@ -122,11 +121,9 @@ class Joined(Curve):
         return zero, np.maximum(1 - (call + above) - (below - put), 0.0)
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         return self.up.right(epsilon)
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         return self.down.left(epsilon)
 
     @property
@@ -156,11 +153,9 @@ class TruncatedRemove(Curve):
         return (np.zeros(0), np.zeros(0)) if self.stays else (np.array([loss]), np.array([self.full - self.survives]))
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         return self._added([row.call(epsilon) for row in self._rows(up=True)], self._poisson.right(epsilon))
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         return self._added([row.put(epsilon) for row in self._rows(up=False)], self._poisson.left(epsilon))
 
     @property

@@ -35,7 +35,7 @@ class PoissonRemove(Curve):
         object.__setattr__(self, "endless", self.base.endless)
 
     def atoms(self) -> tuple[Array, Array]:
-        """See :class:`Curve`; where only Q has mass, the loss is ln(1-q)."""
+        """Where only Q has mass, the loss is ln(1-q)."""
         losses, p = self.base.atoms()
         masses = self.rate * p + (1 - self.rate) * masses_of_q(losses, p)
         with np.errstate(over="ignore"):
@@ -46,13 +46,13 @@ class PoissonRemove(Curve):
         return mapped, masses
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`; the event {L > eps} is {L_0 > eps'}."""
+        """The event {L > eps} is {L_0 > eps'}."""
         inner = _amplified(epsilon, self.rate)
         call, above = self.base.right(inner)
         return self.rate * call, np.exp(epsilon - inner) * above
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`; to the left of ln(1-q) there is no loss."""
+        """To the left of ln(1-q) there is no loss."""
         inner = _amplified(epsilon, self.rate)
         put, below = self.base.left(inner)
         void = inner <= -_FAR
@@ -84,7 +84,6 @@ class PoissonReplace(Curve):
     rate: float
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         q, mu = self.rate, self.mu
         z = self._threshold(epsilon)
         # e^eps phi(z + mu) = e^{eps - mu z - mu^2/2} phi(z)
@@ -140,7 +139,7 @@ class Shown(Curve):
             object.__setattr__(self, "lattice", float(losses[2]))
 
     def atoms(self) -> tuple[Array, Array]:
-        """See :class:`Curve`; the atom at 0 may be joined by one of the base's."""
+        """The atom at 0 may be joined by one of the base's."""
         losses, p = self.base.atoms()
         together = np.append(losses[losses != 0], 0.0)
         masses = np.append(self.rate * p[losses != 0], 1 - self.rate + self.rate * float(np.sum(p[losses == 0])))
@@ -148,12 +147,11 @@ class Shown(Curve):
         return together[order], masses[order]
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         call, above = self.base.right(epsilon)
         return self.rate * call, self.rate * above
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`; the loss 0 counts from 0 on."""
+        """The loss 0 counts from 0 on."""
         put, below = self.base.left(epsilon)
         return self.rate * put, self.rate * below + np.where(epsilon >= 0, 1 - self.rate, 0.0)
 
@@ -186,7 +184,7 @@ class Symmetrised(Curve):
         object.__setattr__(self, "endless", self.half.endless)
 
     def atoms(self) -> tuple[Array, Array]:
-        """See :class:`Curve`; all that is not on one of the two sides is at 0."""
+        """All that is not on one of the two sides is at 0."""
         losses, p = self.half.atoms()
         losses, p = losses[losses > 0], p[losses > 0]
         call, above = (float(x[0]) for x in self.half.right(np.zeros(1)))
@@ -194,7 +192,6 @@ class Symmetrised(Curve):
         return np.concatenate([-losses[::-1], [0.0], losses]), masses
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`."""
         return self.half.right(epsilon)
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:

@@ -164,9 +164,8 @@ def _window(moments: Moments, at: Saddle, t: float, share: float) -> Window:
     """By Chernoff's bound: what is lost above, and what re-enters from either side, is a quarter of ``share`` of delta each."""
     slack = -math.log(share / 4)
     rest = slack - at.log_delta  # -ln of the mass that may be lost
-    exponents = (
-        math.sqrt(2 * slack) / at.spread * np.array(POLICY.exponents)
-    )  # for a Gaussian the best one is near the first factor
+    # for a Gaussian the best one is near the first factor
+    exponents = math.sqrt(2 * slack) / at.spread * np.array(POLICY.exponents)
     above, below = moments.log(t + exponents), moments.log(-exponents)
     up, high = _least((above + rest) / (t + exponents))
     high = max(high, at.epsilon + 2 * at.spread)

@@ -1,0 +1,69 @@
+"""What ``train`` and ``tune`` share: the options of a run that a recipe describes, who pays for it, and how it is interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hushgrad.cli._parser import Parser, UsageError, quoted
+
+if TYPE_CHECKING:
+    from hushgrad.recipes import Recipe
+
+_INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
+
+
+def add_run(parser: Parser) -> None:
+    """The options that both have."""
+    taken = "take the folder from a process that is gone but not known to be"
+    policy = "a policy in TOML that must allow it (default: the variable HUSHGRAD_POLICY)"
+    parser.add_argument("--take-over", action="store_true", help=taken)
+    parser.add_argument("--data", metavar="PATH", help="the same as --set data.path=PATH")
+    parser.add_argument("--plan", metavar="FILE", help="the plan that hushgrad plan --save wrote, instead of the recipe's [plan]")
+    parser.add_argument("--policy", metavar="FILE", help=policy)
+    parser.add_argument("--allow-code", action="store_true", help="run what the recipe names as module:function: trust it first")
+    parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value of the recipe")
+    parser.add_argument("--ledger", metavar="PLACE", help="budget ledger that pays: a path or postgresql://... (with --dataset)")
+    parser.add_argument("--dataset", metavar="NAME", help="the data set in the ledger")
+
+
+def require_payer(options: argparse.Namespace) -> None:
+    """Refuse a ledger, a data set or a policy that is not there, before torch is imported and the data are read."""
+    if (options.ledger is None) != (options.dataset is None):
+        raise UsageError("--ledger and --dataset belong together: who pays, and from which budget.")
+    from hushgrad.budget import Ledger, read_policy
+
+    read_policy(options.policy)
+    if options.ledger is not None:
+        ledger = Ledger(options.ledger)
+        ledger.dataset(options.dataset)
+        ledger.close()
+
+
+def recipe_of(options: argparse.Namespace, *changes: str) -> Recipe:
+    """The recipe of the options, with single values changed, and who pays for it."""
+    from hushgrad.recipes import load_recipe
+
+    data = [] if options.data is None else [f"data.path={quoted(options.data)}"]
+    changed = [*options.set, *data, *changes]
+    recipe = load_recipe(options.recipe, changes=changed, allow_code=options.allow_code, plan=options.plan)
+    return paid(recipe, options)
+
+
+def paid(recipe: Recipe, options: argparse.Namespace) -> Recipe:
+    """The recipe with who pays for it, if somebody does."""
+    return recipe if options.ledger is None else recipe.paid_by(options.ledger, options.dataset)
+
+
+def interrupted(options: argparse.Namespace, command: str, began: Path, *, what: str, saved: str = "") -> int:
+    """Say how to go on with a run whose first file, ``began``, is there; the exit code."""
+    if began.exists():
+        code = " --allow-code" if options.allow_code or str(options.recipe).endswith(".py") else ""
+        again = f"hushgrad {command} --out {shlex.quote(options.out)} --resume{code}"
+        print(f"Interrupted{saved}. Continue with: {again}", file=sys.stderr)
+    else:
+        print(f"Interrupted before the {what} began.", file=sys.stderr)
+    return _INTERRUPTED
