@@ -222,7 +222,7 @@ def writers(folder: Path) -> Trial:
 def interrupted(folder: Path) -> Trial:
     """The step is finished, a checkpoint saved, the way on printed; resumed, the run ends with the same weights.
 
-    Behind its last step a signal that comes late ends it as any program: it is resumed as well.
+    Before its first step and behind its last one a signal ends it as any program: it is resumed as well.
     """
     words = ["--quiet", "--set", "run.seed=1", "--set", "run.threads=1", "--set", "plan.steps=30"]
     ends = []
@@ -236,7 +236,7 @@ def interrupted(folder: Path) -> Trial:
         code = lives.outcome(pid, pipe)
         told = (folder / "told").read_text()
         steps = len((out / "metrics.jsonl").read_bytes().splitlines())
-        if code not in (0, 130, *([None] if steps == 30 else [])) or "Traceback" in told:
+        if code not in (0, 130, *([None] if steps in (0, 30) else [])) or "Traceback" in told:
             return Trial(False, f"exit code {code} after {steps} steps: {told[-300:]}")
         if code != 0:
             lives.outcome(*_command(folder, "--quiet", "--resume", "--out", str(out)))
