@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from hushgrad import Plan, make_private
 from hushgrad.errors import ArgumentError, CaptureError, NoTheorem
-from hushgrad.noise import BLT, _kernel
+from hushgrad.noise import BLT, _kernel, secure
 from hushgrad.noise._kernel import DOUBLE, KERNEL, LIMIT, SINGLE, NumpyKernel, Rounding, compiled
 from hushgrad.noise.secure import GRID_BITS, SecureNoise, exact_pair, grid
 from hushgrad.noise.source import Source
@@ -159,6 +161,35 @@ def test_doubt_is_rare_and_is_resolved(monkeypatch):
     monkeypatch.setattr(SecureNoise, "exact", lambda self, *a: asked.append(1) or exact(self, *a))
     noise.write(0, 0, 0, np.zeros(1 << 20), 1.9, fresh=True)
     assert len(asked) < 40  # about 2 · (7.5e-10 · 1.6 + 2e-10) · 122 + 2⁻²⁰ = 1.3e-6 each
+
+
+def test_threads_that_decide_at_once_leave_each_other_the_precision(monkeypatch):
+    """Each logarithm raises the precision while it works, as mpmath's own may, and waits meanwhile."""
+
+    def raised(log):
+        def slow(x):
+            before, secure._MP.prec = secure._MP.prec, secure._MP.prec + 100
+            time.sleep(0.002)
+            try:
+                return log(x)
+            finally:
+                secure._MP.prec = before
+
+        return slow
+
+    noise, h = SecureNoise(KEY), grid(1.0)
+    alone = [noise.exact(0, 0, i, 0.3 * i, 1.0 / h, h) for i in range(8)]
+    for name in ("log", "log1p"):
+        monkeypatch.setattr(secure._MP, name, raised(getattr(secure._MP, name)))
+    found: list[list[float]] = []
+    decide = lambda: found.append([noise.exact(0, 0, i, 0.3 * i, 1.0 / h, h) for i in range(8)])  # noqa: E731
+    threads = [threading.Thread(target=decide) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [alone] * 3
+    assert secure._MP.prec == 400
 
 
 def test_a_sum_that_is_no_number_is_not_released():

@@ -42,6 +42,7 @@ arithmetic.
 from __future__ import annotations
 
 import math
+import threading
 
 import mpmath
 import numpy as np
@@ -57,6 +58,7 @@ _EXTRA_BYTES = 64  # 256 further bits for the radius and for the angle, in doubt
 _BLOCKS = GROUP_BYTES // 16
 _MP = mpmath.MPContext()  # its own precision: that of mpmath itself is shared by all threads
 _MP.prec = 400
+_ALONE = threading.Lock()  # a function raises the precision while it works, and two would leave each other's behind
 
 
 def grid(scale: float) -> float:
@@ -94,11 +96,12 @@ class SecureNoise:
         a, b, t = (int(w) for w in words[:, i])
         blocks = _EXTRA_BYTES // 16
         extra = self._further.words(step, index, (group * PAIRS + i) * blocks, _EXTRA_BYTES).tobytes()
-        limit = _kernel.LIMIT
-        value = _MP.mpf(min(max(total / h, -limit), limit)) + _MP.mpf(ratio) * exact_pair(a, b, t, extra)[component]
-        n = _MP.nint(value)
-        if abs(abs(value - n) - 0.5) < _MP.mpf(2) ** -200:
-            raise ArithmeticError("318 random bits do not decide a rounding: the key stream is broken")
+        whole = min(max(total / h, -_kernel.LIMIT), _kernel.LIMIT)
+        with _ALONE:
+            value = _MP.mpf(whole) + _MP.mpf(ratio) * exact_pair(a, b, t, extra)[component]
+            n = _MP.nint(value)
+            if abs(abs(value - n) - 0.5) < _MP.mpf(2) ** -200:
+                raise ArithmeticError("318 random bits do not decide a rounding: the key stream is broken")
         return float(n) * h
 
 
