@@ -155,7 +155,42 @@ def test_a_journal_that_was_cut_between_two_frames_is_known_to_its_folder(tmp_pa
     Journal.open(path, KEY, Owner(tmp_path, newest=True)).close()
 
 
-@pytest.mark.parametrize("what", ["nothing", "killed between two writes", "put back", "other rights"])
+@pytest.mark.parametrize("way", ["written over", "moved there", "removed and copied", "unpacked"])
+@pytest.mark.parametrize("seed", range(3))
+def test_an_older_journal_that_is_put_into_its_folder_is_refused_whatever_file_it_is(tmp_path, way, seed):
+    """As cp, mv, git checkout, tar and rsync do; what has another number on the disk is no less old. A newer copy goes on, as a copy."""
+    draw = random.Random(f"{way} {seed}")
+    run, path, copy_ = tmp_path / "run", tmp_path / "run" / "journal", tmp_path / "copy"
+    run.mkdir()
+    try:
+        os.setxattr(run, "user.test", b"1")
+    except (OSError, AttributeError):
+        pytest.skip("the disk keeps no attributes")
+    states = _life(path, draw.randrange(1, 12))
+    first = len(states)
+    shutil.copy2(path, copy_)
+    _life(path, draw.randrange(1, 4), first=first, position=first, chain=states[-1][1])
+    newest = path.read_bytes()
+    if way == "written over":
+        path.write_bytes(copy_.read_bytes())
+    elif way == "moved there":
+        copy_.rename(path)
+    elif way == "removed and copied":
+        path.unlink()
+        shutil.copy2(copy_, path)
+    else:
+        shutil.make_archive(str(tmp_path / "packed"), "tar", tmp_path, "copy")
+        shutil.unpack_archive(tmp_path / "packed.tar", run)
+        (run / "copy").rename(path)
+    with pytest.raises(ArgumentError, match="an older one was put in its place"):
+        Journal.open(path, KEY, Owner(run, newest=True))
+    path.unlink()
+    path.write_bytes(newest)
+    (note,) = Journal.open(path, KEY, Owner(run, newest=True)).notes
+    assert "copied or put back" in note
+
+
+@pytest.mark.parametrize("what", ["nothing", "killed between two writes", "put back", "other rights", "written ahead of its time"])
 def test_a_folder_that_was_put_back_with_its_attributes_is_said_to_be_by_every_later_life(tmp_path, what):
     """As ``cp -a`` and ``shutil.copytree`` do, in place: all that a program can write is then as it was, but not when it was written."""
     run, path = tmp_path / "run", tmp_path / "run" / "journal"
@@ -174,12 +209,15 @@ def test_a_folder_that_was_put_back_with_its_attributes_is_said_to_be_by_every_l
         path.chmod(0o400)
         path.chmod(0o600)
     elif what == "killed between two writes":
-        told = os.getxattr(run, "user.hushgrad.journal")
+        told = os.getxattr(run, "user.hushgrad.released")
         _life(path, 1, first=5, position=5, chain=state[1])
-        os.setxattr(run, "user.hushgrad.journal", told)
+        os.setxattr(run, "user.hushgrad.released", told)
+    elif what == "written ahead of its time":  # by a clock that was put right, before the folder was put back
+        *about, written = os.getxattr(run, "user.hushgrad.released").split()
+        os.setxattr(run, "user.hushgrad.released", b" ".join([*about, b"%d" % (int(written) + 10**15)]))
     for _ in range(2):
         journal = Journal.open(path, KEY, Owner(run, newest=True))
-        assert ["changed from outside" in note for note in journal.notes] == [True] * (what in ("put back", "other rights"))
+        assert ["changed from outside" in note for note in journal.notes] == [True] * (what[:3] in ("put", "oth", "wri"))
         journal.close()
 
 

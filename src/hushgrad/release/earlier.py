@@ -44,10 +44,10 @@ class Earlier:
                 "Expected the journal as this folder last saw it: an older one was put in its place, and nobody knows what was released "
                 f"since. {WAYS_ON}"
             )
-        lost = earlier._lost(lasting), earlier._copied(*frames.place), earlier._touched() if frames.is_touched else ""
+        outside = earlier._copied(*frames.place) or (earlier._touched() if frames.is_touched else "")
         if frames.rest:
             frames.cut()
-        for note in filter(None, lost):
+        for note in filter(None, (earlier._lost(lasting), outside)):
             frames.tell(note=note)
             earlier.notes += (note,)
         return earlier

@@ -3,9 +3,10 @@
 After a line of magic come frames of 8 bytes: a kind, 5 bytes, and 2 bytes of a checksum that runs over the whole file. Behind a frame
 of kind ``j`` follows as much JSON as its 5 bytes say. One process writes it: the file itself is locked, by whatever name it was
 opened (a hard link, a mount), besides its folder. It knows where it lies, too, so that a copy is known as one; and its folder knows,
-in an attribute of its own, how long it is and how long it was when it was last flushed, so that one that was cut, or written over by an
-older one, is known, too. A machine that stops may lose what was not flushed; after it only the flushed length counts. Where the attribute
-was put back as well (``cp -a``), the file was changed later than the attribute says, which the system alone writes down.
+in an attribute of its own, how long this run's file is and how long it was when it was last flushed, so that one that was cut, or that an
+older one was put in the place of, is known, too. A machine that stops may lose what was not flushed; after it only the flushed length
+counts. Where the attribute was put back as well (``cp -a``), the file was changed at another time than the attribute says, which the system
+alone writes down.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ FRAME, SHORT = 8, 5  # bytes of a frame, and of what it says
 _KINDS = b"ramj"
 _NAME = b"hushgrad journal "
 _MAGIC = _NAME + b"2     \n"  # frames stay aligned: no kill cuts one at the end of a page
-# Of the folder: the file's number, its birth, its flushed length, the machine's start, its length, and when it was written.
-_LENGTH = "user.hushgrad.journal"
-_NEVER = 1 << 63  # of an earlier version, which did not say when
+# Of the folder: a number for it and the run, the file's flushed length, the machine's start, its length, and when it was written.
+_LENGTH = "user.hushgrad.released"
+_A_MINUTE = 60 * 10**9  # nanoseconds: longer than any process waits between writing a frame and saying when
 
 
 class Frame(NamedTuple):
@@ -66,6 +67,7 @@ class Frames:
                 "Wait for it or stop it."
             )
         self._size, self._about = 0, b""  # what the folder is told of the file: nothing before the first flush
+        self._first = 0  # the checksum of the first frame, which names the run's key
         self.there: list[Frame] = []
         self.rest = b""  # what is behind the last whole frame
         if new:
@@ -79,7 +81,8 @@ class Frames:
         if len(data) < len(_MAGIC):
             raise damaged()
         good = self.there[-1].end if self.there else len(_MAGIC)
-        self._checksum = self.there[-1].checksum if self.there else self._checksum
+        if self.there:
+            self._first, self._checksum = self.there[0].checksum, self.there[-1].checksum
         self.rest, self._size = data[good:], good
 
     def cut(self) -> None:
@@ -88,22 +91,34 @@ class Frames:
 
     @property
     def is_put_back(self) -> bool:
-        """Whether the file is shorter than its folder knows it: somebody cut it, or wrote an older one over it."""
-        number, birth, flushed, start, length, _ = self._known()
-        return [number, birth] == self.place[1:] and self._size < (length if start == _start() else flushed)
+        """Whether the file is shorter than its folder knows this run's: somebody cut it, or put an older one in its place."""
+        whose, flushed, start, length, _ = self._known()
+        return whose == self._whose() and self._size < (length if start == _start() else flushed)
 
     @property
     def is_touched(self) -> bool:
-        """Whether the file was changed after its last frame was written: older ones were put in its place, or only its rights changed."""
-        number, birth, _, _, length, written = self._known()
-        return [number, birth, length] == [*self.place[1:], self._size] and os.fstat(self._held()).st_ctime_ns > written
+        """Whether the file was changed at another time than its last frame was written: put back, or its rights or the clock changed."""
+        whose, _, _, length, written = self._known()
+        late = written - os.fstat(self._held()).st_ctime_ns
+        return [whose, length] == [self._whose(), self._size] and not 0 <= late < _A_MINUTE
 
     def _known(self) -> list[int]:
         """What the folder knows of its journal; nothing where it was never told, or the system or the disk keeps no attributes."""
         with contextlib.suppress(OSError, AttributeError, ValueError):
             known = [int(word) for word in os.getxattr(self._folder, _LENGTH).split()]
-            return {5: [*known, _NEVER], 6: known}.get(len(known), [0] * 6)
-        return [0] * 6
+            return known if len(known) == 5 else [0] * 5
+        return [0] * 5
+
+    def _whose(self) -> int:
+        """A number for this run in this very folder: a copy of the folder is another one, whatever attributes it has. 0: it has none."""
+        if not hasattr(os, "O_PATH"):
+            return 0
+        folder = os.open(self._folder, os.O_PATH)
+        try:
+            about = os.fstat(folder).st_ino, born(folder), self._first
+        finally:
+            os.close(folder)
+        return zlib.crc32(repr(about).encode()) or 1
 
     @property
     def place(self) -> list[Any]:
@@ -132,7 +147,7 @@ class Frames:
         head = bytes((kind,)) + content
         checksum = zlib.crc32(head + text, self._checksum)
         self._write(head + (checksum & 0xFFFF).to_bytes(2, "little") + text)
-        self._checksum = checksum
+        self._first, self._checksum = self._first or checksum, checksum
         if self._about:
             self._remember()
 
@@ -171,7 +186,7 @@ class Frames:
             os.fsync(file)
         except OSError as error:
             raise _unwritable(error) from None
-        self._about = b" ".join(b"%d" % number for number in [*self.place[1:], self._size, _start()])
+        self._about = b"%d %d %d" % (self._whose(), self._size, _start())
         self._remember()
 
 
