@@ -190,7 +190,9 @@ def test_an_older_journal_that_is_put_into_its_folder_is_refused_whatever_file_i
     assert "copied or put back" in note
 
 
-@pytest.mark.parametrize("what", ["nothing", "killed between two writes", "put back", "other rights", "written ahead of its time"])
+@pytest.mark.parametrize(
+    "what", ["nothing", "killed between two writes", "put back", "other rights", "written ahead of its time"]
+)
 def test_a_folder_that_was_put_back_with_its_attributes_is_said_to_be_by_every_later_life(tmp_path, what):
     """As ``cp -a`` and ``shutil.copytree`` do, in place: all that a program can write is then as it was, but not when it was written."""
     run, path = tmp_path / "run", tmp_path / "run" / "journal"
