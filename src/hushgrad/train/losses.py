@@ -190,8 +190,8 @@ class Handed:
             self.prepared = True
 
     def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not (self._batch or self._parts) or self._seen or self._capture.proving:
-            return  # a proof's outputs are given to no loss; who held them would hold its graph, and what that needs would be met
+        if not (self._batch or self._parts) or self._seen:
+            return
         # Most models have one output and plain inputs, which need no walk.
         made = [output] if type(output) is Tensor else leaves_of(output)
         plain = not kwargs and {*map(type, args)} <= {Tensor}
@@ -237,7 +237,9 @@ class Handed:
         return chain(self._batch.values(), self._parts.values(), self._outputs.values())
 
     def _is_copy(self, leaf: Tensor) -> bool:
-        """Whether it has the values of a known tensor; asked now and then."""
+        """Whether it has the values of a known tensor; asked now and then. A proof's copies are not: its outputs, held, hold its graph."""
+        if self._capture.proving:
+            return False
         alike = [t for t, version in self._known() if t.shape == leaf.shape and t._version == version]
         due = self._steps & (self._steps - 1) == 0
         return bool(alike) and (not due or any(torch.equal(t.detach().to(leaf), leaf.detach()) for t in alike))
