@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -46,7 +47,16 @@ def _walked(work: Callable[[], None]) -> list[tuple[str, str]]:
     return seen
 
 
-def test_one_batch_walks_through_the_ten_stages_once():
+@pytest.fixture
+def one_thread():
+    """With several, noise asks whether they pay: one call more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_one_batch_walks_through_the_ten_stages_once(one_thread):
     torch.manual_seed(0)
     model = nn.Linear(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
