@@ -13,6 +13,7 @@ import re
 import sys
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
+from typing import Any
 
 
 def at_most(x: float, digits: int = 4) -> str:
@@ -76,6 +77,30 @@ def _rounded(x: float, digits: int, how: str) -> str:
         return str(int(exact.to_integral_value(how)))
     rounded = Context(prec=digits, rounding=how).plus(exact)
     return f"{float(rounded):.{digits}g}" if float(rounded) else f"{rounded:g}"
+
+
+def plain(value: Any) -> Any:
+    """As a JSON reader would see it: lists for tuples, and a word for infinity, which JSON lacks."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def size(count: float) -> str:
+    """Bytes for people.
+
+    >>> size(8_000_000)
+    '8 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
 
 
 def reason(error: Exception) -> str:

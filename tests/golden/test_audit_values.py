@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from hushgrad.audit import ClaimedCurve, bounds, epsilon_one_run
+from hushgrad.audit import bounds, epsilon_one_run
+from hushgrad.audit.curve import ClaimedCurve
 from hushgrad.events import Gaussian, PureDP
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushgrad.accounting import RDP, ZCDP, Basic, accountant_of, delta, epsilon, epsilon_interval
-from hushgrad.accounting.api import accountants
+from hushgrad.accounting import RDP, ZCDP, Basic, delta, epsilon, epsilon_interval
+from hushgrad.accounting.api import accountant_of, accountants
 from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.gdp import GDPLoss
 from hushgrad.accounting.rdp import RDPLoss

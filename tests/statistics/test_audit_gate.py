@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hushgrad import Plan
-from hushgrad.audit import Auditor, AuditReport, self_check
-from hushgrad.clipping import Flat, PerLayer
+from hushgrad.audit import Auditor, AuditReport
+from hushgrad.clipping import Flat, PerLayer, self_check
 from hushgrad.clipping import reduce as clipping_reduce
 from hushgrad.denoise import Kalman, Laplacian
 from hushgrad.errors import CaptureError, NotIsolated

@@ -174,7 +174,31 @@ from hushgrad.planner import compare
 found = compare(epsilon=2.0, delta=1e-5, dataset_size=200, batch_size=50, epochs=2, sampling_allowed=False, memory=0)
 assert "HalfDamped" in [candidate.name for candidate in found]
 assert "twin" in accountant_names("all")
+from hushgrad.cli.main import main
+assert main(["epsilon", "--noise-multiplier", "2", "--delta", "1e-5", "--accountant", "twin"]) == 0
+from hushgrad._value import Value
+import hushgrad.noise, hushgrad.sampling, hushgrad.denoise, hushgrad.clipping
+for kind in (hushgrad.noise.HalfDamped, hushgrad.sampling.Coin, hushgrad.denoise.Halved, hushgrad.clipping.Tight):
+    assert Value.from_json(kind().to_json()) == kind()
+assert main(["mine", "--word", "hello"]) == 0
+from hushgrad.cli.completion import words_of
+assert words_of("mine") == ([], ["--help", "--json", "--word"])
+print("all found")
 """
+COMMAND = '''"""A command of our own."""
+from hushgrad.cli._parser import Parser, say
+
+
+def _parser():
+    parser = Parser("mine", "Say a word.", example="hushgrad mine --word hello")
+    parser.add_argument("--word", help="what is said")
+    return parser
+
+
+def run(words):
+    options = _parser().parse(words)
+    return say(options, {"word": options.word}, options.word)
+'''
 
 
 @pytest.mark.slow
@@ -188,6 +212,12 @@ def test_a_part_of_each_kind_is_one_file_and_one_import_line(tmp_path):
         (folder / "mine.py").write_text(f'"""A part of our own."""\n{text}')
         with (folder / "__init__.py").open("a") as init:
             init.write(f"from hushgrad.{room.replace('/', '.')}.mine import {name}\n__all__ += ['{name}']\n")
+    commands = tmp_path / "src" / "hushgrad" / "cli"
+    (commands / "mine.py").write_text(COMMAND)
+    listed = (commands / "main.py").read_text()
+    (commands / "main.py").write_text(
+        listed.replace('    "epsilon": (', '    "mine": ("hushgrad.cli.mine:run", "say a word"),\n    "epsilon": (')
+    )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
     words = [f"tests/{file}" for file in TESTS]
     chosen = " or ".join(TESTS.values())
@@ -203,4 +233,7 @@ def test_a_part_of_each_kind_is_one_file_and_one_import_line(tmp_path):
     for file, names in TESTS.items():
         for name in names.split(" or "):
             assert re.search(rf"{file}::\S*{name}.*PASSED", told.stdout), (file, name)
-    subprocess.run([sys.executable, "-c", FOUND], cwd=tmp_path, env=environment, check=True, timeout=800)
+    told = subprocess.run(
+        [sys.executable, "-c", FOUND], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800
+    )
+    assert told.stdout.endswith("all found\n"), told.stderr[-3000:]

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from hushgrad.accounting import classical
 from hushgrad.accounting.advanced import Advanced
-from hushgrad.accounting.api import accountant_of, delta, delta_curve, epsilon, epsilon_interval
+from hushgrad.accounting.api import delta, delta_curve, epsilon, epsilon_interval
 from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.basic import Basic
 from hushgrad.accounting.calibration import (
@@ -62,7 +62,6 @@ __all__ = [
     "Loss",
     "Odometer",
     "Optimal",
-    "accountant_of",
     "advantage",
     "attack",
     "calibrate",

@@ -20,16 +20,14 @@ from hushgrad.audit.bounds import (
 from hushgrad.audit.canaries import Canaries
 from hushgrad.audit.checks import Check
 from hushgrad.audit.composed import step_bounds
-from hushgrad.audit.curve import ClaimedCurve
 from hushgrad.audit.deep import audit_run
-from hushgrad.audit.examples import ExampleCanaries, mislabelled, out_of_distribution
+from hushgrad.audit.examples import mislabelled, out_of_distribution
 from hushgrad.audit.exposure import exposure, secret_sequences, sequence_losses
 from hushgrad.audit.inversion import invert, likeness
 from hushgrad.audit.membership import MembershipReport, membership_inference
 from hushgrad.audit.one_run import epsilon_one_run, epsilon_one_run_fdp
 from hushgrad.audit.report import AuditReport, DeepReport, LowerBound
 from hushgrad.audit.worst import worst_record
-from hushgrad.clipping import isolation, self_check
 
 __all__ = [
     "AuditReport",
@@ -37,10 +35,8 @@ __all__ = [
     "Bench",
     "Canaries",
     "Check",
-    "ClaimedCurve",
     "DeepReport",
     "ErrorRates",
-    "ExampleCanaries",
     "LowerBound",
     "MembershipReport",
     "audit_run",
@@ -53,13 +49,11 @@ __all__ = [
     "exposure",
     "grid_rates",
     "invert",
-    "isolation",
     "likeness",
     "membership_inference",
     "mislabelled",
     "out_of_distribution",
     "secret_sequences",
-    "self_check",
     "sequence_losses",
     "split_rates",
     "step_bounds",

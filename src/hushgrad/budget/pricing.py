@@ -73,7 +73,7 @@ def _epsilon(dataset: Dataset, event: Event, *, delta: float | None = None, acco
 
 @lru_cache(maxsize=256)
 def _has_distribution(dataset: Dataset, event: Event) -> bool:
-    from hushgrad.accounting import accountant_of
+    from hushgrad.accounting.api import accountant_of
 
     try:
         accountant_of("pld").loss(event, dataset.relation)

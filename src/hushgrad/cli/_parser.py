@@ -6,12 +6,13 @@ import argparse
 import contextlib
 import difflib
 import json
-import math
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
+
+from hushgrad._printed import plain
 
 
 class UsageError(Exception):
@@ -71,7 +72,7 @@ def whole(text: str) -> int:
 
 def print_json(content: dict[str, Any]) -> None:
     """One JSON object; infinity, which JSON lacks, as the string "inf"."""
-    print(json.dumps(_jsonable(content), indent=2))
+    print(json.dumps(plain(content), indent=2))
 
 
 def say(options: argparse.Namespace, content: dict[str, Any], *texts: object) -> int:
@@ -86,16 +87,6 @@ def say(options: argparse.Namespace, content: dict[str, Any], *texts: object) ->
 def quoted(word: str) -> str:
     """A word as a TOML string, whatever is in it."""
     return json.dumps(word, ensure_ascii=False)
-
-
-def _jsonable(x: Any) -> Any:
-    if isinstance(x, dict):
-        return {key: _jsonable(item) for key, item in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [_jsonable(item) for item in x]
-    if isinstance(x, float) and not math.isfinite(x):
-        return str(x)
-    return x
 
 
 def table(rows: Sequence[tuple[str, ...]], *, headed: bool = True) -> str:

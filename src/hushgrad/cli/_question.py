@@ -25,7 +25,7 @@ def add_question(parser: Parser, *, accountants: bool = True) -> None:
             "--accountant",
             default="pld",
             metavar="A,B",
-            help="pld (default), rdp, zcdp, gdp, optimal, advanced, basic; or several",
+            help="pld (default), the word of another accountant, several of them, or all",
         )
     parser.add_argument(
         "--relation", default="add_remove", metavar="R", help="add_remove (default), replace_one or zero_out: who is a neighbour"

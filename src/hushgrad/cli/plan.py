@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
-from hushgrad._printed import at_most
+from hushgrad._printed import at_most, size
 from hushgrad.cli._parser import Parser, UsageError, ask, say, table, wrapped
 from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
@@ -93,7 +93,7 @@ def _text(found: Comparison, options: argparse.Namespace) -> str:
     budget = f"epsilon {at_most(question.epsilon, 6)}, delta {at_most(question.delta, 6)}"
     rows = [("plan", "noise", "rmse", "error", "state", "work")]
     for place, one in enumerate(found, 1):
-        state = f"{one.state}/param" if one.state_bytes is None else _human(one.state_bytes)
+        state = f"{one.state}/param" if one.state_bytes is None else size(one.state_bytes)
         cells = (f"{one.noise_multiplier:.4g}", f"{one.rmse:.4g}", f"x{one.relative:.3f}", state, f"{one.work:.4g}")
         rows.append((f"{place}. {one.name}", *cells))
     lines = [wrapped(f"{budget}, {question.dataset_size} records, batches of {question.size}"), "", table(rows), ""]
@@ -137,11 +137,3 @@ def _bytes(text: str) -> float:
     if not 0 <= value < float("inf") or (value == 0 and float(digits or 1) != 0):
         raise argparse.ArgumentTypeError(f"expected bytes such as 1000000, 500M or 2Gi, got {text!r}")
     return value
-
-
-def _human(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

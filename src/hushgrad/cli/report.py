@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushgrad import _check
+from hushgrad._printed import plain
 from hushgrad.cli._parser import Parser, UsageError, say
 from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
@@ -119,6 +120,6 @@ def _card(options: argparse.Namespace) -> int:
 
 def _saved(card: Card, key: str | None, by: str) -> str:
     """The card's JSON as it is verified, with a signature if there is a key."""
-    from hushgrad.report.signature import plain, sign
+    from hushgrad.report.signature import sign
 
     return json.dumps(plain(card.to_json()) if key is None else sign(card, key, by=by), indent=2) + "\n"

@@ -19,7 +19,6 @@ from hushgrad.federated.cohorts import MinSeparation
 from hushgrad.federated.grids import LocalGrid
 from hushgrad.federated.mods import clip_update
 from hushgrad.federated.optimizers import ServerAdam, ServerOptimizer, ServerSGD
-from hushgrad.federated.reports import RawRound
 from hushgrad.federated.shares import Shares, add_share
 from hushgrad.federated.strategy import DPFTRL, DPFedAvg
 
@@ -29,7 +28,6 @@ __all__ = [
     "DPFedAvg",
     "LocalGrid",
     "MinSeparation",
-    "RawRound",
     "ServerAdam",
     "ServerOptimizer",
     "ServerSGD",

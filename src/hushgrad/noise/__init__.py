@@ -8,7 +8,7 @@ from hushgrad._later import later
 from hushgrad.noise.anti_pgd import AntiPGD
 from hushgrad.noise.banded import Banded
 from hushgrad.noise.banded_inverse import BandedInverse
-from hushgrad.noise.base import Mechanism, MechanismError, NoiseStream
+from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.blt import BLT
 from hushgrad.noise.dense import Dense
 from hushgrad.noise.independent import Independent
@@ -29,7 +29,6 @@ __all__ = [
     "Dense",
     "Independent",
     "Mechanism",
-    "MechanismError",
     "NoiseStream",
     "Nu",
     "PrefixSums",

@@ -26,27 +26,22 @@ from hushgrad._later import later
 
 if TYPE_CHECKING:
     from hushgrad.planner.question import Question
-    from hushgrad.planner.ranking import Candidate, Comparison, Dropped, compare, plan_for
+    from hushgrad.planner.ranking import Candidate, Comparison, compare, plan_for
     from hushgrad.planner.rehearsal import DryRun, dry_run
     from hushgrad.planner.resources import Choice, Work, choices
     from hushgrad.planner.scaling import Allocation, Law, allocations
-    from hushgrad.planner.shapes import Shape, shape_of
-    from hushgrad.planner.sweeps import EpochCost, Point, one_more_epoch, sweep
-    from hushgrad.planner.users import UserCandidate, compare_users
+    from hushgrad.planner.shapes import shape_of
+    from hushgrad.planner.sweeps import one_more_epoch, sweep
+    from hushgrad.planner.users import compare_users
 
 __all__ = [
     "Allocation",
     "Candidate",
     "Choice",
     "Comparison",
-    "Dropped",
     "DryRun",
-    "EpochCost",
     "Law",
-    "Point",
     "Question",
-    "Shape",
-    "UserCandidate",
     "Work",
     "allocations",
     "choices",

@@ -16,13 +16,12 @@
 from hushgrad._papers import Paper
 from hushgrad.report.card import Card, privacy_card
 from hushgrad.report.citations import citation
-from hushgrad.report.compare import SideBySide, compare_runs
+from hushgrad.report.compare import compare_runs
 from hushgrad.report.signature import Verified, new_signing_key, sign, verify
 
 __all__ = [
     "Card",
     "Paper",
-    "SideBySide",
     "Verified",
     "citation",
     "compare_runs",

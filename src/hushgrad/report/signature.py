@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from hushgrad import _check
-from hushgrad._printed import at_most
+from hushgrad._printed import at_most, plain
 from hushgrad.budget import Policy
 from hushgrad.budget.belonging import file_sha256
 from hushgrad.errors import ArgumentError
@@ -212,17 +211,6 @@ def _require_model(content: dict[str, Any], path: Path) -> None:
 
 
 # Bytes -----------------------------------------------------------------------------------------------------------------
-
-
-def plain(value: Any) -> Any:
-    """As a JSON reader would see it: lists for tuples, and a word for infinity, which JSON lacks."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def _canonical(content: dict[str, Any]) -> bytes:

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hushgrad import __version__
+from hushgrad._printed import size
 from hushgrad.report import charts
 
 
@@ -26,7 +27,7 @@ def _environment() -> Environment:
         "lower": charts.lower,
         "percent": _percent,
         "ago": ago,
-        "bytes": size,
+        "bytes": lambda count: "–" if count is None else size(count),
         "typed": _typed,
     }
     # Drawn from numbers, and their words are escaped where they are drawn.
@@ -69,18 +70,3 @@ def ago(then: float) -> str:
         if seconds >= unit:
             return f"{seconds // unit:.0f} {name} ago"
     return "just now" if seconds < 5 else f"{seconds:.0f} s ago"
-
-
-def size(count: float | None) -> str:
-    """Bytes for people.
-
-    >>> size(8_000_000)
-    '8 MB'
-    """
-    if count is None:
-        return "–"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} PB"
