@@ -44,11 +44,7 @@ class MinSeparation(Sampler):
     gap: int
     times: int
     steps: int
-
-    def __post_init__(self) -> None:
-        _check.positive_int(cohort=self.cohort)
-        _check.positive_int(steps=self.steps)
-        self.participation()  # checks the rest
+    expected = _check.each(**dict.fromkeys(("cohort", "gap", "times", "steps"), _check.positive_int))
 
     def participation(self) -> events.MinSep:
         """MinSep(gap, times)."""

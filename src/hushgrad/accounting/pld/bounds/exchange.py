@@ -23,12 +23,12 @@ import numpy as np
 from hushgrad.accounting.pld.bounds.allocation import CELLS as _CELLS
 from hushgrad.accounting.pld.bounds.allocation import mean_of, normal_cells
 from hushgrad.accounting.pld.bounds.convex import Law, summed_above
-from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve
+from hushgrad.accounting.pld.profiles.curve import Array, GaussianCurve, OwnMirror
 from hushgrad.accounting.policy import POLICY
 
 
 @dataclass(frozen=True)
-class AllocatedReplace(Curve):
+class AllocatedReplace(OwnMirror):
     """A curve above that of ``bins`` bins at distance ``mu`` from nothing, one record replaced by any other."""
 
     mu: float
@@ -55,12 +55,6 @@ class AllocatedReplace(Curve):
         call = values[at] + share * (values[at + 1] - values[at])
         slope = np.exp(beyond) * (values[at] - values[at + 1]) / np.expm1(gap)
         return call, np.where(epsilon >= nodes[last], 0.0, np.maximum(slope, 0.0))
-
-    def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """The pair is its own mirror image."""
-        call, above = self.right(-epsilon)
-        scale = np.exp(epsilon)
-        return scale * call, scale * (call + above)
 
     @property
     def support(self) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from hushgrad.accounting.pld.profiles.atoms import Response
-from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve, gaussian_tails
+from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve, OwnMirror, gaussian_tails
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LaplaceCurve(Curve):
 
 
 @dataclass(frozen=True)
-class BoundedRange(Curve):
+class BoundedRange(OwnMirror):
     r"""Every mechanism whose log-odds have a range of at most eta: delta = (1 - e^{(eps - eta)/2})^2 / (1 - e^{-eta}).
 
     The upper envelope over t of the pairs with losses t and t - eta (Dong, Durfee and Rogers 2020), attained at
@@ -59,12 +59,6 @@ class BoundedRange(Curve):
         half = np.minimum((epsilon - self.eta) / 2, 0.0)
         whole = -math.expm1(-self.eta)
         return np.expm1(half) ** 2 / whole, -np.expm1(half) * np.exp(half) / whole
-
-    def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """The envelope is its own mirror image."""
-        call, above = self.right(-epsilon)
-        scale = np.exp(epsilon)
-        return scale * call, scale * (call + above)
 
     @property
     def support(self) -> tuple[float, float]:

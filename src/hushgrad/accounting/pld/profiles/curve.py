@@ -108,6 +108,15 @@ def _first_below(tail_of: Callable[[Array], Array], tail: float) -> float:
     return high
 
 
+class OwnMirror(Curve):
+    """The profile of a pair that is its own mirror image."""
+
+    def left(self, epsilon: Array) -> tuple[Array, Array]:
+        call, above = self.right(-epsilon)
+        scale = np.exp(epsilon)
+        return scale * call, scale * (call + above)
+
+
 @dataclass(frozen=True)
 class Mirror(Curve):
     """The same pair in the other direction, (Q, P): call and put change places, L changes its sign."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import erfcx, log_ndtr
 
-from hushgrad.accounting.pld.profiles.curve import Array, Curve, gaussian_step
+from hushgrad.accounting.pld.profiles.curve import Array, Curve, OwnMirror, gaussian_step
 from hushgrad.accounting.pld.profiles.sums import masses_of_q
 
 _FAR = 1e4  # an epsilon at which every curve has reached its limit; stands for infinity where infinity would make NaN
@@ -66,7 +66,7 @@ class PoissonRemove(Curve):
 
 
 @dataclass(frozen=True)
-class PoissonReplace(Curve):
+class PoissonReplace(OwnMirror):
     r"""(1-q) N(0,1) + q N(mu,1) against (1-q) N(0,1) + q N(-mu,1): Poisson sampling, one record replaced by its opposite.
 
     No other replacement is worse, in any dimension and at any epsilon (proved in docs/explanation/pld.md).
@@ -90,12 +90,6 @@ class PoissonReplace(Curve):
         call = q * _mills_step(z, mu, np.zeros_like(z)) + q * _mills_step(z + mu, mu, epsilon - mu * z - 0.5 * mu * mu)
         above = (1 - q) * np.exp(epsilon + log_ndtr(-z)) + q * np.exp(epsilon + log_ndtr(-mu - z))
         return call, above
-
-    def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """The pair is its own mirror image."""
-        call, above = self.right(-epsilon)
-        scale = np.exp(epsilon)
-        return scale * call, scale * (call + above)
 
     def _threshold(self, epsilon: Array) -> Array:
         """Z* = (eps/2 + arsinh y) / mu with y = (1-q)/(q c) sinh(eps/2): u = e^{mu z*} solves q c (u^2 - x) = (1-q)(x-1) u."""
