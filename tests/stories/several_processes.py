@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import gc
 import importlib
 import json
 import os
@@ -139,6 +140,11 @@ def _nurse(imports: list[str]) -> None:
     os.dup2(2, 1)  # nothing that is imported or run may speak in between
     for name in imports:
         importlib.import_module(name)
+    if "torch" in sys.modules:
+        importlib.import_module("torch._dynamo")  # which the first optimizer would import, in every child
+    # Nothing of this is garbage: who collects it in a child, as every proof does, goes through what is the child's own.
+    gc.collect()
+    gc.freeze()
     running: set[int] = set()
     for line in sys.stdin:
         asked = json.loads(line)
