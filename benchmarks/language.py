@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from hushgrad import noise
 from hushgrad.clipping import root
 from hushgrad.integrations.huggingface import token_loss
-from hushgrad.sampling.batch import stamp
+from hushgrad.sampling.dealing import stamp
 from hushgrad.train import Plan, make_private
 
 TARGETS = {"lora": (1.2, 1.1), "full": (1.3, 1.3)}  # time, peak memory above the imports

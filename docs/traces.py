@@ -21,15 +21,14 @@ ROOT = Path(__file__).resolve().parents[1]
 HOUSE = ROOT / "src" / "hushgrad"
 PAGE = ROOT / "docs" / "explanation" / "design.md"
 
-# Of one batch: the call with which each stage begins. Stage 9 is the user's own optimizer, outside of the house.
+# Of one batch: the call with which each stage begins. Stage 6 is nothing in one process, and 9 the user's own optimizer.
 STAGES = {
     "sampling/draws.py Draws.poisson_subset_at": 1,
     "train/stepping.py Stepping._on_issue": 2,
     "clipping/root.py Root._enter": 3,
     "clipping/site.py Call.arrive": 4,
     "train/stepping.py Stepping._before_step": 5,
-    "release/placement/whole.py Whole.add_up": 6,
-    "noise/source.py Source.seen": 7,
+    "noise/drawing.py Rows.rows": 7,
     "release/core.py Release.finished": 8,
     "train/stepping.py Stepping._after_step": 10,
 }

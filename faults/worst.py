@@ -32,7 +32,8 @@ from hushgrad.events import Relation
 from hushgrad.release.placement import Replicated, Sharded, Whole
 from hushgrad.release.placement.together import CheckedTogether, split_evenly
 from hushgrad.release.placement.world import World
-from hushgrad.sampling.batch import Batch, stamp
+from hushgrad.sampling.batch import Batch
+from hushgrad.sampling.dealing import stamp
 from hushgrad.train.own_sizes import OwnSizes
 
 sys.path.insert(0, str(File(__file__).parent))

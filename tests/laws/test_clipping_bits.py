@@ -13,7 +13,7 @@ from hushgrad.clipping import Capture, Flat
 from hushgrad.clipping.bits import ROWS, require_own_bits
 from hushgrad.denoise import SVRG
 from hushgrad.errors import CaptureError
-from hushgrad.sampling.batch import stamp
+from hushgrad.sampling.dealing import stamp
 from hushgrad.sampling.sizes import Sizes
 from hushgrad.train import Plan, fit, make_private
 from hushgrad.train.own_sizes import OwnSizes

@@ -12,6 +12,7 @@ from torch import nn
 
 from hushgrad import clipping
 from hushgrad.clipping import Adaptive, Automatic, Clipped, Clipper, Flat, PerLayer, clipped_sum
+from hushgrad.clipping.record import clipped
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian, Relation
 from hushgrad.testing import members
@@ -262,7 +263,7 @@ def test_a_subclass_with_weights_of_its_own_is_clipped_by_them():
 
     squares = [torch.rand(6).double() + 1, torch.rand(6).double() + 1]  # of two parameters' gradients
     for dtype in (None, torch.float64, torch.float32):
-        whole, half = (kind(0.3).clip([row.clone() for row in squares], 1.0, dtype) for kind in (Flat, _Half))
+        whole, half = (clipped(kind(0.3), [row.clone() for row in squares], 1.0, dtype) for kind in (Flat, _Half))
         assert whole.weights.dtype is half.weights.dtype is (dtype or torch.float64)
         torch.testing.assert_close(whole.norms.double(), (squares[0] + squares[1]).sqrt(), rtol=1e-6, atol=0)
         torch.testing.assert_close(whole.weights, 2 * half.weights, rtol=1e-6, atol=0)

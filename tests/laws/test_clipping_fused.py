@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat, _fused
+from hushgrad.clipping.record import clipped
+from hushgrad.clipping.rules import linear
 from hushgrad.clipping.rules.kernels import Geometry, per_example_kernel
 from hushgrad.native import _abi
 
@@ -35,15 +37,15 @@ def _random(*shape: int, seed: int) -> torch.Tensor:
 @example(B=3, d=5000, p=1, seed=0)  # longer than what is summed in single precision
 def test_outer_products(B: int, d: int, p: int, seed: int) -> None:
     x, g = _random(B, d, seed=seed), _random(B, p, seed=seed + 1)
-    made = _fused.outer_sq_norms(x, g, 1e30)
+    made = linear._outer_sq_norms(x, g, 1e30)
     assert made is not None
     sq_g, sq_x = g.double().square().sum(1), x.double().square().sum(1)
     torch.testing.assert_close(made[0], sq_x * sq_g, rtol=3e-7, atol=0)
     torch.testing.assert_close(made[1], sq_g, rtol=3e-7, atol=0)
     largest = float(torch.cat([sq_x, sq_g, torch.zeros(1)]).max())
     assert not made[2]
-    assert _fused.outer_sq_norms(x, g, largest * 0.999)[2] == (B > 0)
-    assert not _fused.outer_sq_norms(x, g, largest * 1.001)[2]
+    assert linear._outer_sq_norms(x, g, largest * 0.999)[2] == (B > 0)
+    assert not linear._outer_sq_norms(x, g, largest * 1.001)[2]
 
 
 @settings(deadline=None)
@@ -69,7 +71,7 @@ def test_norms_neither_underflow_nor_overflow() -> None:
         x = torch.full((2, 37), size)
         expected = x.double().square().sum(1)
         torch.testing.assert_close(_fused.sq_norms(x), expected, rtol=3e-7, atol=0)
-        made = _fused.outer_sq_norms(x, 1 / x if size < 1e38 and size > 1e-38 else x, 1e90)
+        made = linear._outer_sq_norms(x, 1 / x if size < 1e38 and size > 1e-38 else x, 1e90)
         assert made is not None and bool(made[0].isfinite().all()) and bool((made[0] > 0).all())
 
 
@@ -95,7 +97,7 @@ def test_squared_norms_of_rows(B: int, n: int, seed: int) -> None:
 @given(B=st.integers(0, 150), d=st.integers(1, 90), p=st.integers(1, 40), seed=st.integers(0, 9))
 def test_weighted_sums_of_outer_products(B: int, d: int, p: int, seed: int) -> None:
     x, g, w = _random(B, d, seed=seed), _random(B, p, seed=seed + 1), _random(B, seed=seed + 2).abs()
-    made = _fused.outer_sums(x, g, w)
+    made = linear._outer_sums(x, g, w)
     if p > _abi.OUTPUTS_AT_MOST:
         assert made is None
         return
@@ -129,7 +131,7 @@ def test_one_bad_norm_is_noticed_wherever_it_stands(bad: float) -> None:
 
 def test_weights_of_a_ball() -> None:
     sq_norms = torch.tensor([0.0, 1e-30, 0.25, 1.0, 4.0, 1e30, float("inf"), float("nan"), -1.0]).double()
-    made = _fused.clip([sq_norms], 1.0, 1.0, torch.float64)
+    made = clipped(Flat(1.0), [sq_norms], 1.0, torch.float64)
     assert made is not None
     norms, weights, finite = made
     assert not finite
@@ -141,8 +143,8 @@ def test_weights_of_a_ball() -> None:
 def test_a_weight_that_single_precision_would_round_up_is_zero() -> None:
     """1e-45 is 1.4e-45 there: four tenths too much."""
     for made in (
-        _fused.clip([torch.tensor([1e90], dtype=torch.float64)], 1.0, 1.0, torch.float32),
-        super(Flat, Flat(1.0)).clip([torch.tensor([1e90], dtype=torch.float64)], 1.0),
+        clipped(Flat(1.0), [torch.tensor([1e90], dtype=torch.float64)], 1.0, torch.float32),
+        Flat(1.0).clip([torch.tensor([1e90], dtype=torch.float64)], 1.0),
     ):
         assert made is not None and made[1].tolist() == [0.0] and made[2]
 
@@ -153,8 +155,8 @@ def test_a_weight_that_single_precision_would_round_up_is_zero() -> None:
 )
 def test_a_ball_in_one_call(B: int, parts: int, factor: float, bound: float, seed: int) -> None:
     rows = [_random(B, seed=seed + k).square().double() for k in range(parts)]
-    expected = super(Flat, Flat(bound)).clip(rows, factor)
-    made = Flat(bound).clip(rows, factor)
+    expected = Flat(bound).clip(rows, factor)
+    made = clipped(Flat(bound), rows, factor)
     torch.testing.assert_close(made.norms, expected.norms, rtol=1e-6, atol=0)
     torch.testing.assert_close(made.weights, expected.weights, rtol=1e-6, atol=0)
     assert made.finite
@@ -167,7 +169,9 @@ def test_a_ball_with_weights_of_its_own_keeps_them() -> None:
         def weights(self, sq_norms: torch.Tensor) -> torch.Tensor:
             return super().weights(sq_norms) / 2
 
-    assert torch.equal(Halved(1.0).clip([torch.tensor([0.25, 4.0]).double()], 1.0).weights, torch.tensor([0.5, 0.25]).double())
+    assert torch.equal(
+        clipped(Halved(1.0), [torch.tensor([0.25, 4.0]).double()], 1.0).weights, torch.tensor([0.5, 0.25]).double()
+    )
 
 
 def _convolution(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, list[int], Geometry]:
@@ -219,8 +223,8 @@ def test_what_it_cannot_do_is_left_to_torch() -> None:
     x, g, geometry = _random(2, 3, 5, 5, seed=0), _random(2, 4, 3, 3, seed=1), Geometry((3, 3), (1, 1), (1, 1), 1)
     assert _fused.kernel_gradients(x.double(), g.double(), [0] * 4, geometry) is None
     assert _fused.kernel_gradients(x.to(memory_format=torch.channels_last), g, [0] * 4, geometry) is None
-    assert _fused.outer_sq_norms(x[:, 0].transpose(1, 2)[:, 0], g[:, 0, 0], 1.0) is None
-    assert _fused.clip([torch.ones(3)], 1.0, 1.0, torch.float32) is None
+    assert linear._outer_sq_norms(x[:, 0].transpose(1, 2)[:, 0], g[:, 0, 0], 1.0) is None
+    assert clipped(Flat(1.0), [torch.full((3,), 4.0)], 1.0, torch.float32).weights.tolist() == [0.5] * 3
     assert _fused.gram(x[0].double()) is None and _fused.sq_norms(x[0, 0].double()) is None
 
 

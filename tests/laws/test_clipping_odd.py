@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hushgrad.clipping import Automatic, Capture, Clipper, Flat, PerLayer, _fused
 from hushgrad.clipping.certificate import Certificate
+from hushgrad.clipping.rules import linear
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(20, 70), (20,)),
@@ -75,14 +76,14 @@ def test_a_record_that_is_too_large_leaves_the_others_their_certified_bounds(siz
 @pytest.mark.parametrize("odd", [1.0, float("nan")])
 def test_one_record_more_leaves_the_kernel_of_a_weighted_sum(odd: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was chosen by how many are here."""
-    monkeypatch.setattr(_fused, "_AT_MOST", 64 * 20)
-    served, original = [], _fused.outer_sums
+    monkeypatch.setattr(linear, "_AT_MOST", 64 * 20)
+    served, original = [], linear._outer_sums
 
     def noted(*args: Tensor) -> tuple[Tensor, Tensor] | None:
         served.append(original(*args))
         return served[-1]
 
-    monkeypatch.setattr(_fused, "outer_sums", noted)
+    monkeypatch.setattr(linear, "_outer_sums", noted)
     model, x, y = _alike(lambda: nn.Linear(20, 3), (20,), 0)
     capture = Capture(model, loss_reduction="sum")
     capture.attach()

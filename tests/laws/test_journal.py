@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad import _universal
+from hushgrad._universal import Witness
 from hushgrad.errors import ArgumentError, CaptureError, StorageError
 from hushgrad.events import Everyone, FixedSize, Gaussian, MinSep, Poisson
 from hushgrad.guarantee import Ledger
@@ -31,8 +32,7 @@ from hushgrad.release import journal as journals
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey, erase, finish, read_key, secrets_in, write_key
 from hushgrad.release.owner import Owner
-from hushgrad.release.witness import Witness
-from hushgrad.sampling import BallsInBins, CyclicPoisson, RoundRobin, attendance
+from hushgrad.sampling import BallsInBins, CyclicPoisson, RoundRobin
 from hushgrad.sampling import Poisson as PoissonSampler
 from hushgrad.sampling.attendance import Attendance
 from hushgrad.train import Checkpoint, Plan, make_private, parts
@@ -530,13 +530,14 @@ def test_gaps_and_times_are_those_of_a_plain_count(gap, times, batches):
 
 
 @pytest.mark.parametrize("waiting", [0, 7, 60, 4096])
-def test_participations_that_wait_are_entered_as_if_they_had_not(monkeypatch, waiting):
-    monkeypatch.setattr(attendance, "_WAITING", waiting)
+def test_participations_that_wait_are_entered_as_if_they_had_not(waiting):
     book, lot = Attendance(Poisson(0.3), units=20), np.random.default_rng(5)
     seen = {unit: [] for unit in range(20)}
     for step in range(300):
         chosen = np.flatnonzero(lot.random(20) < 0.3) if step % 5 else np.empty(0, np.int64)
-        book.enter(step, chosen)
+        book.noted.append((step, chosen))
+        if len(book.noted) * len(chosen) > waiting:
+            book.enter_noted()
         for unit in chosen.tolist():
             seen[unit].append(step)
     state = book.state_dict()

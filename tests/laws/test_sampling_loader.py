@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 
 from hushgrad import sampling
 from hushgrad.errors import ArgumentError, BudgetExceeded
-from hushgrad.sampling.batch import stamp
+from hushgrad.sampling.dealing import stamp
 from hushgrad.sampling.sizes import Sizes
 
 KEY = bytes(range(32))

@@ -19,15 +19,15 @@ STAGES = [
     ("clipping/site.py", "_after"),  # 3 inputs are kept
     ("clipping/site.py", "prepare"),  # 4 norms while gradients are hot
     ("train/stepping.py", "_check_passes"),  # 5 reconcile,
-    ("clipping/flat.py", "clip"),  # norms to weights,
+    ("clipping/record.py", "clipped"),  # norms to weights,
     ("clipping/rules/linear.py", "add_weighted"),  # one weighted pass
-    ("noise/streams/ordered.py", "rows"),  # 7 noise
-    ("release/placement/whole.py", "add_up"),  # 6 over the processes, which share the noise, too
-    ("train/books.py", "charge"),  # charged before it is released
-    ("release/placement/whole.py", "gradients"),  # 8 a fresh p.grad
+    ("noise/drawing.py", "rows"),  # 7 noise
+    ("release/core.py", "add_up"),  # 6 over the processes, which share the noise, too
+    ("train/guard.py", "charge"),  # charged before it is released
+    ("release/core.py", "gradients"),  # 8 a fresh p.grad
     ("train/stepping.py", "_after_step"),  # 10
 ]
-CALLS, FILES, CHANGES = 131, 27, 81  # of one layer; they may shrink
+CALLS, FILES, CHANGES = 125, 17, 64  # of one layer; they may shrink
 
 
 def _walked(work: Callable[[], None]) -> list[tuple[str, str]]:

@@ -12,7 +12,8 @@ from hushgrad.events import Compose, Gaussian, MinSep, Poisson, Unanalysed
 from hushgrad.guarantee import Ledger
 from hushgrad.noise import BLT
 from hushgrad.train import Plan
-from hushgrad.train.books import Books, guarantee_of
+from hushgrad.train.books import Books
+from hushgrad.train.spending import guarantee_of
 
 HOW = {"noise_multiplier": 1.0, "delta": 1e-5, "dataset_size": 100, "batch_size": 10}
 PLAN = Plan.dpsgd(**HOW, steps=9)

@@ -31,8 +31,8 @@ from hushgrad.sampling import Poisson as PoissonSampler
 from hushgrad.sampling import identity as identities
 from hushgrad.sampling.identity import identity_of
 from hushgrad.train import Checkpoint, Plan, make_private
-from hushgrad.train.books import guarantee_of
 from hushgrad.train.fitting import fit, run_steps
+from hushgrad.train.spending import guarantee_of
 
 F = nn.functional
 STEPS = 12

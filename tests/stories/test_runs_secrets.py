@@ -275,6 +275,6 @@ def test_a_copied_server_costs_infinity(tmp_path, federated):
 
 
 def _spent(ledger, plan):
-    from hushgrad.train.books import guarantee_of
+    from hushgrad.train.spending import guarantee_of
 
     return guarantee_of(ledger, plan).epsilon

@@ -27,7 +27,8 @@ from hushgrad.denoise.base import NoiseInfo, Probe
 from hushgrad.events import Relation
 from hushgrad.noise._kernel import NumpyKernel
 from hushgrad.noise.source import Source
-from hushgrad.sampling.batch import Batch, stamp
+from hushgrad.sampling.batch import Batch
+from hushgrad.sampling.dealing import stamp
 from hushgrad.train import Plan
 from hushgrad.train.guard import checks
 

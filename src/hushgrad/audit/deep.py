@@ -23,7 +23,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.release.keys import RunKey
 from hushgrad.release.placement.world import World
 from hushgrad.sampling import Draws
-from hushgrad.sampling.batch import stamp
+from hushgrad.sampling.dealing import stamp
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.fitting import LossFunction
 from hushgrad.train.loop import Loop

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hushgrad.audit.checks import Check
 from hushgrad.clipping.clipper import Clipper
+from hushgrad.clipping.record import clipped
 from hushgrad.events import Relation
 
 _NORMS = (
@@ -65,4 +66,4 @@ def _weighed(clip: Clipper, squares: Tensor, *, grouped: bool) -> Iterator[Tenso
     """The weights by each way that there is to them."""
     yield clip.weights((squares if grouped else squares[:, 0]).clone()).double().reshape(squares.shape)
     if not grouped:
-        yield clip.clip([squares[:, 0] / 4, squares[:, 0] / 4], 2.0).weights.double().reshape(squares.shape)
+        yield clipped(clip, [squares[:, 0] / 4, squares[:, 0] / 4], 2.0).weights.double().reshape(squares.shape)

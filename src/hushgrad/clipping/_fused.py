@@ -1,7 +1,8 @@
 """The C kernels of this room, where they were built: many small calls in one, and the kernels' gradients of small convolutions.
 
 Everything has its form in torch beside it, equal to rounding. Each function answers None where the library cannot serve: it was
-not built, the tensors are not contiguous float32 in main memory, or they are so large that torch's threads are worth more.
+not built, or the tensors are not contiguous float32 in main memory. What every step of a small model calls is where it is needed: in
+:mod:`hushgrad.clipping.record` and :mod:`hushgrad.clipping.rules.linear`.
 """
 
 from __future__ import annotations
@@ -23,20 +24,15 @@ if TYPE_CHECKING:
 __all__ = [
     "add_pieces",
     "add_wide_sums",
-    "clip",
     "gram",
     "kernel_gradients",
-    "outer_sq_norms",
-    "outer_sums",
     "sq_norms",
     "total",
     "wide_kept",
 ]
 
-_AT_MOST = 1 << 20  # elements; beyond, torch's threads are worth more than fewer calls (norms have the same bits then)
 _PATCHES_AT_MOST = 1 << 18  # floats of one example's patches: 1 MB, so that they stay in the second-level cache
 _SHARE = 1 << 22  # multiply-adds for a thread at a time; for less, a thread does not pay
-_LEAST = 2.0**-126  # weights below it are 0: in single precision they would have few bits, and could be too large by half
 _LIBRARY = native.CONTRACTED
 
 
@@ -137,16 +133,6 @@ def _shared(count: int, each: int, work: Callable[[range], None]) -> None:
     native.in_turns(shares, work, threads)
 
 
-def outer_sq_norms(x: Tensor, g: Tensor, wild: float) -> tuple[Tensor, Tensor, bool] | None:
-    """‖x_i‖² ‖g_i‖² and ‖g_i‖² of each row of x (B, d) and g (B, p), and whether some ‖x_i‖² or ‖g_i‖² exceeds ``wild``."""
-    if _LIBRARY is None or not _fit(x, g) or x.numel() + g.numel() > _AT_MOST:
-        return None
-    B, d = x.shape
-    of_weight, of_bias = torch.empty(B, dtype=torch.float64), torch.empty(B, dtype=torch.float64)
-    at = x.data_ptr(), d, g.data_ptr(), g.shape[1], B, wild, of_weight.data_ptr(), of_bias.data_ptr()
-    return of_weight, of_bias, bool(_LIBRARY.outer_sq_norms(*at))
-
-
 def total(parts: Sequence[Tensor], factor: float) -> tuple[Tensor, Tensor, bool] | None:
     """``factor`` times the sum of the parts (squared norms), its root, and whether all of it is finite."""
     if _LIBRARY is None or not _double(parts):
@@ -156,36 +142,6 @@ def total(parts: Sequence[Tensor], factor: float) -> tuple[Tensor, Tensor, bool]
     places = array("Q", map(Tensor.data_ptr, parts))
     at = places.buffer_info()[0], len(parts), rows, factor, squares.data_ptr(), norms.data_ptr()
     return squares, norms, bool(_LIBRARY.total(*at))
-
-
-def clip(parts: Sequence[Tensor], factor: float, bound: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor, bool] | None:
-    """Norms whose squares are ``factor`` times the sum of the parts, min(1, bound / norm), and whether all is finite.
-
-    The weight is 0 where the norm is no number, and where single precision could not hold it. ``dtype``: double precision by default.
-    """
-    single, dtype = dtype is torch.float32, dtype or torch.float64
-    if _LIBRARY is None or not _double(parts) or not (single or dtype is torch.float64):
-        return None
-    rows = parts[0].numel()
-    norms, weights = torch.empty(rows, dtype=dtype), torch.empty(rows, dtype=dtype)
-    places = array("Q", map(Tensor.data_ptr, parts))
-    at = places.buffer_info()[0], len(parts), rows, factor, bound, _LEAST, single, norms.data_ptr(), weights.data_ptr()
-    return norms, weights, bool(_LIBRARY.clip(*at))
-
-
-def outer_sums(x: Tensor, g: Tensor, weights: Tensor, among: int | None = None) -> tuple[Tensor, Tensor] | None:
-    """The sums of w_i g_i x_i^T and of w_i g_i, for x (B, d), g (B, p) and w (B,); where p is small.
-
-    ``among``: a public number of examples to choose by, since torch rounds otherwise; those that are here by default.
-    """
-    p, d = g.shape[1], x.shape[1]
-    large = (x.shape[0] if among is None else among) * d > _AT_MOST
-    if _LIBRARY is None or p > _abi.OUTPUTS_AT_MOST or large or not _fit(x, g, weights):
-        return None
-    of_weight, of_bias = torch.empty(p, d), torch.empty(p)
-    at = x.data_ptr(), d, g.data_ptr(), p, weights.data_ptr(), x.shape[0], of_weight.data_ptr(), of_bias.data_ptr()
-    _LIBRARY.outer_sums(*at)
-    return of_weight, of_bias
 
 
 def kernel_gradients(x: Tensor, g: Tensor, edges: Sequence[int], geometry: Geometry) -> tuple[Tensor, Tensor] | None:

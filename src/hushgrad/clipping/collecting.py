@@ -1,40 +1,174 @@
-"""What every step walks through: a batch is announced, and from its passes comes a clipped sum.
+"""What every step walks through: a batch is announced, passes over it are noted, and from them comes a clipped sum.
 
-A small model's step is mostly Python, so a usual step has a short way of its own: one backward pass, each module called once, nothing to
-be refused. What is rarer is in :mod:`hushgrad.clipping.grouping`.
+A batch begins with the first pass through the model after a backward. Gradients that arrive in one or several backward passes over
+it belong to the same examples; a forward after a backward holds other examples (a micro-batch). A small model's step is mostly Python, so
+a usual step has a short way of its own; what is rarer is in :mod:`hushgrad.clipping.tape` and :mod:`hushgrad.clipping.grouping`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from hushgrad import _check
-from hushgrad.clipping._torch import set_grad
+from hushgrad.clipping._torch import backward_task, is_autocast, set_grad
 from hushgrad.clipping.base import ClippedSum
 from hushgrad.clipping.clipper import Clipper
-from hushgrad.clipping.grouping import Grouping
+from hushgrad.clipping.grouping import BESIDE, Grouping
 from hushgrad.clipping.heavy import is_light
 from hushgrad.clipping.mass import Mass
-from hushgrad.clipping.preconditioned import precondition
-from hushgrad.clipping.reduce import Part, add_clipped
+from hushgrad.clipping.record import clipped
+from hushgrad.clipping.reduce import Part
 from hushgrad.clipping.sums import RoundedSum, RowSum, Sum
-from hushgrad.clipping.tape import Batch
 from hushgrad.clipping.there import summed_there
+from hushgrad.errors import CaptureError
 
-__all__ = ["Collecting"]
+if TYPE_CHECKING:
+    from hushgrad.clipping.proof.structure import Structure
+    from hushgrad.clipping.site import Call
 
-_site, _requires_grad = attrgetter("site"), attrgetter("requires_grad")
+__all__ = ["Batch", "Batches", "Collecting"]
+
+T = TypeVar("T")
+_site, _requires_grad, _second = attrgetter("site"), attrgetter("requires_grad"), itemgetter(1)
+
+
+class Batch:
+    """The calls over one physical batch of examples."""
+
+    __slots__ = (
+        "announced", "bare", "calls", "coefficient", "examples", "largest", "padding", "probe", "routed", "structure", "summed", "tasks",
+        "units", "watched",
+    )  # fmt: skip
+
+    def __init__(self, examples: int | None, units: Tensor | None, probe: int | None, coefficient: float) -> None:
+        self.examples = -1 if examples is None else examples
+        self.announced = examples is not None
+        self.units, self.probe, self.coefficient = units, probe, coefficient
+        self.padding = 0  # examples at the end that do not count
+        self.calls: list[Call] = []
+        self.bare: dict[str, Call] = {}  # parameters that are read at the frontier
+        self.watched: list[Callable[[], None]] = []  # what lets go of what the hooks there know
+        self.largest = 0.0  # norm of what was read at a frontier
+        self.routed: frozenset[str] = frozenset()  # parameters of experts, which may get no rows
+        self.structure: Structure | None = None  # of its last pass
+        self.tasks: set[int] = set()  # the backward passes that reached it
+        self.summed: set[bool] = set()  # whether what came back was of a sum, whatever the reduction of the run's losses is
+
+    def factor(self, *, mean: bool) -> float:
+        """What gradients are multiplied by, as those of a ``mean`` were divided by the number of examples."""
+        if len(self.summed) > 1:
+            raise CaptureError(BESIDE)
+        return self.coefficient * (self.examples if mean and True not in self.summed else 1)
+
+    def unwatch(self) -> None:
+        """Let the hooks at the frontier forget nodes of the graph that holds them, a circle: from then on they refuse."""
+        for forget in self.watched:
+            forget()
+        self.bare, self.watched = {}, []
+
+
+class Batches:
+    """The physical batches between two collects: announced, entered by passes, and forgotten together."""
+
+    def __init__(self) -> None:
+        self.anchor = torch.zeros((), requires_grad=True)
+        self.silent = 0
+        self.deaf = False  # gradients that come back are a proof's own
+        self.rounded = False  # gradients or inputs came in half precision
+        self.summing = False  # gradients that come back are of a sum
+        self.vouched = False  # somebody answers for calls that no proof has seen
+        self.most: int | None = None  # examples of a step, where a public number is needed
+        self.calls: list[Call] | None = None  # of the pass through the model that is running
+        self.dim: int | Callable[[], int | None] | None = 0  # of the examples in the inputs, where nobody counts them
+        self.before_batch: Callable[[], None] | None = None
+        self.batches: list[Batch] = []
+        self.clear()
+
+    def clear(self, *, announced: bool = True) -> None:
+        """Forget all passes and, unless ``announced`` is False, what was said of the next one."""
+        for batch in self.batches:
+            batch.calls = []  # a call knows its batch: a circle that would keep both, and the norms, until the garbage collector comes
+            if batch.watched:
+                batch.unwatch()
+        self.batches = []
+        self.current: Batch | None = None
+        self._fresh = True  # the next forward begins a batch
+        if not announced:
+            return
+        self.failure: str | None = None
+        self.aside: str | None = None  # why a pass is none over the batch: an evaluation
+        self.leaks: set[str] = set()  # parameters whose gradient went past the capture
+        self._next: tuple[int | None, Tensor | None, int] = (None, None, 0)
+        self._probe: int | None = None
+        self._probes, self._coefficient = 0, 1.0
+
+    def quiet(self, work: Callable[[], T]) -> T:
+        """Let a rule work: nothing that it runs again is captured, and nothing is cast to a lower precision."""
+        self.silent += 1
+        try:
+            if is_autocast():
+                with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+                    return work()
+            return work()
+        except CaptureError as error:
+            self.failure = str(error)  # an error inside backward may be swallowed
+            raise
+        finally:
+            self.silent -= 1
+
+    def announce(self, examples: int | None = None, units: Tensor | None = None, padding: int | None = None) -> None:
+        """What is known of the next physical batch; the next forward begins it."""
+        count, ids, more = self._next
+        self._next = (
+            count if examples is None else examples,
+            ids if units is None else units,
+            more if padding is None else padding,
+        )
+        self._fresh = True
+
+    def expected(self) -> tuple[int | None, bool]:
+        """How many examples the next pass holds, if that was announced; and whether it is one more over a batch that is open."""
+        batch = self.current
+        if batch is None or self._fresh or (batch.tasks and backward_task() not in batch.tasks):
+            examples, units, _ = self._next
+            return examples if examples is not None or units is None else len(units), False
+        return batch.examples if batch.announced else None, True
+
+    def enter(self, examples: int) -> Batch:
+        """The batch that a pass over this many examples belongs to: the open one, whose backward is still to come, or the next."""
+        batch, task = self.current, backward_task()
+        if batch is not None and not self._fresh:
+            # One that no backward has used, of another number of examples, was an evaluation with gradients enabled.
+            is_open = task in batch.tasks if batch.tasks else batch.announced or examples == batch.examples
+            if is_open:
+                return batch
+        if self.before_batch is not None and self.batches:
+            self.before_batch()
+        (count, units, padding), self._next = self._next, (None, None, 0)
+        if count is None and units is not None:
+            count = len(units)
+        batch = Batch(count, units, self._probe, self._coefficient)
+        batch.padding = padding
+        if batch.examples < 0:
+            batch.examples = examples
+        if task != -1:  # activation checkpointing runs the forward inside the backward
+            batch.tasks.add(task)
+        self.current, self._fresh = batch, False
+        for before in self.batches:
+            if before.watched and not before.calls:  # no gradient came back: one that still does is refused
+                before.unwatch()
+        self.batches = [*(b for b in self.batches if b.calls), batch] if self.batches else [batch]
+        return batch
 
 
 class Collecting(Grouping):
     """The part of a capture that every step walks through."""
-
-    # A batch begins ------------------------------------------------------------------------------------------------------
 
     def examples(
         self, count: int, *, padding: int = 0, dim: int | Callable[[], int | None] | None = None, usual: int | None = None
@@ -67,8 +201,6 @@ class Collecting(Grouping):
     def rounded(self) -> bool:
         """Whether gradients, or inputs of layers, came in half precision so far."""
         return self._tape.rounded
-
-    # It ends -------------------------------------------------------------------------------------------------------------
 
     def collect(self, clipper: Clipper, *, out: Mapping[str, Tensor] | None = None, scale: float = 1.0) -> ClippedSum:
         """Clip, add up and clear: ``raw_sums[name]`` = scale * sum_i w_i G_i, added to ``out[name]`` in place where that is given.
@@ -104,34 +236,20 @@ class Collecting(Grouping):
         return sums
 
     def _added(self, clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
-        certificate, scales = self._certificate, None if self.scales is None else self.scales()
+        scales = None if self.scales is None else self.scales()
         if clipper is not self._grouped[0]:
             self._grouped = clipper, clipper.groups(list(sums)) is not None
-        plain = certificate is None and scales is None and not self._grouped[1]
+        plain = self._certificate is None and scales is None and not self._grouped[1]
         usual = self._usual() if plain else None
-        if usual is not None:
-            part = self._tape.quiet(partial(self._add_usual, usual, clipper, sums, scale))
-            if part is not None:
-                return [part]
-        self._reconcile()
-        if scales is not None:
-            calls = [call for batch in self._tape.batches for call in batch.calls]
-            self._tape.quiet(partial(precondition, calls, scales))
-        groups = self._groups()
-        if certificate is not None:
-            self._require_capacity(certificate, groups)
-        return self._tape.quiet(lambda: [add_clipped(group, clipper, sums, scale, certificate) for group in groups])
+        part = None if usual is None else self._tape.quiet(partial(self._add_usual, usual, clipper, sums, scale))
+        return self._added_apart(clipper, sums, scale, scales) if part is None else [part]
 
     def _usual(self) -> Batch | None:
-        """The batch of a usual step, if this is one: one backward pass, each module called once, and nothing to be refused.
-
-        What it lets through, :meth:`_reconcile` would; a small model's step is mostly Python, and this is less of it.
-        """
+        """The batch of a usual step, if this is one: one backward pass, each module called once, and nothing to be refused."""
         tape = self._tape
         if tape.failure or tape.leaks or len(tape.batches) != 1 or self._tied:
             return None
-        batch = tape.batches[0]
-        calls = batch.calls
+        calls = (batch := tape.batches[0]).calls
         if (
             len(batch.tasks) != 1
             or batch.units is not None
@@ -140,9 +258,7 @@ class Collecting(Grouping):
             or not self._covered.isdisjoint(batch.bare)
         ):
             return None
-        if not all(map(_requires_grad, self._params.values())) or (
-            self._frozen and any(p.requires_grad for _, p in self._frozen)
-        ):
+        if not all(map(_requires_grad, self._params.values())) or any(map(_requires_grad, map(_second, self._frozen))):
             return None
         for call in calls:
             if call.index is not None or call.stale():
@@ -152,8 +268,7 @@ class Collecting(Grouping):
     def _add_usual(self, batch: Batch, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part | None:
         """As :func:`add_clipped`, of a usual step that is clipped as a whole; None if an example is not usual.
 
-        That is one whose norm is not finite, or a heavy one. Then nothing was added yet, and the norms are remembered. Short, because a
-        small model's step is mostly Python.
+        That is one whose norm is not finite, or a heavy one. Then nothing was added yet, and the norms are remembered.
         """
         calls, factor = batch.calls, batch.factor(mean=self.loss_reduction == "mean") / self._copies
         counted = batch.examples - batch.padding if batch.padding or self._fixed is not None else None  # None: all take part
@@ -166,7 +281,7 @@ class Collecting(Grouping):
             if call.record.masses:  # type: ignore[union-attr]
                 masses += call.record.masses.values()  # type: ignore[union-attr]
         dtype = calls[0].site.dtype
-        norms, weights, finite = clipper.clip(rows, factor * factor, dtype)
+        norms, weights, finite = clipped(clipper, rows, factor * factor, dtype)
         if not finite or (masses and not is_light(masses, weights * factor, clipper)):
             return None
         if counted is not None:

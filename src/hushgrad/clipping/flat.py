@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 from hushgrad import _check, _papers
-from hushgrad.clipping.clipper import Clipped, Clipper
+from hushgrad.clipping.clipper import Clipper
 from hushgrad.events import Relation
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 __all__ = ["Flat"]
@@ -54,19 +51,6 @@ class Flat(Clipper):
         # C / inf = 0 by itself, and NaN survives the clamp, so one nan_to_num covers both.
         return sq_norms.rsqrt().mul_(self.max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
-    def clip(self, rows: Sequence[Tensor], factor: float, dtype: torch.dtype | None = None) -> Clipped:
-        """As :meth:`Clipper.clip`, in one call where the C library can do it."""
-        made = _kernel()(rows, factor, self.max_grad_norm, dtype) if type(self).weights is Flat.weights else None
-        return super().clip(rows, factor, dtype) if made is None else Clipped(*made)
-
     def sensitivity(self, relation: Relation) -> float:
         """C times the number of contributions that neighbours differ by."""
         return self.max_grad_norm * relation.contributions
-
-
-@cache
-def _kernel() -> Callable[[Sequence[Tensor], float, float, torch.dtype | None], tuple[Tensor, Tensor, bool] | None]:
-    """Looked up once, when a step needs it: plans are made without torch."""
-    from hushgrad.clipping import _fused
-
-    return _fused.clip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,19 +12,26 @@ from torch import Tensor, nn
 from hushgrad.clipping.base import ClippedSum
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper
+from hushgrad.clipping.preconditioned import precondition
 from hushgrad.clipping.reconcile import problem_of
-from hushgrad.clipping.reduce import Group, Part, Use
+from hushgrad.clipping.reduce import Group, Part, Use, add_clipped
 from hushgrad.clipping.rejected import joined
 from hushgrad.clipping.root import Root
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.sums import Form, Sum
-from hushgrad.clipping.tape import Batch, Tape
 from hushgrad.errors import CaptureError
 
 if TYPE_CHECKING:
+    from hushgrad.clipping.collecting import Batch
     from hushgrad.clipping.held import Added
+    from hushgrad.clipping.tape import Tape
 
-__all__ = ["Grouping"]
+__all__ = ["BESIDE", "Grouping"]
+
+BESIDE = (
+    "One pass has two backward passes, one from private.loss and one beside it. Put all terms into the function that private.loss is "
+    "given, and run one backward."
+)
 
 
 class Grouping:
@@ -55,6 +63,19 @@ class Grouping:
     _root: Root
     _most: int | None
     not_isolated: str | None  # why this model may not be trained privately, if a proof has shown it
+
+    def _added_apart(
+        self, clipper: Clipper, sums: dict[str, Sum], scale: float, scales: Mapping[str, Tensor] | None
+    ) -> list[Part]:
+        """The parts of a step that is not as usual: each group of privacy units by itself."""
+        self._reconcile()
+        if scales is not None:
+            calls = [call for batch in self._tape.batches for call in batch.calls]
+            self._tape.quiet(partial(precondition, calls, scales))
+        groups, certificate = self._groups(), self._certificate
+        if certificate is not None:
+            self._require_capacity(certificate, groups)
+        return self._tape.quiet(lambda: [add_clipped(group, clipper, sums, scale, certificate) for group in groups])
 
     def _groups(self) -> list[Group]:
         """The calls, by privacy unit."""

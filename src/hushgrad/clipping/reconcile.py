@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torch import nn
 
-from hushgrad.clipping.tape import Tape
+if TYPE_CHECKING:
+    from hushgrad.clipping.tape import Tape
 
 __all__ = ["problem_of"]
 

@@ -1,4 +1,4 @@
-"""What is kept of one call of a layer, and the sum that its gradients are added to.
+"""What is kept of one call of a layer, the weights that follow from its norms, and the sum that its gradients are added to.
 
 Most parameters get one contribution in a step. It is written, not added to zeros: an ordinary backward pass does no more. Later
 contributions (micro-batches, tied weights, a module called twice) are added in place.
@@ -6,7 +6,8 @@ contributions (micro-batches, tied weights, a module called twice) are added in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,12 +15,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from hushgrad.clipping import _fused
+from hushgrad.clipping.clipper import Clipped, Clipper
+from hushgrad.clipping.flat import Flat
 from hushgrad.clipping.mass import Mass
 
-__all__ = ["Form", "Pieces", "Record", "Sum", "flattened", "versions_of", "weighted_rows"]
+__all__ = ["Form", "Pieces", "Record", "Sum", "clipped", "flattened", "versions_of", "weighted_rows"]
 
 # Floats of w g that are made at a time (16 MB in single precision); more would be a peak of memory, much less many passes over the sum.
 _WEIGHTED_AT_ONCE = 1 << 22
+_LEAST = 2.0**-126  # weights below it are 0: in single precision they would have few bits, and could be too large by half
+_BALL = Flat.weights  # all that the C library knows
 _ROWS_AT_ONCE = 4096  # terms of a product in double precision, so that few roundings lie on the way of each (see certificate.py)
 
 
@@ -88,6 +93,22 @@ class Record:
     def release(self) -> None:
         """Forget inputs and gradients; what is ``kept`` stays."""
         self.args, self.kwargs, self.grads = (), {}, ()
+
+
+def clipped(clipper: Clipper, rows: Sequence[Tensor], factor: float, dtype: torch.dtype | None = None) -> Clipped:
+    """:meth:`Clipper.clip`; of a ball in one call, where the C library can do it."""
+    library, kind = _fused._LIBRARY, type(clipper)
+    single, dtype = dtype is torch.float32, dtype or torch.float64
+    if library is None or kind.weights is not _BALL or kind.clip is not Clipper.clip or not (single or dtype is torch.float64):
+        return clipper.clip(rows, factor, dtype)
+    for row in rows:
+        if row.dtype is not torch.float64 or not row.is_cpu or not row.is_contiguous():
+            return clipper.clip(rows, factor, dtype)
+    count, bound = rows[0].numel(), clipper.max_grad_norm  # type: ignore[attr-defined]
+    norms, weights = torch.empty(count, dtype=dtype), torch.empty(count, dtype=dtype)
+    places = array("Q", map(Tensor.data_ptr, rows))
+    at = places.buffer_info()[0], len(rows), count, factor, bound, _LEAST, single, norms.data_ptr(), weights.data_ptr()
+    return Clipped(norms, weights, bool(library.clip(*at)))
 
 
 class Form(NamedTuple):

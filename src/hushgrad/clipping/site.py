@@ -27,7 +27,8 @@ from hushgrad.clipping.record import Record, versions_of
 from hushgrad.clipping.scaled import scaled_tasks
 
 if TYPE_CHECKING:
-    from hushgrad.clipping.tape import Batch, Tape
+    from hushgrad.clipping.collecting import Batch
+    from hushgrad.clipping.tape import Tape
 
 __all__ = ["Call", "Site"]
 

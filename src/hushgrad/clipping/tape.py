@@ -1,104 +1,31 @@
-"""The tape: which calls belong to which physical batch, and everything that must not be guessed about it.
+"""The tape: what is rare between two collects, and everything about a batch that must not be guessed.
 
-A batch begins with the first pass through the model after a backward. Gradients that arrive in one or several backward passes over
-it belong to the same examples; a forward after a backward holds other examples (a micro-batch). What cannot be told
-apart for certain is refused with :class:`~hushgrad.errors.CaptureError`.
+What cannot be told apart for certain is refused with :class:`~hushgrad.errors.CaptureError`; the rest of it is
+:class:`~hushgrad.clipping.collecting.Batches`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
-from torch import Tensor
 
-from hushgrad.clipping._torch import backward_task, is_autocast
+from hushgrad.clipping.collecting import Batch, Batches
 from hushgrad.clipping.proof.structure import NATIVE
 from hushgrad.clipping.proof.words import differentiated
 from hushgrad.clipping.scaled import SCALED
 from hushgrad.errors import CaptureError
 
 if TYPE_CHECKING:
-    from hushgrad.clipping.proof.structure import Structure
     from hushgrad.clipping.site import Call
 
-__all__ = ["Batch", "Tape"]
-
-T = TypeVar("T")
+__all__ = ["Tape"]
 
 
-class Batch:
-    """The calls over one physical batch of examples."""
-
-    __slots__ = (
-        "announced",
-        "bare",
-        "calls",
-        "coefficient",
-        "examples",
-        "largest",
-        "padding",
-        "probe",
-        "routed",
-        "structure",
-        "summed",
-        "tasks",
-        "units",
-        "watched",
-    )
-
-    def __init__(self, examples: int | None, units: Tensor | None, probe: int | None, coefficient: float) -> None:
-        self.examples = -1 if examples is None else examples
-        self.announced = examples is not None
-        self.units, self.probe, self.coefficient = units, probe, coefficient
-        self.padding = 0  # examples at the end that do not count
-        self.calls: list[Call] = []
-        self.bare: dict[str, Call] = {}  # parameters that are read at the frontier
-        self.watched: list[Callable[[], None]] = []  # what lets go of what the hooks there know
-        self.largest = 0.0  # norm of what was read at a frontier
-        self.routed: frozenset[str] = frozenset()  # parameters of experts, which may get no rows
-        self.structure: Structure | None = None  # of its last pass
-        self.tasks: set[int] = set()  # the backward passes that reached it
-        self.summed: set[bool] = set()  # whether what came back was of a sum, whatever the reduction of the run's losses is
-
-    def factor(self, *, mean: bool) -> float:
-        """What gradients are multiplied by, as those of a ``mean`` were divided by the number of examples."""
-        if len(self.summed) > 1:
-            raise CaptureError(
-                "One pass has two backward passes, one from private.loss and one beside it. Put all terms into the function that "
-                "private.loss is given, and run one backward."
-            )
-        return self.coefficient * (self.examples if mean and True not in self.summed else 1)
-
-    def unwatch(self) -> None:
-        """Let the hooks at the frontier forget nodes of the graph that holds them: from then on they refuse.
-
-        Such a circle goes through torch's own memory, where the garbage collector sees one node of it at a time, so that a step's
-        activations would stay for as many collections as it has such nodes.
-        """
-        for forget in self.watched:
-            forget()
-        self.bare, self.watched = {}, []
-
-
-class Tape:
+class Tape(Batches):
     """The live record of everything between two collects."""
-
-    def __init__(self) -> None:
-        self.anchor = torch.zeros((), requires_grad=True)
-        self.silent = 0
-        self.deaf = False  # gradients that come back are a proof's own
-        self.rounded = False  # gradients or inputs came in half precision
-        self.summing = False  # gradients that come back are of a sum
-        self.vouched = False  # somebody answers for calls that no proof has seen
-        self.most: int | None = None  # examples of a step, where a public number is needed
-        self.calls: list[Call] | None = None  # of the pass through the model that is running
-        self.dim: int | Callable[[], int | None] | None = 0  # of the examples in the inputs, where nobody counts them
-        self.before_batch: Callable[[], None] | None = None
-        self.batches: list[Batch] = []
-        self.clear()
 
     def __reduce__(self) -> tuple[Callable[[], Tape], tuple[()]]:
         """A copy of a captured model (for averages, in a file) has copies of the hooks, but is an ordinary model: nobody would collect.
@@ -107,88 +34,7 @@ class Tape:
         """
         return _silent, ()
 
-    def clear(self, *, announced: bool = True) -> None:
-        """Forget all passes and, unless ``announced`` is False, what was said of the next one."""
-        for batch in self.batches:
-            batch.calls = []  # a call knows its batch: a circle that would keep both, and the norms, until the garbage collector comes
-            if batch.watched:
-                batch.unwatch()
-        self.batches = []
-        self.current: Batch | None = None
-        self._fresh = True  # the next forward begins a batch
-        if not announced:
-            return
-        self.failure: str | None = None
-        self.aside: str | None = None  # why a pass is none over the batch: an evaluation
-        self.leaks: set[str] = set()  # parameters whose gradient went past the capture
-        self._next: tuple[int | None, Tensor | None, int] = (None, None, 0)
-        self._probe: int | None = None
-        self._probes, self._coefficient = 0, 1.0
-
-    def quiet(self, work: Callable[[], T]) -> T:
-        """Let a rule work: nothing that it runs again is captured, and nothing is cast to a lower precision."""
-        self.silent += 1
-        try:
-            if is_autocast():
-                with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-                    return work()
-            return work()
-        except CaptureError as error:
-            self.failure = str(error)  # an error inside backward may be swallowed
-            raise
-        finally:
-            self.silent -= 1
-
     # Forward ---------------------------------------------------------------------------------------------------------
-
-    def announce(self, examples: int | None = None, units: Tensor | None = None, padding: int | None = None) -> None:
-        """What is known of the next physical batch; the next forward begins it."""
-        before = self._next
-        self._next = (
-            before[0] if examples is None else examples,
-            before[1] if units is None else units,
-            before[2] if padding is None else padding,
-        )
-        self._fresh = True
-
-    def expected(self) -> tuple[int | None, bool]:
-        """How many examples the next pass holds, if that was announced; and whether it is one more over a batch that is open."""
-        batch = self.current
-        if batch is None or self._fresh or (batch.tasks and backward_task() not in batch.tasks):
-            examples, units, _ = self._next
-            return examples if examples is not None or units is None else len(units), False
-        return batch.examples if batch.announced else None, True
-
-    def enter(self, examples: int) -> Batch:
-        """The batch that a pass over this many examples belongs to: the open one, whose backward is still to come, or the next."""
-        batch, task = self.current, backward_task()
-        if batch is not None and not self._fresh:
-            # One that no backward has used, of another number of examples, was an evaluation with gradients enabled.
-            is_open = task in batch.tasks if batch.tasks else batch.announced or examples == batch.examples
-            if is_open:
-                return batch
-        if self.before_batch is not None and self.batches:
-            self.before_batch()
-        count, units, padding = self._next
-        self._next = (None, None, 0)
-        if count is None and units is not None:
-            count = len(units)
-        batch = Batch(count, units, self._probe, self._coefficient)
-        batch.padding = padding
-        if batch.examples < 0:
-            batch.examples = examples
-        if task != -1:  # activation checkpointing runs the forward inside the backward
-            batch.tasks.add(task)
-        self.current, self._fresh = batch, False
-        for before in self.batches:
-            if before.watched and not before.calls:  # no gradient came back: one that still does is refused
-                before.unwatch()
-        self.batches = [*(b for b in self.batches if b.calls), batch] if self.batches else [batch]
-        return batch
-
-    def batch(self) -> Batch:
-        """The open batch, for a call that a pass makes."""
-        return self.current or Batch(None, None, None, 1.0)
 
     def outside(self, call: Call, *, again: bool) -> None:
         """A call that no pass through the model has made; ``again``: inside backward, where a checkpoint runs it once more."""
@@ -203,6 +49,10 @@ class Tape:
             return  # unproved: refused if a gradient comes back to it
         call.batch = self.enter(expected)
         call.place = NATIVE
+
+    def batch(self) -> Batch:
+        """The open batch, for a call that a pass makes."""
+        return self.current or Batch(None, None, None, 1.0)
 
     @contextmanager
     def probing(self, coefficient: float) -> Iterator[None]:

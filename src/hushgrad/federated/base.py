@@ -38,8 +38,9 @@ from hushgrad.federated.shares import Shares, ShareSum
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
-from hushgrad.train.books import Books, guarantee_of
+from hushgrad.train.books import Books
 from hushgrad.train.plan import Plan
+from hushgrad.train.spending import guarantee_of
 
 _RAW_EVALUATION = "The clients' evaluation metrics are published without noise and are not covered"
 

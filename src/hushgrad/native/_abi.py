@@ -198,7 +198,7 @@ REFERENCES: dict[str, tuple[str, bool]] = {  # what a kernel is compared with, a
     "drawn_combinations_f64": ("hushgrad.noise._kernel.NumpyKernel.draw_combinations", True),
     "rounded": ("hushgrad.noise._kernel.NumpyKernel.draw_rounded", True),
     "chacha": ("hushgrad.noise._chacha.chacha_blocks", True),
-    "witness": ("hushgrad.release.witness._by_torch", True),
+    "witness": ("hushgrad._universal.by_torch", True),
     "sum_above": ("hushgrad.accounting.pld.bounds.convex._split", False),
     "sum_below": ("hushgrad.accounting.pld.bounds.convex._collected", False),
     "direction": ("hushgrad.denoise.second_moment._direction", False),

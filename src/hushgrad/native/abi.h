@@ -166,7 +166,7 @@ size_t hushgrad_rounded(const address *at, uint64_t start, const facts *f, const
 void hushgrad_chacha(const uint32_t *key, uint64_t step, uint64_t index, uint64_t block, uint32_t *out, size_t blocks);
 
 /* One hash for each block of `size` bytes at an address that 4 divides, the last one filled up with zeros.
- * Reference, bit for bit: hushgrad.release.witness._by_torch. */
+ * Reference, bit for bit: hushgrad._universal.by_torch. */
 void hushgrad_witness(const unsigned char *bytes, size_t size, const uint32_t *key, uint64_t *out);
 
 /* The law of wa A + wb B on the places `grid`: masses between grid[k] and grid[k+1] are split so that the mean is kept; `outside` has

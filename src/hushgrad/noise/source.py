@@ -5,33 +5,22 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from functools import partial
-from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hushgrad import _check
-from hushgrad._universal import Seen, UniversalHash
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel
 from hushgrad.noise._chacha import ChaChaStream
-from hushgrad.noise._kernel import BufferedRow, Piece, SolvedRows
+from hushgrad.noise._kernel import BufferedRow, SolvedRows
 from hushgrad.noise._keystream import KeyStream
-from hushgrad.noise._pieces import delivered, pieces_of
-from hushgrad.noise._threads import CHUNK, over_shares, worth_one_thread
 from hushgrad.noise.ciphers import CIPHERS, require_cipher
 from hushgrad.noise.devices import DeviceKernel, Target, Turn, kernel_for
-
-if TYPE_CHECKING:
-    from hushgrad.noise.secure import SecureNoise
-
-_target = attrgetter("target")
+from hushgrad.noise.drawing import Drawing, delivered, pieces_of
 
 
-class Source:
+class Source(Drawing):
     """z(step, index, offset): independent standard Gaussians as a pure function of a 256-bit key.
 
     A ``cipher`` (AES-256 in counter mode, or ChaCha20) over the counter (step, tensor index, block) gives random words, and
@@ -69,9 +58,7 @@ class Source:
         self.reproducible, self.secure, self.cipher = seed is not None, secure, require_cipher(cipher, secure=secure)
         master = _master(key, seed)
         self._stream = ChaChaStream(master, b"hushgrad chacha") if cipher == "chacha20" else KeyStream(master, b"hushgrad noise")
-        self.hashed: UniversalHash | None = None  # whoever looks at what rows are added to: set once
-        self.seen: Seen | None = None  # the hashes of what the last row was added to, as draw left it
-        self._grid: SecureNoise | None = None
+        self.hashed, self.seen, self._grid = None, None, None
         if secure:
             from hushgrad.noise.secure import SecureNoise  # brings mpmath, which plain noise does not need
 
@@ -136,38 +123,6 @@ class Source:
         if not likes or likes[0].is_cpu or self.cipher != "chacha20" or self.secure:
             return None
         return kernel_for(likes[0].device) if len({like.device for like in likes}) == 1 else None
-
-    def draw(self, step: int, pieces: Sequence[Piece], scale: float, *, fresh: bool, finished: bool = False) -> None:
-        """Compute the numbers of every piece, on all threads: written if ``fresh``, else added.
-
-        Args:
-            step: the row.
-            pieces: which places of which tensors.
-            scale: what the numbers are multiplied by.
-            fresh: write; else add.
-            finished: these numbers are the row; nothing else will be added to the tensors, so that they may be hashed as they are
-                (``seen``). A tensor that came by its noise otherwise, through a copy of itself or correlated with earlier rows, is not.
-        """
-        seen = None
-        if finished and not fresh and self.hashed is not None and self._grid is None:
-            seen = self.seen = Seen(self.hashed, [*map(_target, pieces)])
-        if torch.get_num_threads() == 1 or worth_one_thread(pieces):
-            self._write(step, scale, fresh, seen, pieces)
-        else:
-            over_shares(pieces, partial(self._write, step, scale, fresh, seen))
-
-    def _write(self, step: int, scale: float, fresh: bool, seen: Seen | None, pieces: Sequence[Piece]) -> None:
-        """A share of ``draw``, on one thread: ``out = scale * z`` if fresh, else ``out += scale * z``."""
-        if seen is not None:
-            _kernel.KERNEL.draw_seen(self._stream, step, pieces, scale, seen)
-            return
-        if self._grid is None:
-            _kernel.KERNEL.draw_all(self._stream, step, pieces, scale, fresh)
-            return
-        for piece in pieces:
-            out = piece.array()
-            for low in range(0, out.size, CHUNK):
-                self._grid.write(step, piece.which, piece.start + low, out[low : low + CHUNK], scale, fresh)
 
     def fill(self, step: int, index: int, start: int, out: np.ndarray) -> None:
         """Write the Gaussians at ``start``, ``start + 1``, ... to the float32 or float64 array ``out``, on one thread.

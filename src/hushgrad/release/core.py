@@ -19,28 +19,23 @@ business; nothing here asks what kind of placement it is.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import repeat
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hushgrad.clipping import Capture, ClippedSum
 from hushgrad.clipping.adaptive import Adaptive, AdaptiveThere
-from hushgrad.clipping.clipper import Clipper
-from hushgrad.denoise.base import NoiseInfo, Probe
 from hushgrad.errors import CaptureError
-from hushgrad.events import Relation
-from hushgrad.noise.source import Source
-from hushgrad.release.keys import RunKey
-from hushgrad.release.placement.whole import Whole
-from hushgrad.release.witness import Witness
+from hushgrad.release.standing import Standing
 
 if TYPE_CHECKING:
-    from hushgrad.train.plan import Plan
+    pass
 
-__all__ = ["Noised", "Release", "other_examples"]
+__all__ = ["Noised", "Placement", "Release", "other_examples"]
 
 
 class Noised(NamedTuple):
@@ -54,69 +49,40 @@ class Noised(NamedTuple):
     raw_rows: dict[str, Tensor]  # the sums of lazy tables, whose noise is added later: never released as they are
 
 
-class Release:
+class Placement:
+    """What a step asks of where its sums lie. Answered here by a process that holds every parameter whole, and is alone.
+
+    The core asks and never tells cases apart. Other placements differ in their answers only; all of them are bound by the same law:
+    after :meth:`add_up` every coordinate of every sum has the contributions of all processes and its noise once.
+    """
+
+    waited_for = True  # False: a device whose results nobody asks for in a step
+    finishes = True  # whether a sum with its noise is what is released: add_up has nothing to do
+    params: dict[str, Tensor]
+    index: dict[str, int]  # of the parameter's noise
+
+    def own(self, buffers: Mapping[str, Tensor]) -> list[tuple[str, Tensor, int]]:
+        """The part of each sum whose noise is drawn here, and where it begins in the whole flattened parameter."""
+        return list(zip(buffers, buffers.values(), repeat(0)))
+
+    def add_up(self, buffers: dict[str, Tensor]) -> None:
+        """Give every process the sums, noise included, over all processes, of what it holds."""
+
+    def gradients(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``sums`` as the parameters' gradients, in their precision."""
+        grads = {}
+        for name, g in sums.items():
+            dtype = self.params[name].dtype
+            grads[name] = g if g.dtype is dtype else g.to(dtype)
+        return grads
+
+
+class Release(Standing):
     """(sum_i w_i g_i + noise_multiplier C row(t)) / batch_size, denoised: one run's noise, clip norm and denoiser.
 
     Each sum is written once and its noise added to it in one pass. Where a sum has few rows in a large table (embeddings) the
     noise is written first and the rows are added to it, so that no table of zeros is made.
     """
-
-    def __init__(self, plan: Plan, placement: Whole, key: RunKey, *, witnessed: bool = False) -> None:
-        self._plan, self.placement = plan, placement
-        self.lazy: frozenset[str] = frozenset()  # tables whose noise is added where they are read, not here
-        self._hashes = witnessed and placement.finishes  # what is released is hashed as soon as it has its noise
-        self.noted: Callable[[], bytes] | None = None  # of what else was released since the last step
-        self._first: list[str] | None = None  # sums whose noise is drawn first, as soon as it is known which
-        self._filter_state: dict[str, Any] = {}
-        self.use_clip(plan.clip)
-        self.use_key(key)
-
-    def use_key(self, key: RunKey) -> None:
-        """Start the noise of another key, from its first row."""
-        self._key, self.source = key, Source(key=key.secret, secure=self._plan.secure, cipher=self._plan.drawn_by)
-        self.stream = self.placement.streamed(self._plan.noise.stream(self.source, steps=self._plan.steps))
-        self._witness = Witness(key.witness)
-        self.source.hashed = self._witness.hashed if self._hashes else None
-        self._ahead = False
-
-    def use_clip(self, clip: Clipper) -> None:
-        """Clip the next step with ``clip``: the plan's, or what adaptive clipping has moved it to."""
-        multiplier = self._plan.noise_multiplier or 0.0
-        adaptive = clip.options if isinstance(clip, AdaptiveThere) else clip
-        if isinstance(adaptive, Adaptive):
-            multiplier = adaptive.gradient_noise(multiplier)  # the rest of the budget goes to the count
-        self._adapts = isinstance(adaptive, Adaptive)
-        self.live_clip, self.clip_norm = clip, clip.sensitivity(Relation.ADD_REMOVE)
-        self._scale = multiplier * self.clip_norm / self._plan.batch_size
-
-    @property
-    def clip(self) -> Clipper:
-        """The clipper of the next step, as a value."""
-        if isinstance(self.live_clip, AdaptiveThere):
-            self.use_clip(self.live_clip.fetched)
-        return self.live_clip
-
-    @property
-    def filter_state(self) -> dict[str, Any]:
-        """What the denoiser keeps, as it is saved."""
-        return self.placement.saved(self._filter_state)
-
-    @filter_state.setter
-    def filter_state(self, state: dict[str, Any]) -> None:
-        self._filter_state = self.placement.loaded(state)
-
-    def probes(self) -> list[Probe]:
-        """Where the denoiser asks for the gradients of the next step."""
-        if self._plan.denoise is None:
-            return [Probe()]
-        here = {name: self.placement.here(name) for name in self.placement.params}
-        with torch.no_grad():
-            return self._plan.denoise.probes(here, self._filter_state)
-
-    def scales(self) -> dict[str, Tensor] | None:
-        """What every example's gradient of the next step is multiplied by before it is clipped, as the denoiser says."""
-        with torch.no_grad():
-            return None if self._plan.denoise is None else self._plan.denoise.scales(self._filter_state)
 
     # One step --------------------------------------------------------------------------------------------------------
 
@@ -244,51 +210,6 @@ class Release:
         drawn = {name: row for (name, _, _), row in zip(own, rows, strict=True)}
         # In the parameters' order, whatever is held here: denoisers gather tensor by tensor, in all processes at once.
         return {name: drawn[name] if name in drawn else torch.zeros_like(like) for name, like in likes.items()}
-
-    def _denoised(self, noised: Noised, learning_rate: float | None) -> dict[str, Tensor]:
-        plan, step = self._plan, noised.step
-        assert plan.denoise is not None
-        std = float(noised.std) * plan.noise.row_std(step, steps=plan.steps)
-        info = NoiseInfo(std=std, step=step, max_grad_norm=float(self.clip_norm), learning_rate=learning_rate)
-        with torch.no_grad():
-            return self.placement.denoised(plan.denoise, noised.sums, info, self._filter_state)
-
-    def _moved_clip(self, step: int, norms: Tensor) -> Adaptive | AdaptiveThere:
-        """What an adaptive clip norm moves to: it follows how many norms lie below it, with noise of its own."""
-        clip = self.live_clip
-        assert isinstance(clip, (Adaptive, AdaptiveThere))
-        options, norm = (clip.options, clip.norm) if isinstance(clip, AdaptiveThere) else (clip, None)
-        index = len(self.placement.params)  # that no tensor has
-
-        def noise(count: Tensor) -> None:
-            self.source.z(step, index, count, out=count, scale=options.count_noise or 0.0)
-
-        if norm is not None or not self.placement.waited_for:  # it stays on the device
-            return options.counted_there(norms, noise, norm)
-        count = torch.tensor([options.raw_count(norms)], dtype=torch.float64)
-        self.placement.world.add_up([count])
-        noise(count)
-        return options.moved(float(count))
-
-    def load_noise(self, state: dict[str, Any] | None, steps: int) -> None:
-        """Bring the stream of a fresh key to row ``steps``: from its saved state, or by drawing the rows before it once more."""
-        if state is not None and self.stream.takes(state, [self.placement.like(name) for name in self.placement.params]):
-            self.stream.load_state_dict(state)
-        else:
-            self.replay(steps)
-
-    # Restarts --------------------------------------------------------------------------------------------------------
-
-    def settle(self, step: int) -> None:
-        """After a refused step: bring the stream back to row ``step``. Nothing was released, so its row may be drawn again."""
-        if self._ahead:
-            self.use_key(self._key)
-            self.replay(step)
-
-    def replay(self, steps: int) -> None:
-        """Draw the first ``steps`` rows once more and drop them: what a stream keeps follows from its key."""
-        for step in range(steps):
-            self._fresh(step, [name for name in self.placement.params if name not in self.lazy])
 
 
 def other_examples(step: int, captured: int, contributions: int) -> CaptureError:

@@ -17,7 +17,8 @@ from hushgrad.sampling.units import Units
 
 if TYPE_CHECKING:
     from hushgrad.sampling.batch import Batch
-    from hushgrad.sampling.dealing import BatchLoader, loader
+    from hushgrad.sampling.dealing import BatchLoader
+    from hushgrad.sampling.loading import loader
 
 __all__ = [
     "BallsInBins",

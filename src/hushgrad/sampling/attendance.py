@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from hushgrad.events import (
 
 _MOST = 255  # one byte each; a count that reaches it stays there
 _MANY = 1 << 40
-_WAITING = 4096  # participations that are entered together: one by one they are many small calls in every step
+TOGETHER = 4096  # participations that are entered together, about
 _ALARM = 1e-12  # probability of a false alarm of the test of a rate
 
 
@@ -50,8 +49,7 @@ class Attendance:
         self._gap = np.full(units, _MOST, np.uint8)
         self._last = np.full(units, -1, np.int32)
         self._total = self._steps = 0
-        self._noted: deque[tuple[int, np.ndarray]] = deque()  # and not entered yet
-        self._waiting = 0  # participations among them, and steps
+        self.noted: list[tuple[int, np.ndarray]] = []  # who was found to be allowed in which step, and is not entered yet
 
     def require(self, step: int, chosen: np.ndarray) -> None:
         """Before ``chosen`` take part in ``step``; nothing is entered.
@@ -62,7 +60,7 @@ class Attendance:
         if self._size is not None and not self._size[0] <= len(chosen) <= self._size[1]:
             raise self._broken(f"{len(chosen)} records took part in step {step},")
         if self._least > 1 or self._most <= _MOST:  # else nothing is promised of a record
-            self._enter_noted()
+            self.enter_noted()
             self._require(step, self._gaps(step, chosen), self._count[chosen])
 
     def _gaps(self, step: int, chosen: np.ndarray) -> np.ndarray:
@@ -78,19 +76,13 @@ class Attendance:
             CaptureError: where one of them may not; the step has not been taken.
         """
         self.require(step, chosen)
-        self.note(step, chosen)
+        self.noted.append((step, chosen))
+        self.enter_noted()
 
-    def note(self, step: int, chosen: np.ndarray) -> None:
-        """The same for who was found to be allowed: nothing can go wrong any more."""
-        self._noted.append((step, chosen))
-        self._waiting += len(chosen) + 1
-        if self._waiting > _WAITING:
-            self._enter_noted()
-
-    def _enter_noted(self) -> None:
-        self._waiting = 0
-        while self._noted:
-            step, chosen = self._noted.popleft()
+    def enter_noted(self) -> None:
+        """Enter who was noted, many steps together: one by one they are many small calls in every step. Nothing can go wrong any more."""
+        noted, self.noted = self.noted, []
+        for step, chosen in noted:
             self._gap[chosen] = np.minimum(self._gap[chosen], self._gaps(step, chosen))
             count = self._count[chosen]
             count[count < _MOST] += 1
@@ -113,7 +105,7 @@ class Attendance:
 
     def check(self) -> str:
         """At the end of a run: in what way the rate was not the promised one; empty if it was, or if none is promised."""
-        self._enter_noted()
+        self.enter_noted()
         rate = _rate(self._promise)
         if rate is None or not self._steps:
             return ""
@@ -131,15 +123,14 @@ class Attendance:
         """The book as tensors. Sensitive."""
         import torch
 
-        self._enter_noted()
+        self.enter_noted()
         arrays: dict[str, np.ndarray] = {"count": self._count, "gap": self._gap, "last": self._last}
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         return {**tensors, "total": self._total, "steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the book of an interrupted run."""
-        self._noted.clear()
-        self._waiting = 0
+        self.noted = []
         self._count, self._gap, self._last = (np.array(state[name].numpy()) for name in ("count", "gap", "last"))
         self._total, self._steps = int(state["total"]), int(state["steps"])
 

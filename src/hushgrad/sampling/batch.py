@@ -1,4 +1,4 @@
-"""Batches that carry a stamp: which step they belong to, and that the loader issued them."""
+"""Batches that carry the loader's stamp (which step they belong to, and who takes part), and how they are cut into parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check
-from hushgrad.sampling.sizes import AS_THEY_COME, Sizes
+from hushgrad.sampling.sizes import Sizes
 
 T = TypeVar("T")
 
@@ -22,6 +22,7 @@ class Batch:
     taken. ``units``: with user-level privacy a (examples,) tensor of unit numbers, else None. ``padding``: how many of the examples,
     at the end, are copies of the first one that fill it up and do not count (few examples or none, certified runs, plans with ``pad_to``).
 
+        >>> from hushgrad.sampling.dealing import stamp
         >>> batch = stamp([torch.arange(5), torch.ones(5, 2)], step=3, examples=5)
         >>> x, y = batch
         >>> batch.step, batch.examples, [part.examples for part in batch.split(2)]
@@ -67,18 +68,10 @@ class Batch:
         if more and not (first == 0 and counted <= last and last + more <= self.examples):  # else the copies are there already
             rows = [*range(first, last), *[first] * more]
         data = _rows(_plain(self), rows, self.examples, (self._dim and self._dim()) or 0)
-        units = None if self.units is None else self.units[rows]
-        about: dict[str, Any] = {
-            "step": self.step,
-            "units": units,
-            "padding": padding,
-            "sizes": self._sizes,
-            "fixed": self._fixed,
-            "issue": self._issue,
-            "dim": self._dim,
-        }
-        part = stamp(data, examples=last - first + more, part=number, **about)
-        part.cut = cut
+        part: Batch = data.as_subclass(TensorBatch) if isinstance(data, Tensor) else _made(type(self), data)
+        vars(part).update(vars(self))  # the same stamp, but for these
+        part.examples, part.padding, part.part, part.cut, part._records = last - first + more, padding, number, cut, None
+        part.units = None if self.units is None else self.units[rows]
         return part
 
     def _cuts(self, size: int) -> list[tuple[int, int]]:
@@ -100,59 +93,23 @@ class Batch:
         return [*cuts, (first, last)]
 
 
-class _TensorBatch(Batch, Tensor):  # type: ignore[misc]  # split() is the batch's, not the tensor's
+class TensorBatch(Batch, Tensor):  # type: ignore[misc]  # split() is the batch's, not the tensor's
+    """A batch that is one tensor."""
+
     # As nn.Parameter does: operations on it return plain tensors, so the stamp never spreads to results.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
-_kinds: dict[type, type] = {}
-
-
-def stamp(
-    data: Any,
-    *,
-    step: int,
-    examples: int,
-    units: Tensor | None = None,
-    padding: int = 0,
-    sizes: Sizes = AS_THEY_COME,
-    fixed: bool = False,
-    part: int | None = None,
-    issue: Callable[[Batch], None] | None = None,
-    records: np.ndarray | None = None,
-    dim: Callable[[], int | None] | None = None,
-) -> Batch:
-    """``data`` as a stamped batch: an instance of its own type that is a :class:`Batch` as well."""
-    batch: Any
-    if isinstance(data, Tensor):
-        batch = data.as_subclass(_TensorBatch)
-    elif isinstance(data, tuple):
-        kind = _kind(type(data))
-        # A named tuple takes its fields one by one, a plain tuple takes them as one iterable.
-        batch = kind(data) if type(data) is tuple else kind(*data)
-    elif isinstance(data, list):
-        batch = (_kinds.get(list) or _kind(list))(data)
-    elif isinstance(data, Mapping):
-        batch = _kind(dict)(data)
-    else:
-        _check.fail("batch", type(data).__name__, "to be a tensor, tuple, list or dict", "Let collate_fn return one of these.")
-    batch.step, batch.examples, batch.units, batch.part, batch.cut = step, examples, units, part, None
-    batch.padding, batch._sizes, batch._fixed, batch._issue, batch._records = padding, sizes, fixed, issue, records
-    batch._dim = dim
-    return batch  # type: ignore[no-any-return]
-
-
-def _kind(base: type) -> type:
-    if base not in _kinds:
-        _kinds[base] = type(f"{base.__name__.capitalize()}Batch", (Batch, base), {"__doc__": Batch.__doc__})
-    return _kinds[base]
-
-
 def _plain(batch: Batch) -> Any:
-    if isinstance(batch, _TensorBatch):
+    if isinstance(batch, TensorBatch):
         return batch.as_subclass(Tensor)
-    base: Any = type(batch).__mro__[2]  # (the kind, Batch, the data's own type, ...)
-    return base(*batch) if issubclass(base, tuple) and base is not tuple else base(batch)  # type: ignore[misc]
+    return _made(type(batch).__mro__[2], batch)  # (the kind, Batch, the data's own type, ...)
+
+
+def _made(kind: Any, data: Any) -> Any:
+    """``data`` as one of a kind: a named tuple takes its fields one by one, a plain tuple takes them as one iterable."""
+    base = kind.__mro__[2] if issubclass(kind, Batch) else kind
+    return kind(*data) if issubclass(base, tuple) and base is not tuple else kind(data)
 
 
 def empty_like(data: Any, dim: int = 0) -> Any:

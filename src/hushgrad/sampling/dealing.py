@@ -1,30 +1,44 @@
-"""The loader: it deals the sampler's batches from a data set, each stamped with its step."""
+"""Dealing: the sampler's batches are fetched from a data set, each stamped with its step, and handed out in order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from operator import methodcaller
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError, BudgetExceeded, WorkerLost
-from hushgrad.sampling.base import Deal, Sampler
-from hushgrad.sampling.batch import Batch, stamp
+from hushgrad.sampling.base import Deal
+from hushgrad.sampling.batch import Batch, TensorBatch, empty_like
 from hushgrad.sampling.draws import Draws
-from hushgrad.sampling.hands import Hands
+from hushgrad.sampling.grown import grown_dim, keeps_apart
+from hushgrad.sampling.seeds import seeded
 from hushgrad.sampling.sizes import AS_THEY_COME, Sizes
-from hushgrad.sampling.units import Grouping, Units
+from hushgrad.sampling.units import Units
 
-_OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order")
 _REDEALT = (
     "A private run's batches are dealt by its own loader: whoever shards or re-samples them changes the privacy of the run. "
     "Keep the loader out of prepare() and of automatic samplers, and give it rank= and world_size= instead."
 )
 
 
-class _Steps:
+class _Hand(NamedTuple):
+    """What is fetched for one step, before it is stamped."""
+
+    step: int
+    examples: int
+    units: Tensor | None
+    padding: int
+    data: Any
+
+
+class Steps:
     """The sampler of the inner DataLoader: (step, the records that take part) from ``first`` on."""
 
     def __init__(self, deal: Deal, first: int, stop: int, rank: int, world_size: int) -> None:
@@ -39,6 +53,131 @@ class _Steps:
 
     def __len__(self) -> int:
         return self._stop - self._first
+
+
+class Hands(Dataset[_Hand]):
+    """Map-style view of the data, asked for whole steps: runs in the workers, fetches and collates."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        units: Units | None,
+        collate: Callable[[list[Any]], Any],
+        seeds: bytes | None = None,
+        copies: int = 1,
+        sizes: Sizes = AS_THEY_COME,
+        draws: Draws | None = None,
+        fixed: int | None = None,
+    ) -> None:
+        self._dataset, self._units, self._collate, self._seeds, self._draws = dataset, units, collate, seeds, draws
+        self._copies, self.sizes, self.fixed = copies, sizes, fixed
+        # Records from which on a batch is left as it is; None: it is filled up to a size, however many there are.
+        self._enough = None if fixed is not None or sizes.fine is None else -(-sizes.fine // copies)
+        self._empty: Any = None
+        self._dim: tuple[int | None] | None = None  # once it was looked for
+
+    def __getitem__(self, asked: tuple[int, np.ndarray]) -> _Hand:
+        step, chosen = asked
+        indices, unit = (chosen, None) if self._units is None else self._units.expand(chosen, step=step, draws=self._draws)
+        padding = 0 if self._enough is not None and len(indices) >= self._enough else self._missing(len(indices))
+        if padding:  # copies of the first, after all others
+            first = indices[:1] if len(indices) else np.zeros(1, np.int64)
+            indices = np.append(indices, np.repeat(first, padding))
+            unit = None if unit is None else np.append(unit, np.zeros(padding, np.int64))
+        if self._copies > 1:
+            unit = np.repeat(indices if unit is None else unit, self._copies)
+            return _Hand(step, len(unit), torch.from_numpy(unit), padding * self._copies, self._several(step, indices))
+        units = None if unit is None else torch.from_numpy(unit)
+        return _Hand(step, len(indices), units, padding, self._fetch(step, indices))
+
+    def _missing(self, count: int) -> int:
+        """Examples that are missing to the size of a batch."""
+        size = self.fixed or count
+        if size < count:
+            raise ArgumentError(f"Expected a batch to have at most {self.fixed} examples. This is a defect of its sampler.")
+        fine = self.sizes.fine
+        while (fine is None or size * self._copies < fine) and self.sizes.rows(size * self._copies) > size * self._copies:
+            size += 1
+        return size - count
+
+    def _several(self, step: int, indices: np.ndarray) -> Any:
+        """Every record read several times, copies of one record side by side; copy c of step t follows from (key, t, c)."""
+        if not len(indices):
+            return self._nothing()
+        passes = []
+        for copy in range(self._copies):
+            with nullcontext() if self._seeds is None else seeded(self._seeds, step, copy):
+                passes.append([self._dataset[i] for i in indices.tolist()])
+        return self._collate([example for copies in zip(*passes, strict=True) for example in copies])
+
+    def _fetch(self, step: int, indices: np.ndarray) -> Any:
+        if type(self._dataset) is TensorDataset and self._collate is default_collate and len(indices):
+            # The same result as collating example by example, without the loop: one gather per tensor.
+            where = torch.from_numpy(indices)
+            return [*map(methodcaller("index_select", 0, where), self._dataset.tensors)]
+        with nullcontext() if self._seeds is None else seeded(self._seeds, step):
+            return self._collate([self._dataset[i] for i in indices.tolist()]) if len(indices) else self._nothing()
+
+    def dim(self) -> int | None:
+        """The dimension of a batch's tensors that holds the examples; None if that cannot be said of all of them."""
+        if self._dim is None:
+            with nullcontext() if self._seeds is None else seeded(self._seeds, 0):
+                self._dim = (grown_dim(self._dataset, self._collate),)
+        return self._dim[0]
+
+    def keeps_apart(self) -> bool:
+        """Whether the collate function gives a record the same rows whoever the others are, as far as a few show."""
+        seeds = self._seeds
+        return keeps_apart(self._dataset, self._collate, again=nullcontext if seeds is None else lambda: seeded(seeds, 0))
+
+    def _nothing(self) -> Any:
+        # Built from an example only for its shapes and types; no content is kept.
+        if self._empty is None:
+            self._empty = empty_like(self._collate([self._dataset[0]]), self.dim() or 0)
+        return self._empty
+
+
+_kinds: dict[type, type] = {}
+
+
+def stamp(
+    data: Any,
+    *,
+    step: int,
+    examples: int,
+    units: Tensor | None = None,
+    padding: int = 0,
+    sizes: Sizes = AS_THEY_COME,
+    fixed: bool = False,
+    part: int | None = None,
+    issue: Callable[[Batch], None] | None = None,
+    records: np.ndarray | None = None,
+    dim: Callable[[], int | None] | None = None,
+) -> Batch:
+    """``data`` as a stamped batch: an instance of its own type that is a :class:`Batch` as well."""
+    batch: Any
+    if isinstance(data, Tensor):
+        batch = data.as_subclass(TensorBatch)
+    elif isinstance(data, tuple):
+        kind = _kind(type(data))
+        # A named tuple takes its fields one by one, a plain tuple takes them as one iterable.
+        batch = kind(data) if type(data) is tuple else kind(*data)
+    elif isinstance(data, list):
+        batch = (_kinds.get(list) or _kind(list))(data)
+    elif isinstance(data, Mapping):
+        batch = _kind(dict)(data)
+    else:
+        _check.fail("batch", type(data).__name__, "to be a tensor, tuple, list or dict", "Let collate_fn return one of these.")
+    batch.step, batch.examples, batch.units, batch.part, batch.cut = step, examples, units, part, None
+    batch.padding, batch._sizes, batch._fixed, batch._issue, batch._records = padding, sizes, fixed, issue, records
+    batch._dim = dim
+    return batch  # type: ignore[no-any-return]
+
+
+def _kind(base: type) -> type:
+    if base not in _kinds:
+        _kinds[base] = type(f"{base.__name__.capitalize()}Batch", (Batch, base), {"__doc__": Batch.__doc__})
+    return _kinds[base]
 
 
 def _as_dealt(hand: Any) -> Any:
@@ -59,7 +198,7 @@ class BatchLoader:
     def __init__(
         self,
         hands: Hands,
-        steps: Callable[[int], _Steps],
+        steps: Callable[[int], Steps],
         *,
         start: int,
         stop: int,
@@ -98,7 +237,13 @@ class BatchLoader:
 
     def _deal(self) -> Iterator[Batch]:
         steps = self._steps(self._next)
-        inner = DataLoader(self._hands, sampler=steps, batch_size=None, collate_fn=_as_dealt, **self._options)
+        inner = DataLoader(
+            self._hands,
+            sampler=steps,
+            batch_size=None,
+            collate_fn=_as_dealt,
+            **self._options,
+        )
         received, hands = iter(inner), self._hands
         always: dict[str, Any] = {
             "sizes": hands.sizes,
@@ -149,103 +294,3 @@ def _lost(error: RuntimeError | ConnectionError | EOFError) -> WorkerLost:
         f"A process that loads data died ({error}). The step that waited for its batch was not taken. Look for a lack of "
         "memory, then resume from the last checkpoint, or load with num_workers=0."
     )
-
-
-def loader(
-    dataset: Any,
-    sampler: Sampler,
-    *,
-    rng_key: bytes,
-    start: int = 0,
-    stop: int | None = None,
-    groups: Grouping | None = None,
-    rank: int = 0,
-    world_size: int = 1,
-    on_issue: Callable[[Batch], None] | None = None,
-    seeds: bytes | None = None,
-    attendance: Callable[[int], None] | None = None,
-    copies: int = 1,
-    sizes: Sizes = AS_THEY_COME,
-    fixed: int | None = None,
-    collate_fn: Callable[[list[Any]], Any] = default_collate,
-    **dataloader_options: Any,
-) -> BatchLoader:
-    """Stamped batches of a map-style ``dataset``, drawn by ``sampler`` from the secret ``rng_key``.
-
-    Args:
-        dataset: anything with ``len()`` and ``[i]``.
-        sampler: who takes part in which step.
-        rng_key: 16 to 64 secret bytes; batch t is a pure function of (key, t, the data's size).
-        start: first step to deal; a resumed run deals the same batches that the interrupted one would have.
-        stop: step before which to stop; all of the sampler's steps by default.
-        groups: unit id of each example (array, or function of the example's number) for user-level privacy: units are sampled,
-            and a batch holds all examples of its units, or as many as a cap of ``Units`` lets, with their numbers in ``batch.units``.
-        rank: this process's number; of each step's records it gets every ``world_size``-th.
-        world_size: how many processes share each batch. All must have the same key.
-        on_issue: called with each batch, and each micro-batch of ``split``, just before it is handed out.
-        seeds: 16 to 64 secret bytes; the examples of step t are then read under random states (torch, numpy, random) that follow
-            from (seeds, t), in workers and here alike, so that an augmentation is the same whenever the step is dealt again.
-        attendance: told the number of records, or units, before the first batch.
-        copies: how many times each example is read and dealt, as rows of one unit: for random augmentations.
-        sizes: that a batch, or a part of one, is filled up to by copies of its first example; ``batch.padding`` counts them.
-        fixed: records, or units, that every batch is filled up to over all processes, in the same way; units need a cap.
-        collate_fn: list of examples -> batch, as in torch; never called with an empty list.
-        dataloader_options: ``num_workers``, ``pin_memory`` and so on of ``torch.utils.data.DataLoader``.
-
-        >>> import torch
-        >>> from hushgrad.sampling import Poisson
-        >>> data = torch.utils.data.TensorDataset(torch.randn(8, 2), torch.arange(8))
-        >>> for x, y in loader(data, Poisson(rate=0.5, steps=3), rng_key=bytes(32)):
-        ...     print(tuple(x.shape), y.tolist())
-        (3, 2) [0, 5, 7]
-        (4, 2) [0, 1, 6, 7]
-        (2, 2) [6, 7]
-    """
-    _check.instance(Sampler, sampler=sampler)
-    refuse_options(dataloader_options)
-    if isinstance(dataset, (DataLoader, BatchLoader)):
-        _check.fail("dataset", dataset, "to be a data set, not a loader", "Pass loader.dataset, the data itself.")
-    if _check.positive_int(copies=copies) > 1 and type(dataset) is TensorDataset:
-        remedy = "Give a data set that augments at random as it reads; a TensorDataset reads the same every time."
-        _check.fail("copies", copies, "to be 1 for this data set", remedy)
-    size = len(dataset)
-    if size < 1:
-        _check.fail("len(dataset)", size, "to be at least 1")
-    units = None if groups is None else Units.of(groups, examples=size)
-    count, draws = size if units is None else units.count, Draws(rng_key)
-    deal = sampler.dealer(count, draws)
-    if attendance is not None:
-        attendance(count)
-    stop = sampler.steps if stop is None else _check.integer(0, stop=stop)
-    if stop > sampler.steps:
-        _check.fail("stop", stop, f"to be at most the sampler's steps={sampler.steps}")
-    world_size = _check.positive_int(world_size=world_size)
-    if _check.integer(0, rank=rank) >= world_size:
-        _check.fail("rank", rank, f"to be below world_size={world_size}")
-    rows = None if fixed is None else _rows_of(_check.positive_int(fixed=fixed), units, world_size)
-    return BatchLoader(
-        Hands(dataset, units, collate_fn, seeds, copies, sizes, draws, rows),
-        lambda first: _Steps(deal, first, stop, rank, world_size),
-        start=_check.integer(0, start=start),
-        stop=stop,
-        on_issue=on_issue,
-        options=dataloader_options,
-    )
-
-
-def _rows_of(fixed: int, units: Units | None, world_size: int) -> int:
-    """Examples in one process's part of a batch of so many records or units, at most."""
-    if units is not None and units.cap is None:
-        remedy = "Say how many examples of a unit a step reads: groups=Units(ids, examples=..., cap=...)."
-        _check.fail("groups", units, "to have a cap, since all batches are to have one size", remedy)
-    return -(-fixed // world_size) * (1 if units is None or units.cap is None else units.cap)
-
-
-def refuse_options(options: dict[str, Any]) -> None:
-    """Refuse options of torch's ``DataLoader`` that the sampler decides."""
-    for name in _OURS:
-        if name in options:
-            remedy = (
-                "The sampler decides who is in a batch. Give the plan another sampler or batch_size, or use batch.split(size)."
-            )
-            _check.fail(name, options[name], "not to be given", remedy)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping import Clipper, clipped_sum
+from hushgrad.clipping.record import clipped
 from hushgrad.events import Relation
 
 _ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -92,12 +93,12 @@ def _check_clip(clipper: Clipper, norms: Tensor, rounding: float) -> None:
     """What is asked in every step, norms and weights from the norms' parts, must be what ``weights`` says."""
     norms = norms.double()
     squares = norms.square()
-    made = clipper.clip([squares / 16, squares * (3 / 16)], 4.0)
+    made = clipped(clipper, [squares / 16, squares * (3 / 16)], 4.0)
     assert made.finite, "all norms are finite"
     assert torch.allclose(made.norms, norms, rtol=rounding, atol=0), "the norms must be the roots of the squares"
     assert torch.allclose(made.weights, clipper.weights(squares), rtol=rounding, atol=0), "clip must give the weights of weights"
     squares[7] = nan
-    assert not clipper.clip([squares], 1.0).finite, "a norm that is no number must be noticed"
+    assert not clipped(clipper, [squares], 1.0).finite, "a norm that is no number must be noticed"
 
 
 def _check_sum(clipper: Clipper, generator: torch.Generator) -> None:

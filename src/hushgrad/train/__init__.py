@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from hushgrad._later import later
 from hushgrad.train.after.averaging import EMA, Average, Polyak, Tail
 from hushgrad.train.after.projection import Ball, Box, Projection
-from hushgrad.train.books import guarantee_of
 from hushgrad.train.plan import Plan
+from hushgrad.train.spending import guarantee_of
 
 if TYPE_CHECKING:
     from hushgrad.denoise.svrg import SVRG

@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from hushgrad import _check
-from hushgrad._printed import at_most
-from hushgrad.clipping.certificate import KAPPA
-from hushgrad.errors import ArgumentError, BudgetExceeded
-from hushgrad.events import Compose, Event, Participation, Unanalysed
-from hushgrad.guarantee import Guarantee, Ledger
+from hushgrad.errors import ArgumentError
+from hushgrad.events import Event, Participation, Unanalysed
+from hushgrad.guarantee import Ledger
+from hushgrad.train.guard import Room
 from hushgrad.train.plan import Plan
+from hushgrad.train.spending import epsilon_of
 
-__all__ = ["Books", "guarantee_of"]
+__all__ = ["Books"]
 
 _FOREIGN = Unanalysed("a step was taken on a batch that the run's loader did not issue")
-_SEEDED = "Reproducible: not private against whoever knows the seed"
 
 
-class Books:
+class Books(Room):
     """Counts the steps of one run of a plan and writes its ledger.
 
     A step is charged *before* its gradient is released. Steps that compose (``plan.event(t) == plan.event(1) * t``) are
@@ -39,32 +38,6 @@ class Books:
         self.max_epsilon = None if max_epsilon is None else _check.positive(max_epsilon=max_epsilon)
         # How many steps the plan and the budget allow in all.
         self.limit = plan.steps if self.max_epsilon is None else self._affordable(self.max_epsilon)
-
-    def require_room(self, *, issued: bool) -> None:
-        """Raise if the next step may not be taken; nothing has been touched yet.
-
-        Raises:
-            BudgetExceeded: after the last step of the plan, or where the next one would cost more than ``max_epsilon``.
-        """
-        taken = self.taken
-        if taken >= self.plan.steps:
-            raise BudgetExceeded(f"All {self.plan.steps} steps of the plan are taken. Make a longer plan to train on.")
-        if taken >= self.limit:
-            raise BudgetExceeded(
-                f"Step {taken + 1} would exceed max_epsilon={at_most(self.max_epsilon or 0.0, 6)}; it was not taken."
-            )
-        if self.max_epsilon is not None and not issued and self.declared is None:
-            raise BudgetExceeded(
-                "A step on a batch that the run's loader did not issue costs an unknown epsilon; it was not taken."
-            )
-
-    def charge(self, *, issued: bool) -> None:
-        """One more step."""
-        self.taken += 1
-        if issued:
-            self.issued += 1
-        else:
-            self.foreign += 1
 
     def declare(self, participation: Participation) -> None:
         """State who takes part in batches that come from elsewhere; see :meth:`Private.declare`."""
@@ -106,7 +79,7 @@ class Books:
         def fits(steps: int) -> bool:
             total = self.prior + Ledger()
             self._record(total, steps)
-            return _epsilon(total.event(), self.plan) <= max_epsilon
+            return epsilon_of(total.event(), self.plan) <= max_epsilon
 
         if fits(self.plan.steps):
             return self.plan.steps
@@ -138,44 +111,3 @@ class Books:
         self.prior = stored
         if self.max_epsilon is not None:
             self.limit = self._affordable(self.max_epsilon)
-
-
-_CERTIFIED = (
-    f"Sums in double precision: no record moves one by more than 1 + kappa clip norms in the arithmetic that runs, kappa = {KAPPA:g}, "
-    "which is counted; it is assumed that each example's activations do not depend on its batch to the last bit"
-)
-
-
-def guarantee_of(
-    ledger: Ledger, plan: Plan, *, reproducible: bool = False, accountant: str = "pld", notes: tuple[str, ...] = ()
-) -> Guarantee:
-    """The guarantee for everything in ``ledger``, asked with the delta, relation and unit of ``plan``.
-
-    Ledgers of several phases on the same data add up: ``guarantee_of(first.ledger + second.ledger, plan)``.
-
-    Args:
-        ledger: what happened.
-        plan: whose delta, relation and unit are asked for.
-        reproducible: whether the noise came from a seed, which the guarantee then says.
-        accountant: who computes epsilon.
-        notes: further sentences for the guarantee.
-    """
-    event = ledger.event()
-    notes = ((_SEEDED,) if reproducible else ()) + ((_CERTIFIED,) if plan.certified else ()) + notes
-    return Guarantee(
-        epsilon=_epsilon(event, plan, accountant),
-        delta=plan.delta,
-        event=event,
-        accountant=accountant,
-        relation=plan.relation,
-        unit=plan.unit,
-        notes=notes,
-    )
-
-
-def _epsilon(event: Event, plan: Plan, accountant: str = "pld") -> float:
-    from hushgrad import accounting  # not needed to train, and takes a while to import
-
-    if event == Compose(()):
-        return 0.0
-    return accounting.epsilon(event, delta=plan.delta, accountant=accountant, relation=plan.relation)

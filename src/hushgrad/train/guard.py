@@ -1,4 +1,4 @@
-"""The guard: refuses, at attach and before every step, what would let a raw gradient through."""
+"""The guard: refuses, at attach and before every step, what would let a raw gradient through, and steps for which there is no room."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hushgrad import _check
+from hushgrad._printed import at_most
 from hushgrad.clipping.scaled import SCALED
-from hushgrad.errors import ArgumentError, CaptureError
+from hushgrad.errors import ArgumentError, BudgetExceeded, CaptureError
+from hushgrad.events import Participation
 from hushgrad.train.released import Released
 
 if TYPE_CHECKING:
     from hushgrad.train.attached import Attached
+    from hushgrad.train.plan import Plan
 
-__all__ = ["Guard", "Watch", "checks"]
+__all__ = ["Guard", "Room", "Watch", "checks"]
 
 _private: WeakSet[Optimizer] = WeakSet()
 _checking: WeakSet[Optimizer] = WeakSet()
@@ -105,6 +108,44 @@ def _require_plain(model: nn.Module, optimizer: Optimizer) -> None:
         _check.fail(
             "optimizer", type(optimizer).__name__, "to have the hooks of torch's optimizers, not to be wrapped around one", remedy
         )
+
+
+class Room:
+    """The steps of a run: how many were taken, and whether one more may be."""
+
+    plan: Plan
+    issued: int  # steps on batches of the run's own loader
+    foreign: int
+    taken: int  # all steps charged so far: the number of the next one
+    declared: Participation | None
+    max_epsilon: float | None
+    limit: int  # how many steps the plan and the budget allow in all
+
+    def require_room(self, *, issued: bool) -> None:
+        """Raise if the next step may not be taken; nothing has been touched yet.
+
+        Raises:
+            BudgetExceeded: after the last step of the plan, or where the next one would cost more than ``max_epsilon``.
+        """
+        taken = self.taken
+        if taken >= self.plan.steps:
+            raise BudgetExceeded(f"All {self.plan.steps} steps of the plan are taken. Make a longer plan to train on.")
+        if taken >= self.limit:
+            raise BudgetExceeded(
+                f"Step {taken + 1} would exceed max_epsilon={at_most(self.max_epsilon or 0.0, 6)}; it was not taken."
+            )
+        if self.max_epsilon is not None and not issued and self.declared is None:
+            raise BudgetExceeded(
+                "A step on a batch that the run's loader did not issue costs an unknown epsilon; it was not taken."
+            )
+
+    def charge(self, *, issued: bool) -> None:
+        """One more step."""
+        self.taken += 1
+        if issued:
+            self.issued += 1
+        else:
+            self.foreign += 1
 
 
 class Guard:

@@ -19,14 +19,14 @@ from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
-from hushgrad.sampling.dealing import refuse_options
+from hushgrad.sampling.loading import refuse_options
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.attached import Attached
-from hushgrad.train.books import guarantee_of
 from hushgrad.train.loop import Loop
 from hushgrad.train.loss import PrivateLoss
 from hushgrad.train.options import DATALOADER
 from hushgrad.train.plan import Plan
+from hushgrad.train.spending import guarantee_of
 from hushgrad.train.words import ENGINE, OPACUS
 
 __all__ = ["Private", "make_private"]

@@ -33,7 +33,7 @@ from hushgrad.release.lazy import LazyTables
 from hushgrad.release.passes import Closure, run_passes
 from hushgrad.release.placement.whole import Whole
 from hushgrad.release.placement.world import World
-from hushgrad.sampling.attendance import Attendance
+from hushgrad.sampling.attendance import TOGETHER, Attendance
 from hushgrad.sampling.batch import Batch
 from hushgrad.train.after.averaged import Averaged
 from hushgrad.train.books import Books
@@ -214,9 +214,8 @@ class Stepping:
 
     def _look_back(self) -> None:
         """If a proof that was repeated has failed, nobody knows since when: what was released is covered by no theorem."""
-        if self._capture.late and self._books.taken and not self._books.broken:
-            why = self._capture.not_isolated
-            self._books.broken = f"after {self._books.taken} steps a proof was repeated and failed: {why}"
+        if self._capture.late and (taken := self._books.taken) and not self._books.broken:
+            self._books.broken = f"after {taken} steps a proof was repeated and failed: {self._capture.not_isolated}"
 
     def _check_losses(self) -> None:
         """Of a certified run: the losses were sums."""
@@ -265,7 +264,9 @@ class Stepping:
                     self._journal.released(step, found.to_bytes(8, "little"))
                     self._books.content = self._journal.chain.hex()
             if book is not None and records is not None:
-                book.note(step, records)
+                book.noted.append((step, records))
+                if len(book.noted) * len(records) > TOGETHER:
+                    book.enter_noted()
             self._books.charge(issued=issued is not None)
             self.losses.settle(None if issued is None else issued.counted)
             self._issued = None

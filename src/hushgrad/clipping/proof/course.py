@@ -1,4 +1,6 @@
-"""The course of a pass: which functions of torch it calls, what it asks of its tensors, and what kinds of numbers it computes with.
+"""What a pass is known by: its key, before it runs, and its course.
+
+The course is which functions of torch it calls, what it asks of its tensors, and what kinds of numbers it computes with.
 
 A forward is a program. A branch on a counter that nobody sees, on a rare token or on the clock may be taken for the first time long after
 the proof, and one without gradients leaves no node in the graph. So each pass is watched: one that calls other functions than those that
@@ -8,19 +10,24 @@ is proved itself before its gradients count.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from itertools import starmap
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hushgrad.clipping._torch import is_transformed
+from hushgrad.clipping._torch import is_autocast, is_transformed
 from hushgrad.clipping.costs import BEYOND
 
-__all__ = ["Course", "Courses", "Dispatch", "after_all", "joined", "kinds_of"]
+if TYPE_CHECKING:
+    from hushgrad.clipping.proof.beside import Beside
+
+__all__ = ["PLAIN", "Course", "Courses", "Dispatch", "Key", "Wired", "after_all", "forward_of", "joined", "kinds_of", "values_of"]
 
 Answer = tuple[Any, str, Any]  # the number of the function in its pass, its name, and what it said or the kinds of its numbers
 _BEFORE = 3  # functions that tell a place from others, with the last one, where the order may change
@@ -82,6 +89,49 @@ _SIZED = frozenset(
 _TINY = 1e-3  # times what one example is to another: a proof in single precision sees it
 _RANK = 6  # of the tensors that people have
 _NUMBERS = (int, float, np.number, np.bool_)
+
+PLAIN = frozenset((bool, int, float, str, type(None)))  # attributes that may decide what a forward does
+values_of, forward_of, _kind = methodcaller("values"), attrgetter("forward"), attrgetter("dtype", "ndim")
+
+
+class Wired:
+    """How a model is put together, as far as every pass looks at it: see :class:`~hushgrad.clipping.proof.state.Wiring`."""
+
+    _watched: tuple[list[dict[Any, Any]], list[tuple[dict[str, Any], str]], list[type[nn.Module]]]
+    _empty: list[dict[Any, Any]]  # tables of hooks and children that have none: most of them
+    _seen: Any
+    _number: int
+    look: Callable[[], None]  # at everything anew
+
+    def number(self) -> int:
+        """That of the present way. As long as all is the very same, that is a matter of microseconds."""
+        tables, places, types = self._watched
+        now = [*map(tuple, map(values_of, tables)), *starmap(dict.get, places), *map(forward_of, types)]
+        if now != self._seen or any(self._empty):
+            self.look()
+        return self._number
+
+
+class Key:
+    """What a pass is known by before it runs: the values that :class:`~hushgrad.clipping.proof.state.Attributes` has listed."""
+
+    _dicts: list[dict[str, Any]]
+    _places: list[tuple[dict[str, Any], str]]
+    _size: int  # of the dictionaries, when they were listed
+    _wiring: Wired
+    _wired: int
+    _beside: Beside
+    _list: Callable[[], None]  # all of it anew
+
+    def key(self, data: Iterable[Tensor]) -> tuple[Any, ...]:
+        """Their values, without the clocks, how the model is put together, and of what kinds its other tensors and ``data`` are."""
+        wiring = self._wiring.number()
+        if sum(map(len, self._dicts)) != self._size or wiring != self._wired:
+            self._list()
+        values = [*starmap(dict.get, self._places)]
+        if not PLAIN.issuperset(map(type, values)):
+            values = [v if type(v) in PLAIN else type(v) for v in values]
+        return self._wired, is_autocast(), self._beside.kinds() if self._beside.places else (), tuple(values), *map(_kind, data)
 
 
 class Course(TorchFunctionMode):

@@ -10,19 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import starmap
-from operator import attrgetter, methodcaller
 from typing import Any
 
 from torch import Tensor, nn
 
-from hushgrad.clipping._torch import global_hooks, is_autocast
+from hushgrad.clipping._torch import global_hooks
 from hushgrad.clipping.costs import SCHEDULE
 from hushgrad.clipping.proof.beside import Beside
+from hushgrad.clipping.proof.course import PLAIN, Key, Wired, forward_of, values_of
 
 __all__ = ["TORCHS", "Attributes", "Time", "Wiring", "attributes_of"]
 
-_PLAIN = frozenset((bool, int, float, str, type(None)))
-_values, _forward, _kind = methodcaller("values"), attrgetter("forward"), attrgetter("dtype", "ndim")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 TORCHS = frozenset(vars(nn.Module())) - {"training"}  # hooks, parameters and children: not the forward's to write
 
@@ -30,29 +28,18 @@ Place = tuple[dict[str, Any], str]
 Time = tuple[dict[str, Any], str, Any]  # a clock and its value
 
 
-class Attributes:
+class Attributes(Key):
     """The plain numbers and words of all modules, and of the configurations that they hold."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._clocks: set[tuple[int, str]] = set()
-        self._dicts: list[dict[str, Any]] = []
-        self._places: list[Place] = []
+        self._dicts, self._places = [], []
         self.timed: list[Place] = []  # the clocks
         self._values: dict[tuple[int, str], set[Any]] = {}  # of numbers, in passes that were proved
         self._size = -1  # listed when they are first asked for: a copy's modules are not there before
         self._wiring, self._wired = Wiring(model), -1
         self._beside = Beside()
-
-    def key(self, data: Iterable[Tensor]) -> tuple[Any, ...]:
-        """Their values, without the clocks, how the model is put together, and of what kinds its other tensors and ``data`` are."""
-        wiring = self._wiring.number()
-        if sum(map(len, self._dicts)) != self._size or wiring != self._wired:
-            self._list()
-        values = [*starmap(dict.get, self._places)]
-        if not _PLAIN.issuperset(map(type, values)):
-            values = [v if type(v) in _PLAIN else type(v) for v in values]
-        return self._wired, is_autocast(), self._beside.kinds() if self._beside.places else (), tuple(values), *map(_kind, data)
 
     def all(self) -> list[dict[str, Any]]:
         """The attributes of all modules and of their configurations, as they are now."""
@@ -76,7 +63,7 @@ class Attributes:
         self.timed = [place for place, is_clock in every if is_clock]
 
     def _all(self) -> list[Place]:
-        return [(d, name) for d in self._dicts for name, v in d.items() if type(v) in _PLAIN and name not in TORCHS]
+        return [(d, name) for d in self._dicts for name, v in d.items() if type(v) in PLAIN and name not in TORCHS]
 
     def meet(self, met: Callable[[], list[Tensor]]) -> None:
         """A forward has computed with what is ``met``, whoever holds it."""
@@ -111,7 +98,7 @@ class Attributes:
         known = len(self._clocks)
         for d, name, value in before:
             now = d.get(name)
-            if type(now) in _PLAIN and now != value:
+            if type(now) in PLAIN and now != value:
                 self._clocks.add((id(d), name))
                 if type(now) in (int, float):
                     found.append((d, name))
@@ -159,24 +146,13 @@ def attributes_of(model: nn.Module) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-class Wiring:
+class Wiring(Wired):
     """A number for each way in which a model was put together so far."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._numbers: dict[Any, int] = {}
-        self._watched: tuple[list[dict[Any, Any]], list[tuple[dict[str, Any], str]], list[type[nn.Module]]] = ([], [], [])
-        self._empty: list[dict[Any, Any]] = []  # tables of hooks and children that have none: most of them
-        self._seen: Any = None
-        self._number = -1
-
-    def number(self) -> int:
-        """That of the present way. As long as all is the very same, that is a matter of microseconds."""
-        tables, places, types = self._watched
-        now = [*map(tuple, map(_values, tables)), *starmap(dict.get, places), *map(_forward, types)]
-        if now != self._seen or any(self._empty):
-            self.look()
-        return self._number
+        self._watched, self._empty, self._seen, self._number = ([], [], []), [], None, -1
 
     def look(self) -> None:
         """Look at everything anew: an attribute was added or removed."""
@@ -186,7 +162,7 @@ class Wiring:
         self._empty = [table for table in tables if not table]
         kinds = [kind for kind in {type(m): None for m in modules} if hasattr(kind, "forward")]  # those of scripts have none
         self._watched = [table for table in tables if table], places, kinds
-        self._seen = self._now()
+        self._seen = [*map(tuple, map(values_of, self._watched[0])), *starmap(dict.get, places), *map(forward_of, kinds)]
         key = (
             tuple(
                 (type(m), _what(getattr(type(m), "forward", None)), *(_all(vars(m).get(name, {}).values()) for name in _HOOKS))
@@ -196,10 +172,6 @@ class Wiring:
             tuple(_all(table.values()) for table in global_hooks()),
         )
         self._number = self._numbers.setdefault(key, len(self._numbers))
-
-    def _now(self) -> Any:
-        tables, places, types = self._watched
-        return [*map(tuple, map(_values, tables)), *starmap(dict.get, places), *map(_forward, types)]
 
 
 def _is_function(value: Any) -> bool:
@@ -217,7 +189,7 @@ def _what(function: Any) -> Any:
     if code is None:
         return type(function)
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if not _is_empty(cell)]
-    return code, tuple(v if type(v) in _PLAIN else type(v) for v in (*cells, *(getattr(function, "__defaults__", None) or ())))
+    return code, tuple(v if type(v) in PLAIN else type(v) for v in (*cells, *(getattr(function, "__defaults__", None) or ())))
 
 
 def _is_empty(cell: Any) -> bool:

@@ -26,6 +26,7 @@ from hushgrad.clipping.mass import WILD, outer_mass, sq_norm
 from hushgrad.clipping.rules.batched import is_strided, require_batch
 from hushgrad.clipping.rules.gram import gram_sq_norm
 from hushgrad.clipping.sums import Pieces, Sum
+from hushgrad.native import _abi
 
 __all__ = ["Linear"]
 
@@ -43,6 +44,7 @@ _MANY = 1 << 20
 # Floats of them in one block (512 KB in single precision): small enough for the gaps that released activations leave, so that no new pages
 # are asked for. With blocks of 4 MB a step of T5 had 10,000 faults of pages, with these 1,600.
 _PIECE = 1 << 17
+_AT_MOST = 1 << 20  # elements; beyond, torch's threads are worth more than fewer calls (norms have the same bits then)
 
 
 @rule(nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
@@ -77,7 +79,7 @@ class Linear(Rule):
         if x.dim() == 2 and not x.is_cpu:
             return {}
         if x.dim() == 2:
-            both = _fused.outer_sq_norms(x, g, WILD)
+            both = _outer_sq_norms(x, g, WILD)
             if both is None or both[2]:
                 return _sq_norms_of_rows(record)
             if len(record.names) == 2:
@@ -177,7 +179,7 @@ def _add_weighted_rows(
                 out[name].add_kept(g, weights[name])
         return
     together = names[0] == "weight" and weights[names[-1]] is by
-    both = _fused.outer_sums(x, g, by, among) if together else None
+    both = _outer_sums(x, g, by, among) if together else None
     if both is not None:
         for name in names:
             out[name].add(both[name != "weight"])
@@ -191,6 +193,40 @@ def _add_weighted_rows(
             out[name].addmm(weighted.t(), x)
         else:
             out[name].add(weighted.sum(0))
+
+
+def _outer_sq_norms(x: Tensor, g: Tensor, wild: float) -> tuple[Tensor, Tensor, bool] | None:
+    """‖x_i‖² ‖g_i‖² and ‖g_i‖² of each row of x (B, d) and g (B, p) by the C library, and whether some ‖x_i‖² or ‖g_i‖² exceeds ``wild``.
+
+    None where it cannot serve, or torch's threads are worth more.
+    """
+    library = _fused._LIBRARY
+    if library is None or x.numel() + g.numel() > _AT_MOST:
+        return None
+    for t in (x, g):
+        if t.dtype is not torch.float32 or not t.is_cpu or not t.is_contiguous():
+            return None
+    B, d = x.shape
+    of_weight, of_bias = torch.empty(B, dtype=torch.float64), torch.empty(B, dtype=torch.float64)
+    at = x.data_ptr(), d, g.data_ptr(), g.shape[1], B, wild, of_weight.data_ptr(), of_bias.data_ptr()
+    return of_weight, of_bias, bool(library.outer_sq_norms(*at))
+
+
+def _outer_sums(x: Tensor, g: Tensor, weights: Tensor, among: int | None = None) -> tuple[Tensor, Tensor] | None:
+    """The sums of w_i g_i x_i^T and of w_i g_i, for x (B, d), g (B, p) and w (B,), by the C library; None where p is large, or it cannot.
+
+    ``among``: a public number of examples to choose by, since torch rounds otherwise; those that are here by default.
+    """
+    library, p, d = _fused._LIBRARY, g.shape[1], x.shape[1]
+    if library is None or p > _abi.OUTPUTS_AT_MOST or (x.shape[0] if among is None else among) * d > _AT_MOST:
+        return None
+    for t in (x, g, weights):
+        if t.dtype is not torch.float32 or not t.is_cpu or not t.is_contiguous():
+            return None
+    of_weight, of_bias = torch.empty(p, d), torch.empty(p)
+    at = x.data_ptr(), d, g.data_ptr(), p, weights.data_ptr(), x.shape[0], of_weight.data_ptr(), of_bias.data_ptr()
+    library.outer_sums(*at)
+    return of_weight, of_bias
 
 
 def _positions(x: Tensor) -> Tensor:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import isfinite
-from operator import attrgetter, is_
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -18,18 +16,15 @@ from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.noise import _memory
 from hushgrad.noise._kernel import Piece
 from hushgrad.noise._keystream import check_address
-from hushgrad.noise._pieces import delivered, pieces_of
 from hushgrad.noise._threads import CHUNK, over_chunks
 from hushgrad.noise._transform import GROUP, GROUP_BYTES
-from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.devices import DeviceKernel, Target, Turn, kernel_for
+from hushgrad.noise.drawing import Rows
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.lanes import Lane, computed_in, fresh_like, overlap, pack
 
-_target = attrgetter("target")
 
-
-class OrderedStream(NoiseStream):
+class OrderedStream(Rows):
     """A stream whose rows are asked once each, in order, separately for every lane.
 
     State is kept in float32 (float64 for float64 tensors) in main memory. It is as secret as the key: with it the noise of
@@ -67,10 +62,6 @@ class OrderedStream(NoiseStream):
     def _sizes(self) -> Mapping[str, int]:
         """The state of a lane: name and number of rows."""
 
-    @abstractmethod
-    def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
-        """Write or add row ``step`` of every lane to its piece and update its state."""
-
     def _turn(self, step: int) -> Turn | None:
         """Row ``step`` as a device makes it; None (the default): the host draws this mechanism for every device."""
         return None
@@ -86,45 +77,6 @@ class OrderedStream(NoiseStream):
         """``scale`` times row ``step`` of C⁻¹ Z for tensor number ``index``; added to ``out`` if that is given."""
         given = None if out is None else (out,)
         return self.rows(step, (like,), indices=(index,), offsets=(offset,), out=given, scale=scale)[0]
-
-    @final
-    def rows(
-        self,
-        step: int,
-        likes: Sequence[Tensor],
-        *,
-        indices: Sequence[int] | None = None,
-        offsets: Sequence[int] | None = None,
-        out: Sequence[Tensor] | None = None,
-        scale: float | Tensor = 1.0,
-    ) -> list[Tensor]:
-        """See NoiseStream. No row is drawn unless all can be."""
-        kernel = None if likes and likes[0].is_cpu else self._kernel_of(step, likes)
-        if kernel is not None:
-            return self._rows_there(kernel, step, likes, indices, offsets, out, scale)
-        scale = float(scale)
-        pieces = pieces_of(likes, indices, offsets, out, exact=self._source.secure)
-        lanes = []
-        for piece in pieces:
-            lane = self._lanes.get((piece.which, piece.start))
-            known = lane is not None and lane.count == piece.size and lane.dtype is piece.target.dtype
-            lanes.append(lane if known and lane is not None else self._lane(piece))
-        if type(step) is not int or step < 0 or not isfinite(scale):
-            step, scale = _check.integer(0, step=step), _check.number(scale=scale)
-        if len({*map(id, lanes)}) < len(lanes):
-            _check.fail("indices", list(indices or ()), "to name each shard once", "Two tensors must not share their noise.")
-        end = step + 1 if self._steps is None else self._steps
-        for lane in lanes:
-            if step != lane.next or lane.interrupted or step >= end:
-                self._refuse(step, lane)
-        for lane in lanes:
-            lane.interrupted = True  # until every chunk is done: a half-updated state must not be used
-        self._advance_all(step, lanes, pieces, scale, out is None)
-        for lane in lanes:
-            lane.interrupted, lane.next = False, step + 1
-        if out is not None and all(map(is_, map(_target, pieces), out)):
-            return list(out)
-        return delivered(pieces, likes, out, exact=self._source.secure)
 
     # On a device -------------------------------------------------------------------------------------------------------
 
@@ -273,10 +225,6 @@ class IndependentStream(OrderedStream):
 
     def _turn(self, step: int) -> Turn:
         return Turn(step)
-
-    def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
-        # nothing to update, so all of a model's tensors take one call
-        self._source.draw(step, pieces, scale, fresh=fresh, finished=True)
 
 
 class ChunkedStream(OrderedStream):

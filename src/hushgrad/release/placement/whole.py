@@ -1,9 +1,8 @@
-"""Whole: every parameter lies in this process. Also what a placement is asked by the core."""
+"""Whole: every parameter lies in this process. Also what a placement is asked between steps; in a step, see the core."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import repeat
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,22 +12,17 @@ from hushgrad.clipping.held import Held
 from hushgrad.denoise.base import Denoiser, NoiseInfo
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.streams.ahead import drawn_ahead
+from hushgrad.release.core import Placement
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch
 
 __all__ = ["Whole"]
 
 
-class Whole(Held):
-    """Where the parameters of a run, their sums, their noise and their state lie; this one: whole, in one process.
+class Whole(Placement, Held):
+    """Where the parameters of a run, their sums, their noise and their state lie; this one: whole, in one process."""
 
-    The core asks and never tells cases apart. The other placements differ in their answers only; all of them are bound by the
-    same law: after :meth:`add_up` every coordinate of every sum has the contributions of all processes and its noise once.
-    """
-
-    waited_for = True  # False: a device whose results nobody asks for in a step
     in_parts = False  # whether a process holds a part of each parameter only
-    finishes = True  # whether a sum with its noise is what is released: add_up has nothing to do
 
     def __init__(self, params: dict[str, Tensor], world: World) -> None:
         self.params, self.world = params, world
@@ -46,14 +40,6 @@ class Whole(Held):
         wide = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
         return p if p.dtype is wide else torch.empty(p.shape, dtype=wide, device=p.device)
 
-    def gradients(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``sums`` as the parameters' gradients, in their precision."""
-        grads = {}
-        for name, g in sums.items():
-            dtype = self.params[name].dtype
-            grads[name] = g if g.dtype is dtype else g.to(dtype)
-        return grads
-
     def moved(self, model: nn.Module) -> None:
         """The parameters were changed between two passes: the next one must use them as they are now."""
 
@@ -68,10 +54,6 @@ class Whole(Held):
         """Whether this process draws the noise of everything that it holds."""
         return True
 
-    def own(self, buffers: Mapping[str, Tensor]) -> list[tuple[str, Tensor, int]]:
-        """The part of each sum whose noise is drawn here, and where it begins in the whole flattened parameter."""
-        return list(zip(buffers, buffers.values(), repeat(0)))
-
     def ranges(self) -> list[tuple[int, int]]:
         """(offset, count) of each parameter's part whose noise is drawn here, in the parameters' order."""
         return [(offset, part.numel()) for _, part, offset in self.own({name: self.here(name) for name in self.params})]
@@ -79,9 +61,6 @@ class Whole(Held):
     def early(self, scattered: frozenset[str]) -> list[str]:
         """Sums that are cheapest added to their noise: of tables of which few rows are touched. The others get it afterwards."""
         return [name for name in self.params if name in scattered] if scattered else []
-
-    def add_up(self, buffers: dict[str, Tensor]) -> None:
-        """Give every process the sums, noise included, over all processes, of what it holds."""
 
     def gather(self, buffers: dict[str, Tensor]) -> None:
         """Give every process all of what it holds, where each has finished its own part of the sums only."""

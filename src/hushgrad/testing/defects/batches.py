@@ -9,8 +9,8 @@ import numpy as np
 
 from hushgrad import events
 from hushgrad.sampling import Draws, FixedSize, Poisson, RoundRobin
+from hushgrad.sampling.dealing import Hands
 from hushgrad.sampling.draws import poisson_subset
-from hushgrad.sampling.hands import Hands
 from hushgrad.testing.defects.base import defect, patched, wrong
 
 Dealer = Callable[[int], np.ndarray]
