@@ -661,6 +661,17 @@ def test_swapped_moved_and_cut_numbers_are_witnessed_and_both_ways_agree(monkeyp
 # Small promises, each of which was broken once -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["key.json", "journal", "nowhere"])
+def test_a_lock_that_is_a_link_is_refused_and_writes_nothing_over(tmp_path, name):
+    for kept in ("key.json", "journal"):
+        (tmp_path / kept).write_bytes(b"of the run")
+    (tmp_path / ".lock").symlink_to(name)
+    with pytest.raises(StorageError, match=r"Expected to be able to write .*\.lock"):
+        Owner(tmp_path)
+    assert all((tmp_path / kept).read_bytes() == b"of the run" for kept in ("key.json", "journal"))
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_a_lock_that_somebody_deleted_is_noticed(tmp_path):
     first = Owner(tmp_path)
     (tmp_path / ".lock").unlink()

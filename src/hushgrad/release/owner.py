@@ -32,6 +32,7 @@ __all__ = ["LOCK", "Owner", "boot_identity", "locked"]
 
 LOCK = ".lock"
 _BEAT, _STALE = 10.0, 60.0  # seconds
+_ITSELF = getattr(os, "O_NOFOLLOW", 0)  # a link in its place leads to a file that would be written over
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
 
 _here: WeakValueDictionary[str, Owner] = WeakValueDictionary()
@@ -146,7 +147,7 @@ class Owner:
 
     def _take(self, take_over: bool) -> None:
         while True:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | _ITSELF, 0o600)
             try:
                 taken = locked(file)
                 if taken and self._read().get("lease"):  # of a host that sees the same disk and has no locks there
