@@ -54,6 +54,8 @@ settings.load_profile("house")
 gc.disable()
 gc.set_threshold(20_000, 20, 20)
 
+_MANY = 50  # modules
+
 _SYSTEM = os.urandom
 
 
@@ -132,8 +134,17 @@ def pytest_collection_finish(session):
     """
     if "torch" in sys.modules and len(session.items) > 1:
         importlib.import_module("torch._dynamo")
-    gc.freeze()
+    _freeze()
     gc.enable()
+
+
+_frozen = 0  # modules
+
+
+def _freeze() -> None:
+    global _frozen
+    gc.freeze()
+    _frozen = len(sys.modules)
 
 
 def pytest_unconfigure():
@@ -143,7 +154,10 @@ def pytest_unconfigure():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """So does a test."""
+    """So does a test. Modules that the tests before it have imported stay, too."""
+    if len(sys.modules) > _frozen + _MANY:
+        gc.collect()
+        _freeze()
     _begin(item.nodeid)
 
 

@@ -6,6 +6,7 @@ ranks is two children over gloo. ``end_of`` is what must not depend on how often
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -242,11 +243,13 @@ def lives(directory: str, plan: str, kills: list[int | str], **options: Any) -> 
 
 @cache
 def warm_up() -> None:
-    """What torch imports on first use is imported once, not in every life."""
+    """What torch imports on first use is imported once, not in every life, and is garbage in none."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         for plan in PLANS:
             train(f"{directory}/{plan}", plan)
+    gc.collect()
+    gc.freeze()  # a life's proofs go through what is its own
 
 
 def main() -> None:
