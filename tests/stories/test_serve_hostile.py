@@ -470,21 +470,24 @@ def test_an_abandoned_question_leaves_the_queue(monkeypatch):
 
     async def story() -> list[str]:
         asked: list[str] = []
-        lane = Lane(seconds=1)
+        lane, begun, cancelled = Lane(seconds=1), threading.Event(), threading.Event()
 
         def exchange(line: str) -> bytes:
             asked.append(json.loads(line)["arguments"]["name"])
-            time.sleep(0.2)
+            begun.set()
+            assert cancelled.wait(100)
             return b'{"answer": {}}'
 
         monkeypatch.setattr(lane, "_exchange", exchange)
         first = asyncio.ensure_future(lane.ask("plan", name="first"))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(begun.wait, 100)
         outdated = asyncio.ensure_future(lane.ask("plan", name="outdated"))
         newest = asyncio.ensure_future(lane.ask("plan", name="newest"))
         await asyncio.sleep(0.01)
         outdated.cancel()
         first.cancel()  # it has begun: it is finished, and nobody else is let in meanwhile
+        await asyncio.sleep(0.01)
+        cancelled.set()
         await newest
         assert await lane.ask("plan", name="first") == {}
         return asked
