@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 
 import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
+from hushgrad.clipping import Capture, Flat
 from hushgrad.clipping.layout import FIRST, MIXED, NOBODY, layouts_of
 from hushgrad.clipping.proof import digits, tags
 from hushgrad.clipping.proof.tags import Exit, tagged
+from hushgrad.errors import NotIsolated
 from hushgrad.train import Plan, make_private
 
 
@@ -113,3 +116,59 @@ def test_a_run_holds_no_logits_of_its_proof_nor_of_a_pass_whose_gradient_has_com
         held.append(sum(each() is not None for each in made))
         optimizer.step()
     assert len(made) > 6 and held == [1, 0] * 3
+
+
+class _Faint(torch.autograd.Function):
+    """The identity, whose gradient lets a little of another example's through."""
+
+    @staticmethod
+    def forward(ctx, x, way, factor):
+        ctx.way, ctx.factor = way, factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g + ctx.factor * _WAYS[ctx.way](g), None, None
+
+
+def _in_blocks(g: torch.Tensor, by: int) -> torch.Tensor:
+    return g.view(-1, 16, *g.shape[1:]).roll(by, 1).view_as(g) if len(g) % 16 == 0 else torch.zeros_like(g)
+
+
+_WAYS = {
+    "the next one's": lambda g: g.roll(-1, 0),
+    "the one's before": lambda g: g.roll(1, 0),
+    "the next one's of sixteen": lambda g: _in_blocks(g, -1),
+    "the one's before of sixteen": lambda g: _in_blocks(g, 1),
+    "everybody's": lambda g: g.mean(0).expand_as(g) if len(g) > 20 else torch.zeros_like(g),
+}
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e-15, 1e-20])
+@pytest.mark.parametrize("way", _WAYS)
+def test_a_gradient_that_is_too_faint_for_the_digits_is_seen_by_huge_losses_of_others(way, factor):
+    """Each example counts by what it gives alone, though another one's loss is huge; or the model is refused."""
+    torch.manual_seed(3)
+    model, x, clip = _Model(way, factor), torch.randn(64, 6), 0.1
+    singles = [torch.autograd.grad(model(one[None]).square().sum(), list(model.parameters())) for one in x]
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    with suppress(NotIsolated):
+        for heavy in (0, 5, 16, 40):
+            weights = torch.ones(64).index_fill(0, torch.tensor([heavy]), 3 / factor)
+            capture.examples(len(x))
+            (model(x).square().sum(1) * weights).sum().backward()
+            made = list(capture.collect(Flat(clip)).raw_sums.values())
+            for gs, weight in zip(singles, weights.double(), strict=True):
+                norm = weight * sum(g.double().square().sum() for g in gs).sqrt()
+                made = [m - g.double() * weight * min(1.0, clip / norm) for m, g in zip(made, gs, strict=True)]
+            assert sum(float(m.square().sum()) for m in made) < (1e-4 * clip) ** 2
+
+
+class _Model(nn.Module):
+    def __init__(self, way: str, factor: float) -> None:
+        super().__init__()
+        self.first, self.last, self.way, self.factor = nn.Linear(6, 5), nn.Linear(5, 2), way, factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(_Faint.apply(self.first(x).tanh(), self.way, self.factor))

@@ -11,6 +11,7 @@ __all__ = [
     "BEYOND",
     "CLOCKS",
     "COMPARED",
+    "FAR",
     "FEW",
     "KEPT",
     "LARGE",
@@ -33,6 +34,9 @@ __all__ = [
 # times itself, when the outputs' is three times as large, has not two bits that are right. One below sqrt(eps) of the largest may be of
 # that kind and is asked; above it thousands of roundings would have to agree.
 MULTIPLE = 0.25
+# Others' losses are so many powers of two larger, where a faint way from one example to another is looked for: one of 1e-20 shows, and
+# gradients below 1e24 do not overflow.
+FAR = 48
 # The seal: relative to the gradient over all parameters. Rounding was at most 5e-7 (float32) and 8e-16; mixing at least 0.5.
 SEAL = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 1e-1, torch.float16: 5e-2}
 # Of numbers that overflow nothing is proved: a second try is made with none above so many times the usual one.

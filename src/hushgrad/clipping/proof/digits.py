@@ -101,6 +101,25 @@ class Digits:
             number += before
         self.each[k] = number.masked_fill_(mixed, MIXED)
 
+    def spare(self, grads: Grads, near: Tensor) -> None:
+        """Of cotangents for huge losses of all but the ``near`` examples: what one of these owns is as it was, bit for bit."""
+        for k, first in enumerate(self.grads):
+            g, likely = grads[k] if k < len(grads) else None, self.likely[k]
+            if first is None or g is None:
+                continue
+            g = _wide(g)
+            if likely is not None:
+                which = near.nonzero().flatten()
+                if _is_nothing(likely.only(g, which, self.examples) - likely.only(first, which, self.examples)):
+                    continue
+                self.each[k] = likely.owners(first.shape, self.examples, first.device).to(self.word).expand(first.shape)
+                self.likely[k] = None
+            own = self.each[k]
+            if own is not None:
+                one = (own >= 0) & (own < self.examples) & near.to(own.device)[own.clamp(0, self.examples - 1).long()]
+                reached = one & (g != first) & (first != 0) & first.isfinite() & g.isfinite()
+                self.each[k] = own.masked_fill(reached, MIXED)
+
     def close(self) -> None:
         """No more digits come: of the cotangents, nothing is left but their owners."""
         for k in range(len(self.grads)):

@@ -2,7 +2,8 @@
 
 Backward is linear, and a power of two is exact in floating point. So if example i's part of the output's cotangent is multiplied by
 2^digit(i), a cotangent further down that comes from example i alone is multiplied by exactly that, bit for bit; one that several examples
-reach is not. One digit of the example's number for each pass; no tolerance, no second forward.
+reach is not. One digit of the example's number for each pass; no tolerance, no second forward. A way from one to another may be too faint
+to be seen so, and others' losses may be huge all the same: in a last pass those of a random half are, and nothing of the other half moves.
 
 Where the true gradient is 0, terms cancel and what arrives is rounding, which proves nothing. A power of two scales rounding, too; three
 does not: a small cotangent that is not three times as large for outputs' cotangents three times as large is not proved.
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import Node, input_shape
+from hushgrad.clipping.costs import FAR
 from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.digits import Digits, Grads, Owners
 from hushgrad.clipping.proof.quiet import hushed
@@ -50,16 +52,17 @@ def cotangents(exits: Sequence[Exit], seed: int = 0) -> list[Tensor]:
 
 
 def tagged(
-    exits: Sequence[Exit], edges: Sequence[GradientEdge], nodes: Sequence[Node], examples: int
+    exits: Sequence[Exit], edges: Sequence[GradientEdge], nodes: Sequence[Node], examples: int, *, halves: bool = True
 ) -> tuple[list[Owners], dict[Node, list[Owners]]]:
     """The owners of the cotangents at ``edges``, and of all that arrive at ``nodes`` on the way to these edges.
 
-    Many edges are asked some after the others: their cotangents together are as large as all activations.
+    Many edges are asked some after the others: their cotangents together are as large as all activations. ``halves``: a way that is too
+    faint for the digits is looked for, too, with huge losses of a random half of the examples.
     """
     us = cotangents(exits)
     pull = partial(_pulled, exits)
     parts = [list(edges)] if nodes else _parts(edges)  # nodes are on the way to all of them
-    found = [_told(pull, part, nodes, us, exits, examples) for part in parts]
+    found = [_told(pull, part, nodes, us, exits, examples, halves=halves) for part in parts]
     _ask_small(parts, found, lambda some, by: pull(some, nodes, [by * u for u in us]))
     return (
         [owners for at_edges, _ in found for owners in at_edges.owners()],
@@ -88,10 +91,13 @@ def _told(
     us: list[Tensor],
     exits: Sequence[Exit],
     examples: int,
+    *,
+    halves: bool,
 ) -> tuple[Digits, dict[Node, Digits]]:
     """What the digits tell of some edges, and of the nodes."""
     pulled = pull(edges, nodes, us)
     at_edges, at_nodes = Digits(pulled[0], examples), {n: Digits(gs, examples) for n, gs in pulled[1].items()}
+    near = _half(examples, at_edges.grads) if halves else None
     del pulled
     base = 4 if any(u.dtype is torch.float16 for u in us) else 16  # float16 has few exponents
     step = 1
@@ -103,9 +109,25 @@ def _told(
             digits.add(again[1].get(n, ()), step, base)
         del again
         step *= base
+    if near is not None:
+        far = 2.0 ** (8 if base == 4 else FAR)
+        again = pull(edges, nodes, [u * _along(torch.where(near, 1.0, far), e, u) for u, e in zip(us, exits, strict=True)])
+        at_edges.spare(again[0], near)
+        for n, digits in at_nodes.items():
+            digits.spare(again[1].get(n, ()), near)
+        del again
     for digits in (at_edges, *at_nodes.values()):
         digits.close()
     return at_edges, at_nodes
+
+
+def _half(examples: int, first: Sequence[Tensor | None]) -> Tensor:
+    """Which examples' losses stay as they are: a random half, another one for other gradients, so that a repeated proof tries others."""
+    numbers = next((g.flatten()[:8].cpu().double() for g in first if g is not None and g.numel()), torch.zeros(1))
+    lot = np.random.default_rng(np.frombuffer(numbers.numpy().tobytes(), dtype=np.uint32))
+    near = np.arange(examples) % 2 == 0
+    lot.shuffle(near)
+    return torch.from_numpy(near)
 
 
 def _along(scale: Tensor, e: Exit, u: Tensor) -> Tensor:
