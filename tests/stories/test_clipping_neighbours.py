@@ -331,6 +331,7 @@ def test_an_influence_below_all_tolerances(share):
 HOOKS = {
     "bounded": lambda g: g * (1e7 / (g.norm() + 1e-9)).clamp(max=1),
     "zero if any is NaN": lambda g: g if g.isfinite().all() else torch.zeros_like(g),
+    "bounded, but not by NaN": lambda g: g * min(1.0, 1e3 / float(g.norm())),
     "normed": lambda g: g / (g.norm() + 1e-12),
 }
 

@@ -43,7 +43,7 @@ def exact_later(model, monkeypatch):
     """The second batch, which is not proved, gives what its examples give alone; how often tags were asked in it."""
     asked = []
     tagged = live.tagged
-    monkeypatch.setattr(live, "tagged", lambda *args: asked.append(1) or tagged(*args))
+    monkeypatch.setattr(live, "tagged", lambda *args, **kwargs: asked.append(1) or tagged(*args, **kwargs))
     model = model.double()
     capture = Capture(model, loss_reduction="sum")
     capture.attach()

@@ -8,6 +8,7 @@ when other examples are left out, replaced, repeated or made extreme (:mod:`hush
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -171,18 +172,24 @@ def _by_wild_cotangents(
     keep = lot.randrange(len(chosen) + 1)
     chosen = [*chosen[:keep], i, *chosen[keep:]]
     n, which = len(chosen), torch.tensor(chosen)
-    run = stage.run(part_of(structure.reading, inputs, chosen, B), n, structure)
-    exits = exits_of(run, structure.exits)
-    some = [e.layout.only(u, which, B) for u, e in zip(us, exits, strict=True)]
-    try:
-        norms = stage.weighed(run, exits, _scaled(some, exits, keep, n), _weights([_Pick(keep, 1.0)], n))[1]
-    except CaptureError:  # so would a step be refused that has such losses: nothing of it is released
-        return None
-    wrong = alone.differs(keep, norms)
-    return wrong and f"with other losses that are large or no numbers, {wrong}"
+    part = part_of(structure.reading, inputs, chosen, B)
+    for factors in ((0.0, WILD, math.nan), (WILD,)):
+        run = stage.run(part, n, structure)
+        exits = exits_of(run, structure.exits)
+        some = [e.layout.only(u, which, B) for u, e in zip(us, exits, strict=True)]
+        try:
+            norms = stage.weighed(run, exits, _scaled(some, exits, keep, n, factors), _weights([_Pick(keep, 1.0)], n))[1]
+        except (
+            CaptureError
+        ) as error:  # so would a step be refused that has such losses; of NaN that is right, of large ones it is not
+            refused = str(error)
+            continue
+        wrong = alone.differs(keep, norms)
+        return wrong and f"with other losses that are large or no numbers, {wrong}"
+    return f"with other losses that are large, {refused[:1].lower()}{refused[1:]}"
 
 
-def _scaled(us: list[Tensor], exits: list[Exit], keep: int, n: int) -> list[Tensor]:
-    """All cotangents but one example's, times something huge, NaN, or 0."""
-    factors = torch.tensor([1.0 if i == keep else (0.0, WILD, float("nan"))[(i - keep) % 3] for i in range(n)])
-    return [u * factors.to(u)[e.layout.owners(u.shape, n, u.device)] for u, e in zip(us, exits, strict=True)]
+def _scaled(us: list[Tensor], exits: list[Exit], keep: int, n: int, factors: Sequence[float]) -> list[Tensor]:
+    """All cotangents but one example's, times these in turn: something huge, NaN, or 0."""
+    each = torch.tensor([1.0 if i == keep else factors[(i - keep) % len(factors)] for i in range(n)])
+    return [u * each.to(u)[e.layout.owners(u.shape, n, u.device)] for u, e in zip(us, exits, strict=True)]
