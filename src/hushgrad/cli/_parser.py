@@ -37,7 +37,16 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        self.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+        self.flag("--json", "print one JSON object instead of text")
+
+    def takes(self, words: str, about: str | None = None, **how: Any) -> None:
+        """An argument by its name and, after a space, the word for its value: ``takes("--out DIR", "where to write")``."""
+        name, _, value = words.partition(" ")
+        self.add_argument(name, help=about, **({"metavar": value} if value else {}), **how)
+
+    def flag(self, name: str, about: str) -> None:
+        """An option without a value."""
+        self.add_argument(name, action="store_true", help=about)
 
     def parse(self, words: list[str]) -> argparse.Namespace:
         """The parsed words; ``--help`` prints and exits with 0."""

@@ -16,30 +16,22 @@ if TYPE_CHECKING:
 
 def add_question(parser: Parser, *, accountants: bool = True) -> None:
     """The options common to all privacy questions; who is asked is one where the command leaves a choice."""
-    parser.add_argument("--delta", type=float, required=True, metavar="D", help="the delta of the guarantee, e.g. 1e-5")
-    parser.add_argument("--noise-multiplier", type=float, metavar="S", help="noise standard deviation / clip norm")
-    parser.add_argument("--rate", type=float, metavar="Q", help="Poisson sampling rate (default 1: full batches)")
-    parser.add_argument("--steps", type=whole, metavar="T", help="number of steps (default 1)")
+    parser.takes("--delta D", "the delta of the guarantee, e.g. 1e-5", type=float, required=True)
+    parser.takes("--noise-multiplier S", "noise standard deviation / clip norm", type=float)
+    parser.takes("--rate Q", "Poisson sampling rate (default 1: full batches)", type=float)
+    parser.takes("--steps T", "number of steps (default 1)", type=whole)
     if accountants:
-        parser.add_argument(
-            "--accountant",
-            default="pld",
-            metavar="A,B",
-            help="pld (default), the word of another accountant, several of them, or all",
-        )
-    parser.add_argument(
-        "--relation", default="add_remove", metavar="R", help="add_remove (default), replace_one or zero_out: who is a neighbour"
-    )
+        parser.takes("--accountant A,B", "pld (default), the word of another accountant, several of them, or all", default="pld")
+    parser.takes("--relation R", "add_remove (default), replace_one or zero_out: who is a neighbour", default="add_remove")
 
 
 def add_description(parser: Parser) -> None:
     """The options that describe any run at all, instead of three numbers."""
-    parser.add_argument("--event", metavar="JSON", help="any event tree as JSON, or @FILE; instead of noise, rate and steps")
-    parser.add_argument(
-        "--from",
+    parser.takes("--event JSON", "any event tree as JSON, or @FILE; instead of noise, rate and steps")
+    parser.takes(
+        "--from FILE",
+        "a file instead: the JSON of an event, a saved plan, or an Opacus history [[sigma, rate, steps], ...]",
         dest="file",
-        metavar="FILE",
-        help="a file instead: the JSON of an event, a saved plan, or an Opacus history [[sigma, rate, steps], ...]",
     )
 
 

@@ -20,14 +20,14 @@ def add_run(parser: Parser) -> None:
     """The options that both have."""
     taken = "take the folder from a process that is gone but not known to be"
     policy = "a policy in TOML that must allow it (default: the variable HUSHGRAD_POLICY)"
-    parser.add_argument("--take-over", action="store_true", help=taken)
-    parser.add_argument("--data", metavar="PATH", help="the same as --set data.path=PATH")
-    parser.add_argument("--plan", metavar="FILE", help="the plan that hushgrad plan --save wrote, instead of the recipe's [plan]")
-    parser.add_argument("--policy", metavar="FILE", help=policy)
-    parser.add_argument("--allow-code", action="store_true", help="run what the recipe names as module:function: trust it first")
-    parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value of the recipe")
-    parser.add_argument("--ledger", metavar="PLACE", help="budget ledger that pays: a path or postgresql://... (with --dataset)")
-    parser.add_argument("--dataset", metavar="NAME", help="the data set in the ledger")
+    parser.flag("--take-over", taken)
+    parser.takes("--data PATH", "the same as --set data.path=PATH")
+    parser.takes("--plan FILE", "the plan that hushgrad plan --save wrote, instead of the recipe's [plan]")
+    parser.takes("--policy FILE", policy)
+    parser.flag("--allow-code", "run what the recipe names as module:function: trust it first")
+    parser.takes("--set TABLE.KEY=VALUE", "change one value of the recipe", action="append", default=[])
+    parser.takes("--ledger PLACE", "budget ledger that pays: a path or postgresql://... (with --dataset)")
+    parser.takes("--dataset NAME", "the data set in the ledger")
 
 
 def require_payer(options: argparse.Namespace) -> None:

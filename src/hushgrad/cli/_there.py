@@ -13,9 +13,9 @@ from hushgrad.cli._parser import Parser, UsageError
 
 def add_model(parser: Parser) -> None:
     """The options of a command that reads a trained model."""
-    parser.add_argument("model", metavar="MODEL", help="the folder of a run, or its model.safetensors")
+    parser.takes("model MODEL", "the folder of a run, or its model.safetensors")
     code = "run what the model file names as module:function: trust it first"
-    parser.add_argument("--allow-code", action="store_true", help=code)
+    parser.flag("--allow-code", code)
 
 
 def require_model(model: str) -> None:

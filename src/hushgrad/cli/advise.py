@@ -20,7 +20,7 @@ def _parser() -> Parser:
         "CODEBOOK is a .toml file with public facts: kind, classes, columns with bounds, cuts or categories. No data are read.",
         example="hushgrad advise bank.toml --records 36000 --epsilon 1 --delta 1e-5",
     )
-    parser.add_argument("codebook", metavar="CODEBOOK", help="what is publicly known about the data, in a .toml file")
+    parser.takes("codebook CODEBOOK", "what is publicly known about the data, in a .toml file")
     add_budget(parser, required=True)
     return parser
 
@@ -28,10 +28,10 @@ def _parser() -> Parser:
 def add_budget(parser: Parser, *, required: bool) -> None:
     """The options that ``advise`` and ``train --auto`` share."""
     also = "" if required else " (with --auto)"
-    parser.add_argument("--epsilon", type=float, required=required, help=f"the budget{also}")
-    parser.add_argument("--delta", type=float, required=required, help=f"its failure probability{also}")
-    parser.add_argument("--records", type=whole, help=f"training records, as far as their number may be known{also}")
-    parser.add_argument("--minutes", type=float, help=f"time for training on one core (5){also}")
+    parser.takes("--epsilon", f"the budget{also}", type=float, required=required)
+    parser.takes("--delta", f"its failure probability{also}", type=float, required=required)
+    parser.takes("--records", f"training records, as far as their number may be known{also}", type=whole)
+    parser.takes("--minutes", f"time for training on one core (5){also}", type=float)
 
 
 def advice_of(codebook: str, options: argparse.Namespace) -> Advice:

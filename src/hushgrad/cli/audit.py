@@ -25,16 +25,14 @@ def _parser() -> Parser:
         "Exit code 0: not refuted; 1: refuted.",
         example="hushgrad audit runs/demo --deep",
     )
-    parser.add_argument("path", metavar="RUN", help="folder of hushgrad train, or a plan.json")
-    parser.add_argument("--canaries", type=whole, default=1000, metavar="N", help="how many (default 1000)")
-    parser.add_argument("--steps", type=whole, default=50, metavar="N", help="how many steps at most (default 50)")
-    parser.add_argument(
-        "--confidence", type=float, default=0.95, metavar="P", help="of the verdict and of each bound (default 0.95)"
-    )
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="the same seed, the same report")
-    parser.add_argument("--deep", action="store_true", help="audit the run itself: its model, data, noise and batches")
-    parser.add_argument("--plot", metavar="PATH", help="save a picture (needs matplotlib)")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.takes("path RUN", "folder of hushgrad train, or a plan.json")
+    parser.takes("--canaries N", "how many (default 1000)", type=whole, default=1000)
+    parser.takes("--steps N", "how many steps at most (default 50)", type=whole, default=50)
+    parser.takes("--confidence P", "of the verdict and of each bound (default 0.95)", type=float, default=0.95)
+    parser.takes("--seed N", "the same seed, the same report", type=whole, default=0)
+    parser.flag("--deep", "audit the run itself: its model, data, noise and batches")
+    parser.takes("--plot PATH", "save a picture (needs matplotlib)")
+    parser.flag("--quiet", "no progress")
     return parser
 
 

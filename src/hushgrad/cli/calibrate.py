@@ -20,10 +20,10 @@ def _parser() -> Parser:
         "Which noise, steps, rate or batch size meets a budget. The answer's certified epsilon is at most the target.",
         example="hushgrad calibrate --epsilon 1 --delta 1e-5 --rate 0.004267 --steps 14040",
     )
-    parser.add_argument("--epsilon", type=float, required=True, metavar="E", help="the epsilon that must not be exceeded")
+    parser.takes("--epsilon E", "the epsilon that must not be exceeded", type=float, required=True)
     add_question(parser)
-    parser.add_argument("--for", dest="unknown", choices=_UNKNOWNS, default="noise", help="what is looked for (default: noise)")
-    parser.add_argument("--dataset-size", type=whole, metavar="N", help="number of records; needed for --for batch")
+    parser.takes("--for", "what is looked for (default: noise)", dest="unknown", choices=_UNKNOWNS, default="noise")
+    parser.takes("--dataset-size N", "number of records; needed for --for batch", type=whole)
     return parser
 
 

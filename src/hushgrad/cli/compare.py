@@ -16,8 +16,8 @@ def _parser() -> Parser:
         "runs' ledgers, and at one delta where the runs' differ.",
         example="hushgrad compare runs/one runs/two",
     )
-    parser.add_argument("first", metavar="A", help="the folder of a run")
-    parser.add_argument("second", metavar="B", help="the folder of another run")
+    parser.takes("first A", "the folder of a run")
+    parser.takes("second B", "the folder of another run")
     return parser
 
 

@@ -15,7 +15,7 @@ def _parser() -> Parser:
         "Print a script for your shell; then hushgrad <TAB> completes commands, actions and options.",
         example="hushgrad completion bash >> ~/.bashrc",
     )
-    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+    parser.takes("shell SHELL", ", ".join(SHELLS), choices=SHELLS)
     return parser
 
 

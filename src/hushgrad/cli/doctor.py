@@ -21,8 +21,8 @@ def _parser() -> Parser:
         "Exit code 1 if bits differ or a step waits. A table from a machine with a GPU is welcome in docs/hardware.md.",
         example="hushgrad doctor --out doctor.json",
     )
-    parser.add_argument("--out", metavar="FILE", help="also write everything as JSON")
-    parser.add_argument("--seconds", type=float, default=6.0, help="for timing each of four models (default 6)")
+    parser.takes("--out FILE", "also write everything as JSON")
+    parser.takes("--seconds", "for timing each of four models (default 6)", type=float, default=6.0)
     return parser
 
 

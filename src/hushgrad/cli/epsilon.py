@@ -25,9 +25,9 @@ def _parser() -> Parser:
     )
     add_question(parser)
     add_description(parser)
-    parser.add_argument("--interval", action="store_true", help="also a certified lower bound (pld)")
-    parser.add_argument("--attack", action="store_true", help="also say what the best attacker can do, in plain words")
-    parser.add_argument("--plot", metavar="PATH", help="save a plot of delta over epsilon (needs matplotlib)")
+    parser.flag("--interval", "also a certified lower bound (pld)")
+    parser.flag("--attack", "also say what the best attacker can do, in plain words")
+    parser.takes("--plot PATH", "save a plot of delta over epsilon (needs matplotlib)")
     return parser
 
 

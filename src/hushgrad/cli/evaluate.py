@@ -15,7 +15,7 @@ def _parser() -> Parser:
         example="hushgrad evaluate runs/bank held-out.csv",
     )
     add_model(parser)
-    parser.add_argument("file", metavar="FILE", help="records with labels, in the form that the model was trained on")
+    parser.takes("file FILE", "records with labels, in the form that the model was trained on")
     return parser
 
 

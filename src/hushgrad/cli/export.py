@@ -17,7 +17,7 @@ def _parser() -> Parser:
         example="hushgrad export runs/bank bank.onnx",
     )
     add_model(parser)
-    parser.add_argument("file", metavar="FILE", help="ends in .pt2 or .onnx")
+    parser.takes("file FILE", "ends in .pt2 or .onnx")
     return parser
 
 

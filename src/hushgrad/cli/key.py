@@ -22,10 +22,8 @@ def _parser() -> Parser:
         "destroy  erase all of them for good: the run cannot go on, and nobody can subtract its noise any more",
         example="hushgrad key destroy runs/mnist",
     )
-    parser.add_argument("action", choices=("status", "destroy"))
-    parser.add_argument(
-        "run", metavar="RUN", help="the --out of hushgrad train or tune, the directory of a checkpoint or of a server"
-    )
+    parser.takes("action", choices=("status", "destroy"))
+    parser.takes("run RUN", "the --out of hushgrad train or tune, the directory of a checkpoint or of a server")
     return parser
 
 

@@ -33,7 +33,7 @@ def run(words: list[str]) -> int:
 def _parser(action: str) -> Parser:
     about, example, add_options, _ = _ACTIONS[action]
     parser = Parser(f"ledger {action}", about, example=f"hushgrad ledger {action} {example}")
-    parser.add_argument("ledger", metavar="LEDGER", help="a path (SQLite) or postgresql://user@host/name")
+    parser.takes("ledger LEDGER", "a path (SQLite) or postgresql://user@host/name")
     add_options(parser)
     return parser
 
@@ -68,72 +68,68 @@ def _no_options(parser: Parser) -> None:
 
 
 def _add_options(parser: Parser) -> None:
-    parser.add_argument("dataset", metavar="NAME")
-    parser.add_argument("--epsilon", type=float, required=True, help="of everything that is ever released about it")
-    parser.add_argument("--delta", type=float, required=True)
-    parser.add_argument("--unit", default="example", help="what is protected: example, user, ...")
-    parser.add_argument("--relation", default="add_remove", help="add_remove, replace_one or zero_out")
-    parser.add_argument(
+    parser.takes("dataset NAME")
+    parser.takes("--epsilon", "of everything that is ever released about it", type=float, required=True)
+    parser.takes("--delta", type=float, required=True)
+    parser.takes("--unit", "what is protected: example, user, ...", default="example")
+    parser.takes("--relation", "add_remove, replace_one or zero_out", default="add_remove")
+    parser.takes(
         "--composition",
+        "adaptive, rdp, zcdp or gdp: runs may be planned after looking; pld: tight, for runs fixed beforehand",
         default="adaptive",
-        help="adaptive, rdp, zcdp or gdp: runs may be planned after looking; pld: tight, for runs fixed beforehand",
     )
-    parser.add_argument("--records", type=whole, metavar="N", help="public number of records, for the policy's rule about delta")
-    parser.add_argument("--policy", metavar="FILE", help="a policy that must allow it (default: the variable HUSHGRAD_POLICY)")
-    parser.add_argument(
-        "--plan", metavar="JSON", help="the event of all that is meant to happen: then adaptivity is free (or @FILE)"
-    )
+    parser.takes("--records N", "public number of records, for the policy's rule about delta", type=whole)
+    parser.takes("--policy FILE", "a policy that must allow it (default: the variable HUSHGRAD_POLICY)")
+    parser.takes("--plan JSON", "the event of all that is meant to happen: then adaptivity is free (or @FILE)")
 
 
 def _reserve_options(parser: Parser) -> None:
-    parser.add_argument("dataset", metavar="NAME")
+    parser.takes("dataset NAME")
     _event_option(parser)
-    parser.add_argument("--run", default="", metavar="NAME", help="what to call the run")
-    parser.add_argument("--hold", action="store_true", help="may be cancelled until hushgrad ledger begin")
+    parser.takes("--run NAME", "what to call the run", default="")
+    parser.flag("--hold", "may be cancelled until hushgrad ledger begin")
 
 
 def _event_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--event", metavar="JSON", help="the event's JSON, or @FILE with it (an event, a plan, or the ledger.json of a run)"
-    )
-    parser.add_argument("--noise-multiplier", type=float, help="with --rate and --steps: DP-SGD")
-    parser.add_argument("--rate", type=float, default=1.0, help="sampling rate")
-    parser.add_argument("--steps", type=whole, default=1)
+    parser.takes("--event JSON", "the event's JSON, or @FILE with it (an event, a plan, or the ledger.json of a run)")
+    parser.takes("--noise-multiplier", "with --rate and --steps: DP-SGD", type=float)
+    parser.takes("--rate", "sampling rate", type=float, default=1.0)
+    parser.takes("--steps", type=whole, default=1)
 
 
 def _commit_options(parser: Parser) -> None:
     _reservation_option(parser)
     _event_option(parser)
-    parser.add_argument("--overrun", action="store_true", help="more happened than was reserved, and you know")
-    parser.add_argument("--note", default="")
+    parser.flag("--overrun", "more happened than was reserved, and you know")
+    parser.takes("--note", default="")
 
 
 def _reservation_option(parser: Parser) -> None:
-    parser.add_argument("reservation", metavar="ID", help="the reservation's id")
+    parser.takes("reservation ID", "the reservation's id")
 
 
 def _settle_options(parser: Parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="the folder of the run")
+    parser.takes("run RUN", "the folder of the run")
 
 
 def _approve_options(parser: Parser) -> None:
     _reservation_option(parser)
-    parser.add_argument("--by", required=True, metavar="NAME", help="who approves")
+    parser.takes("--by NAME", "who approves", required=True)
 
 
 def _dataset_option(parser: Parser) -> None:
-    parser.add_argument("dataset", metavar="NAME", nargs="?", help="one data set; all by default")
+    parser.takes("dataset NAME", "one data set; all by default", nargs="?")
 
 
 def _verify_options(parser: Parser) -> None:
-    parser.add_argument("--head", metavar="HASH", help="a head that was noted before: finds a cut-off or rewritten chain")
-    parser.add_argument("--noted", metavar="FILE", help="the same with the last head that hushgrad ledger head --watch noted")
+    parser.takes("--head HASH", "a head that was noted before: finds a cut-off or rewritten chain")
+    parser.takes("--noted FILE", "the same with the last head that hushgrad ledger head --watch noted")
 
 
 def _head_options(parser: Parser) -> None:
-    parser.add_argument("--watch", metavar="FILE", help="append the head to FILE whenever it moves, until Ctrl-C")
-    parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS", help="between two looks")
-    parser.add_argument("--once", action="store_true", help="with --watch: one look, for a timer of your own")
+    parser.takes("--watch FILE", "append the head to FILE whenever it moves, until Ctrl-C")
+    parser.takes("--every SECONDS", "between two looks", type=float, default=10.0)
+    parser.flag("--once", "with --watch: one look, for a timer of your own")
 
 
 _Action = tuple[str, str, Callable[[Parser], None], Callable[[argparse.Namespace], int]]

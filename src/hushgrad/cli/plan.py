@@ -33,22 +33,20 @@ def _parser() -> Parser:
         "Its size, batches and steps under a budget of compute: hushgrad plan --compute FLOP --help.",
         example="hushgrad plan --epsilon 2 --delta 1e-6 --dataset-size 60000 --batch-size 600 --epochs 20 --parameters 1e6",
     )
-    parser.add_argument("--epsilon", type=float, required=True, help="the budget")
-    parser.add_argument("--delta", type=float, required=True, help="the probability that is left out of the promise")
-    parser.add_argument("--dataset-size", type=_count, required=True, metavar="N", help="public number of records")
-    parser.add_argument("--batch-size", type=_count, metavar="B", help="default: the power of two nearest to sqrt(N)")
-    parser.add_argument("--epochs", type=float, help="passes over the data; or --steps")
-    parser.add_argument("--steps", type=_count, help="steps instead of epochs")
-    parser.add_argument("--parameters", type=_count, metavar="P", help="parameters of the model, to say what noise state takes")
-    parser.add_argument("--memory", type=_bytes, metavar="BYTES", help="limit of the noise state; 500M and 2Gi are understood")
-    parser.add_argument("--no-sampling", action="store_true", help="batches cannot be random and secret")
-    parser.add_argument("--relation", default="add_remove", help="add_remove, replace_one or zero_out")
-    parser.add_argument("--max-grad-norm", type=float, default=1.0, metavar="C", help="clip norm (default 1)")
-    parser.add_argument("--momentum", type=float, default=0.0, help="judge by SGD with this momentum")
-    parser.add_argument(
-        "--tune-bands", action="store_true", help="optimise banded noise for SGD's iterates: up to 12 %% less error"
-    )
-    parser.add_argument("--save", metavar="PATH", help="write the best plan as JSON")
+    parser.takes("--epsilon", "the budget", type=float, required=True)
+    parser.takes("--delta", "the probability that is left out of the promise", type=float, required=True)
+    parser.takes("--dataset-size N", "public number of records", type=_count, required=True)
+    parser.takes("--batch-size B", "default: the power of two nearest to sqrt(N)", type=_count)
+    parser.takes("--epochs", "passes over the data; or --steps", type=float)
+    parser.takes("--steps", "steps instead of epochs", type=_count)
+    parser.takes("--parameters P", "parameters of the model, to say what noise state takes", type=_count)
+    parser.takes("--memory BYTES", "limit of the noise state; 500M and 2Gi are understood", type=_bytes)
+    parser.flag("--no-sampling", "batches cannot be random and secret")
+    parser.takes("--relation", "add_remove, replace_one or zero_out", default="add_remove")
+    parser.takes("--max-grad-norm C", "clip norm (default 1)", type=float, default=1.0)
+    parser.takes("--momentum", "judge by SGD with this momentum", type=float, default=0.0)
+    parser.flag("--tune-bands", "optimise banded noise for SGD's iterates: up to 12 %% less error")
+    parser.takes("--save PATH", "write the best plan as JSON")
     return parser
 
 

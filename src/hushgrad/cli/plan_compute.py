@@ -17,18 +17,10 @@ def _parser() -> Parser:
         "and this budget, by the scaling law of McKenna et al. (2025). Uses public numbers only and costs no privacy.",
         example="hushgrad plan --compute 1e20 --epsilon 4 --delta 1e-8 --dataset-size 1e7",
     )
-    parser.add_argument(
-        "--compute",
-        type=float,
-        required=True,
-        metavar="FLOP",
-        help="of the run: 6 x parameters x steps x batch size x 512 tokens",
-    )
-    parser.add_argument("--epsilon", type=float, required=True, help="the budget")
-    parser.add_argument("--delta", type=float, required=True, help="the probability that is left out of the promise")
-    parser.add_argument(
-        "--dataset-size", type=whole, required=True, metavar="N", help="public number of records, 512 tokens each"
-    )
+    parser.takes("--compute FLOP", "of the run: 6 x parameters x steps x batch size x 512 tokens", type=float, required=True)
+    parser.takes("--epsilon", "the budget", type=float, required=True)
+    parser.takes("--delta", "the probability that is left out of the promise", type=float, required=True)
+    parser.takes("--dataset-size N", "public number of records, 512 tokens each", type=whole, required=True)
     return parser
 
 

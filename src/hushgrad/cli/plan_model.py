@@ -19,17 +19,13 @@ def _parser() -> Parser:
         "Peak memory and time of a private step of a language model, by placement, mechanism and micro-batch.",
         example="hushgrad plan --model smollm2-135m --tune lora --processes 2 --device-memory 8 --batch-size 1024 --length 256",
     )
-    parser.add_argument(
-        "--model", required=True, metavar="NAME|CONFIG", help="a known name, or the path of a config.json (or of its folder)"
-    )
-    parser.add_argument("--tune", choices=TUNED, help="adapters or all weights; both by default")
-    parser.add_argument("--rank", type=whole, default=4, help="of the adapters (default 4)")
-    parser.add_argument("--processes", type=whole, default=1, metavar="W", help="that share each batch (default 1)")
-    parser.add_argument("--device-memory", type=float, default=math.inf, metavar="GB", help="of one process, in 1e9 bytes")
-    parser.add_argument(
-        "--batch-size", type=whole, default=256, metavar="B", help="examples of a step, of all processes (default 256)"
-    )
-    parser.add_argument("--length", type=whole, default=512, metavar="T", help="tokens of an example (default 512)")
+    parser.takes("--model NAME|CONFIG", "a known name, or the path of a config.json (or of its folder)", required=True)
+    parser.takes("--tune", "adapters or all weights; both by default", choices=TUNED)
+    parser.takes("--rank", "of the adapters (default 4)", type=whole, default=4)
+    parser.takes("--processes W", "that share each batch (default 1)", type=whole, default=1)
+    parser.takes("--device-memory GB", "of one process, in 1e9 bytes", type=float, default=math.inf)
+    parser.takes("--batch-size B", "examples of a step, of all processes (default 256)", type=whole, default=256)
+    parser.takes("--length T", "tokens of an example (default 512)", type=whole, default=512)
     return parser
 
 

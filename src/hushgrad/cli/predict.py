@@ -26,9 +26,9 @@ def _parser() -> Parser:
         example="hushgrad predict runs/bank new-customers.csv --out predictions.csv",
     )
     add_model(parser)
-    parser.add_argument("file", metavar="FILE", help="the records")
-    parser.add_argument("--out", metavar="PATH", help="write a CSV file instead of printing it")
-    parser.add_argument("--probabilities", action="store_true", help="a column for each class")
+    parser.takes("file FILE", "the records")
+    parser.takes("--out PATH", "write a CSV file instead of printing it")
+    parser.flag("--probabilities", "a column for each class")
     return parser
 
 

@@ -26,10 +26,10 @@ def _parser() -> Parser:
         "not exceeded, and as many people have approved it as the policy wants. Exit code 3: it may not.",
         example="hushgrad release runs/one --ledger budget.db --out public/model.safetensors",
     )
-    parser.add_argument("model", metavar="MODEL", help="the folder of a run, or its model.safetensors")
-    parser.add_argument("--ledger", required=True, metavar="PLACE", help="a path or postgresql://...")
-    parser.add_argument("--policy", metavar="FILE", help="a policy in TOML (default: the variable HUSHGRAD_POLICY)")
-    parser.add_argument("--out", metavar="PATH", help="copy the model file there")
+    parser.takes("model MODEL", "the folder of a run, or its model.safetensors")
+    parser.takes("--ledger PLACE", "a path or postgresql://...", required=True)
+    parser.takes("--policy FILE", "a policy in TOML (default: the variable HUSHGRAD_POLICY)")
+    parser.takes("--out PATH", "copy the model file there")
     return parser
 
 

@@ -29,23 +29,19 @@ def _parser() -> Parser:
         "  hushgrad report --verify c.json model.safetensors --signer officer.key.pub",
         example="hushgrad report runs/mnist --html card.html --markdown card.md",
     )
-    parser.add_argument("run", nargs="?", metavar="RUN", help="the folder of a hushgrad train run; with --verify: the model")
-    parser.add_argument("--html", metavar="PATH", help="write one self-contained page (needs hushgrad[report])")
-    parser.add_argument("--markdown", metavar="PATH", help="write a section for a model card")
-    parser.add_argument("--citations", metavar="PATH", help="write the BibTeX entries")
-    parser.add_argument("--save", metavar="PATH", help="write the card as JSON, the form that can be verified")
-    parser.add_argument("--sign", metavar="KEY", help="sign what --save writes, with this secret key")
-    parser.add_argument("--by", metavar="NAME", default="", help="who signs; part of what is signed")
-    parser.add_argument("--verify", metavar="CARD", help="check a saved card: signature, epsilon, and MODEL if it is given")
-    parser.add_argument("--signer", metavar="PUB", help="with --verify: the public key of whoever must have signed")
-    parser.add_argument("--new-signer", metavar="KEY", help="make a key to sign with, and its public half KEY.pub")
-    parser.add_argument(
-        "--policy",
-        metavar="FILE",
-        help="a policy that must allow the claim (default: the variable HUSHGRAD_POLICY), or the card's own",
-    )
-    parser.add_argument("--ledger", metavar="PLACE", help="look the run up in this budget ledger; a path or postgresql://...")
-    parser.add_argument("--raw", action="store_true", help="add un-noised metrics: a card as sensitive as the data")
+    parser.takes("run RUN", "the folder of a hushgrad train run; with --verify: the model", nargs="?")
+    parser.takes("--html PATH", "write one self-contained page (needs hushgrad[report])")
+    parser.takes("--markdown PATH", "write a section for a model card")
+    parser.takes("--citations PATH", "write the BibTeX entries")
+    parser.takes("--save PATH", "write the card as JSON, the form that can be verified")
+    parser.takes("--sign KEY", "sign what --save writes, with this secret key")
+    parser.takes("--by NAME", "who signs; part of what is signed", default="")
+    parser.takes("--verify CARD", "check a saved card: signature, epsilon, and MODEL if it is given")
+    parser.takes("--signer PUB", "with --verify: the public key of whoever must have signed")
+    parser.takes("--new-signer KEY", "make a key to sign with, and its public half KEY.pub")
+    parser.takes("--policy FILE", "a policy that must allow the claim (default: the variable HUSHGRAD_POLICY), or the card's own")
+    parser.takes("--ledger PLACE", "look the run up in this budget ledger; a path or postgresql://...")
+    parser.flag("--raw", "add un-noised metrics: a card as sensitive as the data")
     return parser
 
 

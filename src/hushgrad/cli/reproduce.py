@@ -22,15 +22,15 @@ def _parser() -> Parser:
         "DIR/NAME then holds results.json, NAME.png and NAME.md. Exit code 1: a claim was not reproduced (undecided ones do not count).",
         example="hushgrad reproduce mean-estimation --out runs/results",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="an experiment; --list shows them")
-    parser.add_argument("--list", action="store_true", help="the experiments, their sources and claims")
-    parser.add_argument("--all", action="store_true", help="all experiments, one after the other")
-    parser.add_argument("--quick", action="store_true", help="a small form of it, on embedded data")
-    parser.add_argument("--out", metavar="DIR", help="folder for the results (without it nothing is written)")
-    parser.add_argument("--docs", metavar="DIR", help="also write the documentation's pages: DIR/results.md, results/, images/")
-    parser.add_argument("--data", metavar="PATH", help="folder of the real data sets, for the experiments that train on them")
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of all randomness (default 0)")
-    parser.add_argument("--no-picture", action="store_true", help="numbers only; matplotlib is then not needed")
+    parser.takes("name NAME", "an experiment; --list shows them", nargs="?")
+    parser.flag("--list", "the experiments, their sources and claims")
+    parser.flag("--all", "all experiments, one after the other")
+    parser.flag("--quick", "a small form of it, on embedded data")
+    parser.takes("--out DIR", "folder for the results (without it nothing is written)")
+    parser.takes("--docs DIR", "also write the documentation's pages: DIR/results.md, results/, images/")
+    parser.takes("--data PATH", "folder of the real data sets, for the experiments that train on them")
+    parser.takes("--seed N", "of all randomness (default 0)", type=whole, default=0)
+    parser.flag("--no-picture", "numbers only; matplotlib is then not needed")
     return parser
 
 

@@ -17,21 +17,14 @@ def _parser() -> Parser:
         "from elsewhere, and is seen from this machine only unless --host says otherwise. Ctrl-C ends it.",
         example="hushgrad serve runs --ledger budget.db --open",
     )
-    parser.add_argument(
-        "runs",
-        nargs="?",
-        metavar="RUNS_FOLDER",
-        help=f"run folders are read below it, and nowhere else (default: {_USUAL}, if any)",
-    )
-    parser.add_argument("--ledger", metavar="URL", help="the budget ledger: a path or a database URL")
-    parser.add_argument("--policy", metavar="FILE", help="a policy in TOML (default: the variable HUSHGRAD_POLICY)")
-    parser.add_argument("--port", type=whole, default=8642, metavar="N", help="port (default 8642); 0 takes any that is free")
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="H", help="address to listen at; other than loopback, visitors need a token"
-    )
-    parser.add_argument("--token", action="store_true", help="ask for a token on loopback too: this machine has other users")
-    parser.add_argument("--raw", action="store_true", help="show un-noised metrics: a page as sensitive as the data")
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.takes("runs RUNS_FOLDER", f"run folders are read below it, and nowhere else (default: {_USUAL}, if any)", nargs="?")
+    parser.takes("--ledger URL", "the budget ledger: a path or a database URL")
+    parser.takes("--policy FILE", "a policy in TOML (default: the variable HUSHGRAD_POLICY)")
+    parser.takes("--port N", "port (default 8642); 0 takes any that is free", type=whole, default=8642)
+    parser.takes("--host H", "address to listen at; other than loopback, visitors need a token", default="127.0.0.1")
+    parser.flag("--token", "ask for a token on loopback too: this machine has other users")
+    parser.flag("--raw", "show un-noised metrics: a page as sensitive as the data")
+    parser.flag("--open", "open the page in the browser")
     return parser
 
 

@@ -22,19 +22,15 @@ def _parser() -> Parser:
         "DIR then holds model.safetensors, plan.json, ledger.json, metrics.jsonl, guarantee.json and a report.",
         example="hushgrad train examples/mnist_cnn.toml --out runs/mnist",
     )
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a .toml or .py file; a .py recipe is run as a program")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results: new, empty, or with --resume")
-    parser.add_argument("--resume", action="store_true", help="continue an interrupted run, bit for bit")
+    parser.takes("recipe RECIPE", "a .toml or .py file; a .py recipe is run as a program", nargs="?")
+    parser.takes("--out DIR", "folder for the results: new, empty, or with --resume", required=True)
+    parser.flag("--resume", "continue an interrupted run, bit for bit")
     add_run(parser)
-    parser.add_argument("--secure", action="store_true", help="noise on a public grid; the same as --set plan.secure=true")
-    parser.add_argument(
-        "--by", metavar="NAME", help="who runs it, for the card; the same as --set run.by=NAME (default: the login)"
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument(
-        "--auto", action="store_true", help="RECIPE is a codebook of public facts; the rest is chosen as by advise"
-    )
-    parser.add_argument("--test-data", metavar="PATH", help="public records to test on (with --auto; else a fifth is split off)")
+    parser.flag("--secure", "noise on a public grid; the same as --set plan.secure=true")
+    parser.takes("--by NAME", "who runs it, for the card; the same as --set run.by=NAME (default: the login)")
+    parser.flag("--quiet", "no progress")
+    parser.flag("--auto", "RECIPE is a codebook of public facts; the rest is chosen as by advise")
+    parser.takes("--test-data PATH", "public records to test on (with --auto; else a fifth is split off)")
     add_budget(parser, required=False)
     return parser
 

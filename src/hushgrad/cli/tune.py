@@ -23,25 +23,19 @@ def _parser() -> Parser:
         "without a recipe, --dry --epsilon E --delta D says what a search costs whose single trials cost E.",
         example="hushgrad tune recipe.toml --over optimizer.lr=0.1,0.3,1 --mean 10 --out runs/tuned",
     )
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a .toml or .py file, with a [tune] table or --over")
-    parser.add_argument("--out", metavar="DIR", help="folder for the winner: new, empty, or with --resume")
-    parser.add_argument("--over", action="append", default=[], metavar="TABLE.KEY=V,V", help="values to try; may be repeated")
-    parser.add_argument("--mean", type=float, help="mean number of trials (10)")
-    parser.add_argument("--shape", help="0 logarithmic (default, cheap), 1 geometric, poisson")
-    parser.add_argument(
-        "--score", choices=("public", "private"), help="on the public test set, or noisy on held-out private records"
-    )
-    parser.add_argument("--dry", action="store_true", help="print the cost and stop")
-    parser.add_argument("--epsilon", type=float, help="with --dry and without a recipe: the epsilon of one trial")
-    parser.add_argument("--delta", type=float, help="with --epsilon")
-    parser.add_argument("--resume", action="store_true", help="continue an interrupted search: the same one")
+    parser.takes("recipe RECIPE", "a .toml or .py file, with a [tune] table or --over", nargs="?")
+    parser.takes("--out DIR", "folder for the winner: new, empty, or with --resume")
+    parser.takes("--over TABLE.KEY=V,V", "values to try; may be repeated", action="append", default=[])
+    parser.takes("--mean", "mean number of trials (10)", type=float)
+    parser.takes("--shape", "0 logarithmic (default, cheap), 1 geometric, poisson")
+    parser.takes("--score", "on the public test set, or noisy on held-out private records", choices=("public", "private"))
+    parser.flag("--dry", "print the cost and stop")
+    parser.takes("--epsilon", "with --dry and without a recipe: the epsilon of one trial", type=float)
+    parser.takes("--delta", "with --epsilon", type=float)
+    parser.flag("--resume", "continue an interrupted search: the same one")
     add_run(parser)
-    parser.add_argument(
-        "--progress",
-        action="store_true",
-        help="show every trial's progress, which tells how many there are: as secret as the data",
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress; the default")
+    parser.flag("--progress", "show every trial's progress, which tells how many there are: as secret as the data")
+    parser.flag("--quiet", "no progress; the default")
     return parser
 
 
