@@ -191,7 +191,7 @@ from hushgrad.cli._parser import Parser, say
 
 def _parser():
     parser = Parser("mine", "Say a word.", example="hushgrad mine --word hello")
-    parser.add_argument("--word", help="what is said")
+    parser.takes("--word WORD", "what is said")
     return parser
 
 

@@ -141,17 +141,7 @@ def reference_row(plan: Plan, key: bytes, step: int, likes: Rows, std: float) ->
 
 
 def reference_release(plan: Plan, key: bytes, step: int, totals: Rows, likes: Rows, std: float, *, first: int = 0) -> Rows:
-    """The sums with their noise; with ``plan.secure`` both are rounded together, once, to the grid of the divided sum.
-
-    Args:
-        plan: of the run.
-        key: of the run.
-        step: which one.
-        totals: the sums by name.
-        likes: the parameters.
-        std: what a row is multiplied by.
-        first: the number of the first of these tensors.
-    """
+    """The sums with their noise; with ``plan.secure`` both are rounded together, once, to the grid of the divided sum."""
     if not plan.secure:
         return {name: totals[name] + row for name, row in reference_row(plan, key, step, likes, std).items()}
     source, size = Source(key=key, secure=True), float(plan.batch_size)

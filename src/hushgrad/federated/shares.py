@@ -78,13 +78,7 @@ class Shares(Independent):
     expected = _check.each(least=_check.positive_int)
 
     def event(self, noise_multiplier: float, participation: Participation, steps: int) -> Event:
-        """The theorem above, for as many rounds as a user takes part in.
-
-        Args:
-            noise_multiplier: standard deviation of ``least`` shares together, in units of the clip norm.
-            participation: when a user may take part.
-            steps: number of rounds.
-        """
+        """The theorem above, for as many rounds as a user takes part in."""
         sigma = _check.non_negative(noise_multiplier=noise_multiplier)
         times = pattern_of(participation, _check.positive_int(steps=steps)).times
         return Gaussian(sigma * math.sqrt((1 - 1 / (1024 * self.least)) / times) * (1 - _SLACK))

@@ -59,7 +59,6 @@ class MechanismError:
 class NoiseStream(ABC):
     """A live sequence of noise rows, N Z at unit scale, for all tensors of a model. Rows are asked in order."""
 
-    @abstractmethod
     def row(
         self, step: int, index: int, like: Tensor, *, offset: int = 0, out: Tensor | None = None, scale: float = 1.0
     ) -> Tensor:
@@ -75,7 +74,10 @@ class NoiseStream(ABC):
             out: a tensor to add the numbers to, in place; a fresh one is returned without it.
             scale: what the numbers are multiplied by.
         """
+        given = None if out is None else (out,)
+        return self.rows(step, (like,), indices=(index,), offsets=(offset,), out=given, scale=scale)[0]
 
+    @abstractmethod
     def rows(
         self,
         step: int,
@@ -96,13 +98,6 @@ class NoiseStream(ABC):
             out: tensors to add the numbers to, in place.
             scale: what the numbers are multiplied by.
         """
-        count = len(likes)
-        numbers, starts = range(count) if indices is None else indices, [0] * count if offsets is None else offsets
-        sums: Sequence[Tensor | None] = [None] * count if out is None else out
-        return [
-            self.row(step, index, like, offset=offset, out=total, scale=float(scale))
-            for index, like, offset, total in zip(numbers, likes, starts, sums, strict=True)
-        ]
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

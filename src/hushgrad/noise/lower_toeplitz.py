@@ -79,13 +79,7 @@ class LongFilter(LowerToeplitz):
     """A filter that is as long as the run."""
 
     def stream(self, source: Any, *, steps: int | None = None, memory: int = MEMORY) -> NoiseStream:
-        """The filter of all past rows, which are drawn again; ``memory`` numbers per parameter make that ``memory`` times rarer.
-
-        Args:
-            source: the Gaussians, a function of key, step, tensor and place.
-            steps: how many rows will be asked for; needed by mechanisms whose filter depends on it.
-            memory: numbers per parameter that may be kept, so that less is drawn again.
-        """
+        """The filter of all past rows, which are drawn again; ``memory`` numbers per parameter make that ``memory`` times rarer."""
         return filter_stream(self, source, steps, memory)
 
     def state_size(self, *, steps: int) -> int:

@@ -119,13 +119,6 @@ class Ahead(NoiseStream):
         self._next: tuple[int, Future[dict[str, Any]]] | None = None  # a step, and the state before its row once it is drawn
         self._otherwise = False  # rows are not asked for in one call each
 
-    def row(
-        self, step: int, index: int, like: Tensor, *, offset: int = 0, out: Tensor | None = None, scale: float = 1.0
-    ) -> Tensor:
-        """``scale`` times row ``step`` for tensor number ``index``; added to ``out`` if that is given."""
-        given = None if out is None else (out,)
-        return self.rows(step, (like,), indices=(index,), offsets=(offset,), out=given, scale=scale)[0]
-
     def rows(
         self,
         step: int,
@@ -136,16 +129,7 @@ class Ahead(NoiseStream):
         out: Sequence[Tensor] | None = None,
         scale: float | Tensor = 1.0,
     ) -> list[Tensor]:
-        """As in :class:`NoiseStream`, with the same bits: of the row that was drawn ahead, if it is the one that is asked for.
-
-        Args:
-            step: which row.
-            likes: shapes, dtypes and devices of the results.
-            indices: which tensors of the model; 0, 1, ... by default.
-            offsets: positions of their first elements in the full flattened tensors; 0 by default.
-            out: tensors to add the numbers to, in place.
-            scale: what the numbers are multiplied by.
-        """
+        """As in :class:`NoiseStream`, with the same bits: of the row that was drawn ahead, if it is the one that is asked for."""
         layout, there = _layout(likes, indices, offsets), self._serves(likes, out)
         if not there or self._otherwise or (self._layout is not None and layout != self._layout):
             self._otherwise = self._otherwise or there

@@ -70,14 +70,6 @@ class OrderedStream(Rows):
         """Rows of state that turns use on a device."""
         return self.kept_here
 
-    @final
-    def row(
-        self, step: int, index: int, like: Tensor, *, offset: int = 0, out: Tensor | None = None, scale: float = 1.0
-    ) -> Tensor:
-        """``scale`` times row ``step`` of C⁻¹ Z for tensor number ``index``; added to ``out`` if that is given."""
-        given = None if out is None else (out,)
-        return self.rows(step, (like,), indices=(index,), offsets=(offset,), out=given, scale=scale)[0]
-
     # On a device -------------------------------------------------------------------------------------------------------
 
     def _kernel_of(self, step: int, likes: Sequence[Tensor]) -> DeviceKernel | None:
