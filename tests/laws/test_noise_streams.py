@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel, _memory, _threads
 from hushgrad.noise._threads import CHUNK, SHARE
-from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams import BandedStream, BufferStream, DenseStream, FilterStream, IndependentStream, TreeStream
 from hushgrad.noise.streams.tree import node
@@ -105,7 +104,8 @@ def test_the_rows_of_many_tensors_are_those_of_each(kind, source):
         out = [like.clone() for like in likes]
         rows = together.rows(t, likes, indices=indices, offsets=offsets, out=out, scale=0.3)
         assert all(row is total for row, total in zip(rows, out, strict=True))
-        same = NoiseStream.rows(base, t, likes, indices=indices, offsets=offsets, scale=0.3)
+        places = zip(indices, likes, offsets, strict=True)
+        same = [base.row(t, index, like, offset=offset, scale=0.3) for index, like, offset in places]
         for like, index, offset, row, other in zip(likes, indices, offsets, rows, same, strict=True):
             assert torch.equal(row, apart.row(t, index, like, offset=offset, out=like.clone(), scale=0.3))
             torch.testing.assert_close(row, like + other)

@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
     def takes(self, words: str, about: str | None = None, **how: Any) -> None:
         """An argument by its name and, after a space, the word for its value: ``takes("--out DIR", "where to write")``."""
         name, _, value = words.partition(" ")
-        self.add_argument(name, help=about, **({"metavar": value} if value else {}), **how)
+        self.add_argument(name, help=about, **({"metavar": value, **how} if value else how))
 
     def flag(self, name: str, about: str) -> None:
         """An option without a value."""
