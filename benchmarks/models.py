@@ -172,6 +172,19 @@ _swin = _transformers(
     "SwinForImageClassification", "pixel_values", image_size=32, patch_size=2, embed_dim=48, depths=[2, 2], num_heads=[2, 4],
     window_size=4, num_labels=10, drop_path_rate=0.0,
 )  # fmt: skip
+_llama = _transformers(
+    "LlamaForCausalLM", vocab_size=2048, hidden_size=256, num_hidden_layers=4, intermediate_size=680, use_cache=False, **_HEADS
+)  # fmt: skip
+
+
+def _lora() -> nn.Module:
+    """Adapters of rank 4 beside every matrix of the same model's layers, which are frozen."""
+    import peft
+
+    model = _llama()
+    return peft.get_peft_model(model, peft.LoraConfig(r=4, lora_dropout=0.0, target_modules=r".*_proj"))  # type: ignore[arg-type]
+
+
 _mamba = _transformers("MambaForCausalLM", **_SIZES, state_size=8)
 
 
@@ -191,6 +204,8 @@ CASES = [
     Case("wrn16-4", _wide_resnet, _images((3, 32, 32)), 64, 1.35, 1.4, rounds=5),
     Case("gpt", GPT, _text, 16, 1.3, rounds=10),
     Case("text 50k", _TextClassifier, _reviews, 64, 2.0, slow_peers=HEAVY, lazy_target=1.2),
+    Case("llama", _llama, _words, 8, 1.3, rounds=20, slow_peers=HEAVY),
+    Case("llama, LoRA", _lora, _words, 8, 1.2, rounds=20, slow_peers=HEAVY),
     Case("moe", _moe, _words, 16, 1.5, rounds=20, slow_peers=EVERY),
     Case("opt", _opt, _words, 16, 1.5, rounds=20, slow_peers=EVERY),
     Case("t5", _t5, _words, 16, 1.5, rounds=20, slow_peers=EVERY),

@@ -12,18 +12,16 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import os
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import peft  # noqa: F401 (before memory is looked at)
-import torch
-from language import Setting, private
+from language import Setting, in_a_child, private
 from models import memory
 from scipy.optimize import nnls
 
@@ -55,6 +53,10 @@ SHOWN = [
 UNSEEN = [  # measured when the fit stood
     Setting(family="gpt2", hidden=128, layers=4, vocabulary=20000, length=32, part=4, size=8),
     Setting(hidden=224, layers=5, vocabulary=6000, length=96, part=2, size=8),
+    Setting(hidden=192, layers=3, vocabulary=15000, length=48, part=8, size=16),
+    Setting(hidden=288, layers=5, vocabulary=3000, length=80, part=4, size=8),
+    Setting(family="gpt2", hidden=224, layers=3, vocabulary=8000, length=48, part=4, size=8),
+    Setting(family="gpt2", hidden=128, layers=6, vocabulary=2000, length=96, part=2, size=4),
 ]
 MODES = ("lora", "full")
 
@@ -95,29 +97,14 @@ def peak_of(setting: Setting) -> float:
     return (memory("VmHWM") - before) * 2**20
 
 
-def in_a_child(cost: Callable[[Setting], float], setting: Setting) -> float:
-    """The cost in a copy of this process, so that no heap is shared between settings."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        torch.set_num_threads(1)
-        os.write(write, json.dumps(cost(setting)).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as answer:
-        text = answer.read()
-    os.waitpid(child, 0)
-    return float(json.loads(text))
-
-
-def measure(path: Path) -> None:
+def measure(path: Path, settings: list[Setting]) -> None:
     rows = json.loads(path.read_text()) if path.exists() else []
     for mode in MODES:
         private(Setting(mode=mode, hidden=16, layers=1, vocabulary=32, length=8))  # imports what a run imports late
-    for setting in (replace(one, mode=mode) for one in FITTED + SHOWN + UNSEEN for mode in MODES):
+    for setting in (replace(one, mode=mode) for one in settings for mode in MODES):
         if asdict(setting) in [row["setting"] for row in rows]:  # of an earlier call
             continue
-        found = {"seconds": in_a_child(time_of, setting), "peak": in_a_child(peak_of, setting)}
+        found = {"seconds": in_a_child(partial(time_of, setting)), "peak": in_a_child(partial(peak_of, setting))}
         print(setting, found, flush=True)
         rows.append({"setting": asdict(setting), **found})
         path.write_text(json.dumps(rows, indent=1))
@@ -163,10 +150,11 @@ def fit(path: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path, help="add measurements to this file")
+    parser.add_argument("--unseen", action="store_true", help="measure the last group of settings only")
     parser.add_argument("--fit", type=Path, help="fit to the measurements of this file")
     args = parser.parse_args()
     if args.measure:
-        measure(args.measure)
+        measure(args.measure, UNSEEN if args.unseen else FITTED + SHOWN + UNSEEN)
     if args.fit:
         print(json.dumps(fit(args.fit)))
 

@@ -63,7 +63,7 @@ def hushgrad(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     capture, source, clipper = Capture(model), Source(seed=0), Flat(CLIP)
     capture.attach()
-    params = dict(model.named_parameters())
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     names, scale = list(params), SIGMA * CLIP / case.size
     first = [i for i, name in enumerate(names) if name in capture.scattered]
     rest = [i for i, name in enumerate(names) if name not in capture.scattered]
@@ -95,7 +95,8 @@ def certified(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Ste
     capacity = 4 * case.size + 1000
     capture = Capture(model, loss_reduction="sum", certificate=Certificate(capacity, capacity, usual=case.size))
     capture.attach()
-    params, source, clipper = dict(model.named_parameters()), Source(seed=0), Flat(CLIP)
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    source, clipper = Source(seed=0), Flat(CLIP)
     likes, scale, taken = list(params.values()), SIGMA * CLIP / case.size, 0
 
     def step() -> None:

@@ -446,6 +446,7 @@ REFUSED = {
     "max_steps=7 to be left out or 10": {"max_steps": 7},
     "label_smoothing_factor=0.1 to be 0.*compute_loss": {"label_smoothing_factor": 0.1},
     "neftune_noise_alpha=5.0 to be left out.*longest text": {"neftune_noise_alpha": 5.0},
+    "use_liger_kernel=True to be False.*no rule": {"use_liger_kernel": True},
     "optim='lomo' to step after the backward pass.*without noise": {"optim": "lomo"},
     "optim='galore_adamw_layerwise' to step after": {"optim": "galore_adamw_layerwise", "optim_target_modules": ["query"]},
 }

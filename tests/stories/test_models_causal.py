@@ -81,14 +81,20 @@ def a_plan(count=COUNT, *, steps=1, clip=CLIP, **more):
     )
 
 
-def a_trainer(folder, model, data, *, plan=None, collate=padded, kind=PrivateTrainer, groups=None, **options):
+def a_trainer(folder, model, data, *, plan=None, collate=padded, kind=PrivateTrainer, groups=None, checked=True, **options):
     more = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "per_device_train_batch_size": 4}
     args = transformers.TrainingArguments(output_dir=str(folder), remove_unused_columns=False, **{**more, **options})
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = Keeps(trained, lr=1.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     plan = plan or a_plan(len(data))
-    chosen = {"data_collator": collate, "optimizers": (optimizer, schedule), "groups": groups, "seed": 2}
+    chosen = {
+        "data_collator": collate,
+        "optimizers": (optimizer, schedule),
+        "groups": groups,
+        "seed": 2,
+        "check_isolation": checked,
+    }
     return kind(model, args, plan, train_dataset=data, **chosen)
 
 
@@ -224,12 +230,30 @@ HALVES = {
 }
 
 
+def to_one_length(examples):
+    """Padded as far as the longest text of all, whoever is in the batch."""
+    return {
+        name: nn.functional.pad(rows, (0, LENGTH - rows.shape[1]), value=-100 if name == "labels" else 0)
+        for name, rows in padded(examples).items()
+    }
+
+
 @pytest.mark.parametrize("way", mostly_slow(HALVES, "bf16 weights, full"))
 def test_half_precision(way, tmp_path):
     make, options = HALVES[way]
     model, data = make(), texts()
     exact, clip = looped(model, data, half="bf16" in options)
-    assert apart(stepped(tmp_path, model, data, plan=a_plan(clip=clip), **options), exact) < 0.03
+    made = stepped(tmp_path, model, data, plan=a_plan(clip=clip), collate=to_one_length, **options)
+    assert apart(made, exact) < 0.03
+
+
+def test_in_half_precision_the_longest_text_must_not_round_the_others(tmp_path):
+    """Left out of a batch of six, it moved the clipped sum by 1.0009 of the bound: all others were shorter, and rounded otherwise."""
+    half = llama().requires_grad_(False)
+    half.model.layers[0].mlp.up_proj.compute_dtype = torch.bfloat16  # as quantised layers say what they compute in
+    for make, options in (HALVES["autocast, LoRA"], HALVES["bf16 weights, full"], (lambda: adapted(half), {})):
+        with pytest.raises(ArgumentError, match=r"one length in half precision: how long.*pad_to_multiple_of"):
+            stepped(tmp_path, make(), texts(), **options)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from transformers import TrainingArguments
 
@@ -39,6 +39,12 @@ def require_known(given: Mapping[str, Any]) -> None:
             _check.fail(name, shown, "to be left out", _INSTEAD[name])
 
 
+def refuse_search() -> NoReturn:
+    """Trainer's search would choose among private runs for nothing."""
+    remedy = "Each trial is a run, and choosing among their results has its own cost: use `hushgrad tune`."
+    _check.fail("hyperparameter_search", "trials", "not to be called", remedy)
+
+
 def as_planned(args: TrainingArguments) -> TrainingArguments:
     """A copy in which Trainer neither clips nor counts epochs: one loop over the plan's batches is the whole run."""
     own = copy.copy(args)
@@ -58,6 +64,13 @@ def require_fitting(args: TrainingArguments, plan: Plan) -> None:
     if args.label_smoothing_factor:
         remedy = "Its loss is a mean over all tokens of a batch. Override compute_loss with a mean over the examples."
         _check.fail("label_smoothing_factor", args.label_smoothing_factor, "to be 0", remedy)
+    if args.use_liger_kernel:
+        _check.fail(
+            "use_liger_kernel",
+            True,
+            "to be False",
+            "It puts kernels in the place of layers, for which clipping has no rule. Leave it out.",
+        )
     if args.neftune_noise_alpha is not None:
         remedy = "Its size follows from the longest text of a batch, so one person changes what all others add."
         _check.fail("neftune_noise_alpha", args.neftune_noise_alpha, "to be left out", remedy)

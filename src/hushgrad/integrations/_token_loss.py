@@ -20,6 +20,7 @@ from hushgrad.train.loss import aside
 
 _IGNORED = -100  # transformers' mark for a label that does not count
 _OWN_LOSS = "Override compute_loss with the mean over the examples of what depends on one example alone."
+_TOKENIZER = "Use the model's own tokenizer, with truncation=True, or resize_token_embeddings before the run."
 _SAME = 1e-4  # relative: far above rounding
 _ROUNDED = 2e-2  # of scores in half precision
 _HALF = (torch.float16, torch.bfloat16)
@@ -114,8 +115,13 @@ def _own_shift(model: nn.Module, inputs: Any, labels: Tensor) -> bool | None:
         with aside(model):
             try:
                 outputs = model(**one)
-            except (IndexError, RuntimeError, ValueError) as error:  # a classifier of whole texts, say
+            except IndexError:  # whose sentence quotes the record
+                outputs = None
+            except (RuntimeError, ValueError) as error:  # a classifier of whole texts, say
                 _refuse(f"one label per token, where the model's own loss fails ({error})")
+        if outputs is None:
+            constraint = "to be tokens of the model, in texts no longer than it has positions"
+            _check.fail("input_ids and labels", "numbers beyond its tables", constraint, _TOKENIZER)
         logits: Any = outputs["logits"] if isinstance(outputs, Mapping) else None
         own = float(_own(outputs))
         behind = _behind_prompt(one["labels"], logits)

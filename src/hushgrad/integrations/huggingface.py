@@ -20,7 +20,7 @@ from hushgrad import _check
 from hushgrad.clipping.merged import require_unmerged
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
-from hushgrad.integrations._arguments import as_planned, require_fitting, require_known
+from hushgrad.integrations._arguments import as_planned, refuse_search, require_fitting, require_known
 from hushgrad.integrations._batches import Batches
 from hushgrad.integrations._padding import require_padding_apart
 from hushgrad.integrations._texts import require_apart, require_numbered, require_texts
@@ -124,6 +124,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self._groups, self._folder = groups, checkpoint
         self._example_loss = ExampleLoss()
         self._private: Private | None = None
+        self._schedule: Any = None
         self._checkpoint: Checkpoint | None = None
         self.add_callback(_Saves(self))
 
@@ -168,7 +169,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             require_apart(self.train_dataset)
             self._require_padding_apart()
             self._private = self._attached()
-            self._schedule: Any = super().create_scheduler(self.plan.steps, self.optimizer)
+            self.create_scheduler(self.plan.steps, self.optimizer)
             self._epsilon = EpsilonSoFar(self.plan, steps=self._private.steps_allowed)
             if self._folder is not None:
                 self._checkpoint = Checkpoint(self._folder, self._private, extras={"scheduler": self._schedule})
@@ -181,7 +182,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def _require_padding_apart(self) -> None:
         model = _check.instance(nn.Module, model=self.model)
-        half = self.args.bf16 or any(p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
+        kinds = {p.dtype for p in model.parameters()} | {getattr(module, "compute_dtype", None) for module in model.modules()}
+        half = self.args.bf16 or not kinds.isdisjoint((torch.bfloat16, torch.float16))
 
         def loss_of(inputs: Any) -> Tensor:
             with aside(model), self.compute_loss_context_manager():
@@ -198,9 +200,14 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         return make_private(_check.instance(nn.Module, model=self.model), optimizer, self.plan, key=key, **self._options)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The schedule over all steps of the plan, however many of them are still to come."""
+        """The schedule over all steps of the plan, however many of them are still to come. It is made once."""
+        self._schedule = self._schedule or super().create_scheduler(self.plan.steps, optimizer)
         self.lr_scheduler = self._schedule
         return self._schedule
+
+    def hyperparameter_search(self, *given: Any, **named: Any) -> Any:
+        """Refused: what is chosen by the results of private runs has to be paid for."""
+        refuse_search()
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward for one batch of the plan, part by part; its loss, of which Trainer takes the mean over all processes.
@@ -236,9 +243,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def _require_exact(self, inputs: Any) -> None:
         if self.plan.certified and inputs["labels"].is_floating_point():
-            remedy = (
-                "A mean of squares divides each by how many there are before anything else. Override compute_loss with a sum."
-            )
+            remedy = "A mean of squares divides each by how many there are at once. Override compute_loss with a sum."
             _check.fail("labels", "numbers", "to be classes in a certified run", remedy)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

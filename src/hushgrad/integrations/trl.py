@@ -28,7 +28,7 @@ class PrivateSFTTrainer(PrivateTrainer, SFTTrainer):  # type: ignore[misc]
     """
 
     def __init__(self, model: Any, args: Any, *options: Any, **named: Any) -> None:
-        for name, wanted in (("packing", False), ("padding_free", False), ("loss_type", "nll"), ("use_liger_kernel", False)):
+        for name, wanted in (("packing", False), ("padding_free", False), ("loss_type", "nll")):
             found = getattr(args, name, wanted)
             if found != wanted:
                 _check.fail(name, found, f"to be {wanted!r}", "A row is one example, and its loss the mean over its own tokens.")
