@@ -16,7 +16,6 @@ from scipy.special import logsumexp, ndtr, ndtri
 from hushgrad.accounting import (
     RDP,
     ZCDP,
-    accountant_of,
     advantage,
     calibrate,
     epsilon,
@@ -27,6 +26,7 @@ from hushgrad.accounting import (
     renyi_sampled,
     trade_off,
 )
+from hushgrad.accounting.api import accountant_of
 from hushgrad.accounting.optimal import responses_delta
 from hushgrad.accounting.rdp import RDPLoss, _success_exponent
 from hushgrad.errors import NoTheorem

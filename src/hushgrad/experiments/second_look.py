@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from hushgrad._printed import at_most
 from hushgrad.experiments.base import Claim, Context, Findings, Table
 from hushgrad.experiments.picture import panel
 from hushgrad.experiments.training import gain, mean_and_error
@@ -51,7 +52,10 @@ def second_look(context: Context, looks: Sequence[Look], value: Callable[[Run, i
         tables=(_table(looks, pairs, unit),),
         draw=lambda figure: _draw(figure, looks, [[x - y for x, y in zip(*pair, strict=True)] for pair in pairs], unit),
         caption=f"Differences in {unit}, seed by seed; the line is their mean, the band two standard errors.",
-        data={"values": {f"{r.method}, {r.epsilon:g}": v for r, v in values.items()}, "first seed": context.seed + FRESH},
+        data={
+            "values": {f"{r.method}, {at_most(r.epsilon, 6)}": v for r, v in values.items()},
+            "first seed": context.seed + FRESH,
+        },
     )
 
 
@@ -76,7 +80,7 @@ def _cell(value: tuple[float, float]) -> str:
 def _draw(figure: Any, looks: Sequence[Look], differences: Sequence[list[float]], unit: str) -> None:
     places = figure.add_gridspec(1, len(looks))
     for place, look, values in zip(places, looks, differences, strict=True):
-        one, other = (f"{run.method} (eps = {run.epsilon:g})" for run in look[:2])
+        one, other = (f"{run.method} (eps = {at_most(run.epsilon, 6)})" for run in look[:2])
         axes = panel(figure, place, title=f"{one}\nminus {other}", x="seed", y=unit, log="")
         mean, error = mean_and_error(values)
         axes.axhspan(mean - 2 * error, mean + 2 * error, color="0.9")
