@@ -99,7 +99,7 @@ accuracy: $(VENV)/.ready  ## train --auto on public data sets in DATA=FOLDER; wr
 	OMP_NUM_THREADS=1 $(BIN)/python -m accuracy --data $(DATA) $(if $(ONLY),--only $(ONLY)) $(if $(SEEDS),--seeds $(SEEDS)) --docs docs/accuracy.md
 
 modules: $(VENV)/.ready  ## draw random small modules, compare with single-example passes; COUNT=2000 SEED=7 (minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python faults/modules.py $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+	OMP_NUM_THREADS=1 $(BIN)/python faults/modules.py $(if $(COUNT),--count $(COUNT)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 rigorous: $(VENV)/.ready  ## try to refute the accountant's certified ends by ball arithmetic, enumeration, inversion (a minute)
 	PYTHONPATH=tests/rigorous OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/rigorous/adversary.py --docs docs/accounting-truth.md $(DRAWN)

@@ -9,6 +9,7 @@ refused more often than once in a hundred.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 import warnings
@@ -23,7 +24,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after so many, and say how far it came")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     counts: Counter[tuple[str, bool]] = Counter()
@@ -34,6 +35,7 @@ def main() -> int:
         if verdict.word == "wrong" or (verdict.word == "refused" and not verdict.mixes):
             print(f"{args.seed} {number}: {verdict.word}: {verdict.what}", flush=True)
         if time.monotonic() > end:
+            print(f"cut off after {number + 1} of {args.count}")
             break
     for (word, mixes), count in sorted(counts.items()):
         print(f"{count:6} {word}, {'examples influence each other' if mixes else 'examples apart'}")

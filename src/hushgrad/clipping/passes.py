@@ -13,6 +13,7 @@ from hushgrad.clipping._torch import eagerly
 from hushgrad.clipping.proof.given import floats
 from hushgrad.clipping.proof.inputs import data_of, examples_of, leaves
 from hushgrad.clipping.proof.live import Reader
+from hushgrad.clipping.proof.seen import not_again
 from hushgrad.clipping.proof.state import Attributes
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Known, Structure, is_packed
 from hushgrad.clipping.proof.survey import Run
@@ -152,9 +153,7 @@ class Passes:
         try:
             self._reader.read(here.structure, run, here.examples, here.packing, by_tags=False)
         except LookupError as error:
-            raise CaptureError(
-                f"The model does something else each time it is called, so its gradients cannot be attributed: {error}."
-            ) from None
+            raise not_again(str(error)) from None
 
     @eagerly
     def _place(self, here: Pass, made: int, output: Any) -> None:

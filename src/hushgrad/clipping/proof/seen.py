@@ -75,9 +75,12 @@ class Seen(NamedTuple):
         return find(graph, exits, sources_of(self.names, run, graph, shared)[0], self.examples, below)
 
 
-def not_again() -> CaptureError:
-    """What to say of a pass that is not made again as it was."""
-    return CaptureError("The model does something else each time it is called, so its gradients cannot be attributed.")
+def not_again(where: str = "") -> CaptureError:
+    """What to say of a pass that is not made again as it was; ``where``: in which node that shows."""
+    return CaptureError(
+        f"The model does something else each time it is called, or for other examples{where and f', at {where}'}, so its gradients cannot "
+        "be attributed. Let every batch take the same way: choose for single examples by torch.where or a mask, not by a branch."
+    )
 
 
 def seen(names: Names, survey: Survey, layouts: Sequence[Layout | None], again: Callable[[], Run | None]) -> Seen:
