@@ -88,10 +88,15 @@ def _clipped_sums(w: np.ndarray, x: np.ndarray, y: np.ndarray, clip: float) -> n
     return np.stack([-g, g], axis=1)
 
 
+def right_rows(weights: np.ndarray, test: Rows) -> np.ndarray:
+    """Which rows each seed and rate gets right."""
+    x, y = test
+    return ((weights[..., 1, :] - weights[..., 0, :]) @ x.T > 0) == (y == 1)
+
+
 def accuracies(weights: np.ndarray, test: Rows) -> np.ndarray:
     """Of each seed and rate."""
-    x, y = test
-    return (((weights[..., 1, :] - weights[..., 0, :]) @ x.T > 0) == (y == 1)).mean(axis=-1)
+    return right_rows(weights, test).mean(axis=-1)
 
 
 def best_rate(plan: Plan, train: Rows) -> float:
@@ -114,7 +119,8 @@ def measure(train: Rows, test: Rows, epsilon: float, seeds: range) -> dict[str, 
     return row
 
 
-def _rows(dataset: Any) -> Rows:
+def rows_of(dataset: Any) -> Rows:
+    """The records of a data set as numpy has them."""
     x, y = (t.double().numpy() for t in dataset.tensors)
     return np.concatenate([x, np.ones((len(x), 1))], axis=1), y
 
@@ -207,7 +213,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=200)
     options = parser.parse_args()
     data = TASKS["adult"].load(options.data)[0](0, 1.0)
-    train, test = _rows(data.train), _rows(data.test)
+    train, test = rows_of(data.train), rows_of(data.test)
     rows = [measure(train, test, epsilon, range(2000, 2000 + options.seeds)) for epsilon in EPSILONS]
     RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     print(table(rows))
