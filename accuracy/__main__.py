@@ -8,48 +8,17 @@ FOLDER holds the data sets as ``accuracy/tasks.py`` names them; a task whose fil
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.nn import functional as F
 
 from accuracy.page import written
-from accuracy.tasks import TASKS, Task
-from hushgrad.advice import advise, read_codebook
-from hushgrad.recipes import Recipe, evaluate
+from accuracy.tasks import TASKS
+from accuracy.training import measure
 from hushgrad.recipes.allocator import keep_large_blocks
-from hushgrad.recipes.dataset import Data
-from hushgrad.train.fitting import fit
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results.json"
-
-
-def measure(task: Task, data_of: Callable[[int, float], Data], epsilon: float, seeds: int) -> list[dict[str, float]]:
-    """The figures of a run for each seed, and its CPU time: the recipe, plan and loop of ``hushgrad train --auto``, without its folder."""
-    found: list[dict[str, float]] = []
-    advice = None
-    for seed in range(seeds):
-        gc.collect()  # a run and its data are one circle of references, here of gigabytes
-        began = time.process_time()
-        data = data_of(seed, epsilon)
-        if advice is None:  # it depends on public facts only
-            book = read_codebook(HERE / task.codebook)
-            advice = advise(book, epsilon=epsilon, delta=1e-5, records=len(data.train), minutes=task.minutes)
-        recipe = Recipe.from_tables({**advice.recipe("-").tables(), "run": {"seed": seed}})
-        model = recipe.make_model(data)
-        optimizer = recipe.make_optimizer(model)
-        schedule = recipe.make_schedule(optimizer, advice.plan.steps)
-        spent = fit(model, F.cross_entropy, optimizer, data.train, advice.plan, scheduler=schedule, progress=False, seed=seed)
-        assert spent.epsilon <= epsilon
-        test = evaluate(model, data.test)
-        kept = {name: test[f"test_{name}"] for name in ("accuracy", "auc", "majority", "balanced_accuracy")}
-        found.append({**kept, "seconds": time.process_time() - began, "steps": advice.plan.steps})
-    return found
+RESULTS = Path(__file__).parent / "results.json"
 
 
 def main() -> None:
@@ -72,7 +41,7 @@ def main() -> None:
         data_of, plain = task.load(options.data)
         rows = {}
         for epsilon in options.epsilons or task.epsilons:
-            rows[str(epsilon)] = measure(task, data_of, epsilon, options.seeds)
+            rows[str(epsilon)] = measure(task, data_of, epsilon, range(options.seeds))
             print(
                 name,
                 epsilon,

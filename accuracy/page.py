@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from accuracy import mechanisms
+from accuracy import mechanisms, rates, splits
 from accuracy.tasks import TASKS
 
 __all__ = ["written"]
@@ -40,7 +40,7 @@ as fast, because imports, the first proof and the guarantee are half of the time
 _TAIL = """
 The same training for a user: `hushgrad train accuracy/TASK.toml --auto --data FILE --test-data FILE --epsilon E --delta 1e-5 --records N
 --out DIR` (`hushgrad advise` says the same without training). Rows are measured by `python -m accuracy`, which splits as
-`accuracy/tasks.py` says; without `--test-data` the command splits off another fifth (bank at epsilon 1: AUC 0.777). The
+`accuracy/tasks.py` says; without `--test-data` the command splits off another fifth. The
 files of adult need a line of column names first, and no dot after the labels of its test file. CPU seconds of images leave their features
 out: these are computed once and kept.
 
@@ -48,7 +48,7 @@ The rows that say so are of data sets that nobody had looked at when their codeb
 30,000 clients), whose test rows were looked at once, and 100,000 tweets of Sentiment140 (Go et al. 2009), looked at three times: the first
 with words that weighed 0.5 at most (67.83; without privacy 72.8), whose weight was then chosen on a tenth of the training texts; the second
 before texts were centred (71.88), which was chosen on SMS.
-{mechanisms}
+{splits}{mechanisms}
 {time}
 ## Page faults
 
@@ -71,8 +71,9 @@ CIFAR-10 65.01 / 60.67 (one seed). No search was run on private data.
 
 def written(known: dict[str, Any]) -> str:
     """The page."""
-    table = mechanisms.page() if mechanisms.RESULTS.exists() else ""
-    tail = _TAIL.format(mechanisms=table, time=_time())
+    table = mechanisms.page(rates.page()) if mechanisms.RESULTS.exists() else ""
+    parts = splits.page() if splits.RESULTS.exists() else ""
+    tail = _TAIL.format(mechanisms=table, splits=parts, time=_time())
     return _HEAD + "".join(_rows(name, known[name]) for name in TASKS if name in known) + tail
 
 

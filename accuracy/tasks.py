@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from torch.utils.data import TensorDataset
 
 from accuracy import images
-from hushgrad.advice import advise, read_codebook
+from hushgrad.advice import Codebook, advise, read_codebook
 from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.learning import LearningEncoder, learn
@@ -55,9 +55,8 @@ def _opened(path: Path) -> list[str]:
     return content.decode("utf-8", "replace").rstrip("\n").split("\n")  # texts may hold other characters that end a line
 
 
-def _loaded(codebook: str, rows: list[Any], labels: list[str], train: np.ndarray, test: np.ndarray) -> Loaded:
+def loaded(book: Codebook, rows: list[Any], labels: list[str], train: np.ndarray, test: np.ndarray) -> Loaded:
     """Encode as advised for an epsilon; fit without privacy for comparison. What is learned first has the noise of the seed."""
-    book = read_codebook(HERE / codebook)
     numbers = {name: i for i, name in enumerate(book.classes)}
     y = torch.tensor([numbers[label] for label in labels])
 
@@ -96,10 +95,16 @@ def _fifth(count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(order[cut:]), np.sort(order[:cut])
 
 
+def table_rows(path: Path, label: str) -> tuple[list[Any], list[str]]:
+    """The rows of a CSV file, by name, and their labels."""
+    rows = list(csv.DictReader(io.StringIO("\n".join(_opened(path)))))
+    return rows, [row[label] for row in rows]
+
+
 def _table(codebook: str, file: str, label: str) -> Callable[[Path], Loaded]:
     def load(folder: Path) -> Loaded:
-        rows = list(csv.DictReader(io.StringIO("\n".join(_opened(folder / file)))))
-        return _loaded(codebook, rows, [row[label] for row in rows], *_fifth(len(rows)))
+        rows, labels = table_rows(folder / file, label)
+        return loaded(read_codebook(HERE / codebook), rows, labels, *_fifth(len(rows)))
 
     return load
 
@@ -114,7 +119,9 @@ def _adult(folder: Path) -> Loaded:
         cells = [[c.strip() for c in line.rstrip(".").split(",")] for line in _opened(folder / "adult" / part)]
         parts.append([dict(zip(titles, row, strict=True)) for row in cells if len(row) == 15])
     rows, first = [*parts[0], *parts[1]], len(parts[0])
-    return _loaded("adult.toml", rows, [row["income"] for row in rows], np.arange(first), np.arange(first, len(rows)))
+    return loaded(
+        read_codebook(HERE / "adult.toml"), rows, [row["income"] for row in rows], np.arange(first), np.arange(first, len(rows))
+    )
 
 
 def _spambase(folder: Path) -> Loaded:
@@ -123,13 +130,15 @@ def _spambase(folder: Path) -> Loaded:
     ]
     cells = [row for row in cells if len(row) == 58]
     rows = [{str(i): cell for i, cell in enumerate(row)} for row in cells]
-    return _loaded("spambase.toml", rows, [str(int(float(row[57]))) for row in cells], *_fifth(len(rows)))
+    return loaded(read_codebook(HERE / "spambase.toml"), rows, [str(int(float(row[57]))) for row in cells], *_fifth(len(rows)))
 
 
 def _texts(codebook: str, *files: str) -> Callable[[Path], Loaded]:
     def load(folder: Path) -> Loaded:
         parts = [line.partition("\t") for file in files for line in _opened(folder / file)]
-        return _loaded(codebook, [text for _, _, text in parts], [label for label, _, _ in parts], *_fifth(len(parts)))
+        return loaded(
+            read_codebook(HERE / codebook), [text for _, _, text in parts], [label for label, _, _ in parts], *_fifth(len(parts))
+        )
 
     return load
 

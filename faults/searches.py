@@ -7,6 +7,7 @@ scikit-learn's kind keeps nothing on the disk: a later life is another search, a
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from table import Trial
 from torch.nn import functional as F
 
 import hushgrad.estimators.randomness as randomness
+from hushgrad.budget import Ledger
 from hushgrad.estimators import DPGridSearch, DPLogisticRegression
 from hushgrad.recipes import Recipe
 from hushgrad.release.core import Noised, Release
@@ -95,6 +97,42 @@ def killed(life: Callable[[Path, int | None], dict[str, Any]], touches: int) -> 
     return dies
 
 
+def _paid(folder: Path, kill_at: int | None) -> dict[str, Any]:
+    """A search by a public seed that a ledger pays: its end follows from the seed, so that two searches can be compared."""
+    if kill_at is not None:
+        lives.die_at(kill_at)
+    out, ledger = folder / "run", Ledger(folder / "budget.db")
+    begun = (out / "search" / "recipe.json").exists()
+    recipe = Recipe.from_tables({**_TABLES, "run": {**_TABLES["run"], "seed": 27}}).paid_by(ledger.place, "digits")
+    if begun or not (out / "tuning.json").exists():  # else an earlier life died after its end
+        tune(None if begun else recipe, out, resume=begun)
+    model = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+    epsilon = json.loads((out / "guarantee.json").read_text())["epsilon"]
+    status = ledger.status("digits")
+    return {"model": model, "epsilon": epsilon, "spent": status.epsilon, "runs": len(ledger.reservations())}
+
+
+def paid(folder: Path) -> Trial:
+    """Killed at random touches of the disk and at random instants: the end of a search that nothing disturbed, and its price once."""
+    for name in ("calm", "killed"):
+        (folder / name).mkdir()
+        Ledger.create(folder / name / "budget.db").add("digits", epsilon=1.0, delta=1e-4)
+    calm = lives.outcome(*lives.fork(partial(_paid, folder / "calm", None)))
+    deaths, last = 0, None
+    for life in range(random.randint(4, 8)):
+        pid, pipe = lives.fork(partial(_paid, folder / "killed", random.randint(1, 150) if life % 2 else None))
+        if not life % 2:
+            time.sleep(random.uniform(0.0, 3.0))
+            os.kill(pid, signal.SIGKILL)
+        last = lives.outcome(pid, pipe)
+        if last is not None:
+            break
+        deaths += 1
+    last = last or lives.outcome(*lives.fork(partial(_paid, folder / "killed", None)))
+    fine = calm is not None and "model" in calm and last == calm
+    return Trial(fine, "the same end, paid once" if fine else f"{last}, undisturbed {calm}", deaths)
+
+
 def _searched(words: Path) -> dict[str, Any]:
     bits = randomness._System.bits
 
@@ -132,6 +170,7 @@ def grid_search(folder: Path) -> Trial:
 
 FAULTS: list[tuple[str, Callable[[Path], Trial]]] = [
     ("hushgrad tune, SIGKILL at random touches of the disk", killed(_tuned, 120)),
+    ("hushgrad tune with a ledger, SIGKILL at random touches and instants", paid),
     ("fit with a folder, SIGKILL at random touches of the disk", killed(_fitted, 60)),
     ("DPGridSearch, SIGKILL at random instants", grid_search),
 ]

@@ -342,3 +342,34 @@ def test_bounds_with_too_few_numbers_between_them_are_refused_before_anything_is
 def test_bounds_whose_distance_is_no_number_are_refused():
     with pytest.raises(ArgumentError, match="told apart"):
         Number(name="a", low=-1.7e308, high=1.7e308, learn=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cells=st.lists(st.tuples(st.sampled_from(["5", "25", "70", "", "x"]), st.sampled_from(["a", "b", "c", ""])), max_size=6))
+def test_crossed_columns_have_a_place_for_each_pair(cells):
+    """Beside the blocks of both, centred as they are, and empty where one of the two is not known; rows keep length 1 or 0."""
+    columns = (Number(name="age", cuts=(20.0, 60.0)), Category(name="job", values=("a", "b")))
+    plain, both = (Columns(columns=columns, crosses=pairs) for pairs in ((), (("age", "job"),)))
+    assert Columns.from_json(both.to_json()) == both and "crosses" not in plain.to_json()
+    rows = both(cells).double().numpy()
+    assert rows.shape == (len(cells), 5 + 6)
+    assert np.allclose([row @ row for row in rows], [float(bool(row.any())) for row in rows])
+    for (age, job), row in zip(cells, rows, strict=True):
+        known = age in ("5", "25", "70") and job in ("a", "b")
+        assert row[5:].any() == known
+        assert not known or row[5:].argmax() == 2 * ("5", "25", "70").index(age) + "ab".index(job)
+
+
+def test_crosses_that_are_none_are_refused():
+    columns = (Number(name="age", cuts=(20.0, 60.0)), Category(name="job", buckets=2000), Category(name="sex", values=("f", "m")))
+    for pairs in (
+        (("age", "age"),),
+        (("age",),),
+        (("age", "sex"), ("sex", "age")),
+        (("age", "town"),),
+        (("age", "job"),),
+        "age",
+        (1,),
+    ):
+        with pytest.raises(ArgumentError, match="crosses"):
+            Columns(columns=columns, crosses=pairs)

@@ -161,7 +161,7 @@ def test_text_readers(tmp_path):
 
 def test_a_row_of_another_length_is_named_by_its_line(tmp_path):
     """As an editor counts them: the header and empty lines are lines, and a cell may hold some."""
-    from hushgrad.recipes.encoders import read_table
+    from hushgrad.recipes.table_file import read_table
 
     file = tmp_path / "people.csv"
     for text, told in [

@@ -8,12 +8,14 @@ import re
 from typing import get_type_hints
 
 import pytest
+import torch
 
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes import DATA, MODELS
 from hushgrad.recipes.calls import call
-from hushgrad.recipes.encoders import TableEncoder, read_table
+from hushgrad.recipes.encoders import TableEncoder
 from hushgrad.recipes.files import lines
+from hushgrad.recipes.table_file import read_table
 
 _ALL = [("data", name, make) for name, make in DATA.items()] + [("model", name, make) for name, make in MODELS.items()]
 _RIGHT = {str: "x", int: 3, float: 0.5, bool: True, list: ["a", "b"], dict: {}}
@@ -99,3 +101,15 @@ def test_a_misspelt_table_is_refused(tmp_path, change, match):
         DATA["csv"](**options)
     right = DATA["csv"](path=str(path), label="bought", classes=["no", "yes"], drop=["name"])
     assert isinstance(right.encoder, TableEncoder) and right.encoder.columns == ("age",)
+
+
+def test_a_word_among_declared_numbers_counts_as_missing_and_is_told_by_its_row():
+    encode = TableEncoder(columns=("age", "job"), buckets=8, numbers=("age",))
+    rows = [("30", "a"), ("many", "b"), ("", "7"), ("inf", "c")]
+    assert encode.undeclared(rows) == {"age": [2, 4]}
+    inputs = encode(rows)
+    assert not inputs[1, 0] and (inputs[1] != 0).sum() == 1
+    assert torch.equal(inputs[0], TableEncoder(columns=("age", "job"), buckets=8)(rows[:1])[0])
+    assert TableEncoder.from_json(encode.to_json()) == encode
+    with pytest.raises(ArgumentError, match="numbers"):
+        TableEncoder(columns=("age",), numbers=("town",))

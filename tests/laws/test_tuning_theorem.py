@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import ndtr
 
 from hushgrad.accounting import epsilon
 from hushgrad.accounting.trials import probabilities
@@ -139,6 +140,37 @@ def test_a_search_over_candidates_of_different_cost(order: str) -> None:
             assert exact_delta(*best, claims[0] + 1e-9) <= delta + 1e-12
             refuted += exact_delta(*best, claims[1]) > delta + 1e-12
     assert refuted > 20
+
+
+def sampled_outputs(noise: float, rate: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """A sampled Gaussian of one or two steps under two neighbours, its outputs in cells (which is post-processing)."""
+    edges = np.concatenate([[-np.inf], np.linspace(-6 * noise, 1 + 6 * noise, 150 if steps == 1 else 14), [np.inf]])
+    p = np.diff(ndtr(edges / noise))
+    q = (1 - rate) * p + rate * np.diff(ndtr((edges - 1) / noise))
+    return (p, q) if steps == 1 else (np.outer(p, p).ravel(), np.outer(q, q).ravel())
+
+
+@pytest.mark.parametrize("order", ["mixed", "worst"])
+def test_a_search_over_sampled_trials_of_different_batches_and_steps(order: str) -> None:
+    """Enumerated: noise, rate and number of steps differ between candidates; the price of the winner's own run is refuted."""
+    draw, refuted = np.random.default_rng(2727), 0
+    for _ in range(12):
+        many = int(draw.integers(1, 4))
+        options = list(zip(draw.uniform(0.6, 3.0, many), draw.uniform(0.05, 1.0, many), draw.integers(1, 3, many), strict=True))
+        parts = [sampled_outputs(float(noise), float(rate), int(steps)) for noise, rate, steps in options]
+        p, q = (np.concatenate([part[side] for part in parts]) / many for side in (0, 1))
+        places = (
+            draw.permutation(p.size) if order == "mixed" else np.argsort(np.log(np.maximum(p, 1e-300) / np.maximum(q, 1e-300)))
+        )
+        places = places[:: int(draw.choice([-1, 1]))]  # a removed record may look better, or worse
+        stopping = Stopping(mean=float(draw.uniform(1.0, 20.0)), shape=float(draw.choice(SHAPES)))
+        best = [released(x[places], trial_numbers(stopping)) for x in (p, q)]
+        trials = [Gaussian(float(noise)).sampled(rate=float(rate)) * int(steps) for noise, rate, steps in options]
+        delta = float(draw.choice([1e-2, 1e-4]))
+        claimed = epsilon(stopping.event(OneOf(trials)), delta=delta, accountant="rdp")
+        assert exact_delta(*best, claimed) <= delta + 1e-12
+        refuted += exact_delta(*best, max(epsilon(trial, delta=delta) for trial in trials)) > delta
+    assert order == "mixed" or refuted > 4
 
 
 def trials_of(draw: np.random.Generator) -> list[Event]:

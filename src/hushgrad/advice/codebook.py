@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hushgrad import _check
-from hushgrad._value import Value
+from hushgrad._value import LATER, Value
 from hushgrad.recipes.column import Column, columns_of
-from hushgrad.recipes.columns import Columns
+from hushgrad.recipes.columns import Columns, crossed
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
@@ -26,6 +26,7 @@ _KEYS = (
     "label",
     "user",
     "columns",
+    "crosses",
     "header",
     "delimiter",
     "channels",
@@ -49,6 +50,7 @@ class Codebook(_Facts):
     | ``classes`` | the names of the classes |
     | ``records`` | a number of records that may be known; it sets rates, the real number stays private |
     | ``label``, ``columns``, ``header``, ``delimiter``, ``user`` | of a table; columns as in :mod:`hushgrad.recipes.column` |
+    | ``crosses`` | pairs of a table's columns that count together: ``[["day", "month"]]`` |
     | ``channels``, ``height``, ``width`` | of images |
     | ``mirrored`` | true where an image and its mirror image are always of one class |
 
@@ -70,6 +72,7 @@ class Codebook(_Facts):
     height: int = 28
     width_of_image: int = 28
     mirrored: bool = False
+    crosses: tuple[tuple[str, str], ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self) -> None:
         _check.one_of(_KINDS, kind=self.kind)
@@ -90,8 +93,9 @@ class Codebook(_Facts):
             _check.fail(
                 "codebook", (self.height, self.width_of_image), "to have images as high as wide, 8, 12, 16, ... pixels", remedy
             )
-        if self.kind != "table" and (self.user is not None or self.columns):
+        if self.kind != "table" and (self.user is not None or self.columns or self.crosses):
             _check.fail("codebook", self.kind, "to name neither user nor columns", "Only the records of a table have them.")
+        object.__setattr__(self, "crosses", crossed(self.crosses, self.columns))
 
     def encoder(self, *, buckets: int, weight: float, noise_multiplier: float) -> Encoder:
         """How its records become rows.
@@ -102,7 +106,13 @@ class Codebook(_Facts):
             noise_multiplier: of what is learned before the run, where something is.
         """
         if self.kind == "table":
-            about = {"header": self.header, "delimiter": self.delimiter, "label": self.label, "user": self.user}
+            about = {
+                "header": self.header,
+                "delimiter": self.delimiter,
+                "label": self.label,
+                "user": self.user,
+                "crosses": self.crosses,
+            }
             return Columns(columns=self.columns, noise_multiplier=noise_multiplier, **about)  # type: ignore[arg-type]
         if self.kind == "text":
             return TextFeatures(buckets=buckets, weight=weight, noise_multiplier=noise_multiplier)
@@ -112,7 +122,8 @@ class Codebook(_Facts):
     @property
     def width(self) -> int:
         """Places of a table's rows."""
-        return sum(column.places for column in self.columns)
+        places = {column.name: column.places for column in self.columns}
+        return sum(places.values()) + sum(places[one] * places[other] for one, other in self.crosses)
 
 
 def read_codebook(path: str | Path) -> Codebook:

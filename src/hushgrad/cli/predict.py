@@ -13,8 +13,8 @@ from hushgrad.cli._there import add_model, require_model, require_place, require
 from hushgrad.cli._waiting import waiting
 
 if TYPE_CHECKING:
-    from hushgrad.recipes.encoders import Records
     from hushgrad.recipes.predict import Predictor
+    from hushgrad.recipes.table_file import Records
 
 
 def _parser() -> Parser:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hushgrad.recipes.augmented import AugmentedImages
     from hushgrad.recipes.data import DATA
     from hushgrad.recipes.dataset import Data, from_datasets, label_numbers, labelled
-    from hushgrad.recipes.encoders import ByteEncoder, Encoder, Records, TableEncoder, TensorEncoder, TextEncoder
+    from hushgrad.recipes.encoders import ByteEncoder, Encoder, TableEncoder, TensorEncoder, TextEncoder
     from hushgrad.recipes.exporting import export
     from hushgrad.recipes.images import ImageEncoder
     from hushgrad.recipes.metrics import evaluate
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hushgrad.recipes.recipe_file import DEMO, load_recipe
     from hushgrad.recipes.saved import Description, describe, load_model, read_description, save_model
     from hushgrad.recipes.session import Outcome, train
+    from hushgrad.recipes.table_file import Records
 
 __all__ = [
     "DATA",

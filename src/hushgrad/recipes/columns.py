@@ -3,13 +3,14 @@
 Every column becomes a block of places, one of which is set: the bin of a number, the category of a word. From each block its mean 1/k
 is taken away, and each row is scaled to length 1. So a linear model sees steps instead of slopes (rare large numbers do not dominate),
 and the length of a row, which the clip norm is chosen for, is public. What is missing or was not declared leaves its block empty.
+Two columns may be crossed: one block more, a place for each pair of theirs, for what a sum of both cannot say (day and month: a date).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check
+from hushgrad._value import LATER
 from hushgrad.recipes.column import Column, Number
-from hushgrad.recipes.encoders import Records, cells_of, read_cells
 from hushgrad.recipes.learning import LearningEncoder
+from hushgrad.recipes.table_file import Records, cells_of, read_cells
 
-__all__ = ["Columns"]
+__all__ = ["Columns", "crossed"]
+
+_MOST = 4096  # places of two columns that are crossed: more would be empty, and each costs noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +37,7 @@ class Columns(LearningEncoder):
         >>> encode([("30", "f"), {"sex": "m", "age": 7}]).norm(dim=1).round(decimals=5).tolist()
         [1.0, 1.0]
 
-    ``noise_multiplier`` is that of the histograms where cut points are learned.
+    ``noise_multiplier`` is that of the histograms where cut points are learned; ``crosses`` are pairs of columns by name.
     """
 
     columns: tuple[Column, ...]
@@ -42,6 +46,7 @@ class Columns(LearningEncoder):
     label: str | None = None
     user: str | None = None
     noise_multiplier: float = 30.0
+    crosses: tuple[tuple[str, str], ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self) -> None:
         names = [_check.instance(Column, column=column).name for column in self.columns]
@@ -51,6 +56,7 @@ class Columns(LearningEncoder):
             if name in names:
                 _check.fail("columns", names, f"to leave out the {role}, {name!r}: it is not there when the model is used")
         _check.positive(noise_multiplier=self.noise_multiplier)
+        object.__setattr__(self, "crosses", crossed(self.crosses, self.columns))
 
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
         """The rows of a CSV file; columns are found by name."""
@@ -96,15 +102,40 @@ class Columns(LearningEncoder):
 
     def finished(self, prepared: list[list[str]]) -> Tensor:
         """One row of length 1 (0 where nothing is known) for each record."""
-        blocks = [_block(column, cells) for column, cells in zip(self.columns, prepared, strict=True)]
+        known = {c.name: (c.place(cells), c.places) for c, cells in zip(self.columns, prepared, strict=True)}
+        blocks = [_block(*known[column.name]) for column in self.columns]
+        blocks += [_block(*_pairs(*known[one], *known[other])) for one, other in self.crosses]
         inputs = torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32))
         return inputs / inputs.norm(dim=1, keepdim=True).clamp(min=1e-6)
 
 
-def _block(column: Column, cells: Sequence[str]) -> np.ndarray:
-    places = column.place(cells)
-    block = np.zeros((len(places), column.places))
+def crossed(pairs: Any, columns: Sequence[Column]) -> tuple[tuple[str, str], ...]:
+    """Pairs of different columns, each pair once.
+
+    Args:
+        pairs: what a codebook, a recipe or a program says.
+        columns: those that are there.
+    """
+    given: Any = _check.instance((list, tuple), crosses=pairs)
+    listed: list[Any] = [_check.instance((list, tuple), crosses=pair) for pair in given]
+    places = {column.name: column.places for column in columns}
+    for pair in listed:
+        for name in pair:
+            _check.one_of(places, **{"name in crosses": name})
+        if len(pair) != 2 or pair[0] == pair[1] or [set(other) for other in listed].count(set(pair)) > 1:
+            _check.fail("crosses", list(pair), "to be two different columns, and each pair to be there once")
+        if places[pair[0]] * places[pair[1]] > _MOST:
+            _check.fail("crosses", list(pair), f"to have at most {_MOST} places together", "Declare fewer bins or buckets.")
+    return tuple((str(one), str(other)) for one, other in listed)
+
+
+def _pairs(one: np.ndarray, many: int, other: np.ndarray, more: int) -> tuple[np.ndarray, int]:
+    return np.where((one < 0) | (other < 0), -1, one * more + other), many * more
+
+
+def _block(places: np.ndarray, count: int) -> np.ndarray:
+    block = np.zeros((len(places), count))
     known = places >= 0
-    block[known] = -1.0 / column.places
+    block[known] = -1.0 / count
     block[known, places[known]] += 1.0
     return block

@@ -22,11 +22,12 @@ from hushgrad.recipes.augmented import AugmentedImages
 from hushgrad.recipes.column import columns_of
 from hushgrad.recipes.columns import Columns
 from hushgrad.recipes.dataset import Data, Learn, labelled
-from hushgrad.recipes.encoders import WORD_BUCKETS, ByteEncoder, Encoder, Records, TableEncoder, TextEncoder, read_table
+from hushgrad.recipes.encoders import WORD_BUCKETS, ByteEncoder, Encoder, TableEncoder, TextEncoder
 from hushgrad.recipes.files import find, read_cifar10, read_idx
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.sides import sides
+from hushgrad.recipes.table_file import Records, read_table
 from hushgrad.recipes.text_features import TextFeatures
 
 _DIGITS = tuple("0123456789")
@@ -101,6 +102,8 @@ def table(
     user: str | int | None = None,
     buckets: int | None = None,
     columns: dict[str, Any] | None = None,
+    crosses: list[list[str]] | None = None,
+    numbers: list[str] | None = None,
     learn: Learn | None = None,
     placed: bool = False,
 ) -> Data:
@@ -111,15 +114,17 @@ def table(
     about: dict[str, Any] = {"header": header, "delimiter": delimiter, "label": target, "user": owner}
     encoder: Encoder
     if columns is None:
+        if crosses is not None:
+            _check.fail("data.crosses", crosses, "to be left out", "Only columns that [data.columns] declares can be crossed.")
         dropped = [_column(name, titles, "drop") for name in drop or ()]  # a misspelt one would be trained on
         used = tuple(name for name in titles if name not in (target, owner, *dropped))
         if not used:
             _check.fail("path", path, f"to have a column beside {target!r} to learn from")
         about |= {} if buckets is None else {"buckets": buckets}
-        encoder = TableEncoder(columns=used, **about)
+        encoder = TableEncoder(columns=used, numbers=tuple(_check.instance(list, numbers=numbers or [])), **about)
     else:
-        _require_alone(columns, titles, drop=drop, buckets=buckets)
-        encoder = Columns(columns=columns_of(columns), **about)
+        _require_alone(columns, titles, drop=drop, buckets=buckets, numbers=numbers)
+        encoder = Columns(columns=columns_of(columns), crosses=tuple(crosses or ()), **about)  # type: ignore[arg-type]  # looked at there
     tested: dict[str, Any] = {"test_path": test_path, "test_fraction": test_fraction}
     return labelled(encoder, path, classes, **tested, learn=learn, placed=placed)
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from hushgrad import _check
-from hushgrad.recipes.encoders import Encoder, Records, TensorEncoder
+from hushgrad.recipes.encoders import Encoder, TensorEncoder
 from hushgrad.recipes.learning import LearningEncoder
 from hushgrad.recipes.sides import sides
+from hushgrad.recipes.table_file import Records
 
 Learn = Callable[[LearningEncoder, Any, np.ndarray, Sequence[str] | None], LearningEncoder]
 """From an encoder, all prepared rows, the numbers of the private ones and their owners to the encoder that has learned from these."""
@@ -124,7 +125,7 @@ def label_numbers(records: Records, names: Sequence[str], path: str | Path) -> T
     places = {name: number for number, name in enumerate(names)}
     for number, label in enumerate(records.labels, 1):
         if label not in places:  # errors go to logs: they say where a record is, not what it holds
-            remedy = "Name every label in the recipe."
+            remedy = "Name every label in the recipe. Numbers to be predicted are no classes: see hushgrad.estimators."
             _check.fail(
                 "file", str(path), f"to have labels of data.classes={list(names)}; that of record {number} is none", remedy
             )

@@ -7,12 +7,11 @@ estimated from records when it is called, and each row is encoded without a look
 
 from __future__ import annotations
 
-import csv
 import math
 import zlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,11 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check
-from hushgrad._value import Value
+from hushgrad._value import LATER, Value
 from hushgrad.recipes.files import files_of_classes, lines, read_npy, read_npz, utf8
+from hushgrad.recipes.table_file import Records, cells_of, read_cells
 
 WORD_BUCKETS = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class Records:
-    """What a file of records holds: the rows that an encoder takes, and their labels, owners and own files where it has them."""
-
-    rows: list[Any]
-    labels: list[str] | None = None
-    owners: list[str] | None = None
-    files: list[Path] | None = None
 
 
 class Encoder(Value, family="encoder"):
@@ -57,7 +47,8 @@ class Encoder(Value, family="encoder"):
 class TableEncoder(Encoder):
     """Cells of a table: a number x gives sign(x) ln(1 + |x|) in its column's place, a word sets one of ``buckets`` hashed places.
 
-    Each row is then scaled to length 1. ``columns`` are the used columns by name (by position where there is no header).
+    Each row is then scaled to length 1. ``columns`` are the used columns by name (by position where there is no header); in those of
+    them that ``numbers`` names a word counts as missing.
 
         >>> encode = TableEncoder(columns=("age", "job"), buckets=4)
         >>> encode([("30", "clerk"), {"job": "clerk", "age": 30}]).shape
@@ -70,9 +61,12 @@ class TableEncoder(Encoder):
     delimiter: str = ","
     label: str | None = None
     user: str | None = None
+    numbers: tuple[str, ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self) -> None:
         _check.positive_int(buckets=self.buckets)
+        for name in self.numbers:
+            _check.one_of(self.columns, **{"name in numbers": name})
         if len(self.delimiter) != 1:
             _check.fail("delimiter", self.delimiter, "to be one character")
 
@@ -86,14 +80,17 @@ class TableEncoder(Encoder):
         return torch.from_numpy(inputs)
 
     def _cell(self, row: np.ndarray, place: int, text: str) -> None:
-        try:
-            x = float(text)
-        except ValueError:
-            x = math.nan
-        if math.isfinite(x):
+        x = _finite(text)
+        if x is not None:
             row[place] = math.copysign(math.log1p(abs(x)), x)
-        else:
+        elif self.columns[place] not in self.numbers:
             row[len(self.columns) + zlib.crc32(utf8(f"{place}={text}")) % self.buckets] += 1.0
+
+    def undeclared(self, rows: Sequence[Any]) -> dict[str, list[int]]:
+        """For each column of ``numbers``, the rows (from 1) whose cell holds something else; it counts as missing."""
+        cells = {name: [str(row[i]).strip() for row in cells_of(rows, self.columns)] for i, name in enumerate(self.columns)}
+        found = {name: [i for i, cell in enumerate(cells[name], 1) if cell and _finite(cell) is None] for name in self.numbers}
+        return {name: numbers for name, numbers in found.items() if numbers}
 
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
         """The rows of a CSV file; columns are found by name, so a file for prediction may lack the label or have more."""
@@ -101,66 +98,12 @@ class TableEncoder(Encoder):
         return read_cells(path, self.columns, **about)  # type: ignore[arg-type]
 
 
-def cells_of(rows: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
-    """The cells of each row in the order of ``names``; a row is a list of cells, or a mapping by name."""
-    listed = [[row.get(name, "") for name in names] if isinstance(row, Mapping) else row for row in rows]
-    for number, row in enumerate(listed, 1):
-        if len(row) != len(names):  # errors go to logs: they say where a record is, not what it holds
-            _check.fail(f"the number of cells in row {number}", len(row), f"to be {len(names)}: {', '.join(names)}")
-    return listed
-
-
-def read_cells(
-    path: Path, columns: tuple[str, ...], *, header: bool, delimiter: str, label: str | None, user: str | None
-) -> Records:
-    """The named columns of a CSV file, and its labels and owners if it has such columns.
-
-    Args:
-        path: the file.
-        columns: the names of the columns, or their positions where there is no header.
-        header: whether the first row holds the names.
-        delimiter: between two cells.
-        label: the column of labels.
-        user: the column of owners.
-    """
-    titles, body = read_table(path, header=header, delimiter=delimiter)
-    if not header and len(titles) == len(columns):
-        titles = list(columns)  # the same table without its label
-    missing = [name for name in columns if name not in titles]
-    if missing:
-        _check.fail("file", str(path), f"to have the columns of the training file; it lacks {', '.join(missing)}")
-    used = [titles.index(name) for name in columns]
-    target, owner = (titles.index(name) if name in titles else None for name in (label, user))
-    return Records(
-        rows=[tuple(row[i] for i in used) for row in body],
-        labels=None if target is None else [row[target].strip() for row in body],
-        owners=None if owner is None else [row[owner] for row in body],
-    )
-
-
-def read_table(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], list[list[str]]]:
-    """The titles (or positions) of a CSV file's columns, and its rows, which all have as many cells."""
-    if len(delimiter) != 1:
-        _check.fail("delimiter", delimiter, "to be one character")
-    text = (line + "\n" for line in lines(path, exact=True))
-    reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True)
+def _finite(text: str) -> float | None:
     try:
-        numbered = [(reader.line_num, row) for row in reader if row]
-    except csv.Error as error:
-        _check.fail("file", str(path), f"to be a CSV table ({error})")
-    rows = [row for _, row in numbered]
-    if len(rows) < 1 + header:
-        _check.fail("file", str(path), "to hold at least one row")
-    titles = [name.strip() for name in rows[0]] if header else [str(i) for i in range(len(rows[0]))]
-    twice = sorted({name for name in titles if titles.count(name) > 1})
-    if twice:
-        _check.fail("file", str(path), f"to have a title of its own for each column; {', '.join(twice)} is there twice")
-    body = rows[1:] if header else rows
-    for end, row in numbered:
-        if len(row) != len(titles):
-            remedy = "Is a quotation mark left open?" if any("\n" in cell for cell in row) else ""
-            _check.fail("file", str(path), f"to have {len(titles)} cells in every row; that of line {end} has {len(row)}", remedy)
-    return titles, body
+        x = float(text)
+    except ValueError:
+        return None
+    return x if math.isfinite(x) else None
 
 
 def text_ids(text: str, length: int) -> list[int]:

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hushgrad import _check
-from hushgrad.recipes.encoders import Records
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.learning import LearningEncoder
 from hushgrad.recipes.leaves import balanced
 from hushgrad.recipes.patches import patches
 from hushgrad.recipes.scattering import mirror_halves, scattering
+from hushgrad.recipes.table_file import Records
 
 __all__ = ["LARGEST", "ImageFeatures"]
 

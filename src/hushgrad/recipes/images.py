@@ -15,8 +15,9 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.recipes.encoders import Encoder, Records, read_arrays
+from hushgrad.recipes.encoders import Encoder, read_arrays
 from hushgrad.recipes.files import files_of_classes, read_cifar10, read_idx
+from hushgrad.recipes.table_file import Records
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 # What Pillow's readers of damaged files raise: errors of their own, and whatever their arithmetic on a header's numbers runs into.

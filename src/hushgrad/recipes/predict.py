@@ -13,9 +13,10 @@ from torch.utils.data import TensorDataset
 
 from hushgrad import _check
 from hushgrad.recipes.dataset import label_numbers
-from hushgrad.recipes.encoders import ByteEncoder, Encoder, Records
+from hushgrad.recipes.encoders import ByteEncoder, Encoder
 from hushgrad.recipes.files import utf8
 from hushgrad.recipes.saved import Description, load_model, read_description
+from hushgrad.recipes.table_file import Records
 
 _BATCH = 1000
 

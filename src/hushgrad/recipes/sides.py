@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from hushgrad import _check
-from hushgrad.recipes.encoders import Records
+from hushgrad.recipes.table_file import Records
 
 _SEED = 20_000  # of the places; public, and the same in every run
 

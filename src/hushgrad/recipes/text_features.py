@@ -28,9 +28,10 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad._value import LATER
-from hushgrad.recipes.encoders import Records, read_texts
+from hushgrad.recipes.encoders import read_texts
 from hushgrad.recipes.files import utf8
 from hushgrad.recipes.learning import LearningEncoder
+from hushgrad.recipes.table_file import Records
 
 __all__ = ["LOOKS", "TextFeatures"]
 
