@@ -147,15 +147,16 @@ def test_a_journal_that_was_cut_between_two_frames_is_known_to_its_folder(tmp_pa
     whole = path.read_bytes()
     there = list(frames.frames_in(path))
     kept = draw.choice([len(there) - 2, draw.randrange(len(there) - 1)])
-    with path.open("r+b") as file:
-        file.truncate(there[kept].end)
-    with pytest.raises(ArgumentError, match="an older one was put in its place"):
-        Journal.open(path, KEY, Owner(tmp_path, newest=True))
+    for end in (there[kept].end, len(frames._MAGIC)):  # and all of them
+        with path.open("r+b") as file:
+            file.truncate(end)
+        with pytest.raises(ArgumentError, match="an older one was put in its place"):
+            Journal.open(path, KEY, Owner(tmp_path, newest=True))
     path.write_bytes(whole)
     Journal.open(path, KEY, Owner(tmp_path, newest=True)).close()
 
 
-@pytest.mark.parametrize("way", ["written over", "moved there", "removed and copied", "unpacked"])
+@pytest.mark.parametrize("way", ["written over", "moved there", "removed and copied", "unpacked", "linked"])
 @pytest.mark.parametrize("seed", range(3))
 def test_an_older_journal_that_is_put_into_its_folder_is_refused_whatever_file_it_is(tmp_path, way, seed):
     """As cp, mv, git checkout, tar and rsync do; what has another number on the disk is no less old. A newer copy goes on, as a copy."""
@@ -178,13 +179,18 @@ def test_an_older_journal_that_is_put_into_its_folder_is_refused_whatever_file_i
     elif way == "removed and copied":
         path.unlink()
         shutil.copy2(copy_, path)
+    elif way == "linked":  # in another folder of links, and written over there
+        shutil.copytree(run, tmp_path / "links", copy_function=os.link)
+        run, path = tmp_path / "links", tmp_path / "links" / "journal"
+        path.write_bytes(copy_.read_bytes())
     else:
         shutil.make_archive(str(tmp_path / "packed"), "tar", tmp_path, "copy")
         shutil.unpack_archive(tmp_path / "packed.tar", run)
         (run / "copy").rename(path)
     with pytest.raises(ArgumentError, match="an older one was put in its place"):
         Journal.open(path, KEY, Owner(run, newest=True))
-    path.unlink()
+    shutil.rmtree(tmp_path / "run") if way == "linked" else path.unlink()
+    path.unlink(missing_ok=True)
     path.write_bytes(newest)
     (note,) = Journal.open(path, KEY, Owner(run, newest=True)).notes
     assert "copied or put back" in note

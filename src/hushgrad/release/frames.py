@@ -32,7 +32,7 @@ FRAME, SHORT = 8, 5  # bytes of a frame, and of what it says
 _KINDS = b"ramj"
 _NAME = b"hushgrad journal "
 _MAGIC = _NAME + b"2     \n"  # frames stay aligned: no kill cuts one at the end of a page
-# Of the folder: a number for it and the run, the file's flushed length, the machine's start, its length, and when it was written.
+# Of the folder: numbers for it and for the file, the file's flushed length, the machine's start, its length, and when it was written.
 _LENGTH = "user.hushgrad.released"
 _A_MINUTE = 60 * 10**9  # nanoseconds: longer than any process waits between writing a frame and saying when
 
@@ -92,33 +92,31 @@ class Frames:
     @property
     def is_put_back(self) -> bool:
         """Whether the file is shorter than its folder knows this run's: somebody cut it, or put an older one in its place."""
-        whose, flushed, start, length, _ = self._known()
-        return whose == self._whose() and self._size < (length if start == _start() else flushed)
+        flushed, start, length, _ = self._known()
+        return self._size < (length if start == _start() else flushed)
 
     @property
     def is_touched(self) -> bool:
         """Whether the file was changed at another time than its last frame was written: put back, or its rights or the clock changed."""
-        whose, _, _, length, written = self._known()
-        late = written - os.fstat(self._held()).st_ctime_ns
-        return [whose, length] == [self._whose(), self._size] and not 0 <= late < _A_MINUTE
+        _, _, length, written = self._known()
+        return length == self._size and not 0 <= written - os.fstat(self._held()).st_ctime_ns < _A_MINUTE
 
     def _known(self) -> list[int]:
         """What the folder knows of its journal; nothing where it was never told, or the system or the disk keeps no attributes."""
         with contextlib.suppress(OSError, AttributeError, ValueError):
-            known = [int(word) for word in os.getxattr(self._folder, _LENGTH).split()]
-            return known if len(known) == 5 else [0] * 5
-        return [0] * 5
+            folder, file, *known = map(int, os.getxattr(self._folder, _LENGTH).split())
+            mine = self._numbers()
+            return known if len(known) == 4 and (folder == mine[0] or file == mine[1]) else [0] * 4
+        return [0] * 4
 
-    def _whose(self) -> int:
-        """A number for this run in this very folder: a copy of the folder is another one, whatever attributes it has. 0: it has none."""
-        if not hasattr(os, "O_PATH"):
-            return 0
+    def _numbers(self) -> tuple[int, int]:
+        """Of this run in this very folder, and of this very file: a copy of both has others, whatever attributes were copied."""
         folder = os.open(self._folder, os.O_PATH)
         try:
             about = os.fstat(folder).st_ino, born(folder), self._first
         finally:
             os.close(folder)
-        return zlib.crc32(repr(about).encode()) or 1
+        return zlib.crc32(repr(about).encode()), zlib.crc32(repr(self.place[1:]).encode())
 
     @property
     def place(self) -> list[Any]:
@@ -186,8 +184,9 @@ class Frames:
             os.fsync(file)
         except OSError as error:
             raise _unwritable(error) from None
-        self._about = b"%d %d %d" % (self._whose(), self._size, _start())
-        self._remember()
+        if hasattr(os, "setxattr"):
+            self._about = b"%d %d %d %d" % (*self._numbers(), self._size, _start())
+            self._remember()
 
 
 def _start() -> int:
