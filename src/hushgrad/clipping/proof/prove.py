@@ -57,7 +57,7 @@ def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, bool] | 
     some = again()
     if some is None:
         raise not_again()
-    second = seen(stage, surveyed(some, layouts, few), layouts, again)
+    second = seen(stage, surveyed(some, layouts, few, halves=False), layouts, again)  # of the batch they have told
     del some
     return _structure(stage, reading, inputs, layouts, first, second, beside), fixed
 

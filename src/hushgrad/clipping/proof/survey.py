@@ -166,14 +166,14 @@ def graph_of(run: Run, layouts: Sequence[Layout | None]) -> tuple[list[Exit], Gr
     return exits, Graph(e.edge for e in exits)
 
 
-def surveyed(run: Run, layouts: Sequence[Layout | None], examples: int) -> Survey:
+def surveyed(run: Run, layouts: Sequence[Layout | None], examples: int, *, halves: bool = True) -> Survey:
     """Tags over a run."""
     exits, graph = graph_of(run, layouts)
     calls = numbered(run.calls)
     places = [
         (n, k, e) for n, call in calls.items() for k, e in enumerate(run.edges[call]) if e is not None and e.node in graph.nodes
     ]
-    found, _ = tagged(exits, [e for _, _, e in places], [], examples) if places else ([], {})
+    found, _ = tagged(exits, [e for _, _, e in places], [], examples, halves=halves) if places else ([], {})
     owners: dict[Number, list[Owners]] = {n: [Owners(None, False) for _ in call.shapes] for n, call in calls.items()}
     for (n, k, _), made in zip(places, found, strict=True):
         each = made.each  # of a view, the gradient of what it is a view of was read
