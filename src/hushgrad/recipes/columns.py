@@ -33,6 +33,7 @@ _MOST = 4096  # places of two columns that are crossed: more would be empty, and
 class Columns(LearningEncoder):
     """Declared columns of a table as rows of length 1: one-hot blocks, centred.
 
+        >>> from hushgrad.recipes.column import Category
         >>> encode = Columns(columns=(Number(name="age", cuts=(20, 40)), Category(name="sex", values=("f", "m"))))
         >>> encode([("30", "f"), {"sex": "m", "age": 7}]).norm(dim=1).round(decimals=5).tolist()
         [1.0, 1.0]
