@@ -162,6 +162,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "good = [order for order, used in shares.items() if used <= (wide if wide <= 1.0 else max(least, 1.0))]",
         "good = [order for order, used in shares.items() if used <= (wide if wide < 1.0 else max(least, 1.0))]",
     ): "no share is exactly 1",
+    (
+        "train/books.py",
+        "self.plan.noise.event(1.0, participation, self.plan.steps)  # its theorem, or NoTheorem now rather than in spent()",
+        "self.plan.noise.event(2.0, participation, self.plan.steps)",
+    ): "whether there is a theorem does not depend on how much noise there is",
     **{
         (
             "estimators/objective.py",
@@ -193,18 +198,18 @@ def _chosen(files: list[str], limit: int, seed: int) -> list[Mutant]:
 
 
 def examine(files: list[str], limit: int, seed: int, deadline: float) -> dict[Mutant, bool]:
-    """Whether a test sees each of the chosen mutants that there was time for."""
-    chosen, verdicts = _chosen(files, limit, seed), dict[int, str]()
+    """Whether a test sees each of the chosen mutants that there was time for; survivors are told as they are found."""
+    chosen, found = _chosen(files, limit, seed), dict[Mutant, bool]()
     tests = sorted({test for file in files for test in TESTS[file]})
-    caught_quickly([(mutant, PACKAGE / mutant.file) for mutant in chosen], tests, deadline, verdicts.__setitem__)
-    found = {}
-    for index, word in verdicts.items():
+
+    def said(index: int, word: str) -> None:
         mutant = chosen[index]
-        found[mutant] = word == "caught" or (
-            word == "unknown" and caught_slowly(mutant, PACKAGE / mutant.file, TESTS[mutant.file], 600.0)
-        )
+        path = PACKAGE / mutant.file
+        found[mutant] = word == "caught" or (word == "unknown" and caught_slowly(mutant, path, TESTS[mutant.file], 600.0))
         if not found[mutant]:
             print(f"survived: {mutant.file}:{mutant.line} {mutant.change}: {mutant.text}   ->   {mutant.into}", flush=True)
+
+    caught_quickly([(mutant, PACKAGE / mutant.file) for mutant in chosen], tests, deadline, said)
     return found
 
 

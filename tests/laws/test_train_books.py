@@ -90,12 +90,11 @@ def test_a_declaration_is_checked_and_counts_in_the_budget():
 def test_everything_that_happened_is_written_down():
     books = Books(PLAN, "run", prior=_prior())
     assert books.ledger() == _prior()
-    books.charge(issued=True)
-    books.charge(issued=False)
-    books.charge(issued=False)
+    for issued in (True, False, True, False):
+        books.charge(issued=issued)
     books.broken = "a batch came twice"
     entries = list(books.ledger())
-    assert [(entry.event, entry.times, entry.run) for entry in entries[1:2]] == [(PLAN.event(1), 1, "run")]
+    assert [(e.event, e.times, e.run, e.stream) for e in entries[1:2]] == [(PLAN.event(1), 2, "run", "")]
     assert isinstance(entries[2].event, Unanalysed) and "did not issue" in str(entries[2].event) and entries[2].times == 2
     assert entries[3].event == Unanalysed("a batch came twice") and len(entries) == 4
 
@@ -108,6 +107,15 @@ def test_declared_steps_are_one_stream_of_the_declared_cost():
         books.charge(issued=False)
     (entry,) = books.ledger()
     assert entry.event == STREAM.event_with(1.0, participation=who, steps=4) and entry.stream == "run"
+    silent = Books(Plan.dpsgd(**{**HOW, "noise_multiplier": 0.0}, steps=9), "run")
+    silent.declare(Poisson(rate=0.1))
+    silent.charge(issued=False)
+    assert guarantee_of(silent.ledger(), silent.plan).epsilon == float("inf")
+
+
+def test_a_key_serves_one_run():
+    with pytest.raises(ArgumentError, match="key to be a fresh one"):
+        Books(PLAN, "another", prior=_prior())
 
 
 def test_books_go_on_where_they_were():

@@ -202,6 +202,16 @@ def test_a_batch_of_one_is_proved_and_then_read():
     capture.detach()
 
 
+@pytest.mark.parametrize("value", [3e38, -3e38, 1e20, 1e-41, float("inf"), float("nan")])
+def test_no_record_alone_in_the_first_batch_keeps_a_run_from_its_start(value):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    assert float(clipped(capture, model, (torch.full((1, 6), value),)).norm()) <= C * (1 + 1e-4)
+    capture.detach()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_capacity_that_only_larger_batches_reach(seed):
     lot = random.Random(seed)

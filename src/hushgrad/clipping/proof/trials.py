@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import product
 from typing import Any, NamedTuple, NoReturn
@@ -58,28 +58,37 @@ class Trials(Staged):
 
     def proved(self, inputs: Any, B: int, known: Structure | None = None) -> Structure:
         """Prove and seal; ``known``, if these inputs show no more than it says. Raises NotIsolated or CaptureError."""
-        first = self._tried(finite(inputs), B, known)
+        return self._proved_somehow(self._tried(finite(inputs), B, known), lambda tame: self._tried(tame, B), inputs, B)
+
+    def proved_of_one(self, inputs: Any) -> Structure:
+        """The same for a batch of one: of it, batches of three are made."""
+        return self._proved_somehow(self._tried_thrice(finite(inputs)), self._tried_thrice, inputs, 1)
+
+    def _proved_somehow(
+        self, first: Structure | _Failure, once_more: Callable[[Any], Structure | _Failure], inputs: Any, B: int
+    ) -> Structure:
+        """What the first attempt proved, or one more without extreme numbers: these overflow, and then nothing is told of anybody."""
         if isinstance(first, Structure):
             self._give_back()
             return first
-        tame = tamed(inputs)  # extreme numbers overflow: then nothing is told of anybody
-        again = first if tame is None else self._tried(tame, B)
+        tame = tamed(inputs)
+        again = first if tame is None else once_more(tame)
         if isinstance(again, Structure):
             return again
         self._refuse(finite(inputs), B, first)
 
-    def proved_of_one(self, inputs: Any) -> Structure:
-        """The same for a batch of one: of it, batches of three are made."""
+    def _tried_thrice(self, inputs: Any) -> Structure | _Failure:
+        """An example, and two like it."""
         first: _Failure | None = None
         for reading in readings(inputs, 1):
-            three = reading.only(finite(inputs), torch.tensor([0, 0, 0]), 1)
+            three = reading.only(inputs, torch.tensor([0, 0, 0]), 1)
             three = reading.changed(three, {1: lambda t, _: jittered(t), 2: lambda t, _: jittered(jittered(t))}, 3)
             found = self._tried(three, 3)
             if isinstance(found, Structure):
                 return found
             first = first or found
         assert first is not None
-        self._refuse(finite(inputs), 1, first)
+        return first
 
     def repeat(self, structure: Structure, inputs: Any, B: int) -> None:
         """Of a pass that looks like a proved one: others replaced and made extreme, once more. Raises NotIsolated."""
