@@ -142,6 +142,7 @@ def test_the_ends_of_the_theorems():
 def test_the_published_slip_of_c_r_for_c_r_squared_is_caught(row_norm, epsilon):
     """A planted defect: curvature c R instead of c R² breaks epsilon for long rows, as in a peer's implementation."""
     right = classical_pure(epsilon, l2=1.0, curvature=0.25, row_norm=row_norm)
+    assert 2 * math.log1p(0.25 * row_norm**2 / right.l2) == pytest.approx(epsilon / 2)  # half of epsilon each
     slipped_l2 = 0.25 * row_norm / math.expm1(epsilon / 4)
     theta = np.linspace(-3, 3, 200_001)
     for l2, holds in [(right.l2, True), (slipped_l2, False)]:

@@ -118,6 +118,8 @@ def test_unreachable_targets_are_refused() -> None:
     )  # the guess does not overflow
     with pytest.raises(ArgumentError, match="epsilon"):
         calibrate_noise(epsilon=0.0, delta=1e-5, accountant="gdp")
+    once = calibrate_noise(epsilon=1.0, delta=1e-5, accountant="gdp")
+    assert once == calibrate_noise(epsilon=1.0, delta=1e-5, accountant="gdp", steps=1, rate=1.0)
 
 
 # (rate, steps, epsilon, delta, sigma): contour quadrature and root finding.
