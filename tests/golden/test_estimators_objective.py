@@ -138,6 +138,28 @@ def test_the_ends_of_the_theorems():
         pure_noise(price, loss=HuberHinge(0.5), row_norm=1.0, l2=1.0, relation=ADD)
 
 
+def test_the_numbers_of_the_theorems():
+    """By hand, with rows longer than 1, so that no norm is taken for a count; and no more noise than is needed."""
+    found = classical_gaussian(0.5, 1e-5, lipschitz=2.0, smoothness=3.0)
+    assert (found.scale, found.l2) == (pytest.approx(39.92965437651398), 12.0)
+    half = 2 * math.log(2)  # what curvature takes of epsilon: at least all of it in the last two
+    for epsilon, scale, l2 in [
+        (2.0, 4 / (2 - half), 1.0),
+        (1.0, 8.0, 1 / math.expm1(0.25)),
+        (half, 8 / half, 1 / math.expm1(half / 4)),
+    ]:
+        pure = classical_pure(epsilon, l2=1.0, curvature=0.25, row_norm=2.0)
+        assert (pure.scale, pure.l2) == (pytest.approx(scale), pytest.approx(l2))
+    free, dear = (profile(Logistic(), row_norm=3.0, l2=l2, relation=REPLACE, epsilon=1.0) for l2 in (100.0, 1.0))
+    price = Logistic().log_det(9.0)
+    assert free == (Term(6.0, 1, 0.0), Term(3.0, 1, 0.0), Term(3.0, 1, 0.09))
+    assert dear == (Term(3.0, 1, price), Term(3.0, 1, price), Term(6.0, 1, price))
+    for epsilon in (0.1, 8.0):
+        sigma = objective_noise(epsilon, 1e-3, terms=free[:1])
+        less, enough = (objective_delta(epsilon, sigma=sigma * factor, terms=free[:1]) for factor in (1 - 1e-6, 1.0))
+        assert enough <= 1e-3 < less
+
+
 @pytest.mark.parametrize(("row_norm", "epsilon"), [(12.0, 0.5), (30.0, 1.0)])
 def test_the_published_slip_of_c_r_for_c_r_squared_is_caught(row_norm, epsilon):
     """A planted defect: curvature c R instead of c R² breaks epsilon for long rows, as in a peer's implementation."""
