@@ -13,7 +13,7 @@ from hushgrad.errors import CaptureError
 from hushgrad.events import Relation
 from hushgrad.noise import BLT
 from hushgrad.noise.source import Source
-from hushgrad.release.core import Release
+from hushgrad.release.core import Noised, Release
 from hushgrad.release.keys import RunKey
 from hushgrad.release.placement.whole import Whole
 from hushgrad.release.placement.world import World
@@ -265,6 +265,12 @@ def test_a_plan_without_noise_adds_none():
     seen = Seen()
     found = release(Plan.dpsgd(**{**HOW, "noise_multiplier": 0.0}, steps=4)).privatise(seen, 0, 2)[0]
     assert found.std == 0.0 and torch.equal(found.sums["a"], seen.sums["a"] / BATCH)
+
+
+def test_a_gradient_has_its_parameters_precision():
+    core = Release(DPSGD, Whole({"half": torch.ones(3, dtype=torch.bfloat16)}, World()), KEY)
+    found = core.finished(Noised(0, {"half": torch.full((3,), 2.0)}, NORMS, None, STD, {}), None)["half"]
+    assert found.dtype is torch.bfloat16 and found.tolist() == [2.0] * 3
 
 
 def test_sums_that_are_not_those_that_were_begun_are_not_released():
