@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hushgrad.clipping.costs import FEW
 from hushgrad.clipping.proof.changes import KINDS, turned
-from hushgrad.clipping.proof.sealing import Sealing, kept, outputs_of, part_of, tried
+from hushgrad.clipping.proof.sealing import Sealing, kept_elsewhere, outputs_of, part_of, tried
 from hushgrad.clipping.proof.structure import Structure
 
 __all__ = ["crowded"]
@@ -44,7 +44,7 @@ def crowded(stage: Sealing, structure: Structure, outputs: list[Tensor], inputs:
 def _is_kept(stage: Sealing, structure: Structure, outputs: list[Tensor], inputs: Any, B: int, who: list[int]) -> bool:
     """Whether these, by themselves, have the outputs that they have in the batch."""
     made = outputs_of(stage, part_of(structure.reading, inputs, who, B))
-    return kept(structure, outputs, made, torch.tensor(who), torch.arange(len(who)), B, len(who))
+    return kept_elsewhere(stage, structure, inputs, outputs, made, torch.tensor(who), torch.arange(len(who)), B, len(who))
 
 
 class _Crowd(NamedTuple):
@@ -66,7 +66,8 @@ def _by_kinds(
     reading, among = structure.reading, part or range(B)
     few = lot.sample(among, min(len(among), FEW))
     become = dict.fromkeys(range(len(few)), turned)
-    before = tried(stage, reading.changed(part_of(reading, inputs, few, B), become, len(few), by_row=True))
+    alone = reading.changed(part_of(reading, inputs, few, B), become, len(few), by_row=True)
+    before = tried(stage, alone)
     own = [k for k in few for _ in range(1 if before is None else 2)]  # None: it does not take what is turned
     more = [*part, *lot.sample(among, len(among)) * -(-structure.most // len(among))][: structure.most]
     half, size = len(own) // 2, len(own) + len(more)
@@ -80,8 +81,10 @@ def _by_kinds(
     stay = torch.cat([where if before is None else where[::2], len(own) - half + torch.arange(len(part))])
     taken = False
     for made in _of_kinds(stage, structure, crowd):
-        same = kept(structure, outputs, made, torch.tensor([*few, *part]), stay, B, size)
-        if not same or not kept(structure, before or made, made, torch.arange(len(crowd.turned)), crowd.turned, len(few), size):
+        if not kept_elsewhere(stage, structure, inputs, outputs, made, torch.tensor([*few, *part]), stay, B, size):
+            return _MANY
+        every, n = torch.arange(len(few)), len(few)
+        if before and not kept_elsewhere(stage, structure, alone, before, made, every, crowd.turned, n, size):
             return _MANY
         taken = True
     return None if taken or not part or _is_kept(stage, structure, outputs, inputs, B, part) else _MANY

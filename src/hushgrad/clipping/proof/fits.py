@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from hushgrad.clipping.layout import Kind, Layout
@@ -78,11 +79,20 @@ def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int
     for reading in readings(inputs, examples):
         if first is None or _elsewhere(first.layouts, reading.layouts):
             some = run_some(stage, reading, inputs, which, examples)
-            layouts = None if some is None else exits_in(whole, some, which, examples)
+            layouts = None if some is None else _exits(stage, inputs, whole, some, which, examples)
             del some  # its graph
             if layouts is not None:
                 first = first or reading
                 yield _Fit(reading, layouts)
+
+
+def _exits(stage: Stage, inputs: Any, whole: Run, some: Run, which: Tensor, examples: int) -> tuple[Layout | None, ...] | None:
+    """Where the outputs have the examples, up to rounding of their terms, which a pass without the capture tells."""
+    found = exits_in([y.detach() for y in whole.outputs], some, which, examples)
+    if found is not None:
+        return found
+    with torch.enable_grad(), stage.paused():
+        return exits_in(stage.alone(inputs)[0], some, which, examples)
 
 
 def _elsewhere(a: Sequence[Any], b: Sequence[Any]) -> bool:

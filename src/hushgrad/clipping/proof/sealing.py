@@ -13,10 +13,11 @@ from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run, Stage
-from hushgrad.clipping.runs import largest, same
+from hushgrad.clipping.proof.terms import same_as_made
+from hushgrad.clipping.runs import largest
 from hushgrad.errors import HushgradError
 
-__all__ = ["Sealing", "kept", "outputs_of", "part_of", "tried"]
+__all__ = ["Sealing", "kept", "kept_elsewhere", "outputs_of", "part_of", "tried"]
 
 _AT_ONCE = 1 << 17  # numbers of outputs that are compared at once
 
@@ -34,12 +35,6 @@ class Sealing(Stage, Protocol):
 
     def run_sealed(self, inputs: Any, examples: int, structure: Structure) -> Run:
         """The pass over the batch, read by its structure: the one that was kept, if that can be read so late, else a new one."""
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Passes inside are without the capture."""
-
-    def alone(self, inputs: Any, *, after: Any = None) -> tuple[list[Tensor], Any]:
-        """A pass, and the trained parameters; ``after`` another one."""
 
     def buffers(self) -> dict[str, Tensor]:
         """Copies of all buffers, as the last pass has left them."""
@@ -79,6 +74,24 @@ def kept(structure: Structure, a: list[Tensor], b: list[Tensor], mine: Tensor, i
     return True
 
 
+def kept_elsewhere(
+    stage: Sealing,
+    structure: Structure,
+    inputs: Any,
+    a: list[Tensor],
+    b: list[Tensor],
+    mine: Tensor,
+    its: Tensor,
+    B: int,
+    now: int,
+) -> bool:
+    """The same of outputs ``a`` of these inputs, up to rounding of their terms: among more or fewer, sums are made in another order."""
+    if kept(structure, a, b, mine, its, B, now):
+        return True
+    with torch.enable_grad(), stage.paused():
+        return kept(structure, stage.alone(inputs)[0], b, mine, its, B, now)
+
+
 def _alike(x: Tensor, y: Tensor, mine: Tensor, its: Tensor, where: tuple[Layout, int], there: tuple[Layout, int]) -> bool:
     """Whether rows of two outputs are the same. Some after the others: copies of a crowd's outputs may be the most that a proof holds."""
     some = max(1, _AT_ONCE * where[1] // max(1, x.numel()))
@@ -90,8 +103,8 @@ def _alike(x: Tensor, y: Tensor, mine: Tensor, its: Tensor, where: tuple[Layout,
             return False
         if torch.equal(p, q):  # as nearly always
             continue
-        scale = max(largest(where[0].only(x, rows, where[1])) for rows, _ in groups) if scale is None else scale
-        if not same(p, q, scale=scale):
+        scale = max(largest(where[0].only(x.detach(), rows, where[1])) for rows, _ in groups) if scale is None else scale
+        if not same_as_made(p, q, scale=scale):
             return False
     return True
 

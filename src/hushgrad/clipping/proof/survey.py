@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,8 +16,8 @@ from hushgrad.clipping.proof.graph import Graph
 from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.proof.structure import Number, Structure, is_packed, numbered
 from hushgrad.clipping.proof.tags import Exit, tagged
+from hushgrad.clipping.proof.terms import same_as_made
 from hushgrad.clipping.proof.uneven import Opening
-from hushgrad.clipping.runs import same
 from hushgrad.clipping.site import Call
 from hushgrad.errors import CaptureError
 
@@ -72,6 +73,12 @@ class Stage(Names, Protocol):
     def run(self, inputs: Any, examples: int, structure: Structure | None = None) -> Run:
         """A pass under the capture."""
 
+    def paused(self) -> AbstractContextManager[None]:
+        """Passes inside are without the capture."""
+
+    def alone(self, inputs: Any, *, after: Any = None) -> tuple[list[Tensor], Any]:
+        """A pass, and the trained parameters; ``after`` another one."""
+
     def keeps_nothing(self) -> bool:
         """Whether no pass so far has left something behind: then one that was made earlier is as good as one that is made now."""
 
@@ -112,17 +119,17 @@ def run_some(stage: Stage, reading: Reading, inputs: Any, which: Tensor, example
 # The outputs ------------------------------------------------------------------------------------------------------------
 
 
-def exits_in(whole: Run, some: Run, which: Tensor, examples: int) -> tuple[Layout | None, ...] | None:
+def exits_in(whole: list[Tensor], some: Run, which: Tensor, examples: int) -> tuple[Layout | None, ...] | None:
     """The layout of each output, None for one without examples; None altogether if the examples alone give something else."""
-    if len(whole.outputs) != len(some.outputs):
+    if len(whole) != len(some.outputs):
         return None
     found = []
-    for a, b in zip(whole.outputs, some.outputs, strict=True):
+    for a, b in zip(whole, some.outputs, strict=True):
         layout = _grown(a, b, which, examples)
         if layout is False:
             return None
         found.append(layout)
-    return tuple(found) if any(found) or all(y.dim() == 0 for y in whole.outputs) else None
+    return tuple(found) if any(found) or all(y.dim() == 0 for y in whole) else None
 
 
 def _grown(a: Tensor, b: Tensor, which: Tensor, examples: int) -> Any:
@@ -138,7 +145,7 @@ def _grown(a: Tensor, b: Tensor, which: Tensor, examples: int) -> Any:
     factor = a.shape[d] // examples
     kinds = [Kind.DIM] if factor == 1 else [Kind.MAJOR, Kind.MINOR]
     for layout in (Layout(kind, d, factor) for kind in kinds):
-        if same(layout.only(a, which, examples), b):
+        if same_as_made(layout.only(a, which, examples), b):
             return layout
     return False
 
