@@ -3,8 +3,8 @@
     python benchmarks/resources.py --measure out.json      CPU time (one thread) and peak memory of every setting below (10 minutes)
     python benchmarks/resources.py --fit out.json          fit to some of the settings, and show the others
 
-The settings that are fitted and the settings that are shown share no model. Memory is what a process of its own holds at most above what
-it held after its imports; most of it is held in the first steps, which prove the model.
+The settings that are fitted and the settings that are shown share no model. Memory is what a process of its own holds at most in
+the first steps, which prove the model, above what it held after a step of a tiny one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 import peft  # noqa: F401 (before memory is looked at)
-from language import Setting, in_a_child, private
-from models import memory
+from language import Setting, in_a_child, peak_of, private
 from scipy.optimize import nnls
 
 from hushgrad.planner.resources import Work
@@ -59,6 +58,7 @@ UNSEEN = [  # measured when the fit stood
     Setting(family="gpt2", hidden=128, layers=6, vocabulary=2000, length=96, part=2, size=4),
 ]
 MODES = ("lora", "full")
+KINDS = ("seconds", "peak")
 
 
 def work_of(setting: Setting) -> Work:
@@ -87,27 +87,21 @@ def time_of(setting: Setting) -> float:
     return median(times[2:])
 
 
-def peak_of(setting: Setting) -> float:
-    """Bytes at the most above what was there before, with the heap as it is."""
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    before = memory("VmRSS")
-    step = private(setting)
-    for _ in range(3):
-        step()
-    return (memory("VmHWM") - before) * 2**20
+def measured(setting: Setting, kind: str) -> float:
+    """CPU seconds, or bytes at the most in the first steps: above a step of a tiny model, with the heap as it is."""
+    return in_a_child(partial(time_of, setting)) if kind == "seconds" else peak_of("private", setting, alive=False)[0] * 2**20  # type: ignore[no-any-return]
 
 
-def measure(path: Path, settings: list[Setting]) -> None:
+def measure(path: Path, settings: list[Setting], kinds: list[str]) -> None:
     rows = json.loads(path.read_text()) if path.exists() else []
-    for mode in MODES:
-        private(Setting(mode=mode, hidden=16, layers=1, vocabulary=32, length=8))  # imports what a run imports late
     for setting in (replace(one, mode=mode) for one in settings for mode in MODES):
-        if asdict(setting) in [row["setting"] for row in rows]:  # of an earlier call
-            continue
-        found = {"seconds": in_a_child(partial(time_of, setting)), "peak": in_a_child(partial(peak_of, setting))}
-        print(setting, found, flush=True)
-        rows.append({"setting": asdict(setting), **found})
-        path.write_text(json.dumps(rows, indent=1))
+        row = next((row for row in rows if row["setting"] == asdict(setting)), None)  # of an earlier call
+        if row is None:
+            rows.append(row := {"setting": asdict(setting)})
+        for kind in (kind for kind in kinds if kind not in row):
+            row[kind] = measured(setting, kind)
+            print(setting, kind, row[kind], flush=True)
+            path.write_text(json.dumps(rows, indent=1))
 
 
 # Fitting ------------------------------------------------------------------------------------------------------------------
@@ -130,8 +124,8 @@ def pair_of(setting: Setting, kind: str, value: float) -> tuple[tuple[float, ...
 def fit(path: Path) -> dict[str, Any]:
     rows = json.loads(path.read_text())
     found: dict[str, Any] = {}
-    for kind, mode in ((kind, mode) for kind in ("seconds", "peak") for mode in MODES):
-        settings = {Setting(**row["setting"]): row[kind] for row in rows if row["setting"]["mode"] == mode}
+    for kind, mode in ((kind, mode) for kind in KINDS for mode in MODES):
+        settings = {Setting(**row["setting"]): row[kind] for row in rows if row["setting"]["mode"] == mode and kind in row}
         pairs = {one: pair_of(one, kind, value) for one, value in settings.items()}
         coefficients = fitted([pair for one, pair in pairs.items() if replace(one, mode="full") in FITTED])
         found[f"{kind}, {mode}"] = [float(f"{c:.3g}") for c in coefficients]
@@ -152,9 +146,10 @@ def main() -> None:
     parser.add_argument("--measure", type=Path, help="add measurements to this file")
     parser.add_argument("--unseen", action="store_true", help="measure the last group of settings only")
     parser.add_argument("--fit", type=Path, help="fit to the measurements of this file")
+    parser.add_argument("--only", choices=KINDS, help="measure time or memory alone")
     args = parser.parse_args()
     if args.measure:
-        measure(args.measure, UNSEEN if args.unseen else FITTED + SHOWN + UNSEEN)
+        measure(args.measure, UNSEEN if args.unseen else FITTED + SHOWN + UNSEEN, [args.only] if args.only else [*KINDS])
     if args.fit:
         print(json.dumps(fit(args.fit)))
 

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
+from scipy.fft import next_fast_len
 from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp, ndtri
 from scipy.stats import beta, chi2
@@ -233,7 +233,7 @@ class _Composition:
         size = next_fast_len(int(width / self._spacing) + steps + 8)
         cells = np.zeros(size)
         np.add.at(cells, (places - places.min()) % size, mass)
-        total = np.maximum(irfft(rfft(cells) ** steps, size), 0.0)
+        total = np.maximum(np.fft.irfft(np.fft.rfft(cells) ** steps, size), 0.0)
         first = int(np.floor(-bottom / self._spacing)) - steps  # of the window that the circle is cut to
         order = np.arange(first, first + size)
         self._mass = total[(order - steps * int(places.min())) % size]

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
+from scipy.fft import next_fast_len
 from scipy.special import ndtr
 from scipy.stats import binom, chi2, kstest
 from scipy.stats import t as student
@@ -163,12 +163,12 @@ def _lags(wides: list[Wide]) -> tuple[str, list[str]]:
         rows = np.concatenate(list(wide.rows.values()), axis=1)[:, :_MOST]
         n = rows.shape[1]
         size = next_fast_len(2 * n)
-        spectra = rfft(rows, size, axis=1)
+        spectra = np.fft.rfft(rows, size, axis=1)
         bound = np.log(2 * len(wides) * (2 * n + size) / FALSE_ALARM)
         limit = np.sqrt(2 * n * bound) + 2 * bound
         for a in range(len(rows)):
             for b in range(a, len(rows)):
-                problems += _apart(wide.steps, a, b, irfft(spectra[a].conj() * spectra[b], size), n, limit)
+                problems += _apart(wide.steps, a, b, np.fft.irfft(spectra[a].conj() * spectra[b], size), n, limit)
         lags += 2 * n + size
     where = ", ".join(str(step) for wide in wides for step in wide.steps)
     return f"{lags} lags of rows of {n} numbers in steps {where}", problems

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import fft
+from scipy.fft import next_fast_len
 
 
 def binomial(exponent: float, steps: int, decay: float = 1.0) -> np.ndarray:
@@ -40,8 +40,8 @@ def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def convolved(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """All of the product of two series, by FFT; scipy.signal has it too, and takes half a second to import."""
     length = len(a) + len(b) - 1
-    size = fft.next_fast_len(length, real=True)
-    return np.asarray(fft.irfft(fft.rfft(a, size) * fft.rfft(b, size), size)[:length])
+    size = next_fast_len(length, real=True)
+    return np.asarray(np.fft.irfft(np.fft.rfft(a, size) * np.fft.rfft(b, size), size)[:length])
 
 
 def correlate(a: np.ndarray, b: np.ndarray, lags: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import fft
+from scipy.fft import next_fast_len
 
 from hushgrad.accounting._numeric import reached
 from hushgrad.accounting.pld.bounds.blend import BlendedMasses
@@ -172,7 +172,7 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
     """Compose the parts on a window; all must share one grid step."""
     step, t = parts[0][0].step, window.tilt
     reached("the window", window.low, window.high, t, 1 / step)
-    n = fft.next_fast_len(max(16, math.ceil((window.high - window.low) / step) + 1), real=True)
+    n = next_fast_len(max(16, math.ceil((window.high - window.low) / step) + 1), real=True)
     spectrum = Spectrum(n)
     base = log_mass = spread = 0.0
     for masses, times in parts:

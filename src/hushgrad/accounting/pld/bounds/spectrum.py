@@ -1,4 +1,7 @@
-"""Products of powers of discrete Fourier transforms, with a bound on their rounding."""
+"""Products of powers of discrete Fourier transforms, with a bound on their rounding.
+
+The transforms are numpy's: scipy's are bit for bit the same and keep their tables, as large as the transform, as long as the process lives.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft
 
 from hushgrad.accounting.pld.bounds.blend import BlendedMasses
 from hushgrad.accounting.pld.bounds.grid import Indices
@@ -36,7 +38,7 @@ class Spectrum:
     def multiply(self, p: Array, index: Indices, times: int) -> NDArray[np.complex128]:
         """Multiply by the ``times``-th power of the transform of masses ``p`` at ``index``, taken modulo n; that transform."""
         n = self.n
-        transform = fft.rfft(np.bincount(index % n, weights=p, minlength=n))
+        transform = np.fft.rfft(np.bincount(index % n, weights=p, minlength=n))
         size = np.abs(transform)
         error = 7 * _U * math.log2(n) * math.sqrt(n * float(np.sum(p * p)))
         np.minimum(self.least, size + error, out=self.least)
@@ -57,7 +59,7 @@ class Spectrum:
         """
         n = self.n
         error = 7 * _U * math.log2(n) * math.sqrt(n * float(np.max(np.sum(corners * corners, axis=1))))
-        transforms = np.stack([fft.rfft(np.bincount(index % n, weights=p, minlength=n)) for p in corners])
+        transforms = np.stack([np.fft.rfft(np.bincount(index % n, weights=p, minlength=n)) for p in corners])
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             off = error / np.abs(mean)
             away = transforms / mean - 1
@@ -80,7 +82,7 @@ class Spectrum:
         heard = self.log_size > _SILENT
         spectrum = np.zeros(self.n // 2 + 1, dtype=complex)
         spectrum[heard] = np.exp(self.log_size[heard] + 1j * self.angle[heard])
-        result: Array = fft.irfft(spectrum, self.n)
+        result: Array = np.fft.irfft(spectrum, self.n)
         return result
 
     def noise(self) -> float:
