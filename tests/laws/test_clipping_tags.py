@@ -56,6 +56,17 @@ def test_what_reaches_nobody_is_nobodys_however_large_its_bits_are():
     assert owners.proved and owners.each[:, 2:].unique().tolist() == [NOBODY] and owners.each[:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("gain", [1.0, 1e9, 1e20, 1e33])
+@pytest.mark.parametrize("examples", [16, 17, 64, 65, 300, 2047, 4097])
+def test_rows_in_any_order_have_their_owners_however_many_and_however_large(examples, gain):
+    """Digits have 4, 16 or 64 values: by the number of examples, and by how large numbers may become."""
+    order = torch.randperm(2 * examples, generator=torch.Generator().manual_seed(examples))
+    x = torch.ones(2 * examples, 2).requires_grad_()
+    y = (gain * x)[order].view(examples, 4)
+    (owners,), _ = tagged([Exit(get_gradient_edge(y), y.detach(), FIRST)], [get_gradient_edge(x)], [], examples)
+    assert owners.clean and torch.equal(owners.each[order, 0].long(), torch.arange(2 * examples) // 2)
+
+
 def _crossed(x: torch.Tensor) -> torch.Tensor:
     made = x.clone()
     made[0] = x[0] + 1e-3 * x[1]

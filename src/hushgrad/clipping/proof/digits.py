@@ -13,12 +13,12 @@ from hushgrad.clipping.costs import MULTIPLE
 from hushgrad.clipping.layout import LOST, MIXED, NOBODY, Kind, Layout, has, stored
 from hushgrad.clipping.runs import largest
 
-__all__ = ["Digits", "Grads", "Owners"]
+__all__ = ["Digits", "Grads", "Owners", "powers"]
 
 Grads = tuple[Tensor | None, ...]
 
 _WORDS = {torch.float32: (torch.int32, 23), torch.float64: (torch.int64, 52)}  # as whole numbers; where the exponent's bits begin
-_FEW_EXAMPLES = 1 << 11  # sixteen times as many are still numbers of 16 bits
+_FEW_EXAMPLES = 1 << 11  # the next power of a base (4, 16, 64) is still a number of 16 bits
 _FEWEST = 1e-30  # the least normal number of a type with eight bits of exponent or more is below
 
 
@@ -75,7 +75,7 @@ class Digits:
             likely = self.likely[k]
             if likely is not None:
                 numbers = likely.owners(first.shape, self.examples, first.device)
-                if self._agrees(k, first, g, torch.pow(2.0, numbers // step % base)):
+                if self._agrees(k, first, g, powers(numbers // step % base, base)):
                     continue
                 self.each[k] = (numbers % step).to(self.word).expand(first.shape) if step > 1 else None
                 self.likely[k] = None
@@ -150,6 +150,11 @@ class Digits:
     def owners(self) -> list[Owners]:
         """In the smallest whole numbers that hold them."""
         return [Owners(each, proved) for each, proved in zip(self.each, self.proved, strict=True)]
+
+
+def powers(digits: Tensor, base: int) -> Tensor:
+    """2^digit, exactly, whatever a device's own powers are."""
+    return torch.tensor([2.0**k for k in range(base)], device=digits.device)[digits]
 
 
 def _likely(shape: torch.Size, examples: int) -> Layout | None:

@@ -24,12 +24,13 @@ from torch.autograd.graph import GradientEdge
 from hushgrad.clipping._torch import Node, input_shape
 from hushgrad.clipping.costs import FAR
 from hushgrad.clipping.layout import Layout
-from hushgrad.clipping.proof.digits import Digits, Grads, Owners
+from hushgrad.clipping.proof.digits import Digits, Grads, Owners, powers
 from hushgrad.clipping.proof.quiet import hushed
 
 __all__ = ["Exit", "cotangents", "tagged"]
 
 _PART, _PARTS = 1 << 20, 4  # numbers of cotangents that are held at once (4 MB in single precision), or a quarter of all
+_ORDINARY = 2.0**32  # a gradient times 2^63 is far from the largest number
 _DRAWN = 1 << 16  # random numbers that are drawn at once: in double precision a whole output's would be the most that is held
 
 
@@ -99,10 +100,10 @@ def _told(
     at_edges, at_nodes = Digits(pulled[0], examples), {n: Digits(gs, examples) for n, gs in pulled[1].items()}
     near = _half(examples, at_edges.grads) if halves else None
     del pulled
-    base = 4 if any(u.dtype is torch.float16 for u in us) else 16  # float16 has few exponents
+    base = _base(us, [at_edges, *at_nodes.values()], examples)
     step = 1
     while step == 1 or step < examples:
-        scale = torch.pow(2.0, torch.arange(examples) // step % base)
+        scale = powers(torch.arange(examples) // step % base, base)
         again = pull(edges, nodes, [u * _along(scale, e, u) for u, e in zip(us, exits, strict=True)])
         at_edges.add(again[0], step, base)
         for n, digits in at_nodes.items():
@@ -119,6 +120,13 @@ def _told(
     for digits in (at_edges, *at_nodes.values()):
         digits.close()
     return at_edges, at_nodes
+
+
+def _base(us: list[Tensor], first: Sequence[Digits], examples: int) -> int:
+    """How many values a digit has: of many, passes are fewer and fainter ways show; float16 and huge numbers leave few exponents."""
+    if any(u.dtype is torch.float16 for u in us):
+        return 4
+    return 16 if examples <= 16 or max((size for told in first for size in told.sizes), default=0.0) > _ORDINARY else 64
 
 
 def _half(examples: int, first: Sequence[Tensor | None]) -> Tensor:
