@@ -41,6 +41,7 @@ class Value:
 
     def __init_subclass__(cls, *, family: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
+        cls.expected = {**getattr(super(cls, cls), "expected", {}), **cls.expected}  # an inherited field is checked as before
         if family is not None:
             cls._family, cls._classes = family, {}
             Value._families[family] = cls

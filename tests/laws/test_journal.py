@@ -541,9 +541,9 @@ def test_participations_that_wait_are_entered_as_if_they_had_not(waiting):
     seen = {unit: [] for unit in range(20)}
     for step in range(300):
         chosen = np.flatnonzero(lot.random(20) < 0.3) if step % 5 else np.empty(0, np.int64)
-        book.noted.append((step, chosen))
-        if len(book.noted) * len(chosen) > waiting:
+        if len(book.noted) * (len(chosen) + 1) > waiting:
             book.enter_noted()
+        book.noted[step] = chosen
         for unit in chosen.tolist():
             seen[unit].append(step)
     state = book.state_dict()

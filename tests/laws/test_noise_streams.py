@@ -13,6 +13,7 @@ from hushgrad.noise import _kernel, _memory, _threads
 from hushgrad.noise._threads import CHUNK, SHARE
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams import BandedStream, BufferStream, DenseStream, FilterStream, IndependentStream, TreeStream
+from hushgrad.noise.streams.ordered import OrderedStream
 from hushgrad.noise.streams.tree import node
 
 STEPS, SIZE = 21, 1000
@@ -316,3 +317,12 @@ def test_a_wrong_state_is_refused(source):
 def test_bad_arguments_are_refused(make, source):
     with pytest.raises(ArgumentError):
         make(source)
+
+
+def test_a_stream_that_does_not_say_how_it_advances_is_none(source):
+    class Forgetful(OrderedStream):
+        def _sizes(self):
+            return {"sum": 1}
+
+    with pytest.raises(TypeError, match="_advance_all"):
+        Forgetful(source)

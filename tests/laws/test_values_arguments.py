@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import signature
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hushgrad import accounting, clipping, denoise, events, noise, sampling
+from hushgrad import _check, accounting, clipping, denoise, events, noise, sampling
 from hushgrad._value import _is_abstract
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.denoise.base import Denoiser
@@ -109,3 +109,15 @@ def test_a_file_names_no_class_that_is_only_a_base_of_others(kind):
     for name in names:
         with pytest.raises(ArgumentError, match="to be one of"):
             kind.from_json({kind._family: name})
+
+
+def test_a_value_that_expects_more_expects_what_its_parent_does():
+    @dataclass(frozen=True)
+    class _Named(sampling.Poisson):
+        word: str = "a"
+        expected = _check.each(word=partial(_check.one_of, ("a", "b")))
+
+    assert _Named(rate=np.float64(0.5), steps=3, word="b").rate == 0.5
+    for wrong in ({"rate": 2.0}, {"steps": 0}, {"word": "c"}):
+        with pytest.raises(ArgumentError, match=next(iter(wrong))):
+            _Named(**{"rate": 0.5, "steps": 3, **wrong})

@@ -192,8 +192,10 @@ class Collecting(Grouping):
 
     def discard(self) -> None:
         """Forget everything since the last collect."""
-        if self._root.running:
+        if self._root.running or self._tape.calls is not None:
             self._root.reset()
+            for site in () if self._root.proving else self._sites:
+                site.restore()
         self._tape.clear()
         self._folded, self._folded_units = None, set()
 
@@ -213,8 +215,8 @@ class Collecting(Grouping):
             scale: what the sums are multiplied by.
         """
         before = torch.is_grad_enabled()
-        set_grad(False)
         try:
+            set_grad(False)  # inside: an interrupt that comes as it returns must not leave it so
             sums = self._sums(out or {})
             parts = self._reduced(clipper, sums, scale)
             if len(parts) == 1 and self._folded is None and parts[0].counted is None:

@@ -81,6 +81,7 @@ class Pass:
         """It has ended, or was interrupted."""
         if self.nodes < 0:
             return
+        self.nodes = -1
         if self.dispatch is not None:
             self.dispatch.__exit__(None, None, None)
         if self.course is not None:
@@ -89,7 +90,6 @@ class Pass:
             torch.backends.mha.set_fastpath_enabled(self.fast)
         if self.packing is not None:
             pop_packing()
-        self.nodes = -1
 
 
 class Root(Passes):
@@ -170,13 +170,15 @@ class Root(Passes):
     # A pass ends ---------------------------------------------------------------------------------------------------------
 
     def _exit(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        here = self.running.pop() if self.running else None
+        here = self.running[-1] if self.running else None  # until it has been left: an interrupt may come at any call
         if here is None:
+            del self.running[-1:]
             return
         made = nodes_made() - here.nodes
         here.leave()
         if not here.is_aside:
             self._tape.calls = None
+        del self.running[-1]
         if output is None:  # the forward raised
             return
         if self._trials.runs is not None:

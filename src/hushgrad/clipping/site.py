@@ -208,11 +208,12 @@ class Site:
                 inner = Inner()
                 self._off.append((off, self.rule.remember(module) if self._remembers else None, inner))
                 return inner.given(args), inner.given(kwargs)
+            # Noted before they are turned off: an interrupt may come at any call.
+            self._off.append((off, self.rule.remember(module) if self._remembers else None, None))
             for p in self.params:
                 if p.requires_grad:  # an outer call has not already turned it off
-                    p.requires_grad = False
                     off.append(p)
-        self._off.append((off, self.rule.remember(module) if self._remembers else None, None))
+                    p.requires_grad = False
         return None
 
     def _runs_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

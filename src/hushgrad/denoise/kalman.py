@@ -121,14 +121,11 @@ class Kalman(Denoiser):
 
     def _move(self, params: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Take γ (x_t - x_{t-1}) down as this step's shift, and x_t as the next step's origin."""
+        moved: dict[str, Any] = {f"last.{name}": param.detach().clone() for name, param in params.items()}
         for name, param in params.items():
-            last = state.get(f"last.{name}")
-            if last is not None:
-                state[f"shift.{name}"] = (param.detach() - last).mul_(self.gamma)
-                last.copy_(param)
-            else:
-                state[f"last.{name}"] = param.detach().clone()
-        state["asked"] = 1
+            if (last := state.get(f"last.{name}")) is not None:
+                moved[f"shift.{name}"] = (param.detach() - last).mul_(self.gamma)
+        state.update(moved, asked=1)  # at once: one that is interrupted is asked again, and must not find it half done
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
         """The filtered gradients m_t."""

@@ -22,7 +22,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from itertools import repeat
 from operator import is_
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,9 +31,6 @@ from hushgrad.clipping import Capture, ClippedSum
 from hushgrad.clipping.adaptive import Adaptive, AdaptiveThere
 from hushgrad.errors import CaptureError
 from hushgrad.release.standing import Standing
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Noised", "Placement", "Release", "other_examples"]
 

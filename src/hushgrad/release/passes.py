@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hushgrad.clipping import Capture
 from hushgrad.denoise.base import Probe
@@ -42,19 +41,19 @@ def run_passes(release: Release, capture: Capture, closure: Closure | None, anno
 
 
 def _at(probe: Probe, release: Release, capture: Capture, closure: Closure, announce: Callable[[], None]) -> Any:
-    place = release.placement
-    kept: dict[str, Tensor] = {}
+    place, shift = release.placement, probe.shift or {}
+    here = [place.here(name) for name in shift]
+    kept = [t.clone() for t in here]
     try:
         with torch.no_grad():
-            for name, shift in (probe.shift or {}).items():
-                kept[name] = place.here(name).clone()
-                place.here(name).add_(shift)
+            if shift:
+                torch._foreach_add_(here, [*shift.values()])
             place.moved(capture.model)
         with capture.probe(probe.coefficient), torch.enable_grad():
             announce()
             return closure()
     finally:
+        if shift:  # copied back: w + s - s is not w in floating point. In one call, within which no interrupt comes
+            torch._foreach_copy_(here, kept)
         with torch.no_grad():
-            for name, value in kept.items():  # copied back: w + s - s is not w in floating point
-                place.here(name).copy_(value)
             place.moved(capture.model)

@@ -49,7 +49,7 @@ class Attendance:
         self._gap = np.full(units, _MOST, np.uint8)
         self._last = np.full(units, -1, np.int32)
         self._total = self._steps = 0
-        self.noted: list[tuple[int, np.ndarray]] = []  # who was found to be allowed in which step, and is not entered yet
+        self.noted: dict[int, np.ndarray] = {}  # by step: who was found to be allowed, and is not entered yet
 
     def require(self, step: int, chosen: np.ndarray) -> None:
         """Before ``chosen`` take part in ``step``; nothing is entered.
@@ -76,20 +76,19 @@ class Attendance:
             CaptureError: where one of them may not; the step has not been taken.
         """
         self.require(step, chosen)
-        self.noted.append((step, chosen))
+        self.noted[step] = chosen
         self.enter_noted()
 
     def enter_noted(self) -> None:
         """Enter who was noted, many steps together: one by one they are many small calls in every step. Nothing can go wrong any more."""
-        noted, self.noted = self.noted, []
-        for step, chosen in noted:
-            self._gap[chosen] = np.minimum(self._gap[chosen], self._gaps(step, chosen))
-            count = self._count[chosen]
+        for step, chosen in [*self.noted.items()]:
+            gap, count, added = np.minimum(self._gap[chosen], self._gaps(step, chosen)), self._count[chosen], len(chosen)
             count[count < _MOST] += 1
-            self._count[chosen] = count
-            self._last[chosen] = step
-            self._total += len(chosen)
+            # From here on nothing is called, so that no interrupt comes between: a step is entered once, and whole.
+            self._gap[chosen], self._count[chosen], self._last[chosen] = gap, count, step
+            self._total += added
             self._steps += 1
+            del self.noted[step]
 
     def _require(self, step: int, gap: np.ndarray, count: np.ndarray) -> None:
         if self._least > 1 and len(gap) and int(gap.min()) < min(self._least, _MOST):
@@ -130,7 +129,7 @@ class Attendance:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the book of an interrupted run."""
-        self.noted = []
+        self.noted = {}
         self._count, self._gap, self._last = (np.array(state[name].numpy()) for name in ("count", "gap", "last"))
         self._total, self._steps = int(state["total"]), int(state["steps"])
 

@@ -141,11 +141,11 @@ class Stepping:
             self._own.require_threads()
         if not self._contract.is_read:
             self._contract.read()
+        self._capture.discard()  # first: it gives back what a pass that was interrupted has turned off
         self._guard.before()
         counted = batch.examples - batch.padding
         contributions = counted if batch.units is None else len(torch.unique(batch.units[:counted]))
         self._issued = Issued(batch.examples, batch.units, batch.padding, batch._records, counted, contributions)
-        self._capture.discard()
         if self._parts.any:
             self._parts.clear()
             self._capture.fold_with(None)  # a whole batch needs no second buffer
@@ -161,9 +161,7 @@ class Stepping:
         self._capture.fold_with(self._release.live_clip)  # clipped as they come, and their activations released
 
     def _announce(self, batch: Batch | Issued) -> None:
-        usual = self._usual
-        if batch.cut is not None and batch.cut < usual:
-            usual = batch.cut
+        usual = self._usual if batch.cut is None else min(self._usual, batch.cut)
         self._capture.examples(batch.examples, padding=batch.padding, dim=self._dim, usual=usual)
         if batch.units is not None:
             self._capture.units(batch.units)
@@ -187,6 +185,8 @@ class Stepping:
             self._release_gradient(step)  # the capture forgets what it has handed over
         except BaseException:
             self._capture.discard()
+            if self._attendance is not None:
+                self._attendance.noted.pop(self._books.taken, None)  # of a step that was not charged
             self._announce_whole()  # the passes may be run again
             raise
         # A closure that stayed in the arguments would run after this hook, and its raw gradients would be stepped on.
@@ -264,9 +264,9 @@ class Stepping:
                     self._journal.released(step, found.to_bytes(8, "little"))
                     self._books.content = self._journal.chain.hex()
             if book is not None and records is not None:
-                book.noted.append((step, records))
-                if len(book.noted) * len(records) > TOGETHER:
+                if len(book.noted) * (len(records) + 1) > TOGETHER:
                     book.enter_noted()
+                book.noted[step] = records
             self._books.charge(issued=issued is not None)
             self.losses.settle(None if issued is None else issued.counted)
             self._issued = None

@@ -62,6 +62,10 @@ class OrderedStream(Rows):
     def _sizes(self) -> Mapping[str, int]:
         """The state of a lane: name and number of rows."""
 
+    @abstractmethod
+    def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
+        """Each kind of stream says this for itself: one that forgot to would draw independent rows under another's theorem."""
+
     def _turn(self, step: int) -> Turn | None:
         """Row ``step`` as a device makes it; None (the default): the host draws this mechanism for every device."""
         return None
@@ -217,6 +221,8 @@ class IndependentStream(OrderedStream):
 
     def _turn(self, step: int) -> Turn:
         return Turn(step)
+
+    _advance_all = Rows._advance_all
 
 
 class ChunkedStream(OrderedStream):
