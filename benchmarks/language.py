@@ -28,7 +28,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
-from models import memory
+from models import files_in_memory, memory
 from step import Step, interleaved
 from torch import Tensor, nn
 
@@ -39,7 +39,6 @@ from hushgrad.sampling.dealing import stamp
 from hushgrad.train import Plan, make_private
 
 _MMAP_THRESHOLD = -3  # of glibc's mallopt
-_POPULATE_READ = 22  # of madvise
 TARGETS = {"lora": (1.2, 1.1), "full": (1.3, 1.3)}  # time, peak memory above the imports
 
 
@@ -207,16 +206,6 @@ def in_a_child(found: Callable[[], Any]) -> Any:
         text = answer.read()
     os.waitpid(child, 0)
     return json.loads(text)
-
-
-def files_in_memory() -> None:
-    """Libraries and other mapped files count as held from now on, whole: a copy of a process maps them anew, page by page as it runs."""
-    library = ctypes.CDLL(None)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, rights, _, _, file = line.split()[:5]
-        if rights[0] == "r" and file != "0":
-            first, last = (int(end, 16) for end in span.split("-"))
-            library.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _POPULATE_READ)
 
 
 def peak_of(kind: str, setting: Setting, *, alive: bool, once: bool = False) -> tuple[float, float]:

@@ -38,13 +38,13 @@ FITTED = [
     Setting(hidden=96, layers=2, vocabulary=12000, length=32, size=16),
     Setting(family="gpt2", hidden=192, layers=4, vocabulary=3000, part=4, size=8),
     Setting(family="gpt2", hidden=64, layers=2, vocabulary=30000, length=32, part=4, size=8),
+    Setting(family="gpt2", hidden=96, layers=2, vocabulary=50257, part=2, size=4),
 ]
 SHOWN = [
     Setting(hidden=320, layers=3, vocabulary=8192, part=4, size=8),
     Setting(hidden=192, layers=4, vocabulary=1024, length=128, part=4, size=16),
     Setting(family="gpt2", hidden=256, layers=3, vocabulary=5000, part=8, size=16),
     Setting(hidden=128, layers=3, vocabulary=20000, length=32, part=8, size=16),
-    Setting(family="gpt2", hidden=96, layers=2, vocabulary=50257, part=2, size=4),
     Setting(hidden=160, layers=3, vocabulary=49152, length=48, part=4, size=8),
     Setting(family="gpt2", hidden=160, layers=3, vocabulary=10000, part=4, size=8),
     Setting(hidden=384, layers=6, vocabulary=8192, part=4, size=8),

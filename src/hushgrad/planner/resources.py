@@ -46,7 +46,7 @@ _SECONDS: dict[str, tuple[float, ...]] = {
 _STATE = 5e-10  # seconds of a number of noise state; not fitted, 8 GB in a second
 # Numbers held for an activation of a micro-batch and for a score, how many more beside a learned table of positions; bytes whatever the
 # model is. A score counts so often because the proof in the first step runs several passes.
-_HELD: dict[str, tuple[float, ...]] = {"lora": (1.14, 10.0, 0.444, 2.09, 8.22e7), "full": (1.32, 9.85, 5.16, 4.04, 7.3e7)}
+_HELD: dict[str, tuple[float, ...]] = {"lora": (1.12, 6.48, 0.609, 2.13, 2.81e7), "full": (1.22, 5.6, 2.26, 0.0, 3.13e7)}
 _PAIRS = {"lora": 16, "full": 2}  # numbers that count as an activation, for two tokens of a text and a head
 # Bytes in a second between two processes of one machine (gloo), packing and adding included.
 _NETWORK = {"whole": math.inf, "replicated": 6.9e8, "sharded": 3.9e8}
@@ -123,7 +123,7 @@ class Work:
         return made, scores, table * made, table * scores, 1.0
 
     def peak(self) -> float:
-        """Bytes that a process holds at most, above what it imports."""
+        """Bytes that a process holds at most, above what a tiny model takes: what it imports, its libraries and their kernels."""
         return self.kept + sum(c * x for c, x in zip(_HELD[self.tuned], self.held(), strict=True))
 
     # Time -----------------------------------------------------------------------------------------------------------------
