@@ -670,7 +670,8 @@ def test_an_exception_in_forward_leaves_the_model_whole():
     assert capture.collect(Flat(CLIP)).raw_norms.shape == (4,)
 
 
-def test_an_interrupted_forward_leaves_the_model_whole():
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_interrupted_forward_leaves_the_model_whole(inside):
     def interrupt(*_):
         raise KeyboardInterrupt
 
@@ -678,11 +679,12 @@ def test_an_interrupted_forward_leaves_the_model_whole():
     expected, capture = oracle(model, (x,)), attached(model)
     sum_of_sines(model(x)).backward()
     capture.collect(Flat(CLIP))
-    handle = model[1].register_forward_pre_hook(interrupt)
+    handle = model[2 if inside else 1].register_forward_pre_hook(interrupt)  # inside: its parameters are turned off by then
     with pytest.raises(KeyboardInterrupt):
         model(x)
     handle.remove()
     capture.discard()
+    assert all(p.requires_grad for p in model.parameters())
     sum_of_sines(model(x)).backward()
     agrees(capture.collect(Flat(CLIP)), expected)
     capture.detach()
