@@ -59,6 +59,7 @@ def loader(
         collate_fn: list of examples -> batch, as in torch; never called with an empty list.
         dataloader_options: ``num_workers``, ``pin_memory`` and so on of ``torch.utils.data.DataLoader``.
 
+        >>> import torch
         >>> from hushgrad.sampling import Poisson
         >>> data = torch.utils.data.TensorDataset(torch.randn(8, 2), torch.arange(8))
         >>> for x, y in loader(data, Poisson(rate=0.5, steps=3), rng_key=bytes(32)):
