@@ -78,14 +78,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         again="cifar10",
     ),
     Experiment(
-        "cifar10-denoised-again",
-        "000",
-        "denoising at epsilon 1, left undecided, on fresh seeds whose number was fixed beforehand",
-        "cifar10:denoised_again",
-        heavy=True,
-        again="cifar10",
-    ),
-    Experiment(
         "language-model",
         "001",
         "next character, privacy per speaker: DP-FTRL against DP-SGD without amplification",
