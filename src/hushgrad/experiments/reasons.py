@@ -16,6 +16,7 @@ _REASONS = (
     ("mnist-cnn", "figure 7: DP-LSSGD improves", _SMOOTHING),
     ("mnist-cnn", "figures 5 and 7: DP-LSSGD improves", _SMOOTHING),
     ("mnist-cnn", "figure 5: DP-LSAdam improves", _SMOOTHING),
+    ("mnist-cnn-again", "figures 5 and 7: DP-LSSGD improves", _SMOOTHING),
     (
         "mnist-cnn",
         "DP-FTRL without amplification",
