@@ -107,7 +107,7 @@ def questions(epsilon: float | None, delta: float | None, *, records: float | No
     if epsilon is not None and epsilon > _LARGE_EPSILON:
         size = "An infinite epsilon" if math.isinf(epsilon) else f"An epsilon of {at_most(epsilon, 6)}"
         found.append(f"{size} promises next to nothing: one record may change a probability by the factor e^epsilon.")
-    limit = _LARGE_DELTA if records is None else min(_LARGE_DELTA, 1.0 / records)
+    limit = _LARGE_DELTA if records is None else min(_LARGE_DELTA, 1.0 / _check.positive(records=records))
     if delta is not None and limit <= delta < 1:
         known = "the number of records" if records is None else f"{records:.6g} records"
         found.append(

@@ -39,11 +39,11 @@ def event_from(options: argparse.Namespace) -> Event:
     """The event that the options describe: ``--from`` or ``--event`` (JSON text, or @FILE), or a sampled Gaussian repeated."""
     from hushgrad.events import Gaussian
 
-    described = [word for word in (options.event, options.file and f"@{options.file}") if word is not None]
-    if described:
-        if len(described) > 1 or any(x is not None for x in (options.noise_multiplier, options.rate, options.steps)):
+    words = [word for word in (options.event, options.file and f"@{options.file}") if word is not None]
+    if words:
+        if len(words) > 1 or any(x is not None for x in (options.noise_multiplier, options.rate, options.steps)):
             raise UsageError("Give either --event or --from, or --noise-multiplier with --rate and --steps, not both.")
-        return _described(_text(described[0]))
+        return described(words[0])
     if options.noise_multiplier is None:
         raise UsageError("Give --noise-multiplier (with --rate and --steps), or --event. Try hushgrad epsilon --help.")
     step: Event = Gaussian(options.noise_multiplier)
@@ -52,33 +52,27 @@ def event_from(options: argparse.Namespace) -> Event:
     return step * (1 if options.steps is None else _check.integer(0, steps=options.steps))
 
 
-def _described(text: str) -> Event:
-    """The event of a description: of an event, of an Opacus history, or of a plan."""
+def described(word: str) -> Event:
+    """The event that JSON text, or @FILE with it, describes: an event, an Opacus history, a plan, or the ledger of a run."""
     from hushgrad.events import Event
+    from hushgrad.guarantee import Ledger
 
-    if '"plan"' in text:
-        from hushgrad import _check
-
-        content = _check.parsed(text)
-        if isinstance(content, dict) and content.get("plan") == "Plan":
-            from hushgrad.train.plan import Plan  # torch: only where it is a plan
-
-            return Plan.from_json(content).event()
-    return Event.read(text)
-
-
-def _text(word: str) -> str:
-    if not word.startswith("@"):
-        return word
     try:
-        return Path(word[1:]).read_text(encoding="utf-8")
+        text = Path(word[1:]).read_text(encoding="utf-8") if word.startswith("@") else word
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"Cannot read the event from {word[1:]}: {reason(error)}.") from None
+    content = _check.parsed(text) if '"plan"' in text or '"ledger"' in text else None
+    if isinstance(content, dict) and "ledger" in content:
+        return Ledger.from_json(content).event()
+    if isinstance(content, dict) and content.get("plan") == "Plan":
+        from hushgrad.train.plan import Plan
+
+        return Plan.from_json(content).event()
+    return Event.read(text)
 
 
 def accountant_names(words: str) -> list[str]:
     """``a,b,c`` as a list of known accountants; ``all`` is all of them."""
-    from hushgrad import _check
     from hushgrad.accounting.api import accountants
 
     if words == "all":

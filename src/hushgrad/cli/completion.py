@@ -28,9 +28,7 @@ def run(words: list[str]) -> int:
 
 def words_of(command: str) -> tuple[list[str], list[str]]:
     """What may follow a command: words that it knows (shells, actions), and the long options of all its parsers."""
-    from hushgrad.cli.main import COMMANDS
-
-    module = importlib.import_module(COMMANDS[command][0].split(":")[0])
+    module = importlib.import_module(f"hushgrad.cli.{command}")
     actions = list(module._ACTIONS) if command == "ledger" else []
     parsers = [module._parser(action) for action in actions] or [module._parser()]
     arguments = [argument for parser in parsers for argument in parser._actions]
@@ -71,7 +69,7 @@ def _fish() -> str:
     from hushgrad.cli.main import COMMANDS
 
     lines = []
-    for name, (_, about) in COMMANDS.items():
+    for name, about in COMMANDS.items():
         said = about.replace("'", "\\'")
         lines.append(f"complete -c hushgrad -n __fish_use_subcommand -f -a {name} -d '{said}'")
         seen = f"-n '__fish_seen_subcommand_from {name}'"

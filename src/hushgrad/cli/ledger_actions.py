@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hushgrad import _check
-from hushgrad._printed import reason
 from hushgrad.cli._parser import UsageError, ask, say, table
+from hushgrad.cli._question import described
 from hushgrad.guarantee import questions
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def init(options: argparse.Namespace) -> int:
 def add(options: argparse.Namespace) -> int:
     """Add a data set with its budget."""
     names = ("epsilon", "delta", "unit", "relation", "composition")
-    plan = None if options.plan is None else _event_of(options.plan)
+    plan = None if options.plan is None else described(options.plan)
     from hushgrad.budget import read_policy
 
     ask(questions(options.epsilon, options.delta, records=options.records))
@@ -173,29 +172,7 @@ def _event(options: argparse.Namespace) -> Event:
         raise UsageError("Say what the run does: either --event, or --noise-multiplier with --rate and --steps.")
     if options.event is None:
         return Gaussian(options.noise_multiplier).sampled(rate=options.rate) * options.steps
-    return _event_of(options.event)
-
-
-def _event_of(word: str) -> Event:
-    from hushgrad.events import Event
-
-    content = _json(word)
-    if isinstance(content, dict) and "ledger" in content:  # the ledger.json of a run: what it did
-        from hushgrad.guarantee import Ledger as RunLedger
-
-        return RunLedger.from_json(content).event()
-    if isinstance(content, dict) and content.get("plan") == "Plan":  # what hushgrad plan --save wrote, or a run's plan.json
-        from hushgrad.train.plan import Plan
-
-        return Plan.from_json(content).event()
-    return Event.from_json(content)
-
-
-def _json(word: str) -> Any:
-    try:
-        return _check.parsed(Path(word[1:]).read_text(encoding="utf-8") if word.startswith("@") else word)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--event must be JSON, or @FILE with JSON in it: {reason(error)}.") from None
+    return described(options.event)
 
 
 def _say_reservation(options: argparse.Namespace, reservation: Reservation, *more: str) -> int:

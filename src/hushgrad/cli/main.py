@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import io
 import os
 import sys
@@ -26,34 +25,34 @@ from collections.abc import Callable, Sequence
 from hushgrad.cli._parser import UsageError, suggestion
 from hushgrad.errors import BudgetExceeded, HushgradError, PolicyRefused
 
-# name -> (module:function, one line for the overview)
-COMMANDS: dict[str, tuple[str, str]] = {
-    "epsilon": ("hushgrad.cli.epsilon:run", "how much privacy a run spends"),
-    "crosscheck": ("hushgrad.cli.crosscheck:run", "what other libraries say about the same run"),
-    "calibrate": ("hushgrad.cli.calibrate:run", "which noise, steps, rate or batch meets a budget"),
-    "plan": ("hushgrad.cli.plan:run", "which plan is best for a budget"),
-    "advise": ("hushgrad.cli.advise:run", "which recipe suits a budget, from public facts"),
-    "train": ("hushgrad.cli.train:run", "train a model by a recipe"),
-    "predict": ("hushgrad.cli.predict:run", "what a trained model says about new records"),
-    "evaluate": ("hushgrad.cli.evaluate:run", "how good a trained model is on labelled records"),
-    "export": ("hushgrad.cli.export:run", "a trained model for other programs (.pt2, ONNX)"),
-    "tune": ("hushgrad.cli.tune:run", "search hyper-parameters privately; what would it cost?"),
-    "ledger": ("hushgrad.cli.ledger:run", "budgets of data sets: reserve, commit, verify"),
-    "audit": ("hushgrad.cli.audit:run", "attack a run and bound its epsilon from below"),
-    "report": ("hushgrad.cli.report:run", "the privacy card of a run"),
-    "compare": ("hushgrad.cli.compare:run", "two runs side by side"),
-    "release": ("hushgrad.cli.release:run", "let a model out, if a ledger has booked it"),
-    "key": ("hushgrad.cli.key:run", "look after the secret key of a run, or destroy it"),
-    "doctor": ("hushgrad.cli.doctor:run", "what this machine does with a private step"),
-    "serve": ("hushgrad.cli.serve:run", "a local web page: planner, runs, cards, ledger"),
-    "completion": ("hushgrad.cli.completion:run", "let your shell complete commands and options"),
-    "reproduce": ("hushgrad.cli.reproduce:run", "repeat a published result"),
+# name: one line for the overview. The module of that name in this room has the function run.
+COMMANDS = {
+    "epsilon": "how much privacy a run spends",
+    "crosscheck": "what other libraries say about the same run",
+    "calibrate": "which noise, steps, rate or batch meets a budget",
+    "plan": "which plan is best for a budget",
+    "advise": "which recipe suits a budget, from public facts",
+    "train": "train a model by a recipe",
+    "predict": "what a trained model says about new records",
+    "evaluate": "how good a trained model is on labelled records",
+    "export": "a trained model for other programs (.pt2, ONNX)",
+    "tune": "search hyper-parameters privately; what would it cost?",
+    "ledger": "budgets of data sets: reserve, commit, verify",
+    "audit": "attack a run and bound its epsilon from below",
+    "report": "the privacy card of a run",
+    "compare": "two runs side by side",
+    "release": "let a model out, if a ledger has booked it",
+    "key": "look after the secret key of a run, or destroy it",
+    "doctor": "what this machine does with a private step",
+    "serve": "a local web page: planner, runs, cards, ledger",
+    "completion": "let your shell complete commands and options",
+    "reproduce": "repeat a published result",
 }
 
 
 def overview() -> str:
     """What ``hushgrad --help`` prints."""
-    lines = [f"  {name:10} {about}" for name, (_, about) in COMMANDS.items() if _exists(name)]
+    lines = [f"  {name:10} {about}" for name, about in COMMANDS.items()]
     return "\n".join(
         [
             "usage: hushgrad COMMAND [options]",
@@ -73,22 +72,15 @@ def overview() -> str:
     )
 
 
-def _exists(name: str) -> bool:
-    module = COMMANDS[name][0].split(":")[0]
-    return importlib.util.find_spec(module) is not None
-
-
 def command(name: str) -> Callable[[list[str]], int]:
     """The function of a command.
 
     Raises:
         UsageError: for an unknown name, with the closest known one.
     """
-    if name not in COMMANDS or not _exists(name):
-        known = [known for known in COMMANDS if _exists(known)]
-        raise UsageError(f"No such command: {name or repr(name)}.{suggestion(name, known)} Try hushgrad --help.")
-    module, function = COMMANDS[name][0].split(":")
-    run: Callable[[list[str]], int] = vars(importlib.import_module(module))[function]
+    if name not in COMMANDS:
+        raise UsageError(f"No such command: {name or repr(name)}.{suggestion(name, COMMANDS)} Try hushgrad --help.")
+    run: Callable[[list[str]], int] = vars(importlib.import_module(f"hushgrad.cli.{name}"))["run"]
     return run
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
 from hushgrad._printed import at_most, size
-from hushgrad.cli._parser import Parser, UsageError, ask, say, table, wrapped
+from hushgrad.cli._parser import Parser, UsageError, ask, say, table, whole, wrapped
 from hushgrad.cli._there import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
@@ -35,11 +35,11 @@ def _parser() -> Parser:
     )
     parser.takes("--epsilon", "the budget", type=float, required=True)
     parser.takes("--delta", "the probability that is left out of the promise", type=float, required=True)
-    parser.takes("--dataset-size N", "public number of records", type=_count, required=True)
-    parser.takes("--batch-size B", "default: the power of two nearest to sqrt(N)", type=_count)
+    parser.takes("--dataset-size N", "public number of records", type=whole, required=True)
+    parser.takes("--batch-size B", "default: the power of two nearest to sqrt(N)", type=whole)
     parser.takes("--epochs", "passes over the data; or --steps", type=float)
-    parser.takes("--steps", "steps instead of epochs", type=_count)
-    parser.takes("--parameters P", "parameters of the model, to say what noise state takes", type=_count)
+    parser.takes("--steps", "steps instead of epochs", type=whole)
+    parser.takes("--parameters P", "parameters of the model, to say what noise state takes", type=whole)
     parser.takes("--memory BYTES", "limit of the noise state; 500M and 2Gi are understood", type=_bytes)
     parser.flag("--no-sampling", "batches cannot be random and secret")
     parser.takes("--relation", "add_remove, replace_one or zero_out", default="add_remove")
@@ -111,17 +111,6 @@ def _save(path: str, plan: dict[str, Any]) -> None:
     from hushgrad.release.atomic import written
 
     written(path, json.dumps(plan, indent=2) + "\n")
-
-
-def _count(text: str) -> int:
-    """A whole number; 1e6 is one."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not value.is_integer() or value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
-    return int(value)
 
 
 def _bytes(text: str) -> float:
