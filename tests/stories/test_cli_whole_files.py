@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hushgrad.cli.main import COMMANDS, main
 from hushgrad.errors import StorageError
@@ -52,6 +54,30 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+def _on_a_full_disk(words: list[str], folder: Path) -> tuple[int, str]:
+    """Exit code and errors of a command in a child of this process, which has imported all that it needs."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 70
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+            torch.set_num_threads(1)  # those of the parent are not here
+            os.chdir(folder)
+            os.dup2(writing, 2)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            code = main(words)
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as errors:
+        told = errors.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), told
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_file_that_cannot_be_finished_leaves_the_old_one(name, folder):
     """No file may grow beyond 100 bytes, as on a disk that is full: one sentence, and nothing but the old files."""
@@ -59,19 +85,9 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(name, folder):
     Path(line.split()[-1]).write_text("precious")
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
-    def limits() -> None:
-        import signal
-
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-
-    program = f"import sys; from hushgrad.cli.main import main; sys.exit(main({line.split()!r}))"
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, preexec_fn=limits, env=environment
-    )
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1 and "Make room" in done.stderr, done.stderr
+    code, told = _on_a_full_disk(line.split(), folder)
+    assert code == 2, told
+    assert told.count("\n") == 1 and "Make room" in told, told
     assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
