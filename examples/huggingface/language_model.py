@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from hushgrad.audit import exposure, secret_sequences, sequence_losses
-from hushgrad.experiments.verses import VERSES
+from hushgrad.experiments.characters import VERSES
 from hushgrad.integrations.huggingface import PrivateTrainer
 from hushgrad.noise import Banded
 from hushgrad.sampling import Units

@@ -80,11 +80,13 @@ def _rounded(x: float, digits: int, how: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """As a JSON reader would see it: lists for tuples, and a word for infinity, which JSON lacks."""
+    """As a JSON reader would see it: lists for tuples and arrays, and words for infinity and NaN, which JSON lacks."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
+    if type(value).__module__ == "numpy":
+        return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -1,7 +1,7 @@
 """Experiments: the results of the source papers, each one reproducible by a command.
 
 ``hushgrad reproduce NAME`` runs one and writes its claims with verdicts, a picture and tables. An experiment is one file with a
-function from :class:`Context` to :class:`Findings`, and one entry in ``registry.py``.
+function from :class:`Context` to :class:`Findings`, and one entry in ``experiments.toml``.
 """
 
 from hushgrad.experiments.base import Claim, Context, Experiment, Findings, Table

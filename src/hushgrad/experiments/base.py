@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -110,7 +110,7 @@ class Stated:
     """
 
     def __init__(self, experiment: str) -> None:
-        self._claims: dict[str, dict[str, Any]] = _tables()[experiment]
+        self._claims: dict[str, dict[str, Any]] = tables("claims.toml")[experiment]
 
     def __call__(self, name: str, found: float, /, **told: Any) -> Claim:
         """The claim of this name: ``told`` are fields that had to be computed, and the words that its sentences have in braces."""
@@ -121,10 +121,15 @@ class Stated:
         whole: dict[str, Any] = {**stated, **sentences, **fields}
         return Claim(found=found, **whole)
 
+    def measured(self, name: str, value: tuple[float, float], **told: Any) -> Claim:
+        """The claim of this name with a mean and its standard error."""
+        return self(name, value[0], stderr=value[1], **told)
 
-@lru_cache(maxsize=1)
-def _tables() -> dict[str, Any]:
-    return _check.toml(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
+
+@cache
+def tables(name: str) -> dict[str, Any]:
+    """What one of this room's TOML files says."""
+    return _check.toml(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True)

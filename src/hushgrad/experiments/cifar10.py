@@ -26,6 +26,7 @@ from hushgrad.experiments.training import (
     accuracy,
     bars,
     gain,
+    gain_at,
     held_out,
     mean_and_error,
     percent,
@@ -223,39 +224,31 @@ def _chosen_rates(context: Context, data: Data, plans: _Plans) -> tuple[dict[tup
 # Claims, picture ----------------------------------------------------------------------------------------------------------
 
 
-def _gain(results: Results, better: str, worse: str, epsilon: float) -> tuple[float, float]:
-    return gain(results[better, epsilon], results[worse, epsilon])
-
-
-def _claimed(name: str, value: tuple[float, float], **told: Any) -> Claim:
-    return claim(name, value[0], stderr=value[1], **told)
-
-
 def _claims(size: _Size, results: Results) -> tuple[Claim, ...]:
     methods = ("DP-FTRL, nu", "DP-FTRL, BLT")
     claims = [
-        _correlated(_gain(results, method, PLAIN, epsilon), method, epsilon) for method in methods for epsilon in size.epsilons
+        _correlated(gain_at(results, method, PLAIN, epsilon), method, epsilon) for method in methods for epsilon in size.epsilons
     ]
     for method in methods:
-        gaps = [_gain(results, method, "DP-FTRL, dense", e) for e in size.epsilons]
+        gaps = [gain_at(results, method, "DP-FTRL, dense", e) for e in size.epsilons]
         error = math.sqrt(math.fsum(e * e for _, e in gaps)) / len(gaps)  # of a mean of independent runs
-        claims.append(_claimed("near the optimum", (mean_and_error([g for g, _ in gaps])[0], error), method=method[9:]))
+        claims.append(claim.measured("near the optimum", (mean_and_error([g for g, _ in gaps])[0], error), method=method[9:]))
     last = size.epsilons[-1]
-    without = _gain(results, "DP-FTRL, BLT", "DP-SGD, amplified", last)
-    return (*claims, _claimed("without amplification", without, epsilon=last))
+    without = gain_at(results, "DP-FTRL, BLT", "DP-SGD, amplified", last)
+    return (*claims, claim.measured("without amplification", without, epsilon=last))
 
 
 def _correlated(value: tuple[float, float], method: str, epsilon: float) -> Claim:
-    return _claimed("correlated", value, method=method, epsilon=at_most(epsilon, 6))
+    return claim.measured("correlated", value, method=method, epsilon=at_most(epsilon, 6))
 
 
 def _denoising(value: tuple[float, float], method: str, epsilon: float) -> Claim:
     name, source = method.split(", ")[-1], "003" if "Laplacian" in method else "000"
-    return _claimed("denoising", value, source=source, method=name, epsilon=at_most(epsilon, 6))
+    return claim.measured("denoising", value, source=source, method=name, epsilon=at_most(epsilon, 6))
 
 
 def _denoising_claims(size: _Size, results: Results) -> tuple[Claim, ...]:
-    return tuple(_denoising(_gain(results, m, "DP-SGD, amplified", e), m, e) for m in _FILTERS for e in size.epsilons)
+    return tuple(_denoising(gain_at(results, m, "DP-SGD, amplified", e), m, e) for m in _FILTERS for e in size.epsilons)
 
 
 def _draw(figure: Any, size: _Size, results: Results) -> None:

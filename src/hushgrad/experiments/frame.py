@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hushgrad import __version__, _check
+from hushgrad._printed import plain
 from hushgrad.experiments.base import MISPRINT, REFUTED, UNDECIDED, Context, Experiment, Findings, Table
 from hushgrad.experiments.picture import save
 from hushgrad.experiments.reasons import reason
@@ -58,7 +58,7 @@ class Outcome:
             "tables": [{"title": t.title, "columns": t.columns, "rows": t.rows} for t in self.findings.tables],
             "data": self.findings.data,
         }
-        return dict(_plain(content))
+        return dict(plain(content))
 
 
 def reproduce(experiment: Experiment, context: Context, out: Path | None = None, *, picture: bool = True) -> Outcome:
@@ -132,7 +132,7 @@ def summary(folder: Path) -> str:
         "`hushgrad reproduce --list` names the experiments, `hushgrad reproduce NAME --out DIR` repeats one, `--quick` in seconds. "
         "Experiments on MNIST, CIFAR-10 and Shakespeare's plays are repeated with `--data data`, the folder that holds `mnist`, "
         "`cifar10` and `tinyshakespeare`; without `--data` they run with `--quick`, on data inside the package. A new one "
-        "is a file in `src/hushgrad/experiments` with a function from `Context` to `Findings`, and an entry in its `registry.py`. "
+        "is a file in `src/hushgrad/experiments` with a function from `Context` to `Findings`, and an entry in its `experiments.toml`. "
         "`hushgrad reproduce NAME --docs docs` writes its page and this one. The exit code is 1 if a claim was not reproduced, 2 for "
         "a mistake in the command, and 0 otherwise, undecided claims included; `results.json` has each verdict.",
         "## Errors and omissions in the sources",
@@ -200,16 +200,3 @@ def _cell(entry: Any) -> str:
 
 def _number(x: float | str) -> str:
     return x if isinstance(x, str) else f"{x:.4g}"
-
-
-def _plain(x: Any) -> Any:
-    """Built-in types only: numpy scalars and arrays become numbers and lists, infinities words (JSON has none)."""
-    if isinstance(x, dict):
-        return {str(key): _plain(item) for key, item in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [_plain(item) for item in x]
-    if type(x).__module__ == "numpy":
-        return _plain(x.tolist())
-    if isinstance(x, float) and not math.isfinite(x):
-        return str(x)
-    return x

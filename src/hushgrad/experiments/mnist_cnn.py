@@ -20,6 +20,7 @@ from hushgrad.experiments.training import (
     accuracy,
     bars,
     gain,
+    gain_at,
     held_out,
     mean_and_error,
     percent,
@@ -101,7 +102,7 @@ def again(context: Context) -> Findings:
     looks = []
     for name, one, other, seeds in _AGAIN[1:] if context.quick else _AGAIN:  # on 8 x 8 pixels smoothing has no neighbours to use
         told = {"epsilon": one.epsilon, "high": one.epsilon, "low": other.epsilon}
-        judge = partial(lambda name, told, x, y: _claimed(name, gain(x, y), **told), name, told)
+        judge = partial(lambda name, told, x, y: claim.measured(name, gain(x, y), **told), name, told)
         looks.append(Look(one, other, 2 if context.quick else seeds, judge))
     return second_look(context, looks, value, "points of accuracy")
 
@@ -202,37 +203,29 @@ def _same_budget(data: Data, size: _Size) -> Claim:
     return claim("same budget", max(spent) - min(spent))
 
 
-def _gain(results: Results, better: str, worse: str, at: float) -> tuple[float, float]:
-    return gain(results[better, at], results[worse, at])
-
-
 def _claims(context: Context, size: _Size, results: Results, unstable: Results) -> tuple[Claim, ...]:
     low, high = size.epsilons[0], size.epsilons[-1]
     growth = gain(results["DP-SGD", high], results["DP-SGD", low])
     worst = min(mean_and_error(values) for values in results.values())
-    smoothing = {e: _gain(results, "DP-LSSGD", "DP-SGD", e) for e in size.epsilons}
+    smoothing = {e: gain_at(results, "DP-LSSGD", "DP-SGD", e) for e in size.epsilons}
     claims = (
-        _claimed("privacy costs", growth, high=high, low=low),
-        _claimed("all learn", worst),
+        claim.measured("privacy costs", growth, high=high, low=low),
+        claim.measured("all learn", worst),
     )
     if context.quick:  # on 8 x 8 pixels smoothing has no neighbours to use
         return claims
     return (
         *claims,
         *(
-            _claimed("figure 7", smoothing[e], expected=printed, printed=printed, epsilon=e)
+            claim.measured("figure 7", smoothing[e], expected=printed, printed=printed, epsilon=e)
             for e, printed in ((0.2, 5.0), (0.4, 3.2))
         ),
-        *(_claimed("DP-LSSGD improves", gain, epsilon=e) for e, gain in smoothing.items()),
+        *(claim.measured("DP-LSSGD improves", gain, epsilon=e) for e, gain in smoothing.items()),
         _stability_claim(size, unstable),
-        _claimed("DP-Adam", _gain(results, "DP-Adam", "DP-LSSGD", 0.4)),
-        _claimed("DP-LSAdam", _gain(results, "DP-LSAdam", "DP-Adam", 0.4)),
-        _claimed("DP-FTRL", _gain(results, "DP-FTRL (BLT)", "DP-SGD", high), high=high),
+        claim.measured("DP-Adam", gain_at(results, "DP-Adam", "DP-LSSGD", 0.4)),
+        claim.measured("DP-LSAdam", gain_at(results, "DP-LSAdam", "DP-Adam", 0.4)),
+        claim.measured("DP-FTRL", gain_at(results, "DP-FTRL (BLT)", "DP-SGD", high), high=high),
     )
-
-
-def _claimed(name: str, value: tuple[float, float], **told: Any) -> Claim:
-    return claim(name, value[0], stderr=value[1], **told)
 
 
 def _stability_claim(size: _Size, unstable: Results) -> Claim:
@@ -242,7 +235,7 @@ def _stability_claim(size: _Size, unstable: Results) -> Claim:
     }
     rate = max((rate for rate, means in both.items() if max(means) > 20.0), default=size.large_rates[-1])
     plain, smooth = both[rate]
-    more, error = _gain(unstable, "DP-LSSGD", "DP-SGD", rate)
+    more, error = gain_at(unstable, "DP-LSSGD", "DP-SGD", rate)
     found = more if max(plain, smooth) > 20.0 else math.nan
     return claim("stable", found, stderr=error, rate=rate, epsilon=size.epsilons[0], plain=plain, smooth=smooth)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -105,6 +105,11 @@ def gain(better: Sequence[float], worse: Sequence[float]) -> tuple[float, float]
     (1.5, 0.5)
     """
     return mean_and_error([x - y for x, y in zip(better, worse, strict=True)])
+
+
+def gain_at(results: Mapping[tuple[str, float], Sequence[float]], better: str, worse: str, at: float) -> tuple[float, float]:
+    """The :func:`gain` of one method over another at one epsilon, or step size."""
+    return gain(results[better, at], results[worse, at])
 
 
 def seeds_to_decide(difference: float, deviation: float) -> int:

@@ -15,7 +15,7 @@ import signal
 import sys
 from typing import Any
 
-from hushgrad._printed import reason
+from hushgrad._printed import plain, reason
 from hushgrad.errors import HushgradError, PolicyRefused
 
 # Not -m, which would let a module in the working directory go before the library's.
@@ -44,7 +44,7 @@ def main() -> None:
         answer = _answer(JOBS[question["job"]], question["arguments"])
         signal.alarm(0)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(json.dumps(_plain(answer)) + "\n")
+        answers.write(json.dumps(plain(answer)) + "\n")
         answers.flush()
 
 
@@ -61,14 +61,3 @@ def _answer(job: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 def _limit_memory() -> None:
     if sys.platform.startswith("linux"):
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
-
-
-def _plain(x: Any) -> Any:
-    """Without infinities and NaN, which JSON lacks."""
-    if isinstance(x, dict):
-        return {str(key): _plain(item) for key, item in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [_plain(item) for item in x]
-    if isinstance(x, float) and not math.isfinite(x):
-        return "inf" if x == math.inf else None
-    return x
