@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from forger import renamed
+from forks import ended, forked
 
 from hushgrad.budget import Ledger
 from hushgrad.budget import folder as folders
@@ -246,17 +247,17 @@ def test_kill_minus_nine_then_settle_but_never_while_it_runs(ledger, tmp_path, c
     out = tmp_path / "run"
     words = ["train", str(tmp_path / "r.py"), "--out", str(out), "--ledger", ledger.place, "--dataset", "digits"]
     more = ["--quiet", "--set", "plan.steps=100000", "--set", "plan.noise_multiplier=500"]
-    process = subprocess.Popen([sys.executable, "-m", "hushgrad.cli.main", *words, *more])
+    child = forked([*words, *more], tmp_path / "errors")
     try:
         metrics = out / "metrics.jsonl"
         while not metrics.exists() or len(metrics.read_text().splitlines()) < 12:  # past its first periodic checkpoint
-            assert process.poll() is None
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)
             time.sleep(0.05)
         assert main(["ledger", "settle", ledger.place, str(out)]) == 2
         assert "it is running" in capsys.readouterr().err
     finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        os.kill(child, signal.SIGKILL)
+        ended(child)
     released = len((out / "metrics.jsonl").read_text().splitlines())
     assert main(["ledger", "settle", ledger.place, str(out)]) == 0
     assert "steps in its checkpoint" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+from forks import ended, forked
 
 from hushgrad.cli.main import COMMANDS, main
 from hushgrad.errors import StorageError
@@ -54,28 +54,9 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def _on_a_full_disk(words: list[str], folder: Path) -> tuple[int, str]:
-    """Exit code and errors of a command in a child of this process, which has imported all that it needs."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        code = 70
-        try:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-            torch.set_num_threads(1)  # those of the parent are not here
-            os.chdir(folder)
-            os.dup2(writing, 2)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-            code = main(words)
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as errors:
-        told = errors.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), told
+def _full_disk() -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -84,9 +65,12 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(name, folder):
     line = WRITERS[name].format(folder / f"{name}-out")
     Path(line.split()[-1]).write_text("precious")
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-    code, told = _on_a_full_disk(line.split(), folder)
-    assert code == 2, told
+    reading, errors = os.pipe()  # which no disk limits
+    child = forked(line.split(), Path(f"/dev/fd/{errors}"), folder=folder, before=_full_disk)
+    os.close(errors)
+    with os.fdopen(reading) as pipe:
+        told = pipe.read()
+    assert ended(child) == 2, told
     assert told.count("\n") == 1 and "Make room" in told, told
     assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 

@@ -93,21 +93,27 @@ def test_what_is_refused_leaves_its_folder_as_it_was(tmp_path, capsys, command, 
         assert out.exists() is there and (not there or not list(out.iterdir()))
 
 
-@pytest.mark.parametrize("command", ["train", "tune"])
-@pytest.mark.parametrize(
-    "words, match",
-    [
-        (["--ledger", "nope.db", "--dataset", "digits"], "to be a ledger"),
-        (["--ledger", "budget.db", "--dataset", "digit"], "to be in the ledger (digits"),
-        (["--policy", "nope.toml"], "Expected a policy"),
-    ],
-)
-def test_a_payer_that_is_not_there_is_missed_before_torch_and_data(place, command, words, match):
-    program = "import sys; sys.modules['torch'] = None; from hushgrad.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    there = [str(place / word) if "." in word else word for word in words]
-    line = [sys.executable, "-c", program, command, "no-such-recipe.toml", "--out", str(place / "never"), *there]
-    done = subprocess.run(line, capture_output=True, text=True)
-    assert done.returncode == 2 and match in done.stderr and not (place / "never").exists(), done.stderr
+_MISSED = {
+    "--ledger nope.db --dataset digits": "to be a ledger",
+    "--ledger budget.db --dataset digit": "to be in the ledger (digits",
+    "--policy nope.toml": "Expected a policy",
+}
+_WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from hushgrad.cli.main import main
+print([main(line.split()) for line in sys.stdin])
+"""
+
+
+def test_a_payer_that_is_not_there_is_missed_before_torch_and_data(place):
+    lines = [f"{name} no-such-recipe.toml --out never {words}" for name in ("train", "tune") for words in _MISSED]
+    program, text = [sys.executable, "-c", _WITHOUT_TORCH], "\n".join(lines)
+    done = subprocess.run(program, input=text, cwd=place, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{[2] * len(lines)}\n", done.stderr
+    for match, told in zip([*_MISSED.values()] * 2, done.stderr.splitlines(), strict=True):
+        assert match in told
+    assert not (place / "never").exists()
 
 
 @pytest.mark.parametrize(

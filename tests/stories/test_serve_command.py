@@ -250,32 +250,37 @@ def test_a_server_survives_garbage_and_ends_with_ctrl_c(tmp_path):
     assert (server.returncode, out, err) == (0, "", "Ended.\n")
 
 
-@pytest.mark.parametrize("kind", ["half a head", "half a second head", "refused and waiting", "nothing"])
-def test_who_sends_no_whole_request_keeps_nobody_out(tmp_path, kind):
-    """Many connections that wait; a visitor with the token is answered at once, again and again."""
-    words = [sys.executable, "-m", "hushgrad.cli.main", "serve", str(tmp_path), "--port", "0", "--json", "--token"]
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory):
+    """Port and token of a server, in a process of its own."""
+    folder = str(tmp_path_factory.mktemp("runs"))
+    words = [sys.executable, "-m", "hushgrad.cli.main", "serve", folder, "--port", "0", "--json", "--token"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    lines: list[socket.socket] = []
     try:
         text = ""
         while not text.endswith("}\n"):
             text += server.stdout.readline()
         address, _, token = json.loads(text)["address"].partition("/?token=")
-        port = int(address.rsplit(":", 1)[1])
-        half, whole = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-        sent = {"half a head": half, "half a second head": whole + half, "refused and waiting": whole, "nothing": b""}[kind]
-        asked = f"GET /api/health HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
-        for _ in range(3):
-            for _ in range(70):
-                lines.append(socket.create_connection(("127.0.0.1", port), timeout=600))
-                lines[-1].sendall(sent)
-            for _ in range(5):
-                assert b'"ok":true' in spoken(port, asked.encode(), patience=600)
+        yield int(address.rsplit(":", 1)[1]), token
     finally:
-        for line in lines:
-            line.close()
         server.send_signal(signal.SIGINT)
         server.communicate(timeout=600)
+
+
+@pytest.mark.parametrize("kind", ["half a head", "half a second head", "refused and waiting", "nothing"])
+def test_who_sends_no_whole_request_keeps_nobody_out(locked, kind):
+    """Many connections that wait; a visitor with the token is answered at once, again and again."""
+    port, token = locked
+    half, whole = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    sent = {"half a head": half, "half a second head": whole + half, "refused and waiting": whole, "nothing": b""}[kind]
+    asked = f"GET /api/health HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+    with contextlib.ExitStack() as lines:
+        for _ in range(3):
+            for _ in range(70):
+                line = lines.enter_context(socket.create_connection(("127.0.0.1", port), timeout=600))
+                line.sendall(sent)
+            for _ in range(5):
+                assert b'"ok":true' in spoken(port, asked.encode(), patience=600)
 
 
 def test_half_a_request_has_a_deadline():

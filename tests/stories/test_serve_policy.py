@@ -33,13 +33,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture
-def policy(tmp_path: Path) -> Path:
-    return tmp_path / "policy.toml"
+@pytest.fixture(scope="module")
+def policy(place: Path) -> Path:
+    return place / "policy.toml"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(place: Path, policy: Path) -> Iterator[TestClient]:
+    """One page for all tests, each of which writes the policy anew."""
     settings = Settings(runs=place / "runs", ledger=str(place / "budget.db"), policy=str(policy))
     with TestClient(create_app(settings), base_url=HOME) as client:
         yield client

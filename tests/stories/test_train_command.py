@@ -8,12 +8,11 @@ import os
 import re
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forks import ended, forked
 from safetensors.torch import load_file
 
 from hushgrad.cli.main import main
@@ -179,14 +178,13 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, how):
     (tmp_path / "stumbling.py").write_text(STUMBLING)
     recipe, out = tmp_path / "recipe.toml", tmp_path / "cut"
     recipe.write_text(QUICK.replace('"logistic"', '"stumbling:net"').replace("steps = 30", "steps = 60"))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "STUMBLE": str(int(how))}
-    command = [sys.executable, "-m", "hushgrad.cli.main", "train", str(recipe), "--out", str(out), "--quiet", "--allow-code"]
-    process = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=600)
+    words, errors = ["train", str(recipe), "--out", str(out), "--quiet", "--allow-code"], tmp_path / "errors"
+    code = ended(forked(words, errors, before=lambda: os.environ.update(STUMBLE=str(int(how)))))
     assert not (out / "guarantee.json").exists()
     if how == signal.SIGINT:
-        assert process.returncode == 130 and f"hushgrad train --out {out} --resume --allow-code" in process.stderr
+        assert code == 130 and f"hushgrad train --out {out} --resume --allow-code" in errors.read_text()
     else:
-        assert process.returncode == -signal.SIGKILL
+        assert code == -signal.SIGKILL
     assert stat.S_IMODE((out / "checkpoint" / "key.json").stat().st_mode) == 0o600
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
