@@ -138,6 +138,26 @@ def test_the_ends_of_the_theorems():
         pure_noise(price, loss=HuberHinge(0.5), row_norm=1.0, l2=1.0, relation=ADD)
 
 
+def test_where_terms_have_several_prices_the_dearest_decides():
+    terms = (Term(1.0, 1, 0.0), Term(1.0, 1, 0.5))
+    assert objective_delta(0.3, sigma=9.0, terms=terms) == 1.0 > objective_delta(0.6, sigma=9.0, terms=terms)
+    with pytest.raises(ArgumentError, match=r"price 0\.5"):
+        objective_noise(0.3, 1e-5, terms=terms)
+    sigma = objective_noise(0.6, 1e-5, terms=terms)
+    assert 0.999e-5 < objective_delta(0.6, sigma=sigma, terms=terms) <= 1e-5
+
+
+@pytest.mark.parametrize("classes", [3, 4])
+def test_a_replaced_record_has_every_pair_of_vertices(classes):
+    """Of each hull its own vertices, and the differences of one of the first and one of the second."""
+    loss = Softmax(classes)
+    vertices = sum(count for _, count in loss.vertices())
+    terms = profile(loss, row_norm=1.0, l2=10.0, relation=REPLACE, epsilon=1.0)
+    longest = max(norm for norm, _ in loss.vertices())
+    assert vertices > 1 and sum(term.copies for term in terms) == 2 * vertices + vertices**2
+    assert max(term.norm for term in terms) == 2 * longest and len({term.price for term in terms}) == 1
+
+
 def test_the_numbers_of_the_theorems():
     """By hand, with rows longer than 1, so that no norm is taken for a count; and no more noise than is needed."""
     found = classical_gaussian(0.5, 1e-5, lipschitz=2.0, smoothness=3.0)
