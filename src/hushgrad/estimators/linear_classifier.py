@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import ClassifierMixin
@@ -40,6 +41,7 @@ def class_numbers(classes: np.ndarray, y: np.ndarray) -> np.ndarray:
     return numbers
 
 
+@dataclass(eq=False, repr=False)
 class LinearClassifier(ClassifierMixin, DPEstimator):
     """A linear score per class, or one for two classes; a final class says by which loss."""
 
@@ -50,6 +52,22 @@ class LinearClassifier(ClassifierMixin, DPEstimator):
         "classes_": LABELS,
         **dict.fromkeys(("l2_", "noise_scale_", "n_iter_"), f"{PUBLIC}, and of the noisy count of method auto"),
     }
+
+    epsilon: float = 1.0
+    _: KW_ONLY
+    delta: float = 1e-6
+    data_norm: float | None = None
+    method: str = "auto"
+    l2: float | str = "auto"
+    fit_intercept: bool = True
+    classes: Any = None
+    relation: str | Relation = "add_remove"
+    out_of_bounds: str = "raise"
+    tol: float = 1e-7
+    max_iter: int = 1000
+    gd_steps: int = 100
+    learning_rate: float | None = None
+    random_state: Any = None
 
     def fit(self, X, y):
         """Fit on rows ``X`` with labels ``y``; the guarantee is in ``guarantee_``.
@@ -62,8 +80,9 @@ class LinearClassifier(ClassifierMixin, DPEstimator):
         numbers = class_numbers(self.classes_, y)
         budget = Budget(self.epsilon, self.delta, Relation.of(self.relation))
         rows = bounded_rows(X, self.data_norm, out_of_bounds=self.out_of_bounds)
-        constant = INTERCEPT * self.data_norm if self.fit_intercept else 0.0
-        augmented, row_norm = with_intercept(rows, self.data_norm, constant)
+        norm: float = self.data_norm  # type: ignore[assignment]  # refused above where it is None
+        constant = INTERCEPT * norm if self.fit_intercept else 0.0
+        augmented, row_norm = with_intercept(rows, norm, constant)
         with representable():
             releases = self._solve(augmented, numbers, row_norm, budget, randomness(self.random_state))
             theta = np.vstack([release.theta for release in releases])
@@ -115,7 +134,7 @@ class LinearClassifier(ClassifierMixin, DPEstimator):
         # All of them, whichever method is chosen: a mistake is told whatever the count of the records is.
         l2, steps = regulariser(self.l2), _check.positive_int(gd_steps=self.gd_steps)
         rate = None if self.learning_rate is None else _check.positive(learning_rate=self.learning_rate)
-        tol, max_iter = _check.positive(tol=self.tol) * self.data_norm, _check.positive_int(max_iter=self.max_iter)
+        tol, max_iter = _check.positive(tol=self.tol) * self.data_norm, _check.positive_int(max_iter=self.max_iter)  # type: ignore[operator]
         if method == "gd":
             return gradient_descent(problem, budget, random, l2=l2, steps=steps, learning_rate=rate)
         how = output_perturbation if method == "output" else objective_perturbation

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,9 +14,10 @@ from hushgrad.estimators.losses import HuberHinge, LinearLoss
 from hushgrad.estimators.methods import Budget, Problem, Release
 from hushgrad.estimators.randomness import Randomness
 from hushgrad.estimators.rules import LINE_SHARE
-from hushgrad.events import Compose, PureDP, Relation
+from hushgrad.events import Compose, PureDP
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPLinearSVC(LinearClassifier):
     """Differentially private linear support vector classifier: the hinge loss with its corner rounded over ``width``.
 
@@ -33,40 +33,7 @@ class DPLinearSVC(LinearClassifier):
 
     papers = DPLogisticRegression.papers
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float = 1e-6,
-        data_norm: float | None = None,
-        method: str = "auto",
-        l2: float | str = "auto",
-        width: float = 1.0,
-        fit_intercept: bool = True,
-        classes: Any = None,
-        relation: str | Relation = "add_remove",
-        out_of_bounds: str = "raise",
-        tol: float = 1e-7,
-        max_iter: int = 1000,
-        gd_steps: int = 100,
-        learning_rate: float | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.data_norm = data_norm
-        self.method = method
-        self.l2 = l2
-        self.width = width
-        self.fit_intercept = fit_intercept
-        self.classes = classes
-        self.relation = relation
-        self.out_of_bounds = out_of_bounds
-        self.tol = tol
-        self.max_iter = max_iter
-        self.gd_steps = gd_steps
-        self.learning_rate = learning_rate
-        self.random_state = random_state
+    width: float = 1.0
 
     def _binary_loss(self) -> LinearLoss:
         return HuberHinge(_check.positive(width=self.width))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import expit, softmax
@@ -11,7 +11,6 @@ from hushgrad import _check, _papers
 from hushgrad._papers import Paper
 from hushgrad.estimators.linear_classifier import LinearClassifier
 from hushgrad.estimators.losses import LinearLoss, Logistic, Softmax
-from hushgrad.events import Relation
 
 CHAUDHURI_2011_ERM = Paper(
     "chaudhuri2011erm",
@@ -32,6 +31,7 @@ REDBERG_2023_OBJECTIVE = Paper(
 )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPLogisticRegression(LinearClassifier):
     r"""Differentially private logistic regression.
 
@@ -74,40 +74,7 @@ class DPLogisticRegression(LinearClassifier):
 
     papers = (CHAUDHURI_2011_ERM, REDBERG_2023_OBJECTIVE, _papers.BASSILY_2014_PRIVATE)
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float = 1e-6,
-        data_norm: float | None = None,
-        method: str = "auto",
-        l2: float | str = "auto",
-        multi_class: str = "multinomial",
-        fit_intercept: bool = True,
-        classes: Any = None,
-        relation: str | Relation = "add_remove",
-        out_of_bounds: str = "raise",
-        tol: float = 1e-7,
-        max_iter: int = 1000,
-        gd_steps: int = 100,
-        learning_rate: float | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.data_norm = data_norm
-        self.method = method
-        self.l2 = l2
-        self.multi_class = multi_class
-        self.fit_intercept = fit_intercept
-        self.classes = classes
-        self.relation = relation
-        self.out_of_bounds = out_of_bounds
-        self.tol = tol
-        self.max_iter = max_iter
-        self.gd_steps = gd_steps
-        self.learning_rate = learning_rate
-        self.random_state = random_state
+    multi_class: str = "multinomial"
 
     @classmethod
     def examples(cls):

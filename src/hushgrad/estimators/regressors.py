@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,6 +41,7 @@ _WANG_2018_REVISITING = Paper(
 )
 
 
+@dataclass(eq=False, repr=False)
 class _LinearRegressor(RegressorMixin, DPEstimator):
     released: ClassVar = {
         **DPEstimator.released,
@@ -47,6 +49,16 @@ class _LinearRegressor(RegressorMixin, DPEstimator):
         "intercept_": "the theorem of the method",
         "n_iter_": PUBLIC,
     }
+
+    epsilon: float = 1.0
+    _: KW_ONLY
+    delta: float = 1e-6
+    data_norm: float | None = None
+    target_bounds: tuple[float, float] | None = None
+    fit_intercept: bool = True
+    relation: str | Relation = "add_remove"
+    out_of_bounds: str = "raise"
+    random_state: Any = None
 
     @classmethod
     def examples(cls):
@@ -60,10 +72,12 @@ class _LinearRegressor(RegressorMixin, DPEstimator):
         random = randomness(self.random_state)
         rows = bounded_rows(X, self.data_norm, out_of_bounds=self.out_of_bounds)
         targets = bounded_values(y, self.target_bounds, "target_bounds")
+        norm: float = self.data_norm  # type: ignore[assignment]  # refused above where it is None
+        low, high = self.target_bounds  # type: ignore[misc]  # the same
         # Centred targets make the bound on |y|, hence the noise, as small as the public interval allows.
-        middle, reach = sum(self.target_bounds) / 2, (self.target_bounds[1] - self.target_bounds[0]) / 2
-        constant = self.data_norm if self.fit_intercept else 0.0
-        augmented, row_norm = with_intercept(rows, self.data_norm, constant)
+        middle, reach = (low + high) / 2, (high - low) / 2
+        constant = norm if self.fit_intercept else 0.0
+        augmented, row_norm = with_intercept(rows, norm, constant)
         with representable():
             theta, self.guarantee_, self.n_iter_ = self._solve(augmented, targets - middle, row_norm, reach, budget, random)
         finite(theta=theta)
@@ -75,7 +89,7 @@ class _LinearRegressor(RegressorMixin, DPEstimator):
         """The predicted targets, within ``target_bounds``."""
         check_is_fitted(self)
         X = validated(self, X, reset=False)
-        return np.clip(X @ self.coef_ + self.intercept_, *self.target_bounds)
+        return np.clip(X @ self.coef_ + self.intercept_, *self.target_bounds)  # type: ignore[misc]  # fit refuses None
 
     def _solve(
         self, X, y, row_norm: float, reach: float, budget: Budget, random: Randomness
@@ -83,6 +97,7 @@ class _LinearRegressor(RegressorMixin, DPEstimator):
         raise AssertionError("a final class defines its solver")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPRidge(_LinearRegressor):
     """Differentially private ridge regression: noisy sufficient statistics (AdaSSP), or objective perturbation of a Huber loss.
 
@@ -106,36 +121,11 @@ class DPRidge(_LinearRegressor):
 
     papers = (_WANG_2018_REVISITING, CHAUDHURI_2011_ERM)
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float = 1e-6,
-        data_norm: float | None = None,
-        target_bounds: tuple[float, float] | None = None,
-        method: str = "adassp",
-        l2: float | str = "auto",
-        huber: float = 0.5,
-        fit_intercept: bool = True,
-        relation: str | Relation = "add_remove",
-        out_of_bounds: str = "raise",
-        tol: float = 1e-7,
-        max_iter: int = 1000,
-        random_state: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.data_norm = data_norm
-        self.target_bounds = target_bounds
-        self.method = method
-        self.l2 = l2
-        self.huber = huber
-        self.fit_intercept = fit_intercept
-        self.relation = relation
-        self.out_of_bounds = out_of_bounds
-        self.tol = tol
-        self.max_iter = max_iter
-        self.random_state = random_state
+    method: str = "adassp"
+    l2: float | str = "auto"
+    huber: float = 0.5
+    tol: float = 1e-7
+    max_iter: int = 1000
 
     @classmethod
     def examples(cls):
@@ -166,27 +156,6 @@ class DPLinearRegression(_LinearRegressor):
     """
 
     papers = (_WANG_2018_REVISITING,)
-
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float = 1e-6,
-        data_norm: float | None = None,
-        target_bounds: tuple[float, float] | None = None,
-        fit_intercept: bool = True,
-        relation: str | Relation = "add_remove",
-        out_of_bounds: str = "raise",
-        random_state: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.data_norm = data_norm
-        self.target_bounds = target_bounds
-        self.fit_intercept = fit_intercept
-        self.relation = relation
-        self.out_of_bounds = out_of_bounds
-        self.random_state = random_state
 
     def _solve(self, X, y, row_norm, reach, budget, random):
         return _adassp(X, y, row_norm, reach, budget, random, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,6 +37,7 @@ def _best_has(name: str):
     return available_if(lambda search: name in dir(search.estimator))
 
 
+@dataclass(eq=False, repr=False)
 class DPGridSearch(MetaEstimatorMixin, DPEstimator):
     r"""Grid search whose privacy cost does not grow with the number of candidates.
 
@@ -87,34 +89,22 @@ class DPGridSearch(MetaEstimatorMixin, DPEstimator):
         "guarantee_": PUBLIC,
     }
 
+    estimator: Any
+    param_grid: dict[str, list] | list[dict[str, list]]
+    _: KW_ONLY
+    epsilon: float = 1.0
+    delta: float = 0.0
+    mean_trials: float = 10.0
+    shape: float = 0.0
+    scoring_share: float = 0.2
+    relation: str | Relation = "add_remove"
+    random_state: Any = None
+
     @classmethod
     def examples(cls):
         """Of two regularisers of a logistic regression."""
         base = DPLogisticRegression(data_norm=1.0, out_of_bounds="clip")
         return (cls(base, {"l2": [10.0, 100.0]}, epsilon=3.0, delta=1e-6, mean_trials=3.0, random_state=0),)
-
-    def __init__(
-        self,
-        estimator: Any,
-        param_grid: dict[str, list] | list[dict[str, list]],
-        *,
-        epsilon: float = 1.0,
-        delta: float = 0.0,
-        mean_trials: float = 10.0,
-        shape: float = 0.0,
-        scoring_share: float = 0.2,
-        relation: str | Relation = "add_remove",
-        random_state: Any = None,
-    ) -> None:
-        self.estimator = estimator
-        self.param_grid = param_grid
-        self.epsilon = epsilon
-        self.delta = delta
-        self.mean_trials = mean_trials
-        self.shape = shape
-        self.scoring_share = scoring_share
-        self.relation = relation
-        self.random_state = random_state
 
     def fit(self, X, y):
         """Select and fit; the winner is ``best_estimator_``, the cost of the whole selection ``guarantee_``."""

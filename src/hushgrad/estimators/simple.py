@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from hushgrad.estimators.randomness import randomness
 from hushgrad.events import Exponential, Gaussian, Relation
 
 
+@dataclass(eq=False, repr=False)
 class DPMean(DPEstimator):
     """The mean of rows of bounded L2 norm, with Gaussian noise.
 
@@ -31,22 +33,13 @@ class DPMean(DPEstimator):
     papers = (_papers.DWORK_2014_FOUNDATIONS, _papers.BALLE_2018_IMPROVING)
     released: ClassVar = {**DPEstimator.released, "mean_": "Gaussian mechanism"}
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float = 1e-6,
-        data_norm: float | None = None,
-        relation: str | Relation = "add_remove",
-        out_of_bounds: str = "raise",
-        random_state: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.data_norm = data_norm
-        self.relation = relation
-        self.out_of_bounds = out_of_bounds
-        self.random_state = random_state
+    epsilon: float = 1.0
+    _: KW_ONLY
+    delta: float = 1e-6
+    data_norm: float | None = None
+    relation: str | Relation = "add_remove"
+    out_of_bounds: str = "raise"
+    random_state: Any = None
 
     def fit(self, X, y=None):
         """Estimate the mean of the rows of ``X``; the result is in ``mean_``, the guarantee in ``guarantee_``."""
@@ -69,6 +62,7 @@ class DPMean(DPEstimator):
         return self
 
 
+@dataclass(eq=False, repr=False)
 class DPMedian(DPEstimator):
     """The median of each column by the exponential mechanism, exactly sampled; epsilon is divided by the number of columns.
 
@@ -90,23 +84,16 @@ class DPMedian(DPEstimator):
     )
     released: ClassVar = {**DPEstimator.released, "median_": "exponential mechanism"}
 
+    epsilon: float = 1.0
+    _: KW_ONLY
+    bounds: tuple[float, float] | None = None
+    relation: str | Relation = "add_remove"
+    random_state: Any = None
+
     @classmethod
     def examples(cls):
         """Its data are bounded from both sides."""
         return (cls(epsilon=100.0, bounds=(-10.0, 10.0), random_state=0),)
-
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        bounds: tuple[float, float] | None = None,
-        relation: str | Relation = "add_remove",
-        random_state: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.bounds = bounds
-        self.relation = relation
-        self.random_state = random_state
 
     def fit(self, X, y=None):
         """Estimate the median of each column of ``X``; the result is in ``median_``, the guarantee in ``guarantee_``."""
