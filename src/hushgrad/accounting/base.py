@@ -22,11 +22,7 @@ from hushgrad.events import Compose, Event, NonPrivate, OneOf, Relation, Repeat,
 
 
 class Loss(Protocol):
-    """An additive privacy loss: an RDP curve, a privacy-loss distribution, a rho, a list of (epsilon, delta)."""
-
-    def __add__(self, other: Any) -> Loss: ...
-
-    def __mul__(self, times: int) -> Loss: ...
+    """A privacy loss: an RDP curve, a privacy-loss distribution, a rho, a list of (epsilon, delta)."""
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon known to hold at this delta; rounded up, never below the truth."""
@@ -36,13 +32,7 @@ class Loss(Protocol):
 
 
 class Nothing:
-    """The loss of doing nothing: the neutral element of composition."""
-
-    def __add__(self, other: Loss) -> Loss:
-        return other
-
-    def __mul__(self, times: int) -> Loss:
-        return self
+    """The loss of doing nothing, which composition leaves out."""
 
     def epsilon(self, delta: float) -> float:
         """Zero."""
@@ -54,13 +44,7 @@ class Nothing:
 
 
 class Unbounded:
-    """The loss of a computation without (known) privacy: the absorbing element of composition."""
-
-    def __add__(self, other: Loss) -> Loss:
-        return self
-
-    def __mul__(self, times: int) -> Loss:
-        return self if times else Nothing()
+    """The loss of a computation without (known) privacy; whatever it is composed with, nothing is promised."""
 
     def epsilon(self, delta: float) -> float:
         """Infinite."""

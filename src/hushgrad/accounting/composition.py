@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from hushgrad.accounting._numeric import revealed, smallest_true
@@ -31,12 +31,6 @@ class Terms(ABC):
     """Statements with their counts; composing is listing."""
 
     terms: tuple[tuple[Statement, int], ...]
-
-    def __add__(self: T, other: T) -> T:
-        return replace(self, terms=self.terms + other.terms)
-
-    def __mul__(self: T, times: int) -> T:
-        return replace(self, terms=tuple((s, n * times) for s, n in self.terms))
 
     @abstractmethod
     def epsilon(self, delta: float) -> float:

@@ -23,12 +23,6 @@ class GDPLoss:
         """The distance in standard deviations."""
         return math.sqrt(self.mu_squared)
 
-    def __add__(self, other: GDPLoss) -> GDPLoss:
-        return GDPLoss(self.mu_squared + other.mu_squared)
-
-    def __mul__(self, times: int) -> GDPLoss:
-        return GDPLoss(self.mu_squared * times)
-
     def epsilon(self, delta: float) -> float:
         """Exact (Balle and Wang 2018)."""
         return gaussian_epsilon(self.mu, delta) if delta > 0.0 else math.inf

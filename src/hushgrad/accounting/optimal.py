@@ -13,6 +13,7 @@ privacy-loss distribution of the responses bounds it as closely as wanted.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -69,15 +70,6 @@ class OptimalLoss:
     revealed: Shares = ()  # the deltas
     _cache: dict[str, Loss] = field(default_factory=dict, compare=False, repr=False)
 
-    def __add__(self, other: OptimalLoss) -> OptimalLoss:
-        merged = dict(self.counts)
-        for epsilon, times in other.counts:
-            merged[epsilon] = merged.get(epsilon, 0) + times
-        return OptimalLoss(tuple(merged.items()), self.revealed + other.revealed)
-
-    def __mul__(self, times: int) -> OptimalLoss:
-        return OptimalLoss(tuple((e, n * times) for e, n in self.counts), tuple((d, n * times) for d, n in self.revealed))
-
     def delta(self, epsilon: float) -> float:
         """1 - (1 - d) prod (1 - delta_i)."""
         return delta_beside(0.0 if epsilon >= total_loss(self.counts) else self._responses().delta(epsilon), self.revealed)
@@ -117,12 +109,6 @@ class _EqualResponses:
         self._of, self._times = epsilon, times
         self.delta = responses_delta(epsilon, times)
 
-    def __add__(self, other: Loss) -> Loss:
-        raise NoTheorem("Composed by OptimalLoss only.")
-
-    def __mul__(self, times: int) -> Loss:
-        return _EqualResponses(self._of, self._times * times)
-
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon with d(epsilon) <= ``delta``."""
         return smallest_true(lambda e: self.delta(e) <= delta, 0.0, up(self._of * self._times))
@@ -158,11 +144,11 @@ class Optimal(Accountant):
 
     def total(self, parts: list[tuple[Loss, int]]) -> Loss:
         """The merged counts."""
-        losses = [loss * times for loss, times in parts if isinstance(loss, OptimalLoss)]
-        merged = losses[0]
-        for loss in losses[1:]:
-            merged = merged + loss
-        return merged
+        losses = [(loss, times) for loss, times in parts if isinstance(loss, OptimalLoss)]
+        counts = Counter[float]()
+        for loss, times in losses:
+            counts.update({epsilon: n * times for epsilon, n in loss.counts})
+        return OptimalLoss(tuple(counts.items()), tuple((d, n * times) for loss, times in losses for d, n in loss.revealed))
 
 
 @Optimal.analyses(*(kind for kind in STATED if kind is not Gaussian))

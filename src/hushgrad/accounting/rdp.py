@@ -40,12 +40,6 @@ class RDPLoss:
     curves: tuple[tuple[Curve, int], ...]
     revealed: Shares = ()
 
-    def __add__(self, other: RDPLoss) -> RDPLoss:
-        return RDPLoss(self.curves + other.curves, self.revealed + other.revealed)
-
-    def __mul__(self, times: int) -> RDPLoss:
-        return RDPLoss(tuple((curve, n * times) for curve, n in self.curves), tuple((d, n * times) for d, n in self.revealed))
-
     def renyi(self, alpha: float) -> float:
         """The Rényi divergence of order ``alpha`` (a bound on it, in both directions)."""
         if math.isinf(alpha):
@@ -99,9 +93,9 @@ class RDP(Accountant):
 
     def total(self, parts: list[tuple[Loss, int]]) -> Loss:
         """All curves in one list."""
-        losses = [loss * times for loss, times in parts if isinstance(loss, RDPLoss)]
-        curves = tuple(curve for loss in losses for curve in loss.curves)
-        return RDPLoss(curves, tuple(share for loss in losses for share in loss.revealed))
+        losses = [(loss, times) for loss, times in parts if isinstance(loss, RDPLoss)]
+        curves = tuple((curve, n * times) for loss, times in losses for curve, n in loss.curves)
+        return RDPLoss(curves, tuple((d, n * times) for loss, times in losses for d, n in loss.revealed))
 
 
 def _of(curve: Curve, revealed: float = 0.0) -> RDPLoss:

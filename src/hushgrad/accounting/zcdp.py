@@ -43,12 +43,6 @@ class ZCDPLoss:
     rho: float
     revealed: Shares = ()
 
-    def __add__(self, other: ZCDPLoss) -> ZCDPLoss:
-        return ZCDPLoss(self.rho + other.rho, self.revealed + other.revealed)
-
-    def __mul__(self, times: int) -> ZCDPLoss:
-        return ZCDPLoss(self.rho * times, tuple((d, n * times) for d, n in self.revealed))
-
     def renyi(self, alpha: float) -> float:
         """The Rényi divergence of order ``alpha``: at most alpha rho."""
         return alpha * self.rho if self.rho > 0.0 else 0.0
@@ -91,8 +85,9 @@ class ZCDP(Accountant):
 
     def total(self, parts: list[tuple[Loss, int]]) -> Loss:
         """The sum of the rhos."""
-        losses = [loss * times for loss, times in parts if isinstance(loss, ZCDPLoss)]
-        return ZCDPLoss(math.fsum(loss.rho for loss in losses), tuple(share for loss in losses for share in loss.revealed))
+        losses = [(loss, times) for loss, times in parts if isinstance(loss, ZCDPLoss)]
+        shares = tuple((d, n * times) for loss, times in losses for d, n in loss.revealed)
+        return ZCDPLoss(math.fsum(loss.rho * times for loss, times in losses), shares)
 
 
 @ZCDP.analyses(Gaussian)

@@ -47,20 +47,6 @@ class PrivacyLoss:
     parts: tuple[tuple[Pair, int], ...]
     sources: tuple[tuple[Event, Relation, int], ...] = field(default=(), compare=False, repr=False)
 
-    def __add__(self, other: PrivacyLoss) -> PrivacyLoss:
-        if not isinstance(other, PrivacyLoss):
-            return NotImplemented
-        return PrivacyLoss(merged((*self.parts, *other.parts)), (*self.sources, *other.sources))
-
-    def __mul__(self, times: int) -> PrivacyLoss:
-        times = _check.integer(0, times=times)
-        if times == 0:
-            return PrivacyLoss(())
-        return PrivacyLoss(
-            tuple((pair, n * times) for pair, n in self.parts),
-            tuple((event, relation, n * times) for event, relation, n in self.sources),
-        )
-
     def epsilon(self, delta: float, *, width: float = POLICY.width) -> float:
         """A certified upper bound on epsilon, too large by a fraction of about ``width`` at most."""
         delta = _check.delta(zero=True, delta=delta)
