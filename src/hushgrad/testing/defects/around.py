@@ -18,10 +18,9 @@ from hushgrad.release.lazy import LazyTable, LazyTables
 from hushgrad.release.placement.whole import Whole
 from hushgrad.sampling import Draws, Poisson
 from hushgrad.sampling.dealing import Hands
-from hushgrad.sampling.draws import poisson_subset
 from hushgrad.sampling.units import Units
 from hushgrad.testing.defects.base import Plant, defect, replaced, wrong
-from hushgrad.testing.defects.batches import RATE, dealt, drawn
+from hushgrad.testing.defects.batches import RATE, dealt, drawn, rated
 from hushgrad.testing.defects.clipping import NORM, WHOLE
 from hushgrad.testing.defects.runs import COVERED
 from hushgrad.train.after.averaged import Averaged
@@ -34,9 +33,7 @@ _QUERY = "the query is what the denoiser asked"
 # Who is fetched ------------------------------------------------------------------------------------------------------------
 
 
-@dealt("a rate that grows by a tenth", bed="rare")
-def _(sampler: Poisson, n: int, draws: Draws, step: int) -> np.ndarray:
-    return poisson_subset(n, sampler.rate * (1 + 0.2 * step / sampler.steps), draws.at(step))
+rated("a rate that grows by a tenth", lambda sampler, step: 1 + 0.2 * step / sampler.steps, bed="rare")
 
 
 @dealt("one record has twice the rate")

@@ -35,14 +35,18 @@ def drawn(sampler: Poisson, n: int, draws: Draws, step: int, factor: float = 1.0
     return poisson_subset(n, min(1.0, factor * sampler.rate), draws.at(step))
 
 
-@dealt("twice the rate")
-def _(sampler: Poisson, n: int, draws: Draws, step: int) -> np.ndarray:
-    return drawn(sampler, n, draws, step, factor=2.0)
+def rated(name: str, factor: Callable[[Poisson, int], float], *, bed: str = "layers") -> None:
+    """Register batches with ``factor`` times the rate, which may depend on the step."""
+    dealt(name, bed=bed)(lambda sampler, n, draws, step: drawn(sampler, n, draws, step, factor(sampler, step)))
 
 
-@dealt("1.2 times a small rate", bed="rare")
-def _(sampler: Poisson, n: int, draws: Draws, step: int) -> np.ndarray:
-    return drawn(sampler, n, draws, step, factor=1.2)
+def repeated(name: str, source: Callable[[int], int]) -> None:
+    """Register batches that are those of step ``source`` of their own step."""
+    dealt(name)(lambda sampler, n, draws, step: drawn(sampler, n, draws, source(step)))
+
+
+rated("twice the rate", lambda sampler, step: 2.0)
+rated("1.2 times a small rate", lambda sampler, step: 1.2, bed="rare")
 
 
 @wrong(Poisson, "participation", "the accountant is told half the rate", law=RATE)
@@ -50,14 +54,8 @@ def _(participation: Any, self: Poisson) -> events.Poisson:
     return events.Poisson(self.rate / 2)
 
 
-@dealt("the same batch in every step")
-def _(sampler: Poisson, n: int, draws: Draws, step: int) -> np.ndarray:
-    return drawn(sampler, n, draws, 0)
-
-
-@dealt("every batch twice")
-def _(sampler: Poisson, n: int, draws: Draws, step: int) -> np.ndarray:
-    return drawn(sampler, n, draws, step // 2)
+repeated("the same batch in every step", lambda step: 0)
+repeated("every batch twice", lambda step: step // 2)
 
 
 @wrong(Poisson, "dealer", "shuffled batches accounted as Poisson", law=RATE)
@@ -75,9 +73,7 @@ def _(sampler: Poisson, n: int, draws: Draws, step: int) -> np.ndarray:
     return np.union1d(drawn(sampler, n, draws, step), [7])
 
 
-@dealt("twice the rate after step 50")
-def _(sampler: Poisson, n: int, draws: Draws, step: int) -> np.ndarray:
-    return drawn(sampler, n, draws, step, factor=2.0 if step >= 50 else 1.0)
+rated("twice the rate after step 50", lambda sampler, step: 2.0 if step >= 50 else 1.0)
 
 
 @dealt("neighbours are dealt together")

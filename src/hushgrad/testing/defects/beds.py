@@ -143,12 +143,7 @@ BEDS: dict[str, Bed] = {
     "new adapter": (partial(_Adapted, new=True), _vectors, _dpsgd, {}),
     "lazy": (partial(_Table, 400), _words, _dpsgd, {"options": {"lazy_tables": True}}),
     "by layer": (_layers, _vectors, lambda: _dpsgd(clip=PerLayer(2.0), max_grad_norm=None), {}),
-    "adaptive": (
-        _layers,
-        _vectors,
-        lambda: _dpsgd(clip=Adaptive(2.0, batch_size=12, count_noise=5.0), max_grad_norm=None),
-        {},
-    ),
+    "adaptive": (_layers, _vectors, lambda: _dpsgd(clip=Adaptive(2.0, batch_size=12, count_noise=5.0), max_grad_norm=None), {}),
     "tied": (_Tied, _words, _dpsgd, {}),
     "table": (_Table, _words, _dpsgd, {}),
     "sequences": (_sequence_model, _sequences, _dpsgd, {"loss_fn": _squares}),

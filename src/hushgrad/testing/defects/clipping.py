@@ -13,65 +13,40 @@ from hushgrad.clipping import Capture, Flat, PerLayer, collecting, reduce
 from hushgrad.clipping.rules.embedding import Embedding
 from hushgrad.clipping.rules.linear import Linear
 from hushgrad.clipping.rules.norm import LayerNorm
-from hushgrad.testing.defects.base import Plant, defect, patched, replaced, wrong
+from hushgrad.testing.defects.base import defect, patched, replaced, wrong
 
 NORM = "no record moves the clipped sum by more than the clip norm"
 WHOLE = "an example is clipped by the norm of its own whole gradient"
 _Change = Callable[[Flat, Tensor, Tensor], Tensor]
 
 
-def _weighed(name: str, *, law: str = NORM) -> Callable[[_Change], Plant]:
+def _weighed(name: str, change: _Change, *, law: str = NORM) -> None:
     """Register a function that makes the weights of examples from their squared norms and the right weights."""
 
-    def register(change: _Change) -> Plant:
-        def weigh(right: Any, self: Flat, sq_norms: Tensor) -> Tensor:
-            return change(self, sq_norms, right(self, sq_norms.clone()))
+    def weigh(right: Any, self: Flat, sq_norms: Tensor) -> Tensor:
+        return change(self, sq_norms, right(self, sq_norms.clone()))
 
-        return defect(name, law=law)(lambda: replaced(Flat, "weights", weigh))
-
-    return register
+    defect(name, law=law)(lambda: replaced(Flat, "weights", weigh))
 
 
-@_weighed("every tenth example is not clipped")
-def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
+def _every_tenth_is_whole(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
     weights[::10] = 1.0
     return weights
 
 
-@_weighed("clip norm a tenth too large")
-def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
-    return (weights * 1.1).clamp(max=1.0)
-
-
-@_weighed("norms that are infinite are not clipped")
-def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
-    return torch.where(squares.isinf(), 1.0, weights)
-
-
-@_weighed("norms are cut at a thousand clip norms")
-def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
-    return weights.clamp(min=1e-3)
-
-
-@_weighed("a batch of one is not clipped")
-def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
-    return torch.ones_like(weights) if len(weights) == 1 else weights
-
-
-@_weighed("the batch is clipped, not the examples")
-def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
+def _one_weight_for_all(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
     mean = squares.sum().sqrt() / max(1, len(squares))
     return torch.ones_like(weights) * (clip.max_grad_norm / mean).clamp(max=1.0)
 
 
-@_weighed("an example gets its neighbour's weight", law=WHOLE)
-def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
-    return weights.roll(1)
-
-
-@_weighed("squared norms for norms")
-def _(clip: Flat, squares: Tensor, weights: Tensor) -> Tensor:
-    return (clip.max_grad_norm / squares).clamp(max=1.0).clamp(min=0.5)
+_weighed("every tenth example is not clipped", _every_tenth_is_whole)
+_weighed("clip norm a tenth too large", lambda clip, squares, weights: (weights * 1.1).clamp(max=1.0))
+_weighed("norms that are infinite are not clipped", lambda clip, squares, weights: torch.where(squares.isinf(), 1.0, weights))
+_weighed("norms are cut at a thousand clip norms", lambda clip, squares, weights: weights.clamp(min=1e-3))
+_weighed("a batch of one is not clipped", lambda clip, squares, w: torch.ones_like(w) if len(w) == 1 else w)
+_weighed("the batch is clipped, not the examples", _one_weight_for_all)
+_weighed("an example gets its neighbour's weight", lambda clip, squares, weights: weights.roll(1), law=WHOLE)
+_weighed("squared norms for norms", lambda clip, squares, weights: (clip.max_grad_norm / squares).clamp(max=1.0).clamp(min=0.5))
 
 
 @wrong(Flat, "sensitivity", "sensitivity divided by the batch size", law="noise is the multiplier times the clip norm")

@@ -63,6 +63,16 @@ def flat(noise: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
     return {name: change(row.flatten())[: row.numel()].view_as(row) for name, row in noise.items()}
 
 
+def again(name: str, source: Callable[[int], int], *, law: str = ONCE, bed: str = "layers") -> None:
+    """Register rows that are those of step ``source`` of their own step."""
+    changed(name, law=law, bed=bed)(lambda release, step, noise: row_of(release, step, noise, source(step)))
+
+
+def rearranged(name: str, change: Callable[[Tensor], Tensor]) -> None:
+    """Register rows of which a number serves several coordinates."""
+    changed(name, law=OWN)(lambda release, step, noise: flat(noise, change))
+
+
 # Too little, or none somewhere ------------------------------------------------------------------------------------------------
 
 scaled("noise halved", lambda step, name, row: 0.5, law=AMPLITUDE)
@@ -96,19 +106,9 @@ def _(release: Release, step: int, noise: Rows) -> Rows:
 # Used twice -------------------------------------------------------------------------------------------------------------------
 
 
-@changed("two steps share a row", law=ONCE)
-def _(release: Release, step: int, noise: Rows) -> Rows:
-    return row_of(release, step, noise, step - step % 2)
-
-
-@changed("the row of step 3 again in step 40", law=ONCE)
-def _(release: Release, step: int, noise: Rows) -> Rows:
-    return row_of(release, step, noise, 3 if step == 40 else step)
-
-
-@changed("the same row in every step", law=ONCE)
-def _(release: Release, step: int, noise: Rows) -> Rows:
-    return row_of(release, step, noise, 0)
+again("two steps share a row", lambda step: step - step % 2)
+again("the row of step 3 again in step 40", lambda step: 3 if step == 40 else step)
+again("the same row in every step", lambda step: 0)
 
 
 @changed("every second row is the one before, one place on", law=ONCE)
@@ -122,19 +122,9 @@ def _(release: Release, step: int, noise: Rows) -> Rows:
     return flat(row_of(release, step, noise, 0), lambda row: row.roll(step))
 
 
-@changed("each number serves two coordinates", law=OWN)
-def _(release: Release, step: int, noise: Rows) -> Rows:
-    return flat(noise, lambda row: row[::2].repeat_interleave(2) if len(row) > 1 else row)
-
-
-@changed("256 numbers over and over", law=OWN)
-def _(release: Release, step: int, noise: Rows) -> Rows:
-    return flat(noise, lambda row: row[:256].repeat(-(-len(row) // 256)) if len(row) > 256 else row)
-
-
-@changed("every shard begins with the first one's noise", law=OWN)
-def _(release: Release, step: int, noise: Rows) -> Rows:
-    return flat(noise, lambda row: row[: -(-len(row) // 2)].repeat(2))
+rearranged("each number serves two coordinates", lambda row: row[::2].repeat_interleave(2) if len(row) > 1 else row)
+rearranged("256 numbers over and over", lambda row: row[:256].repeat(-(-len(row) // 256)) if len(row) > 256 else row)
+rearranged("every shard begins with the first one's noise", lambda row: row[: -(-len(row) // 2)].repeat(2))
 
 
 @changed("the second tensor has the first one's noise, one place on", law=OWN)
@@ -198,6 +188,4 @@ def _(stream: Any, self: Banded, source: Source, *, steps: int | None = None) ->
     return IndependentStream(source, steps=steps)
 
 
-@changed("correlated rows one step late", law=_COVARIANCE, bed="correlated")
-def _(release: Release, step: int, noise: Rows) -> Rows:
-    return row_of(release, step, noise, max(0, step - 1))
+again("correlated rows one step late", lambda step: max(0, step - 1), law=_COVARIANCE, bed="correlated")
