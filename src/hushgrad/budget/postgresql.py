@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hushgrad.budget.rows import Stored
@@ -54,7 +55,6 @@ class PostgresqlStore(Store):
             raise ArgumentError(f"Expected ledger to be a URL such as postgresql+psycopg://user@host/name: {error}.") from None
 
     def create(self, first: Stored) -> bool:
-        """Make the table with its first row, at once; False if it was there."""
         with self._connected() as connection, connection.begin():
             if self._sql.inspect(connection).has_table(TABLE):
                 return False
@@ -64,7 +64,6 @@ class PostgresqlStore(Store):
         return True
 
     def rows(self, after: int = 0) -> list[Stored]:
-        """The rows after number ``after``, in order."""
         with self._connected() as connection, connection.begin():
             return self._rows(connection, after)
 
@@ -73,10 +72,9 @@ class PostgresqlStore(Store):
         """Lock the table, then commit; an exception inside leaves it as it was."""
         with self._connected() as connection, connection.begin():
             connection.execute(self._sql.text(f"LOCK TABLE {TABLE} IN EXCLUSIVE MODE"))
-            yield _Writer(self, connection)
+            yield Writer(partial(self._rows, connection), partial(self._append, connection))
 
     def close(self) -> None:
-        """Give the connections back."""
         self._engine.dispose()
 
     def _rows(self, connection: sqlalchemy.Connection, after: int) -> list[Stored]:
@@ -101,17 +99,6 @@ class PostgresqlStore(Store):
 
     def __repr__(self) -> str:
         return f"PostgresqlStore({self._engine.url.render_as_string(hide_password=True)!r})"
-
-
-class _Writer(Writer):
-    def __init__(self, store: PostgresqlStore, connection: sqlalchemy.Connection) -> None:
-        self._store, self._connection = store, connection
-
-    def rows(self, after: int) -> list[Stored]:
-        return self._store._rows(self._connection, after)
-
-    def append(self, row: Stored) -> None:
-        self._store._append(self._connection, row)
 
 
 def _first_line(error: Exception) -> str:

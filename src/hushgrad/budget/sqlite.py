@@ -12,6 +12,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from hushgrad import _check
@@ -34,7 +35,6 @@ class SqliteStore(Store):
         self._path = path
 
     def create(self, first: Stored) -> bool:
-        """Make the file and the table with its first row, at once; False if they were there."""
         if not self._path.parent.is_dir():
             _check.fail("ledger", str(self._path), "to be in a folder that exists")
         with self._connected() as connection:
@@ -44,12 +44,11 @@ class SqliteStore(Store):
                 return False
             for statement in _SCHEMA.strip().splitlines():
                 connection.execute(statement)
-            _Writer(connection).append(first)
+            _append(connection, first)
             connection.execute("COMMIT")
         return True
 
     def rows(self, after: int = 0) -> list[Stored]:
-        """The rows after number ``after``, in order."""
         self._require_file()
         with self._connected() as connection:
             return _rows(connection, after)
@@ -61,7 +60,7 @@ class SqliteStore(Store):
         with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                yield _Writer(connection)
+                yield Writer(partial(_rows, connection), partial(_append, connection))
             except BaseException:
                 connection.execute("ROLLBACK")
                 raise
@@ -93,15 +92,8 @@ class SqliteStore(Store):
         return f"SqliteStore({str(self._path)!r})"
 
 
-class _Writer(Writer):
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def rows(self, after: int) -> list[Stored]:
-        return _rows(self._connection, after)
-
-    def append(self, row: Stored) -> None:
-        self._connection.execute(f"INSERT INTO {TABLE} VALUES (?, ?, ?)", (row.number, row.text, row.hash))
+def _append(connection: sqlite3.Connection, row: Stored) -> None:
+    connection.execute(f"INSERT INTO {TABLE} VALUES (?, ?, ?)", (row.number, row.text, row.hash))
 
 
 def _rows(connection: sqlite3.Connection, after: int) -> list[Stored]:

@@ -8,8 +8,10 @@ none, once the block has ended, whatever happens to the process or the machine a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NamedTuple
 
 from hushgrad import _check
 from hushgrad.budget.rows import Stored
@@ -18,16 +20,11 @@ TABLE = "hushgrad_ledger"
 WAIT = 60.0  # seconds for another writer: each holds the lock for milliseconds
 
 
-class Writer(ABC):
-    """The table inside a writing block."""
+class Writer(NamedTuple):
+    """The table inside a writing block: its rows after a number, and one row more."""
 
-    @abstractmethod
-    def rows(self, after: int) -> list[Stored]:
-        """The rows after number ``after``."""
-
-    @abstractmethod
-    def append(self, row: Stored) -> None:
-        """One more row."""
+    rows: Callable[[int], list[Stored]]
+    append: Callable[[Stored], None]
 
 
 class Store(ABC):

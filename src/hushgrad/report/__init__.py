@@ -19,14 +19,4 @@ from hushgrad.report.citations import citation
 from hushgrad.report.compare import compare_runs
 from hushgrad.report.signature import Verified, new_signing_key, sign, verify
 
-__all__ = [
-    "Card",
-    "Paper",
-    "Verified",
-    "citation",
-    "compare_runs",
-    "new_signing_key",
-    "privacy_card",
-    "sign",
-    "verify",
-]
+__all__ = ["Card", "Paper", "Verified", "citation", "compare_runs", "new_signing_key", "privacy_card", "sign", "verify"]

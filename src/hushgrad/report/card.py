@@ -11,13 +11,13 @@ from typing import Any
 
 from hushgrad.budget import Ledger, Policy, read_policy
 from hushgrad.errors import NoTheorem
-from hushgrad.events import RepeatAndSelect
+from hushgrad.events import Gaussian, RepeatAndSelect
 from hushgrad.guarantee import Guarantee, questions
 from hushgrad.recipes.spending import require_allowed
 from hushgrad.report.citations import citation
 from hushgrad.report.folder import Folder, read_folder
 from hushgrad.report.provenance import budget_of, provenance
-from hushgrad.report.words import in_plain_words, sampling_assumed, sampling_done
+from hushgrad.report.words import in_plain_words, sampling_done
 from hushgrad.train.plan import Plan
 
 _POINTS = 49
@@ -121,7 +121,7 @@ def facts_of(run_folder: str | Path, *, raw: bool = False, policy: Policy | None
         plan=plan,
         steps=steps,
         plain=(),
-        sampling={"assumed": sampling_assumed(plan.participation), "done": sampling_done(plan, guarantee, steps)},
+        sampling={"assumed": str(plan.participation), "done": sampling_done(plan, guarantee, steps)},
         interval=None,
         curve=(),
         trade_off=(),
@@ -178,16 +178,9 @@ def _distance(plan: Plan) -> tuple[float | None, str]:
         error = plan.noise.error(steps=plan.steps, participation=plan.participation)
     except NoTheorem:
         return None, "No bound is known for the best mechanism under this sampling."
-    if _is_amplified(plan):
+    if not isinstance(plan.event(), Gaussian):  # its theorem is better than the worst case over who takes part
         return None, "Sampling amplifies this mechanism, and no bound is known for the best one under it."
     return error.gap, f"Prefix-sum rmse at most {error.gap:.1%} above the certified bound ({error.certificate})."
-
-
-def _is_amplified(plan: Plan) -> bool:
-    """Whether the plan's theorem is better than the worst case over who takes part."""
-    from hushgrad.events import Gaussian
-
-    return not isinstance(plan.event(), Gaussian)
 
 
 def _noise_source(folder: Folder) -> str:

@@ -6,20 +6,15 @@ import math
 from functools import lru_cache
 
 from hushgrad._printed import at_most
-from hushgrad.events import Participation, Relation, RepeatAndSelect
+from hushgrad.events import Relation, RepeatAndSelect
 from hushgrad.guarantee import Guarantee
 from hushgrad.train.plan import Plan
 
-_RELATIONS = {
+RELATIONS = {  # what two neighbouring data sets have different
     Relation.ADD_REMOVE: "with and without",
     Relation.REPLACE_ONE: "with one of two versions of",
     Relation.ZERO_OUT: "with and without the content (not the presence) of",
 }
-
-
-def of_relation(relation: Relation) -> str:
-    """What two neighbouring data sets have different."""
-    return _RELATIONS[relation]
 
 
 @lru_cache(maxsize=32)  # a page of many runs asks again and again
@@ -38,7 +33,7 @@ def in_plain_words(guarantee: Guarantee) -> tuple[str, ...]:
     best = attack(guarantee.event, accountant=guarantee.accountant, relation=guarantee.relation)
     delta = guarantee.delta
     return (
-        f"Compare two trainings, {of_relation(guarantee.relation)} any one {unit}. Whatever is observed about the trained model is at "
+        f"Compare two trainings, {RELATIONS[guarantee.relation]} any one {unit}. Whatever is observed about the trained model is at "
         f"most {_factor(guarantee.epsilon)} times as likely in one as in the other, up to a probability of {at_most(delta, 6)}. This holds "
         "against everybody, whatever else they know.",
         str(best).replace("record", unit),
@@ -51,11 +46,6 @@ def _factor(epsilon: float) -> str:
     if epsilon > 20:
         return f"e^{math.ceil(epsilon)}"
     return at_most(math.exp(epsilon) * (1 + 2**-50), 3)
-
-
-def sampling_assumed(participation: Participation) -> str:
-    """What the analysis assumes about the batches."""
-    return f"{participation}"
 
 
 def sampling_done(plan: Plan, guarantee: Guarantee, steps: int) -> str:

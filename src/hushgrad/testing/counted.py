@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset
 
-from hushgrad.testing.devices import Meter, PretendDevice, pretend
+from hushgrad.testing.devices import Meter, pretend
 from hushgrad.testing.models import Sample
 from hushgrad.train import Plan, make_private
 
@@ -42,18 +42,16 @@ def private_step(
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=foreach)
         private = make_private(model, optimizer, chosen, seed=0, check_isolation=False)
         groups = [i // 4 for i in range(records)] if users else None
-        counted = Meter()
         batches: Any = private.loader(TensorDataset(made.x, made.y), groups=groups)
         for drawn in batches:
             x, y = (t.to("pretend") for t in drawn)  # the batch itself is not counted
             with device.counting() as meter:
                 made.loss(model(x), y).backward()
                 optimizer.step()
-            counted = meter
             if private.steps == _STEPS:
                 break
         private.detach()
-    return counted
+    return meter
 
 
 def ordinary_step(sample: Callable[[int], Sample], *, batch: int = 8, foreach: bool = True) -> Meter:
@@ -64,11 +62,7 @@ def ordinary_step(sample: Callable[[int], Sample], *, batch: int = 8, foreach: b
         model = device.put(made.model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=foreach)
         x, y = made.x.to("pretend"), made.y.to("pretend")
-        return _step(device, lambda: made.loss(model(x), y).backward(), optimizer)
-
-
-def _step(device: PretendDevice, passes: Callable[[], None], optimizer: torch.optim.Optimizer) -> Meter:
-    with device.counting() as meter:
-        passes()
-        optimizer.step()
-    return meter
+        with device.counting() as meter:
+            made.loss(model(x), y).backward()
+            optimizer.step()
+        return meter

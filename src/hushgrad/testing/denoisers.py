@@ -11,13 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hushgrad.denoise import (
-    Denoiser,
-    Kalman,
-    Laplacian,
-    NoiseInfo,
-    Probe,
-)
+from hushgrad.denoise import Denoiser, Kalman, Laplacian, NoiseInfo, Probe
 
 _SHAPES: dict[str, tuple[int, ...]] = {"conv": (4, 2, 3, 3), "linear": (7, 29), "bias": (7,), "one": (1, 1), "two": (2, 1)}
 

@@ -22,11 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.backend_registration import (
-    _DummyBackendModule,
-    _DummyPrivateUse1Hook,
-    _setup_privateuseone_for_python_backend,
-)
+from torch.utils.backend_registration import _DummyBackendModule, _DummyPrivateUse1Hook, _setup_privateuseone_for_python_backend
 
 from hushgrad._widest import widest_dtype
 from hushgrad.noise._chacha import ChaChaStream
