@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -42,3 +43,33 @@ def test_importing_it_does_not_import_torch():
     modules = ("hushgrad", "hushgrad.events", "hushgrad.guarantee", "hushgrad.accounting", "hushgrad.cli.main")
     code = "import sys\n" + "".join(f"import {name}\nassert 'torch' not in sys.modules, '{name}'\n" for name in modules)
     assert subprocess.run([sys.executable, "-c", code], timeout=600).returncode == 0
+
+
+def _documented(name: str, method: str, classes: dict[str, list[ast.ClassDef]]) -> bool:
+    """Whether a class of this name, or one that it is made of, says what the method does."""
+    for kind in classes.get(name, []):
+        own = [node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == method]
+        parents = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in kind.bases]
+        if any(map(ast.get_docstring, own)) or any(_documented(parent, method, classes) for parent in parents):
+            return True
+    return False
+
+
+def _silent(root: Path) -> list[str]:
+    """Public methods that nobody documents: neither their own class nor the one that declares them."""
+    trees = [ast.parse(file.read_text()) for file in root.rglob("*.py")]
+    kinds = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for kind in kinds:
+        classes.setdefault(kind.name, []).append(kind)
+    public = [(kind.name, node.name) for kind in kinds for node in kind.body if isinstance(node, ast.FunctionDef)]
+    public = [(kind, method) for kind, method in public if not kind.startswith("_") and not method.startswith("_")]
+    return [f"{kind}.{method}" for kind, method in public if not _documented(kind, method, classes)]
+
+
+def test_a_method_is_documented_where_it_is_declared(tmp_path):
+    assert _silent(ROOT / "src" / "hushgrad") == []
+    (tmp_path / "one.py").write_text(
+        "class A:\n  def f(self): 'Says it.'\n\nclass B(A):\n  def f(self): ...\n  def g(self): ...\n"
+    )
+    assert _silent(tmp_path) == ["B.g"]

@@ -73,7 +73,6 @@ class Advanced(Accountant):
     name = "advanced"
 
     def total(self, parts: list[tuple[Loss, int]]) -> Loss:
-        """All terms in one list."""
         return AdvancedLoss.joined(parts)
 
 

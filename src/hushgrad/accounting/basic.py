@@ -47,7 +47,6 @@ class Basic(Accountant):
     name = "basic"
 
     def total(self, parts: list[tuple[Loss, int]]) -> Loss:
-        """All terms in one list."""
         return BasicLoss.joined(parts)
 
 

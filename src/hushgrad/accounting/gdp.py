@@ -60,7 +60,6 @@ class GDP(Accountant):
     name = "gdp"
 
     def total(self, parts: list[tuple[Loss, int]]) -> Loss:
-        """The sum of the squared distances."""
         return GDPLoss(math.fsum(loss.mu_squared * times for loss, times in parts if isinstance(loss, GDPLoss)))
 
 

@@ -143,7 +143,6 @@ class Optimal(Accountant):
     name = "optimal"
 
     def total(self, parts: list[tuple[Loss, int]]) -> Loss:
-        """The merged counts."""
         losses = [(loss, times) for loss, times in parts if isinstance(loss, OptimalLoss)]
         counts = Counter[float]()
         for loss, times in losses:

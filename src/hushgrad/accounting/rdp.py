@@ -92,7 +92,6 @@ class RDP(Accountant):
     name = "rdp"
 
     def total(self, parts: list[tuple[Loss, int]]) -> Loss:
-        """All curves in one list."""
         losses = [(loss, times) for loss, times in parts if isinstance(loss, RDPLoss)]
         curves = tuple((curve, n * times) for loss, times in losses for curve, n in loss.curves)
         return RDPLoss(curves, tuple((d, n * times) for loss, times in losses for d, n in loss.revealed))

@@ -84,7 +84,6 @@ class ZCDP(Accountant):
     name = "zcdp"
 
     def total(self, parts: list[tuple[Loss, int]]) -> Loss:
-        """The sum of the rhos."""
         losses = [(loss, times) for loss, times in parts if isinstance(loss, ZCDPLoss)]
         shares = tuple((d, n * times) for loss, times in losses for d, n in loss.revealed)
         return ZCDPLoss(math.fsum(loss.rho * times for loss, times in losses), shares)

@@ -42,7 +42,6 @@ class Chain(Denoiser):
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
-        """A gain before smoothing, a preconditioner before an average, a reference before one."""
         return (
             cls([Kalman(0.8), Laplacian(1.0)]),
             cls([DebiasedSecondMoment(), LowPass()]),
@@ -51,12 +50,10 @@ class Chain(Denoiser):
 
     @property
     def never_grows(self) -> bool:
-        """If none of its members does."""
         return all(member.never_grows for member in self.members)
 
     @classmethod
     def idle(cls) -> tuple[Denoiser, ...]:
-        """No members."""
         return (cls(()), cls([Kalman(1.0), Laplacian(0.0)]))
 
     def __post_init__(self) -> None:
@@ -77,27 +74,22 @@ class Chain(Denoiser):
 
     @property
     def rescales(self) -> bool:
-        """If its first member does."""
         return any(member.rescales for member in self.members)
 
     @property
     def needs_closure(self) -> bool:
-        """As soon as one member does."""
         return any(member.needs_closure for member in self.members)
 
     @property
     def needs_whole_tensor(self) -> bool:
-        """As soon as one member does."""
         return any(member.needs_whole_tensor for member in self.members)
 
     @property
     def needs_all_tensors(self) -> bool:
-        """As soon as one member does."""
         return any(member.needs_all_tensors for member in self.members)
 
     @property
     def needs_noise_std(self) -> bool:
-        """As soon as the first member does."""
         return any(member.needs_noise_std for member in self.members)
 
     def probes(self, params: dict[str, Tensor], state: dict[str, Any]) -> list[Probe]:
@@ -114,11 +106,9 @@ class Chain(Denoiser):
         return asked
 
     def scales(self, state: dict[str, Any]) -> dict[str, Tensor] | None:
-        """Those of the first member."""
         return self.members[0].scales(_own(state, 0)) if self.members else None
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
-        """The gradients after the last member."""
         if not self.members:
             return {name: grad.clone() for name, grad in grads.items()}
         for place, member in enumerate(self.members):

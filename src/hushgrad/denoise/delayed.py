@@ -67,7 +67,6 @@ class DelayedPreconditioner(Denoiser):
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
-        """Short phases, of equal and unequal length."""
         return (cls(delay=1), cls(delay=2, used=1, beta=0.5, ratio=0.5))
 
     def __post_init__(self) -> None:

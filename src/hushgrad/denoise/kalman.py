@@ -85,12 +85,10 @@ class Kalman(Denoiser):
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
-        """Two probes, and one."""
         return (cls(), cls.one_probe(0.6))
 
     @classmethod
     def idle(cls) -> tuple[Denoiser, ...]:
-        """Gain 1."""
         return (cls(1.0), cls.one_probe(1.0))
 
     @classmethod
@@ -128,7 +126,6 @@ class Kalman(Denoiser):
         state.update(moved, asked=1)  # at once: one that is interrupted is asked again, and must not find it half done
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
-        """The filtered gradients m_t."""
         state.pop("asked", None)
         for key in [key for key in state if key.startswith("shift.")]:
             del state[key]
@@ -164,15 +161,12 @@ class ExponentialAverage(Denoiser):
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
-        """One."""
         return (cls(0.3),)
 
     @classmethod
     def idle(cls) -> tuple[Denoiser, ...]:
-        """The new gradient alone."""
         return (cls(1.0),)
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
-        """The averaged gradients m_t."""
         with torch.no_grad():
             return _averaged(self.kappa, grads, state)

@@ -62,12 +62,10 @@ class Laplacian(Denoiser):
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
-        """Every scope."""
         return (cls(1.0), cls(3.0, scope="global", boundary="neumann"), cls(0.5, scope="grid", skip_1d=False))
 
     @classmethod
     def idle(cls) -> tuple[Denoiser, ...]:
-        """Strength 0."""
         return (cls(0.0), cls(0.0, scope="global"), cls(0.0, scope="grid", skip_1d=False))
 
     def __post_init__(self) -> None:
@@ -106,7 +104,6 @@ class Laplacian(Denoiser):
             return self._on_line(tensor)
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
-        """The smoothed gradients; ``info`` and ``state`` are not used."""
         with torch.no_grad():
             if self.scope == "global" and self.sigma > 0:
                 return self._globally(grads)

@@ -41,12 +41,10 @@ class LowPass(Denoiser):
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
-        """First and second order."""
         return (cls(), cls((-0.5, -0.2), (0.2, 0.1, 0.05)))
 
     @classmethod
     def idle(cls) -> tuple[Denoiser, ...]:
-        """The new gradient alone."""
         return (cls((), (1.0,)),)
 
     def __post_init__(self) -> None:
@@ -73,7 +71,6 @@ class LowPass(Denoiser):
         return float(min(steps.min(), sum(self.b) / (1 + sum(self.a))))
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
-        """The filtered gradients, divided by the filter's response to a constant."""
         gain = self._gain(state)
         with torch.no_grad():
             return {name: self._one(name, grad, gain, state) for name, grad in grads.items()}

@@ -60,7 +60,6 @@ class ScaleThenPrivatise(Denoiser):
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
-        """A long memory and a short one."""
         return cls(), cls(beta=0.5, eps=0.1)
 
     def __post_init__(self) -> None:

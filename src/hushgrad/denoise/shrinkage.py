@@ -37,7 +37,6 @@ class JamesStein(Denoiser):
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
-        """Both scopes."""
         return (cls(), cls(per="global"))
 
     needs_whole_tensor = True  # the factor is a function of the whole tensor's norm and size
@@ -50,7 +49,6 @@ class JamesStein(Denoiser):
     needs_noise_std = True  # the factor is a function of the noise's variance
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
-        """The shrunk gradients; ``state`` is not used."""
         with torch.no_grad():
             squares = {name: _square(grad) for name, grad in grads.items()}
             if self.per == "tensor":
@@ -105,12 +103,10 @@ class SoftThreshold(Denoiser):
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
-        """One."""
         return (cls(scale=0.5),)
 
     @classmethod
     def idle(cls) -> tuple[Denoiser, ...]:
-        """Threshold 0."""
         return (cls(scale=0.0),)
 
     needs_whole_tensor = True  # the threshold is a function of the whole tensor's size
@@ -118,7 +114,6 @@ class SoftThreshold(Denoiser):
     needs_noise_std = True  # the threshold is a multiple of the noise's standard deviation
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
-        """The thresholded gradients; ``state`` is not used."""
         with torch.no_grad():
             return {name: self._one(grad, info.std) for name, grad in grads.items()}
 

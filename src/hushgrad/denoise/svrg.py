@@ -67,7 +67,6 @@ class SVRG(Denoiser):
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
-        """Short and long snapshots."""
         return (cls(period=3), cls(period=4, snapshot_steps=2, ratio=0.3))
 
     never_grows = False  # it adds to a difference

@@ -78,7 +78,6 @@ class DPLogisticRegression(LinearClassifier):
 
     @classmethod
     def examples(cls):
-        """By every method, and one against the rest."""
         (by_itself,) = super().examples()
         others = ({"method": "output"}, {"method": "gd"}, {"multi_class": "ovr"})
         return (by_itself, *(cls(**by_itself.get_params() | other) for other in others))

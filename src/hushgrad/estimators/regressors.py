@@ -129,7 +129,6 @@ class DPRidge(_LinearRegressor):
 
     @classmethod
     def examples(cls):
-        """By both methods."""
         (by_itself,) = super().examples()
         return (by_itself, cls(**by_itself.get_params() | {"method": "objective"}))
 

@@ -102,7 +102,6 @@ class DPGridSearch(MetaEstimatorMixin, DPEstimator):
 
     @classmethod
     def examples(cls):
-        """Of two regularisers of a logistic regression."""
         base = DPLogisticRegression(data_norm=1.0, out_of_bounds="clip")
         return (cls(base, {"l2": [10.0, 100.0]}, epsilon=3.0, delta=1e-6, mean_trials=3.0, random_state=0),)
 

@@ -92,7 +92,6 @@ class DPMedian(DPEstimator):
 
     @classmethod
     def examples(cls):
-        """Its data are bounded from both sides."""
         return (cls(epsilon=100.0, bounds=(-10.0, 10.0), random_state=0),)
 
     def fit(self, X, y=None):

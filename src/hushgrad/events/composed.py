@@ -112,7 +112,6 @@ class Repeat(Event):
 
     @property
     def answers(self) -> Answers:
-        """As once."""
         return self.of.answers
 
 
@@ -130,7 +129,6 @@ class Compose(Event):
 
     @property
     def answers(self) -> Answers:
-        """The worst of all."""
         return _worst(event.answers for event in self.events)
 
 
@@ -151,7 +149,6 @@ class OneOf(Event):
 
     @property
     def answers(self) -> Answers:
-        """The worst of all."""
         return _worst(event.answers for event in self.events)
 
     @staticmethod
@@ -198,7 +195,6 @@ class RepeatAndSelect(Event):
 
     @property
     def answers(self) -> Answers:
-        """As one run."""
         return self.of.answers
 
 

@@ -54,7 +54,6 @@ class TruncatedPoisson(Participation):
 
     @property
     def counted(self) -> int:
-        """``dataset_size``."""
         return self.dataset_size
 
 
@@ -79,12 +78,10 @@ class FixedSize(Participation):
 
     @property
     def counted(self) -> int:
-        """``dataset_size``."""
         return self.dataset_size
 
     @property
     def drawn_number(self) -> int:
-        """``size``."""
         return self.size
 
 

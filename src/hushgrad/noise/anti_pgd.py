@@ -56,7 +56,6 @@ class AntiPGD(LowerToeplitz):
 
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
-        """Tuned, and given."""
         return (cls(), cls(damping=0.8))
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:

@@ -68,7 +68,6 @@ class Banded(LowerToeplitz):
 
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
-        """Optimised, in closed form, and of both signs."""
         return (
             cls(bands=3),
             cls.square_root(bands=4),

@@ -50,7 +50,6 @@ class BandedInverse(LowerToeplitz):
 
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
-        """Two exponents."""
         return (cls(bands=4), cls(bands=2, exponent=0.7))
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:

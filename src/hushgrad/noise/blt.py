@@ -62,7 +62,6 @@ class BLT(LowerToeplitz):
 
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
-        """Few and usual buffers."""
         return (cls(buffers=1, loss="max"), cls(buffers=2), cls(), cls(buffers=2, workload=SGDWorkload(momentum=0.5)))
 
     @classmethod

@@ -51,7 +51,6 @@ class Dense(Mechanism):
 
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
-        """Optimised for both losses, and a random one of mixed signs."""
         mixed_signs = np.tril(np.random.default_rng(0).normal(size=(12, 12))) + 3 * np.eye(12)
         return (cls.optimal(steps=12), cls.optimal(steps=12, loss="max"), cls(tuple(map(tuple, mixed_signs.tolist()))))
 
@@ -125,7 +124,6 @@ class Dense(Mechanism):
         return gram_sensitivity(C.T @ C, pattern_of(participation, len(C)))
 
     def unit_error(self, *, steps: int, workload: AnyWorkload = None) -> tuple[float, float]:
-        """(||B||_F / sqrt(n), max_t ||B_t||) from the full matrix."""
         return dense_unit_error(self.noising(steps), workload)
 
     def row_std(self, step: int, *, steps: int) -> float:

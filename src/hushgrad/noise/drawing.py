@@ -51,7 +51,7 @@ class Rows(NoiseStream):
         out: Sequence[Tensor] | None = None,
         scale: float | Tensor = 1.0,
     ) -> list[Tensor]:
-        """See NoiseStream. No row is drawn unless all can be."""
+        """All rows, or none: nothing is drawn unless every one of them can be."""
         kernel = None if likes and likes[0].is_cpu else self._kernel_of(step, likes)
         if kernel is not None:
             return self._rows_there(kernel, step, likes, indices, offsets, out, scale)

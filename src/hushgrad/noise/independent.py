@@ -76,7 +76,6 @@ class Independent(LowerToeplitz):
         return IndependentStream(source, steps=steps)
 
     def state_size(self, *, steps: int) -> int:
-        """Nothing is kept."""
         return 0
 
     def _amplified(self, noise_multiplier: float, participation: Participation, steps: int) -> Event | None:

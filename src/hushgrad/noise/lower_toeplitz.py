@@ -41,11 +41,9 @@ class LowerToeplitz(Mechanism):
         """The first column of N = C⁻¹: beta_0 = 1, beta_1, ..., beta_{steps-1}."""
 
     def strategy(self, steps: int) -> np.ndarray:
-        """C as a dense matrix."""
         return lower_toeplitz(self.strategy_coefficients(_check.positive_int(steps=steps)))
 
     def noising(self, steps: int) -> np.ndarray:
-        """C⁻¹ as a dense matrix."""
         return lower_toeplitz(self.noising_coefficients(_check.positive_int(steps=steps)))
 
     def sensitivity(self, *, steps: int, participation: Participation) -> float:
@@ -56,7 +54,6 @@ class LowerToeplitz(Mechanism):
         return toeplitz_sensitivity(fixed.strategy_coefficients(steps), pattern)
 
     def unit_error(self, *, steps: int, workload: AnyWorkload = None) -> tuple[float, float]:
-        """(||B||_F / sqrt(n), max_t ||B_t||) from the series."""
         return toeplitz_unit_error(self.noising_coefficients(_check.positive_int(steps=steps)), workload)
 
     def row_std(self, step: int, *, steps: int) -> float:

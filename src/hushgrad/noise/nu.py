@@ -47,7 +47,6 @@ class Nu(LongFilter):
 
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
-        """Tuned, damped, and not damped."""
         return (cls(), cls(nu=0.1), cls(nu=0.0))
 
     @classmethod

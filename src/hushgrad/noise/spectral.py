@@ -43,7 +43,6 @@ class Spectral(LongFilter):
 
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
-        """One."""
         return (cls(curvatures=(1.0, 0.1, 0.01), learning_rate=0.5),)
 
     def __post_init__(self) -> None:

@@ -47,7 +47,6 @@ class Toeplitz(LongFilter):
 
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
-        """The square root, and one of both signs."""
         return (cls(), cls(coefficients=(1.0, 0.5, -0.3, 0.2)))
 
     @classmethod

@@ -68,7 +68,6 @@ class Tree(Mechanism):
 
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
-        """Every variant, with restarts and completion."""
         full, plain = cls(variant="full", restart=5, completion=True), cls(variant="plain", restart=3, completion=True)
         restarts = (cls(restart=5), cls(restart=5, completion=True), plain, full)
         return (cls(), cls(variant="plain"), cls(variant="full"), *restarts)

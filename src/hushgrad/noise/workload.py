@@ -37,11 +37,9 @@ class PrefixSums(Workload):
     """
 
     def matrix(self, steps: int) -> np.ndarray:
-        """The lower triangle of ones."""
         return np.tri(steps)
 
     def coefficients(self, steps: int) -> np.ndarray:
-        """All ones."""
         return np.ones(steps)
 
 

@@ -52,7 +52,6 @@ class PLD(Accountant):
     name = "pld"
 
     def total(self, parts: list[tuple[Loss, int]]) -> PrivacyLoss:
-        """All parts in one list."""
         losses = [(cast(PrivacyLoss, loss), times) for loss, times in parts]
         return PrivacyLoss(
             merged((pair, n * times) for loss, times in losses for pair, n in loss.parts),

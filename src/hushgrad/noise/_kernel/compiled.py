@@ -68,7 +68,6 @@ class CKernel(Kernel):
         return None if head is None else _abi.Address(*head[:3], index)
 
     def draw(self, stream: Words, step: int, index: int, start: int, scale: float, out: np.ndarray, fresh: bool) -> None:
-        """Key stream and numbers in one call."""
         address = self._address(stream, step, index)
         if address is None:
             super().draw(stream, step, index, start, scale, out, fresh)
@@ -175,11 +174,9 @@ class CKernel(Kernel):
         self._functions["drawn_combinations", out.dtype](address, start, _at(weights), *weights.shape, *target)
 
     def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
-        """Whole groups from their words."""
         self._functions["gaussians", out.dtype](_at(words), _at(out), out.size // _transform.GROUP)
 
     def emit(self, x: np.ndarray, scale: float, out: np.ndarray, fresh: bool) -> None:
-        """In one pass."""
         self._functions["write" if fresh else "add", x.dtype](_at(x), scale, _at(out), x.size)
 
     def combine(self, weights: np.ndarray, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
@@ -197,7 +194,6 @@ class CKernel(Kernel):
         self._functions["solve", x.dtype](_at(inner), _at(diagonal), rows, _at(x[0]), x.strides[0] // x.itemsize, n)
 
     def buffers(self, z: np.ndarray, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
-        """All buffers in one pass."""
         self._functions["buffers", z.dtype](_at(z), *_buffer_arguments(row, out, fresh))
 
 

@@ -19,18 +19,15 @@ class NumpyKernel(Kernel):
     name = "numpy"
 
     def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
-        """By the arithmetic of _transform.py."""
         _transform.gaussians(words, out)
 
     def emit(self, x: np.ndarray, scale: float, out: np.ndarray, fresh: bool) -> None:
-        """A product, then a sum."""
         if fresh:
             np.multiply(x, x.dtype.type(scale), out=out)
         else:
             out += x * x.dtype.type(scale)
 
     def combine(self, weights: np.ndarray, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
-        """One product and one sum for each weight."""
         term = np.empty_like(out[0])
         for h, part in enumerate(parts):
             for k, weight in enumerate(weights[:, h]):
@@ -38,13 +35,11 @@ class NumpyKernel(Kernel):
                     out[k] += np.multiply(part, weight, out=term)
 
     def solve(self, inner: np.ndarray, diagonal: np.ndarray, x: np.ndarray) -> None:
-        """Row after row: a combination and a division."""
         for k in range(len(x)):
             self.combine(inner[k : k + 1, :k], list(x[:k]), x[k : k + 1])
             x[k] /= diagonal[k]
 
     def buffers(self, z: np.ndarray, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
-        """Buffer after buffer."""
         x, term = z.copy(), np.empty_like(z)
         for w, s in zip(row.weight, row.state, strict=True):
             x -= np.multiply(s, w, out=term)

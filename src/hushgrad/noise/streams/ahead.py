@@ -189,7 +189,6 @@ class Ahead(NoiseStream):
         return self._inner.draws_there(likes)
 
     def takes(self, state: dict[str, Any], likes: Sequence[Tensor]) -> bool:
-        """Whether ``state`` can be gone on with where these tensors lie."""
         return self._inner.takes(state, likes)
 
     def state_dict(self) -> dict[str, Any]:
@@ -197,7 +196,6 @@ class Ahead(NoiseStream):
         return self._inner.state_dict() if self._next is None else self._finished()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue bit for bit where ``state_dict`` was taken."""
         if self._next is not None and os.getpid() == self._home:
             self._next[1].exception()  # wait for the thread, however it ended
         self._next = None

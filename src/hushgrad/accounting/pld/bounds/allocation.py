@@ -49,7 +49,6 @@ class _Table(Atoms):
     """Losses in a table, so many that they are as good as a density."""
 
     def atoms(self) -> tuple[Array, Array]:
-        """None."""
         return np.zeros(0), np.zeros(0)
 
     def __post_init__(self) -> None:

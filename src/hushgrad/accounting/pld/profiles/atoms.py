@@ -82,7 +82,6 @@ class Atoms(Curve):
 
     @property
     def support(self) -> tuple[float, float]:
-        """The outermost atoms."""
         return self._table.ends
 
 

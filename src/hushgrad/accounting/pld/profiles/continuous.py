@@ -41,7 +41,6 @@ class LaplaceCurve(Curve):
 
     @property
     def support(self) -> tuple[float, float]:
-        """The atoms."""
         return -self.distance, self.distance
 
 

@@ -150,7 +150,6 @@ class Mirror(Curve):
 
     @property
     def support(self) -> tuple[float, float]:
-        """Reflected."""
         low, high = self.of.support
         return -high, -low
 
@@ -187,7 +186,6 @@ class Mixture(Curve):
 
     @property
     def support(self) -> tuple[float, float]:
-        """The hull of the supports."""
         return min(c.support[0] for c in self.curves), max(c.support[1] for c in self.curves)
 
 

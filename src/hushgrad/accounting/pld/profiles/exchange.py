@@ -59,7 +59,6 @@ class LaplaceReplace(Curve):
 
     @property
     def support(self) -> tuple[float, float]:
-        """The atoms."""
         end = math.log1p(2 * self.rate * math.sinh(self.distance) / self._still)
         return -end, end
 
@@ -133,7 +132,7 @@ class TwoDistances(Curve):
         object.__setattr__(self, "infinite", self.rate * max(self.near.infinite, self.far.infinite))
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
-        """See :class:`Curve`; -x d/dx has one term from each of the curves and one from b, all positive."""
+        """-x d/dx has one term from each of the curves and one from b, all positive."""
         inner = _amplified(epsilon, self.rate)
         (near, above), (far, above_far) = self.near.right(inner), self.far.right(inner)
         share = np.exp(epsilon - inner)

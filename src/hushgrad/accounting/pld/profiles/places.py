@@ -115,7 +115,6 @@ class Joined(Curve):
         object.__setattr__(self, "endless", self.up.endless or self.down.endless)
 
     def atoms(self) -> tuple[Array, Array]:
-        """The one at 0."""
         zero = np.zeros(1)
         (call, above), (put, below) = self.up.right(zero), self.down.left(zero)
         return zero, np.maximum(1 - (call + above) - (below - put), 0.0)
@@ -128,7 +127,6 @@ class Joined(Curve):
 
     @property
     def support(self) -> tuple[float, float]:
-        """One end of each."""
         return self.down.support[0], self.up.support[1]
 
 

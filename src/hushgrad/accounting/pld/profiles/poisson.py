@@ -196,7 +196,6 @@ class Symmetrised(Curve):
 
     @property
     def support(self) -> tuple[float, float]:
-        """Symmetric."""
         return -self.half.support[1], self.half.support[1]
 
 
