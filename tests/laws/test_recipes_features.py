@@ -264,6 +264,11 @@ def test_columns_that_are_not_declared_well_are_refused(table):
         columns_of(table)
 
 
+def test_declared_categories_are_compared_as_cells_are():
+    encode = Columns(columns=(Category(name="sex", values=("f ", " m")),))
+    assert encode([["f"], [" m "], ["x"]]).abs().sum(dim=1).gt(0).tolist() == [True, True, False]
+
+
 # What a model is worth ----------------------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +282,22 @@ def test_the_area_counts_pairs_and_equal_scores_half(rows):
     scores, positive = np.array([s for s, _ in rows], float), np.array([y for _, y in rows])
     pairs = [(a > b) + (a == b) / 2 for a in scores[positive] for b in scores[~positive]]
     assert area(scores, positive) == pytest.approx(np.mean(pairs))
+
+
+@pytest.mark.parametrize("size", [1.0, 60.0, 900.0])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_model_that_is_sure_ranks_records_as_well_as_one_that_is_not(size, classes):
+    """Probabilities of a sure model are all 1; what it ranks by is not."""
+    inputs = torch.eye(classes)[torch.arange(40) % classes] * torch.linspace(1.0, 2.0, 40)[:, None]
+    y = torch.arange(40) % classes
+    y[::7] = (y[::7] + 1) % classes
+    scaled = torch.nn.Linear(classes, classes, bias=False)
+    torch.nn.init.eye_(scaled.weight)
+    expected = evaluate(scaled, torch.utils.data.TensorDataset(inputs, y))["test_auc"]
+    assert 0.5 < expected < 1
+    with torch.no_grad():
+        scaled.weight.mul_(size)
+    assert evaluate(scaled, torch.utils.data.TensorDataset(inputs, y))["test_auc"] == pytest.approx(expected)
 
 
 class Constant(torch.nn.Module):

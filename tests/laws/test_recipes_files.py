@@ -167,7 +167,12 @@ def test_a_row_of_another_length_is_named_by_its_line(tmp_path):
     for text, told in [
         ("x,y\n1,2\n\n3\n", r"file='.*people.csv' to have 2 cells in every row; that of line 4 has 1\.$"),
         ('x,y\n"a\nb",2\n3,4,5\n', r"that of line 4 has 3\.$"),
-        ('x,y\n1,2\n"3,4\n5,6\n', r"that of line 4 has 1\. Is a quotation mark left open\?$"),
+        ('x,y\n1,2\n"3,4\n5,6\n', r"line 4: unexpected end of data\)\. Is a quotation mark left open, or not doubled\?$"),
+        (
+            'x,y\n1,2\n3,"4\n5,6\n7,8\n',
+            r"line 5: unexpected end of data\)\. Is a quotation mark",
+        ),  # else one row would hold all others
+        ('x,y\n1,2\n3,"4\n5,"6"\n7,8\n', r"line 4: ',' expected after '\"'\)\. Is a quotation mark"),
     ]:
         file.write_text(text)
         with pytest.raises(ArgumentError, match=told):

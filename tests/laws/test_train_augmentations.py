@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,15 +12,17 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import hushgrad
+from hushgrad import sampling
 from hushgrad.errors import ArgumentError
 
 COMMON = {"delta": 1e-5, "batch_size": 8, "dataset_size": 24, "max_grad_norm": 0.7}
 
 
 class Jittered(Dataset):
-    """Reads a record with a random shift, and remembers what it dealt."""
+    """Reads a record with a random shift, and remembers what it dealt; reading the ``odd`` one leaves other random states behind."""
 
-    def __init__(self):
+    def __init__(self, odd=None):
+        self.odd = odd
         rng = torch.Generator().manual_seed(4)
         self.x, self.y = torch.randn(24, 3, generator=rng), torch.randint(2, (24,), generator=rng)
         self.dealt = []
@@ -26,7 +31,10 @@ class Jittered(Dataset):
         return len(self.x)
 
     def __getitem__(self, i):
-        x = self.x[i] + torch.randn(3)
+        x = self.x[i] + torch.randn(3) + torch.from_numpy(np.random.standard_normal(3)).float() + random.random()
+        if i == self.odd:
+            random.seed(3), np.random.seed(4), torch.manual_seed(5)
+            x = -5 * x
         self.dealt.append((i, x))
         return x, self.y[i]
 
@@ -41,9 +49,9 @@ def gradient(net, x, y):
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
 
 
-def steps(plan, parts=None, certified=False):
+def steps(plan, parts=None, certified=False, odd=None):
     """The gradients that the optimizer sees, and what was dealt for each."""
-    data, net, seen = Jittered(), model(), []
+    data, net, seen = Jittered(odd), model(), []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     private = hushgrad.make_private(net, optimizer, plan, seed=1, loss_reduction="sum" if certified else "mean")
     optimizer.register_step_pre_hook(lambda *_: seen.append(torch.cat([p.grad.flatten() for p in net.parameters()])))
@@ -71,8 +79,7 @@ def test_the_mean_over_the_copies_is_clipped(copies, parts, certified):
     data, seen, dealt = steps(plan, parts, certified)
     net = model()
     for found, every in zip(seen, dealt, strict=True):
-        size, own = len(every) // copies, len({i for i, _ in every})
-        read = [pair for k in range(copies) for pair in every[k * size : k * size + own]]  # the rest fills up, with weight 0
+        read = every[: copies * len({i for i, _ in every})]  # the rest fills up, with weight 0
         means = {i: torch.stack([gradient(net, x, data.y[i]) for j, x in read if j == i]) for i, _ in read}
         assert all(len(rows) == copies for rows in means.values())
         clipped = [m.mean(0) * min(1.0, 0.7 / float(m.mean(0).norm())) for m in means.values()]
@@ -86,7 +93,60 @@ def test_copies_differ_and_are_the_same_when_a_step_is_dealt_again():
         assert [i for i, _ in one] == [i for i, _ in two]
         assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one, two, strict=True))
         shifts = {tuple(x.tolist()) for _, x in one}
-        assert len(shifts) == len(one)
+        assert len(shifts) == 3 * len({i for i, _ in one})  # the rest fills up
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("odd", [0, 7, 23])
+def test_a_record_that_leaves_other_random_states_behind_moves_the_sum_by_its_own_share(copies, odd):
+    """Replaced by one whose reading starts all generators anew: at a fixed key the others are read as before."""
+    plan = hushgrad.Plan.dpsgd(noise_multiplier=0.0, steps=2, augmentations=copies, **COMMON | {"batch_size": 24})
+    (_, plain, dealt), (_, other, redealt) = steps(plan), steps(plan, odd=odd)
+    for one, two in zip(dealt, redealt, strict=True):
+        assert all(torch.equal(a, b) == (i != odd) for (i, a), (_, b) in zip(one, two, strict=True))
+    assert all(0 < float((a - b).norm()) * 24 <= 2 * 0.7 * (1 + 1e-4) for a, b in zip(plain, other, strict=True))
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_processes_that_share_a_batch_share_no_random_numbers(copies):
+    """With common ones a record more, which moves others to another process, would change which records are augmented alike."""
+    drawn = []
+
+    def collate(examples):
+        drawn.append(float(torch.rand(())))
+        return torch.stack([x for x, _ in examples])
+
+    def rows(rank, world):
+        data, sampler = Jittered(), sampling.Poisson(rate=1.0, steps=1)
+        shared = {"rank": rank, "world_size": world, "copies": copies, "collate_fn": collate}
+        list(sampling.loader(data, sampler, rng_key=bytes(32), seeds=bytes(range(32)), **shared))
+        return {(i, k): x for k in range(copies) for i, x in data.dealt[k::copies]}
+
+    whole, halves = rows(0, 1), rows(0, 2) | rows(1, 2)
+    assert whole.keys() == halves.keys() and all(torch.equal(whole[place], halves[place]) for place in whole)
+    assert len(set(drawn)) == len(drawn) - 1  # the first of one process is the first of two
+
+
+class OwnGenerator(Jittered):
+    """Draws from a generator that goes on from record to record."""
+
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+
+    def __getitem__(self, i):
+        return self.x[i] + torch.from_numpy(self.rng.standard_normal(3)).float(), self.y[i]
+
+
+@pytest.mark.parametrize(("kind", "vouched"), [(Jittered, False), (OwnGenerator, True)])
+def test_a_data_set_whose_own_generator_goes_on_is_vouched_for(kind, vouched):
+    plan, net = hushgrad.Plan.dpsgd(noise_multiplier=1.0, steps=1, augmentations=2, **COMMON), model()
+    private = hushgrad.make_private(net, torch.optim.SGD(net.parameters(), lr=0.1), plan, key=bytes(32))
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    private.loader(kind())
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+    assert private.losses.handed.prepared is vouched
 
 
 def test_the_accounting_is_that_of_one_copy():

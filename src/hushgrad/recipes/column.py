@@ -59,7 +59,7 @@ class Category(Column):
     buckets: int | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
-        values = tuple(str(value) for value in self.values)
+        values = tuple(str(value).strip() for value in self.values)  # as cells are
         if self.buckets is not None and _check.integer(2, buckets=self.buckets) and values:
             _check.fail("buckets", self.buckets, f"to be left out where the values of {self.name!r} are declared")
         if self.buckets is None and (not values or len(set(values)) < len(values)):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 from torch import nn
 from torch.nn import functional as F
 
@@ -35,7 +36,7 @@ def evaluate(model: nn.Module, dataset: Any, *, batch_size: int = 1000) -> dict[
         hits += int((scores.argmax(dim=1) == y).sum())
         targets += y.numel()
         if y.dim() == 1:
-            found.append(scores.double().softmax(dim=1).cpu().numpy())
+            found.append(scores.double().cpu().numpy())
     metrics = {"test_loss": loss / targets, "test_accuracy": hits / targets}
     if not found:
         return metrics
@@ -75,13 +76,18 @@ def _compared(scores: np.ndarray, y: np.ndarray) -> dict[str, float]:
     counts = np.bincount(y, minlength=scores.shape[1])
     hits = np.bincount(y[scores.argmax(axis=1) == y], minlength=scores.shape[1])
     there = counts > 0
-    areas = [area(scores[:, k], y == k) for k in range(scores.shape[1]) if 0 < counts[k] < len(y)]
     metrics = {
         "test_majority": float(counts.max() / len(y)),
         "test_balanced_accuracy": float((hits[there] / counts[there]).mean()),
         "test_records": float(len(y)),
     }
-    return metrics | ({"test_auc": float(np.mean(areas))} if areas and np.isfinite(scores).all() else {})
+    told = np.flatnonzero(there & (counts < len(y))) if np.isfinite(scores).all() else []
+    return metrics | ({"test_auc": float(np.mean([area(_odds(scores, k), y == k) for k in told]))} if len(told) else {})
+
+
+def _odds(scores: np.ndarray, k: int) -> np.ndarray:
+    """The logarithm of a class's odds: in the order of its probabilities, which are all 1 where a model is sure."""
+    return np.asarray(scores[:, k] - logsumexp(np.delete(scores, k, axis=1), axis=1))
 
 
 def area(scores: np.ndarray, positive: np.ndarray) -> float:

@@ -67,11 +67,13 @@ def read_table(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], 
     if len(delimiter) != 1:
         _check.fail("delimiter", delimiter, "to be one character")
     text = (line + "\n" for line in lines(path, exact=True))
-    reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True)
+    # Strict: a row with a quotation mark left open would else take all rows after it into its last cell.
+    reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
         numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
-        _check.fail("file", str(path), f"to be a CSV table ({error})")
+        found = f"to be a CSV table (line {reader.line_num}: {error})"
+        _check.fail("file", str(path), found, "Is a quotation mark left open, or not doubled?")
     rows = [row for _, row in numbered]
     if len(rows) < 1 + header:
         _check.fail("file", str(path), "to hold at least one row")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from operator import methodcaller
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,8 +16,8 @@ from hushgrad.errors import ArgumentError, BudgetExceeded, WorkerLost
 from hushgrad.sampling.base import Deal
 from hushgrad.sampling.batch import Batch, TensorBatch, empty_like
 from hushgrad.sampling.draws import Draws
-from hushgrad.sampling.grown import grown_dim, keeps_apart
-from hushgrad.sampling.seeds import seeded
+from hushgrad.sampling.grown import grown_dim, keeps_apart, read_alone
+from hushgrad.sampling.seeds import Seeds
 from hushgrad.sampling.sizes import AS_THEY_COME, Sizes
 from hushgrad.sampling.units import Units
 
@@ -68,8 +67,10 @@ class Hands(Dataset[_Hand]):
         sizes: Sizes = AS_THEY_COME,
         draws: Draws | None = None,
         fixed: int | None = None,
+        rank: int = 0,
     ) -> None:
-        self._dataset, self._units, self._collate, self._seeds, self._draws = dataset, units, collate, seeds, draws
+        self._dataset, self._units, self._collate, self._draws = dataset, units, collate, draws
+        self._seeds, self._rank = Seeds(seeds), rank
         self._copies, self.sizes, self.fixed = copies, sizes, fixed
         # Records from which on a batch is left as it is; None: it is filled up to a size, however many there are.
         self._enough = None if fixed is not None or sizes.fine is None else -(-sizes.fine // copies)
@@ -86,7 +87,7 @@ class Hands(Dataset[_Hand]):
             unit = None if unit is None else np.append(unit, np.zeros(padding, np.int64))
         if self._copies > 1:
             unit = np.repeat(indices if unit is None else unit, self._copies)
-            return _Hand(step, len(unit), torch.from_numpy(unit), padding * self._copies, self._several(step, indices))
+            return _Hand(step, len(unit), torch.from_numpy(unit), padding * self._copies, self._fetch(step, indices))
         units = None if unit is None else torch.from_numpy(unit)
         return _Hand(step, len(indices), units, padding, self._fetch(step, indices))
 
@@ -100,35 +101,30 @@ class Hands(Dataset[_Hand]):
             size += 1
         return size - count
 
-    def _several(self, step: int, indices: np.ndarray) -> Any:
-        """Every record read several times, copies of one record side by side; copy c of step t follows from (key, t, c)."""
+    def _fetch(self, step: int, indices: np.ndarray) -> Any:
+        """Every record, copies of one side by side."""
         if not len(indices):
             return self._nothing()
-        passes = []
-        for copy in range(self._copies):
-            with nullcontext() if self._seeds is None else seeded(self._seeds, step, copy):
-                passes.append([self._dataset[i] for i in indices.tolist()])
-        return self._collate([example for copies in zip(*passes, strict=True) for example in copies])
-
-    def _fetch(self, step: int, indices: np.ndarray) -> Any:
-        if type(self._dataset) is TensorDataset and self._collate is default_collate and len(indices):
+        if type(self._dataset) is TensorDataset and self._collate is default_collate:
             # The same result as collating example by example, without the loop: one gather per tensor.
             where = torch.from_numpy(indices)
             return [*map(methodcaller("index_select", 0, where), self._dataset.tensors)]
-        with nullcontext() if self._seeds is None else seeded(self._seeds, step):
-            return self._collate([self._dataset[i] for i in indices.tolist()]) if len(indices) else self._nothing()
+        with self._seeds.kept():
+            read = [self._seeds.read(self._dataset, step, c, i) for i in indices.tolist() for c in range(self._copies)]
+            self._seeds.start(step, self._rank)  # of several processes each draws for its own rows
+            return self._collate(read)
 
     def dim(self) -> int | None:
         """The dimension of a batch's tensors that holds the examples; None if that cannot be said of all of them."""
         if self._dim is None:
-            with nullcontext() if self._seeds is None else seeded(self._seeds, 0):
+            with self._seeds.kept():
+                self._seeds.start(0)
                 self._dim = (grown_dim(self._dataset, self._collate),)
         return self._dim[0]
 
     def keeps_apart(self) -> bool:
-        """Whether the collate function gives a record the same rows whoever the others are, as far as a few show."""
-        seeds = self._seeds
-        return keeps_apart(self._dataset, self._collate, again=nullcontext if seeds is None else lambda: seeded(seeds, 0))
+        """Whether a record is read, and collated, in the same way whoever the others are, as far as a few show."""
+        return read_alone(self._dataset, self._seeds) and keeps_apart(self._dataset, self._collate, self._seeds)
 
     def _nothing(self) -> Any:
         # Built from an example only for its shapes and types; no content is kept.
@@ -217,7 +213,7 @@ class BatchLoader:
         return self._hands.dim()
 
     def keeps_apart(self) -> bool:
-        """Whether the collate function gives a record the same rows whoever the others are, as far as a few show."""
+        """Whether a record is read, and collated, in the same way whoever the others are, as far as a few show."""
         return self._hands.keeps_apart()
 
     @property

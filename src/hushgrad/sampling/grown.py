@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
-from torch.utils.data import default_collate
+from torch.utils.data import TensorDataset, default_collate
+
+from hushgrad.sampling.seeds import UNSEEDED, Seeds
 
 
 def grown_dim(dataset: Any, collate: Callable[[list[Any]], Any]) -> int | None:
@@ -41,13 +43,11 @@ def _grown(one: Any, two: Any, three: Any, both: Any) -> int | None:
     return None if rows > 1 and not torch.equal(both.narrow(d, 0, rows), one) else d
 
 
-def keeps_apart(
-    dataset: Any, collate: Callable[[list[Any]], Any], *, again: Callable[[], AbstractContextManager[None]] = nullcontext
-) -> bool:
+def keeps_apart(dataset: Any, collate: Callable[[list[Any]], Any], seeds: Seeds = UNSEEDED) -> bool:
     """Whether a record has the same rows in a batch whoever the others are, as far as six records show.
 
-    Mixup and centring by the batch do not keep records apart; padding to the longest one does. Inside of ``again()`` random numbers
-    are the same as before.
+    Mixup and centring by the batch do not keep records apart; padding to the longest one does. ``seeds`` make random numbers the
+    same again.
 
         >>> keeps_apart([torch.ones(3), torch.zeros(3)], torch.stack)
         True
@@ -56,14 +56,39 @@ def keeps_apart(
     """
     if collate is default_collate:
         return True
-    a, b, c, d, e, f = (dataset[len(dataset) * k // 6] for k in range(6))
-    e, f = (e, f) if len(dataset) > 2 else (a, a)  # a record among copies of itself
     made = []
-    for records in ([a, b, c, d], [a, d, c, b], [a, e, c, f]):
-        with again():
+    with seeds.kept():
+        a, b, c, d, e, f = (seeds.read(dataset, 0, 0, len(dataset) * k // 6) for k in range(6))
+        e, f = (e, f) if len(dataset) > 2 else (a, a)  # a record among copies of itself
+        for records in ([a, b, c, d], [a, d, c, b], [a, e, c, f]):
+            seeds.start(0)
             made.append([t for t in tree_leaves(collate(records)) if isinstance(t, Tensor)])
     dim = grown_dim(dataset, collate)
     return all(_kept(first, leaf, dim) for other in made[1:] for first, leaf in zip(made[0], other, strict=True))
+
+
+def read_alone(dataset: Any, seeds: Seeds) -> bool:
+    """Whether a record that is read again, after others, comes out as it did, as far as two records show.
+
+    It does where a data set draws from the random numbers that ``seeds`` start anew. A generator of its own goes on from record to
+    record: then one record more moves what is dealt for all that come after it.
+
+        >>> read_alone([torch.ones(3)] * 2, Seeds(bytes(32)))
+        True
+    """
+    if type(dataset) is TensorDataset or not seeds:
+        return True
+    last = len(dataset) - 1
+    with seeds.kept():
+        first, _, second = ([_content(leaf) for leaf in tree_leaves(seeds.read(dataset, 0, 0, i))] for i in (0, last, 0))
+    return first == second
+
+
+def _content(leaf: Any) -> Any:
+    """What can be compared of a part of a record: of an object of another kind nothing is said."""
+    if isinstance(leaf, (Tensor, np.ndarray)):
+        return np.asarray(leaf).tobytes()
+    return leaf if isinstance(leaf, (int, float, complex, str, bytes)) else None
 
 
 def _kept(first: Tensor, other: Tensor, dim: int | None) -> bool:

@@ -50,8 +50,9 @@ def loader(
         rank: this process's number; of each step's records it gets every ``world_size``-th.
         world_size: how many processes share each batch. All must have the same key.
         on_issue: called with each batch, and each micro-batch of ``split``, just before it is handed out.
-        seeds: 16 to 64 secret bytes; the examples of step t are then read under random states (torch, numpy, random) that follow
-            from (seeds, t), in workers and here alike, so that an augmentation is the same whenever the step is dealt again.
+        seeds: 16 to 64 secret bytes; each example of step t is then read under random states (torch, numpy, random) that follow
+            from (seeds, t, copy, its number), in workers and here alike, so that an augmentation is the same whenever the step is dealt
+            again, whoever else is there.
         attendance: told the number of records, or units, before the first batch.
         copies: how many times each example is read and dealt, as rows of one unit: for random augmentations.
         sizes: that a batch, or a part of one, is filled up to by copies of its first example; ``batch.padding`` counts them.
@@ -91,7 +92,7 @@ def loader(
         _check.fail("rank", rank, f"to be below world_size={world_size}")
     rows = None if fixed is None else _rows_of(_check.positive_int(fixed=fixed), units, world_size)
     return BatchLoader(
-        Hands(dataset, units, collate_fn, seeds, copies, sizes, draws, rows),
+        Hands(dataset, units, collate_fn, seeds, copies, sizes, draws, rows, rank),
         lambda first: Steps(deal, first, stop, rank, world_size),
         start=_check.integer(0, start=start),
         stop=stop,

@@ -24,8 +24,8 @@ from hushgrad.sampling.batch import Batch
 __all__ = ["PREPARED", "ROUNDED", "VOUCHED", "Losses"]
 
 PREPARED = (
-    "What the loop or its collate function does to a batch is vouched for by the user: that it treats every example by itself was not "
-    "tested. It is where it is done by the data set, or inside the model"
+    "What the loop, the data set or its collate function does to a batch is vouched for by the user: that it treats every example by "
+    "itself was not shown. It is inside the model, and where a data set draws from torch's, numpy's or Python's own random numbers"
 )
 
 VOUCHED = "The loss is vouched for by the user: that it is a mean over the examples was not tested"
