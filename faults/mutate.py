@@ -203,11 +203,19 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self.plan.noise.event(1.0, participation, self.plan.steps)  # its theorem, or NoTheorem now rather than in spent()",
         "self.plan.noise.event(2.0, participation, self.plan.steps)",
     ): "whether there is a theorem does not depend on how much noise there is",
+    **{
+        (
+            "estimators/objective.py",
+            "high = largest / gaussian_mu(epsilon - price, delta / total) * (1 + 1e-9)  # all at the largest norm and price",
+            f"high = largest / gaussian_mu(epsilon - price, delta / total) * {wrong}",
+        ): "where the search ends; the root between is the same"
+        for wrong in ("(1 + 1.000000001)", "(2 + 1e-09)")
+    },
     (
         "estimators/objective.py",
-        "high = largest / gaussian_mu(epsilon - price, delta / total) * (1 + 1e-9)  # all at the largest norm and price",
-        "high = largest / gaussian_mu(epsilon - price, delta / total) * (1 + 1.000000001)",
-    ): "where the search ends; the root between is the same",
+        "sigma = low if excess(low) <= 0 else float(brentq(excess, low, high, xtol=1e-12 * high, rtol=1e-13))",
+        "sigma = low if excess(low) < 0 else float(brentq(excess, low, high, xtol=1e-12 * high, rtol=1e-13))",
+    ): "a search that begins at its root ends there",
     (
         "estimators/objective.py",
         "sigma = low if excess(low) <= 0 else float(brentq(excess, low, high, xtol=1e-12 * high, rtol=1e-13))",

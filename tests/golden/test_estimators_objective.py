@@ -170,6 +170,8 @@ def test_the_numbers_of_the_theorems():
     ]:
         pure = classical_pure(epsilon, l2=1.0, curvature=0.25, row_norm=2.0)
         assert (pure.scale, pure.l2) == (pytest.approx(scale), pytest.approx(l2))
+    pure = classical_pure(1.0, l2=4.0, curvature=0.25)  # rows of norm 1
+    assert (pure.scale, pure.l2) == (pytest.approx(2 / (1 - 2 * math.log1p(1 / 16))), 4.0)
     free, dear = (profile(Logistic(), row_norm=3.0, l2=l2, relation=REPLACE, epsilon=1.0) for l2 in (100.0, 1.0))
     price = Logistic().log_det(9.0)
     assert free == (Term(6.0, 1, 0.0), Term(3.0, 1, 0.0), Term(3.0, 1, 0.09))

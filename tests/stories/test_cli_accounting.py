@@ -13,6 +13,8 @@ import pytest
 
 from hushgrad.cli.main import main
 from hushgrad.events import Event, Gaussian, PureDP
+from hushgrad.guarantee import Ledger
+from hushgrad.train.plan import Plan
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -25,6 +27,19 @@ def test_epsilon_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "epsilon", "--noise-multiplier", "1", "--delta", "1e-5", "--accountant", "gdp,rdp,zcdp")
     assert code == 0
     assert "gdp         4.37718" in out and "rdp" in out and "Gaussian(1), delta = 1e-05" in out
+
+
+def test_a_file_may_hold_an_event_a_plan_or_the_ledger_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    event, ledger = Gaussian(2.0).sampled(rate=0.5) * 3, Ledger()
+    ledger.record(Gaussian(2.0).sampled(rate=0.5), times=3)
+    plan = Plan.dpsgd(noise_multiplier=2.0, delta=1e-5, batch_size=5, dataset_size=10, steps=3)
+    told = set()
+    for content in (event, ledger, plan):
+        (tmp_path / "file.json").write_text(json.dumps(content.to_json()))
+        for words in (["--from", str(tmp_path / "file.json")], ["--event", f"@{tmp_path / 'file.json'}"]):
+            code, out, _ = run(capsys, "epsilon", "--delta", "1e-5", *words)
+            told.add((code, out))
+    assert len(told) == 1 and next(iter(told))[0] == 0, told
 
 
 def test_epsilon_json_and_event_tree(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def add_description(parser: Parser) -> None:
     parser.takes("--event JSON", "any event tree as JSON, or @FILE; instead of noise, rate and steps")
     parser.takes(
         "--from FILE",
-        "a file instead: the JSON of an event, a saved plan, or an Opacus history [[sigma, rate, steps], ...]",
+        "a file instead: the JSON of an event, a saved plan, the ledger.json of a run, or an Opacus history [[sigma, rate, steps], ...]",
         dest="file",
     )
 
