@@ -9,7 +9,7 @@ import csv
 import gzip
 import io
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,6 @@ class Task:
     figure: str = "accuracy"
     floors: tuple[float, ...] = ()
     anchor: str = ""
-    command: str = ""
     minutes: float = 5.0
 
 
@@ -147,7 +146,6 @@ def _images(codebook: str, name: str) -> Callable[[Path], Loaded]:
     return lambda folder: images.load(read_codebook(HERE / codebook), folder, name)
 
 
-_AUTO = "hushgrad train accuracy/{book} --auto --data FILE --epsilon E --delta 1e-5 --records N"
 TASKS = {
     "bank": Task(
         title="bank marketing, AUC",
@@ -228,4 +226,3 @@ TASKS = {
         minutes=60.0,
     ),
 }
-TASKS = {name: replace(task, command=_AUTO.format(book=task.codebook)) for name, task in TASKS.items()}

@@ -22,13 +22,14 @@ from hushgrad.cli.main import main
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Compose, Gaussian, OneOf, RepeatAndSelect
 from hushgrad.guarantee import Guarantee, Ledger
-from hushgrad.recipes import Recipe, load_predictor, load_recipe
+from hushgrad.recipes import DATA, Recipe, load_predictor, load_recipe
 from hushgrad.recipes.text_features import TextFeatures
 from hushgrad.release import keys
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
 from hushgrad.report import privacy_card
 from hushgrad.train import attached as running
+from hushgrad.train.losses import PREPARED
 from hushgrad.train.plan import Plan
 from hushgrad.tuning import Draws, Stopping, priced, settings_of, tune, tuning_cost
 from hushgrad.tuning import score as scoring
@@ -46,6 +47,24 @@ TABLES = {
 
 def recipe(**changes: dict) -> Recipe:
     return Recipe.from_tables({**TABLES, **{name: {**TABLES.get(name, {}), **table} for name, table in changes.items()}})
+
+
+class Wandering(torch.utils.data.TensorDataset):
+    """Reads with a generator of its own, which goes on from record to record."""
+
+    def __getitem__(self, i):
+        self.rng = getattr(self, "rng", None) or torch.Generator().manual_seed(0)
+        x, y = super().__getitem__(i)
+        return x + 0.01 * torch.randn(x.shape, generator=self.rng), y
+
+
+def test_what_a_trial_could_not_show_the_search_says_too(tmp_path, monkeypatch):
+    digits = DATA["digits"]()
+    monkeypatch.setitem(DATA, "digits", lambda: replace(digits, train=Wandering(*digits.train.tensors)))
+    short = recipe(plan={"steps": 2}, tune={"mean": 1.5, "over": {"optimizer.lr": [1.0, 2.0]}})
+    tuned = tune(short, tmp_path / "out")
+    assert PREPARED in tuned.guarantee.notes
+    assert Guarantee.from_json(json.loads((tmp_path / "out" / "guarantee.json").read_text())) == tuned.guarantee
 
 
 def key_with(trials: int, stopping: Stopping) -> bytes:

@@ -1,7 +1,7 @@
 """Large buffers are reused: by default glibc returns each block above 32 MB to the system and asks for fresh, zeroed pages again.
 
 A step on 4,096 rows of 3,969 numbers then spends about half of its time in page faults. Here blocks are kept by the process: its memory
-does not shrink between steps, and its peak is the same.
+does not shrink between steps. The peak of that linear model stays; that of a convolutional net was a quarter higher.
 """
 
 from __future__ import annotations

@@ -84,7 +84,8 @@ def released(search: Priced, best: Result | None, folder: Path, out: Path, run: 
 
 
 def _copied(search: Priced, tuned: Tuned, best: Result, winner: Path, run: dict[str, str]) -> Tuned:
-    out, guarantee = tuned.out, tuned.guarantee
+    alone = found(winner / "guarantee.json", Guarantee.from_json)  # what its own run could not show, the search cannot either
+    out, guarantee = tuned.out, replace(tuned.guarantee, notes=tuple(dict.fromkeys((*tuned.guarantee.notes, *alone.notes))))
     for name in _COPIED:
         shutil.copyfile(winner / name, out / name)
     _copy_metrics(winner / "metrics.jsonl", out / "metrics.jsonl")
@@ -99,7 +100,8 @@ def _copied(search: Priced, tuned: Tuned, best: Result, winner: Path, run: dict[
     chosen = {place: tables[place.partition(".")[0]][place.partition(".")[2]] for place in search.settings.over}
     test = {name: float(value) for name, value in outcome.items() if name.startswith("test_")}
     naive, at_ends = plan.guarantee().epsilon, tuple(edges(search.settings.over, chosen))
-    done = replace(tuned, naive_epsilon=naive, candidate=chosen, score=best.score, test=test, edges=at_ends)
+    told = {"naive_epsilon": naive, "candidate": chosen, "score": best.score, "test": test, "edges": at_ends}
+    done = replace(tuned, guarantee=guarantee, **told)
     write_report(out, recipe, plan, outcome, guarantee, tuning=_record(search, done))
     return done
 
