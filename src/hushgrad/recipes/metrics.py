@@ -81,8 +81,8 @@ def _compared(scores: np.ndarray, y: np.ndarray) -> dict[str, float]:
         "test_balanced_accuracy": float((hits[there] / counts[there]).mean()),
         "test_records": float(len(y)),
     }
-    told = np.flatnonzero(there & (counts < len(y))) if np.isfinite(scores).all() else []
-    return metrics | ({"test_auc": float(np.mean([area(_odds(scores, k), y == k) for k in told]))} if len(told) else {})
+    told: list[int] = np.flatnonzero(there & (counts < len(y))).tolist() if np.isfinite(scores).all() else []
+    return metrics | ({"test_auc": float(np.mean([area(_odds(scores, k), y == k) for k in told]))} if told else {})
 
 
 def _odds(scores: np.ndarray, k: int) -> np.ndarray:
