@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from hushgrad import native
+from hushgrad._memory import aligned
 from hushgrad.native import _abi
 
 _WORDS, _LANES = _abi.WITNESS_WORDS, _abi.WITNESS_LANES  # of a block
 _BLOCK = 4 * _WORDS  # bytes
 _AT_ONCE = 64 * _BLOCK  # bytes, of which the products stay in the cache
-_LINE = 64  # bytes that the processor fetches together
 _LOW = 0xFFFFFFFF
 _DTYPE, _VERSION = attrgetter("dtype"), attrgetter("_version")
 _HASH = None if native.EXACT is None else native.EXACT.witness
@@ -41,9 +41,7 @@ class UniversalHash:
     """
 
     def __init__(self, key: bytes) -> None:
-        room = np.empty(_BLOCK + _LINE, np.uint8)
-        begin = -room.ctypes.data % _LINE  # at the beginning of a line of the cache: each of its loads would touch two otherwise
-        self._key = room[begin : begin + _BLOCK].view("<u4")
+        self._key = aligned(_BLOCK).view("<u4")  # each of its loads would touch two lines of the cache otherwise
         self._key[:] = np.frombuffer(hashlib.shake_256(key).digest(_BLOCK), "<u4")
         self.place: int = self._key.ctypes.data  # where C finds it
         self.room = _Room([], [])  # where the hashes of a row go; the same place again for the next one of the same sizes

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hushgrad import _memory
 from hushgrad.errors import ArgumentError
-from hushgrad.noise import _kernel, _memory, _threads
+from hushgrad.noise import _kernel, _threads
 from hushgrad.noise._threads import CHUNK, SHARE
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams import BandedStream, BufferStream, DenseStream, FilterStream, IndependentStream, TreeStream

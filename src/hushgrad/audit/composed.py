@@ -141,7 +141,7 @@ def _dealt(plan: Plan, seed: int) -> tuple[int, int]:
 # Step GDP ------------------------------------------------------------------------------------------------------------------
 
 
-def step_gdp(plan: Plan, *, ratio: float, rate: float | None = None, reach: float = 1.0, steps: int | None = None) -> float:
+def step_gdp(plan: Plan, *, ratio: float, rate: float | None = None, reach: float = 1.0) -> float:
     """The lower end of epsilon at ``ratio`` times the plan's noise multiplier, ``rate`` for that of the plan.
 
     ``reach`` is |L⁻¹p| of a record's observed steps p, for a participation that is no secret; see :mod:`hushgrad.audit.scores`.
@@ -152,7 +152,7 @@ def step_gdp(plan: Plan, *, ratio: float, rate: float | None = None, reach: floa
     else:
         observed = replace(how, rate=rate) if isinstance(how, Poisson) and rate is not None else how
         try:
-            event = plan.event_with(sigma, participation=observed, steps=steps)
+            event = plan.event_with(sigma, participation=observed)
         except NoTheorem:
             return 0.0
     return float(epsilon_interval(event, delta=plan.delta, relation=plan.relation)[0])

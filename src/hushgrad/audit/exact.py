@@ -58,17 +58,18 @@ def compare(
     model = bench.plain()
     with bench.run(key, step=first, size=size, shake=shake) as live:
         twin, still = Twin.of(bench, live.private.plan), _still(live)
-        for seen in live.steps(count):
-            put(model, seen.before)
-            rows = contributions(model, bench.loss, seen.batch, twin.probes(seen.before), twin.scales())
-            yield _compared(live, seen, rows, twin, still)
+
+        def taken(run: Live, steps: int) -> Iterator[Compared]:
+            for seen in run.steps(steps):
+                put(model, seen.before)
+                rows = contributions(model, bench.loss, seen.batch, twin.probes(seen.before), twin.scales())
+                yield _compared(run, seen, rows, twin, still)
+
+        yield from taken(live, count)
         if first or live.private.sharding is not None or live.private.steps == live.private.steps_allowed:
             return
         with bench.resumed(live) as again:
-            for seen in again.steps(1):
-                put(model, seen.before)
-                rows = contributions(model, bench.loss, seen.batch, twin.probes(seen.before), twin.scales())
-                yield _compared(again, seen, rows, twin, still)
+            yield from taken(again, 1)
 
 
 def _compared(live: Live, seen: Seen, rows: list[Rows], twin: Twin, still: dict[str, Any]) -> Compared:

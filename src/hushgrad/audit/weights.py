@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf, nan
 
 import torch
 from torch import Tensor
@@ -12,26 +13,7 @@ from hushgrad.clipping.clipper import Clipper
 from hushgrad.clipping.record import clipped
 from hushgrad.events import Relation
 
-_NORMS = (
-    0.0,
-    1e-160,
-    1e-30,
-    1e-3,
-    0.999,
-    1.0,
-    1.001,
-    2.0,
-    30.0,
-    1e3,
-    1e5,
-    1e10,
-    1e19,
-    1e30,
-    1e75,
-    1e150,
-    float("inf"),
-    float("nan"),
-)
+_NORMS = (0.0, 1e-160, 1e-30, 1e-3, 0.999, 1.0, 1.001, 2.0, 30.0, 1e3, 1e5, 1e10, 1e19, 1e30, 1e75, 1e150, inf, nan)
 _SIZES = (1, 2, 3, 8, 33)
 _SLACK = 1e-4
 

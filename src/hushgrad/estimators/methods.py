@@ -31,6 +31,7 @@ _FREE_RATIO = 1.5
 _LARGEST_RATIO = 100.0
 # The share of the squared Gaussian budget that gradient descent spends on a noisy count of the records.
 _COUNT_SHARE = 0.01
+_MOMENTUM = 0.9  # of gradient descent
 
 
 @dataclass(frozen=True)
@@ -146,14 +147,7 @@ def output_perturbation(
 
 
 def gradient_descent(
-    problem: Problem,
-    budget: Budget,
-    random: Randomness,
-    *,
-    l2: float | None,
-    steps: int,
-    learning_rate: float | None,
-    momentum: float = 0.9,
+    problem: Problem, budget: Budget, random: Randomness, *, l2: float | None, steps: int, learning_rate: float | None
 ) -> Release:
     """Full-batch DP-GD with momentum and an average over the second half of the iterates.
 
@@ -175,7 +169,7 @@ def gradient_descent(
     objective = Objective(problem.loss, problem.X, problem.y, l2 or 0.0, np.zeros(problem.size))
     for step in range(steps):
         noisy = objective.value_and_gradient(theta)[1] + noise_multiplier * lipschitz * random.normal(problem.size)
-        velocity = momentum * velocity + noisy / count
+        velocity = _MOMENTUM * velocity + noisy / count
         theta = theta - rate * velocity
         if step >= steps // 2:
             tail += theta

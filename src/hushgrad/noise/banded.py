@@ -12,7 +12,7 @@ import numpy as np
 
 from hushgrad import _check, _papers
 from hushgrad._value import LATER
-from hushgrad.events import BallsInBins, CyclicPoisson, Event, Gaussian, Participation, Sampled
+from hushgrad.events import BallsInBins, CyclicPoisson, Event, Gaussian, Once, Participation, Sampled
 from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps, unresolved
 from hushgrad.noise.optimise_banded import optimise_banded
@@ -127,8 +127,6 @@ class Banded(LowerToeplitz):
             participation: when a record may take part; once by default.
             workload: what the optimizer makes of the gradients; prefix sums by default.
         """
-        from hushgrad.events import Once
-
         participation = Once() if participation is None else participation
         return cls(bands=bands, loss=loss, workload=workload).resolved(steps=steps, participation=participation)
 

@@ -11,7 +11,7 @@ import numpy as np
 from hushgrad import _check, _papers
 from hushgrad.events import Participation
 from hushgrad.noise.base import Mechanism, NoiseStream
-from hushgrad.noise.lower_toeplitz import MEMORY, LowerToeplitz, filter_state, filter_stream
+from hushgrad.noise.lower_toeplitz import LowerToeplitz, filter_state, filter_stream
 from hushgrad.noise.series import binomial, inverse
 
 
@@ -68,15 +68,9 @@ class BandedInverse(LowerToeplitz):
             _check.fail("bands", self.bands, f"to be at most steps={steps}", "Use fewer bands, or Toeplitz() for all of them.")
         return self
 
-    def stream(self, source: Any, *, steps: int | None = None, memory: int = MEMORY) -> NoiseStream:
-        """The filter of the last ``bands`` rows, drawn again; ``memory`` numbers per parameter make that rarer.
-
-        Args:
-            source: the Gaussians, a function of key, step, tensor and place.
-            steps: how many rows will be asked for; needed by mechanisms whose filter depends on it.
-            memory: numbers per parameter that may be kept, so that less is drawn again.
-        """
-        return filter_stream(self, source, steps, memory, taps=self.bands)
+    def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
+        """The filter of the last ``bands`` rows, drawn again a few rows at a time."""
+        return filter_stream(self, source, steps, taps=self.bands)
 
     def state_size(self, *, steps: int) -> int:
         """A few rows that wait for their step; the past is drawn again."""

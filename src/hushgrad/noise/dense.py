@@ -14,7 +14,7 @@ from hushgrad import _check, _papers
 from hushgrad.events import Once, Participation
 from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.error import dense_unit_error
-from hushgrad.noise.lower_toeplitz import MEMORY, filter_state, known_steps
+from hushgrad.noise.lower_toeplitz import filter_state, known_steps
 from hushgrad.noise.optimise_dense import DenseOptimum, optimise_dense
 from hushgrad.noise.participation import pattern_of
 from hushgrad.noise.sensitivity import gram_sensitivity
@@ -133,18 +133,12 @@ class Dense(Mechanism):
             _check.fail("step", step, f"to be less than steps={steps}", "Ask for a row of the run.")
         return float(_row_stds(self)[step])
 
-    def stream(self, source: Any, *, steps: int | None = None, memory: int = MEMORY) -> NoiseStream:
-        """Past draws are made again; ``memory`` numbers per parameter make that ``memory`` times rarer.
-
-        Args:
-            source: the Gaussians, a function of key, step, tensor and place.
-            steps: how many rows will be asked for; needed by mechanisms whose filter depends on it.
-            memory: numbers per parameter that may be kept, so that less is drawn again.
-        """
+    def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
+        """Past draws are made again, once for a few rows."""
         from hushgrad.noise.streams import DenseStream
 
         noising = self.noising(known_steps(steps))
-        return DenseStream(source, lambda t: noising[t, : t + 1].tolist(), steps=len(noising), memory=memory)
+        return DenseStream(source, lambda t: noising[t, : t + 1].tolist(), steps=len(noising))
 
     def state_size(self, *, steps: int) -> int:
         """A few rows that wait for their step; the past is drawn again."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NoReturn, final
 import torch
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _memory
 from hushgrad._universal import Seen, UniversalHash
-from hushgrad.noise import _kernel, _memory
+from hushgrad.noise import _kernel
 from hushgrad.noise._chacha import ChaChaStream
 from hushgrad.noise._kernel import Piece
 from hushgrad.noise._keystream import KeyStream

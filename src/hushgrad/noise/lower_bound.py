@@ -18,6 +18,7 @@ import numpy as np
 import scipy
 
 from hushgrad.noise.participation import Pattern
+from hushgrad.noise.series import lower_toeplitz
 from hushgrad.noise.workload import PrefixSums, Workload
 
 _DENSE = 1024  # one singular value decomposition of this size takes a fraction of a second
@@ -54,8 +55,6 @@ def _nuclear_norm(workload: Workload, steps: int) -> tuple[float, str]:
     # Pinching to diagonal blocks never increases the nuclear norm, so the blocks' sum is a bound (a weaker one).
     a = workload.coefficients(steps)
     if a is not None:
-        from hushgrad.noise.series import lower_toeplitz
-
         return steps // _DENSE * float(scipy.linalg.svdvals(lower_toeplitz(a[:_DENSE])).sum()), f"diagonal blocks of {_DENSE}"
     A = workload.matrix(steps)
     blocks = (A[i : i + _DENSE, i : i + _DENSE] for i in range(0, steps, _DENSE))

@@ -75,9 +75,9 @@ class LowerToeplitz(Mechanism):
 class LongFilter(LowerToeplitz):
     """A filter that is as long as the run."""
 
-    def stream(self, source: Any, *, steps: int | None = None, memory: int = MEMORY) -> NoiseStream:
-        """The filter of all past rows, which are drawn again; ``memory`` numbers per parameter make that ``memory`` times rarer."""
-        return filter_stream(self, source, steps, memory)
+    def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
+        """The filter of all past rows, which are drawn again, once for a few rows."""
+        return filter_stream(self, source, steps)
 
     def state_size(self, *, steps: int) -> int:
         """A few rows that wait for their step; the past is drawn again."""
@@ -100,9 +100,9 @@ def filter_stream(
     return FilterStream(source, mechanism.noising_coefficients(steps)[:taps].tolist(), steps=steps, memory=memory)
 
 
-def filter_state(taps: int, memory: int = MEMORY) -> int:
+def filter_state(taps: int) -> int:
     """How many numbers per parameter such a stream keeps: rows that were computed together and wait for their step."""
-    together = min(memory, taps - 1)
+    together = min(MEMORY, taps - 1)
     return together if together > 1 else 0
 
 

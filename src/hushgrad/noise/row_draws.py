@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _memory
 from hushgrad.errors import ArgumentError
-from hushgrad.noise import _kernel, _memory
+from hushgrad.noise import _kernel
 from hushgrad.noise._keystream import check_address
 from hushgrad.noise._threads import SHARE, over_chunks
 from hushgrad.noise._transform import GROUP, GROUP_BYTES

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from hushgrad.noise.participation import Pattern
+from hushgrad.noise.series import lower_toeplitz
 
 DENSE_LIMIT = 1024  # the dynamic programme over a Gram matrix takes O(n² times)
 
@@ -27,8 +28,6 @@ def toeplitz_sensitivity(c: np.ndarray, pattern: Pattern) -> float:
     majorant = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
     bound = leftmost(majorant, pattern)
     if len(c) <= DENSE_LIMIT and not np.array_equal(majorant, c):
-        from hushgrad.noise.series import lower_toeplitz
-
         C = lower_toeplitz(c)
         bound = min(bound, gram_sensitivity(C.T @ C, pattern))
     return bound

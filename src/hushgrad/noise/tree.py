@@ -15,7 +15,7 @@ from hushgrad import _check, _papers
 from hushgrad.events import Participation
 from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.error import dense_unit_error
-from hushgrad.noise.lower_toeplitz import MEMORY, filter_state, known_steps
+from hushgrad.noise.lower_toeplitz import filter_state, known_steps
 from hushgrad.noise.optimise_dense import lower_factor
 from hushgrad.noise.participation import Pattern, pattern_of
 from hushgrad.noise.sensitivity import DENSE_LIMIT, gram_sensitivity
@@ -101,7 +101,7 @@ class Tree(Mechanism):
         steps = known_steps(steps)
         if self.variant == "full":
             noising = self.noising(steps)
-            return DenseStream(source, lambda t: noising[t, : t + 1].tolist(), steps=steps, memory=MEMORY)
+            return DenseStream(source, lambda t: noising[t, : t + 1].tolist(), steps=steps)
         honaker = self.variant == "online"
         return TreeStream(source, steps=steps, honaker=honaker, restart=self.restart, completion=self.completion)
 
@@ -180,18 +180,11 @@ class Tree(Mechanism):
         return (size - 1).bit_length() + 1 if self.completion else size.bit_length()
 
     def _top(self, leaf: int, steps: int) -> int:
-        """The level of the node that is added to the prefix's nodes with this leaf."""
-        size = self._size(steps)
-        if self.completion and leaf == size - 1:
-            return (size - 1).bit_length()
-        return ((leaf + 1) & -(leaf + 1)).bit_length() - 1
+        return completed_level(leaf, self._size(steps), self.completion)
 
     def _variance(self, level: int) -> float:
-        """Of a full subtree's estimate: 1, or v_l = 2 v / (1 + 2 v) from v_0 = 1."""
-        variance = 1.0
-        for _ in range(level if self.variant == "online" else 0):
-            variance = 2 * variance / (1 + 2 * variance)
-        return variance
+        """Of a full subtree's estimate."""
+        return averaged_variance(level) if self.variant == "online" else 1.0
 
     def _estimate(self, leaf: int, steps: int) -> tuple[dict[int, float], list[float]]:
         """(weights of the kept siblings' estimates by level, weights of this leaf's own nodes) in the new node's estimate."""
@@ -229,6 +222,21 @@ class Tree(Mechanism):
             full, rest = divmod(pattern.times, most)
             total += full * most**2 + rest**2
         return float(np.sqrt(total))
+
+
+def completed_level(leaf: int, size: int, completion: bool) -> int:
+    """The level of the node that a leaf completes, in a tree of ``size`` leaves."""
+    if completion and leaf == size - 1:
+        return (size - 1).bit_length()
+    return ((leaf + 1) & -(leaf + 1)).bit_length() - 1
+
+
+def averaged_variance(level: int) -> float:
+    """Variance of the averaged estimate of a full subtree: v_0 = 1, v_l = 2 v / (1 + 2 v)."""
+    variance = 1.0
+    for _ in range(level):
+        variance = 2 * variance / (1 + 2 * variance)
+    return variance
 
 
 @lru_cache(maxsize=8)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hushgrad import _check
@@ -201,8 +201,6 @@ def _placements(processes: int) -> Iterator[str]:
 
 
 def _choice(mechanism: str, work: Work, room: float, **changed: Any) -> Choice:
-    from dataclasses import replace
-
     own = replace(work, **changed)
     peak = own.peak()
     return Choice(mechanism=mechanism, work=own, peak=peak, seconds=own.seconds(), fits=peak <= room)

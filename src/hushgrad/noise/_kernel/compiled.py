@@ -11,13 +11,13 @@ from typing import Any, final
 import numpy as np
 
 from hushgrad import native
+from hushgrad._memory import aligned
 from hushgrad._universal import Seen
 from hushgrad.native import _abi
 from hushgrad.noise import _transform
 from hushgrad.noise._kernel.base import BLOCKS_OF_GROUP, Kernel
 from hushgrad.noise._kernel.values import DOUBLE, LIMIT, SINGLE, BufferedRow, Piece, SolvedRows, Words
 from hushgrad.noise._keystream import BLOCKS, INDICES, STEPS, KeyStream, check_address
-from hushgrad.noise._memory import aligned
 
 _target = attrgetter("target")
 _BLOCK = 4 * _abi.WITNESS_WORDS  # bytes of a hash

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hushgrad import _memory
 from hushgrad.errors import ArgumentError
-from hushgrad.noise import _memory
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.streams.lanes import computed_in
 from hushgrad.noise.streams.ordered import OrderedStream

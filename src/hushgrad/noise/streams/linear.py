@@ -12,11 +12,10 @@ from hushgrad import _check
 from hushgrad.noise import _kernel
 from hushgrad.noise._threads import SHARE
 from hushgrad.noise.devices import MOST_THERE, Turn
+from hushgrad.noise.lower_toeplitz import MEMORY
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.blocks import BlockStream, Emit
 from hushgrad.noise.streams.lanes import Lane
-
-_MEMORY = 8  # numbers per parameter that a stream may keep unless told otherwise
 
 
 class _LinearStream(BlockStream[tuple[int, np.ndarray]]):
@@ -24,8 +23,8 @@ class _LinearStream(BlockStream[tuple[int, np.ndarray]]):
 
     _chunk = SHARE  # rows that are not kept are made in the cache
 
-    def __init__(self, source: Source, *, steps: int, memory: int | None, longest: int) -> None:
-        memory = _MEMORY if memory is None else _check.integer(0, memory=memory)
+    def __init__(self, source: Source, *, steps: int, memory: int, longest: int) -> None:
+        memory = _check.integer(0, memory=memory)
         # Rows ahead of one another share their draws; more of them than the history is long would share nothing.
         block = max(1, min(memory, longest - 1))
         super().__init__(source, steps=steps, block=block, slots=block if block > 1 else 0)
@@ -62,7 +61,7 @@ class FilterStream(_LinearStream):
     a row costs 1 + (bands - 1)/m draws; with 0 nothing is kept and a row costs as many draws as there are coefficients.
     """
 
-    def __init__(self, source: Source, coefficients: Sequence[float], *, steps: int, memory: int | None = None) -> None:
+    def __init__(self, source: Source, coefficients: Sequence[float], *, steps: int, memory: int = MEMORY) -> None:
         steps = _check.positive_int(steps=steps)
         beta = np.array([_check.number(coefficient=c) for c in coefficients])[:steps]
         if len(beta) == 0:
@@ -95,7 +94,7 @@ class DenseStream(_LinearStream):
     row t costs about 1 + t/m draws; with 0 it costs t + 1 draws.
     """
 
-    def __init__(self, source: Source, row: Callable[[int], Sequence[float]], *, steps: int, memory: int | None = None) -> None:
+    def __init__(self, source: Source, row: Callable[[int], Sequence[float]], *, steps: int, memory: int = MEMORY) -> None:
         steps = _check.positive_int(steps=steps)
         super().__init__(source, steps=steps, memory=memory, longest=steps)
         self._row = row

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hushgrad import _check
+from hushgrad import _check, _memory
 from hushgrad.errors import ArgumentError, NoTheorem
-from hushgrad.noise import _memory
 from hushgrad.noise._kernel import Piece
 from hushgrad.noise._keystream import check_address
 from hushgrad.noise._threads import CHUNK, over_chunks

@@ -13,6 +13,7 @@ from hushgrad.noise.devices import Turn
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.lanes import Lane
 from hushgrad.noise.streams.ordered import ChunkedStream
+from hushgrad.noise.tree import averaged_variance, completed_level
 
 _LEVELS = 64
 
@@ -52,21 +53,15 @@ class TreeStream(ChunkedStream):
         if self._honaker:  # an estimate of several numbers
             return None
         leaf, levels = step % self._size, self._size.bit_length()
-        top = self._top(leaf)
+        top = completed_level(leaf, self._size, self._completion)
         below = tuple(level for level in range(min(top, leaf.bit_length())) if leaf >> level & 1)
         return Turn(node(step, top), weights=(-1.0,) * len(below), rows=below, keep=top if top < levels else -1, keeps_z=True)
-
-    def _top(self, leaf: int) -> int:
-        """The level of the node that a leaf completes."""
-        if self._completion and leaf == self._size - 1:
-            return (self._size - 1).bit_length()
-        return ((leaf + 1) & -(leaf + 1)).bit_length() - 1
 
     def _advance(self, lane: Lane, low: int, high: int, out: np.ndarray, scale: float, fresh: bool) -> None:
         leaf = lane.next % self._size
         nodes = lane.rows("nodes")[:, low:high]
         open_levels = [level for level in range(leaf.bit_length()) if leaf >> level & 1]
-        top = self._top(leaf)
+        top = completed_level(leaf, self._size, self._completion)
         estimate = self._estimate(lane, leaf, top, low, high)
         row = estimate.copy()
         term = -np.ones((1, 1), row.dtype)
@@ -91,18 +86,10 @@ class TreeStream(ChunkedStream):
         for level in range(top):
             if leaf >> level & 1:  # a right child: its left sibling is kept and full; otherwise its right sibling is empty
                 estimate += nodes[level]
-                variance += _full_variance(level)
+                variance += averaged_variance(level)
             self._source.fill(node(lane.next, level + 1), lane.index, start, own)
             share = variance / (1.0 + variance)
             estimate *= estimate.dtype.type(1.0 - share)
             estimate += own * estimate.dtype.type(share)
             variance = share
         return estimate
-
-
-def _full_variance(level: int) -> float:
-    """Variance of the estimate of a full subtree: v_0 = 1, v_l = 2 v / (1 + 2 v)."""
-    variance = 1.0
-    for _ in range(level):
-        variance = 2 * variance / (1 + 2 * variance)
-    return variance
