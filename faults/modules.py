@@ -16,7 +16,7 @@ import warnings
 from collections import Counter
 from random import Random
 
-from hushgrad.testing.modules import examine
+from random_modules import examine
 
 
 def main() -> int:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_modules import examine
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat
 from hushgrad.clipping.proof import live, trials
 from hushgrad.errors import NotIsolated
-from hushgrad.testing.modules import examine
 
 _FLAT = Flat(1.0)
 

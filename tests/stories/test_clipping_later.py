@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from random_modules import examine
 from test_clipping_neighbours import clipped
 from torch import nn
 from torch.nn import functional as F
@@ -15,7 +16,6 @@ from torch.nn import functional as F
 from hushgrad.clipping import Capture
 from hushgrad.clipping.proof.beside import Beside
 from hushgrad.errors import CaptureError, NotIsolated
-from hushgrad.testing.modules import examine
 
 _NOW = {"factor": 0.0, "shift": 0}  # in nobody's attributes
 
