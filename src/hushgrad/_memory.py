@@ -26,7 +26,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The same, all 0."""
+    """A new float32 or float64 tensor in main memory, all 0."""
     return _tensor(shape, dtype, zero=True)
 
 

@@ -61,7 +61,7 @@ class UniversalHash:
             yield out
 
     def of_array(self, array: np.ndarray) -> Iterator[Any]:
-        """The same of an array's bytes, whatever its type."""
+        """The hashes of all blocks of an array's bytes, whatever its type."""
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return self.of([torch.from_numpy(flat if flat.flags.writeable else flat.copy())])
 

@@ -180,6 +180,6 @@ def _sane(x: float) -> float:
 
 
 def sane_delta(x: float) -> float:
-    """The same for a delta, which is at most 1, and 0 or a double with all its digits, as every question takes it."""
+    """A delta to hand out: from 0 to 1, 1 for what is not a number, and 0 or a double with all its digits, as every question takes it."""
     delta = min(_sane(x), 1.0)
     return max(delta, sys.float_info.min) if delta > 0.0 else 0.0

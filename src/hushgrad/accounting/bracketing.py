@@ -23,7 +23,7 @@ class Bracket:
     seen: dict[float, float] = field(default_factory=dict)
 
     def __call__(self, u: float) -> float:
-        """g(u)."""
+        """g(u), asked once for each u."""
         if u not in self.seen:
             if len(self.seen) >= POLICY.most_evaluations:
                 raise NumericalLimit(

@@ -26,7 +26,7 @@ class Budget:
 
     @classmethod
     def of(cls, epsilon: float, delta: float, accountant: str | Accountant, relation: Relation | str) -> Budget:
-        """The same from a caller's arguments, checked."""
+        """A budget from a caller's arguments, checked."""
         epsilon, delta = _check.positive(epsilon=epsilon), _check.delta(delta=delta)
         return cls(epsilon, delta, accountant_of(accountant), Relation.of(relation))
 

@@ -30,7 +30,7 @@ class Rounds(Protocol):
 
     @property
     def size(self) -> int:
-        """Numbers of the model."""
+        """How many numbers the model has."""
 
     def take(self, key: RunKey, step: int, updates: list[np.ndarray], *, restart: bool) -> tuple[np.ndarray, Clipper]:
         """What round ``step`` releases of these flat updates, times the batch size, and the next clipper.

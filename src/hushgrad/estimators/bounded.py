@@ -65,7 +65,7 @@ def representable() -> Iterator[None]:
 
 
 def finite(**results: np.ndarray) -> None:
-    """The same for what was computed where no such error is raised."""
+    """Refuse results that are no finite numbers, where they were computed without numpy raising an error."""
     if not all(np.isfinite(result).all() for result in results.values()):
         raise ArgumentError(_TOO_FAR)
 

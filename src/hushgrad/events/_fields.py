@@ -22,7 +22,7 @@ def noise(**argument: Any) -> float:
 
 
 def positive_noise(**argument: Any) -> float:
-    """The same, and not 0."""
+    """A scale of noise that is not 0: its square and its inverse are still numbers."""
     _check.positive(**argument)
     return noise(**argument)
 

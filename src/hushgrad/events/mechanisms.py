@@ -1,4 +1,4 @@
-"""Single mechanisms."""
+"""Events of single mechanisms: noise on a sum, answers at random, stated guarantees."""
 
 from __future__ import annotations
 

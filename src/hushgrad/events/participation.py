@@ -1,4 +1,4 @@
-"""Who takes part when."""
+"""Participation: in which steps of a run a record may take part."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """How many numbers the model has: tables, layers, norms."""
         tables = (self.vocabulary * (1 if self.tied else 2) + self.positions) * self.hidden
         return tables + self.layers * (self.multiplied + self.biases + 2 * self.norm) + self.norm
 

@@ -85,7 +85,7 @@ class Chart:
         return [(number(x), number(y, 4)) for x, y in shown]
 
     def svg(self) -> str:
-        """The picture."""
+        """The chart as SVG text."""
         seen = [*self.points, *self.second, *([self.mark] if self.mark else [])]
         across = [x for x, _ in seen] + ([self.until] if self.until else [])
         up = [y for _, y in seen] + ([] if self.limit is None else [self.limit])

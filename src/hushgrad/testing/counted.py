@@ -55,7 +55,7 @@ def private_step(
 
 
 def ordinary_step(sample: Callable[[int], Sample], *, batch: int = 8, foreach: bool = True) -> Meter:
-    """The same without privacy."""
+    """What one step of an ordinary run does on the pretend device."""
     torch.manual_seed(0)
     made = sample(batch)
     with pretend() as device:

@@ -1,4 +1,4 @@
-"""The accountant itself."""
+"""``PLD``: the accountant by privacy-loss distributions."""
 
 from __future__ import annotations
 

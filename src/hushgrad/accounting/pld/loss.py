@@ -31,11 +31,6 @@ class Pair:
     above: tuple[Curve, ...]
     below: tuple[Curve, ...]
 
-    @classmethod
-    def tight(cls, *directions: Curve) -> Pair:
-        """A pair whose dominating curves are attained."""
-        return cls(directions, directions)
-
 
 @dataclass(frozen=True)
 class PrivacyLoss:

@@ -1,4 +1,4 @@
-"""The arithmetic in C."""
+"""The kernel's arithmetic in C, through ctypes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class CKernel(Kernel):
             self._draw_many[pieces[0].target.dtype.itemsize](table.buffer_info()[0], len(pieces), scale, not fresh)
 
     def draw_seen(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, seen: Seen) -> None:
-        """The same, hashed while it is in the cache."""
+        """All pieces in one call, each hashed while it is in the cache."""
         table = self._table(stream, step, pieces, seen)
         if table is None:
             super().draw_seen(stream, step, pieces, scale, seen)

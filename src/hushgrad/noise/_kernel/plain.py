@@ -1,4 +1,4 @@
-"""The arithmetic in numpy."""
+"""The kernel's arithmetic in numpy."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Rounding(NamedTuple):
     far: float
 
     def on_grid(self, ratio: float) -> Rounding:
-        """The same of total / h + ratio z, as computed: a product and a sum more, of numbers up to LIMIT + ratio |z|."""
+        """How far total / h + ratio z is off as computed: a product and a sum more, of numbers up to LIMIT + ratio |z|."""
         return Rounding((self.relative + ARITHMETIC) * ratio, self.absolute * ratio + ARITHMETIC * LIMIT, self.far)
 
 

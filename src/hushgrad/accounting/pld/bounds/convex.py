@@ -113,7 +113,7 @@ def _split(a: Law, b: Law, weights: tuple[float, float], raised: float, places: 
 
 
 def _collected(a: Law, b: Law, weights: tuple[float, float], edges: Array, mass: Array, moment: Array) -> int:
-    """``hushgrad_sum_below`` of native/accounting/convex.c."""
+    """Add the sums' masses and moments to their cells: ``hushgrad_sum_below`` of native/accounting/convex.c, in numpy."""
     for block in _blocks(a, b):
         total = (weights[0] * a.places[block][:, None] + weights[1] * b.places).ravel()
         w = (a.mass[block][:, None] * b.mass).ravel()

@@ -93,7 +93,7 @@ class _Signed:
     lost: float = 0.0
 
     def plus(self, other: _Signed, share: float) -> _Signed:
-        """See ``mean_of``; larger in the increasing convex order."""
+        """The mean with ``share`` of this and the rest of ``other``, larger in the increasing convex order."""
         rest = 1 - share
         low, high = (share * self.law.places[i] + rest * other.law.places[i] for i in (0, -1))
         law, outside = summed_above(

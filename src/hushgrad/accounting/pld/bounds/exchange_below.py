@@ -92,7 +92,7 @@ class _Lowered:
     tail: float
 
     def plus(self, other: _Lowered, share: float) -> _Lowered:
-        """See ``mean_of``."""
+        """The mean with ``share`` of this and the rest of ``other``, smaller in the increasing convex order."""
         mine, others, rest = self.law, other.law, 1 - share
         low, high = (share * mine.places[i] + rest * others.places[i] for i in (0, -1))
         edges = places_of(low, high, *middle_of(mine, others, share))

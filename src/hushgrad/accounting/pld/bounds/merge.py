@@ -106,7 +106,7 @@ class _Steps:
         return abs(float(np.log(np.sum(self.times * _size(rate[cells], mu[cells])) / self._total()))) / 2
 
     def _cost_above(self, cells: Labels) -> float:
-        """The same for mixtures of the corners, and what the series leaves out."""
+        """About how much epsilon changes, relatively, if steps become mixtures of their cells' corners; and what the series leaves out."""
         low, high = self._extremes(cells, upper=False), self._extremes(cells, upper=True)
         (q_low, mu_low), (q_high, mu_high) = ((q[cells], mu[cells]) for q, mu in (low, high))
         a, b = (

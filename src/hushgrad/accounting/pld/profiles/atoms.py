@@ -73,7 +73,7 @@ class Atoms(Curve):
         return table.call[j] - np.expm1(gap) * table.discounted[j], np.exp(gap) * table.discounted[j]
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """The same from the left end."""
+        """Between two atoms put = put(before) + (e^{eps - before} - 1) times the compounded mass up to the one before."""
         table = self._table
         j = np.searchsorted(table.below[1:], epsilon, side="right")
         gap = np.where(j == 0, 0.0, epsilon - table.below[j])

@@ -48,7 +48,7 @@ class Cuts:
 
     @property
     def rate_of_full(self) -> float:
-        """The same for the third row."""
+        """How probably the record is in a batch of the third row, if another record takes its place."""
         return self.stays / (self.full - self.survives + self.stays)
 
 
