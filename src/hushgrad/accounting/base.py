@@ -31,27 +31,23 @@ class Loss(Protocol):
         """The smallest delta known to hold at this epsilon; rounded up, never below the truth."""
 
 
-class Nothing:
+class Nothing(Loss):
     """The loss of doing nothing, which composition leaves out."""
 
     def epsilon(self, delta: float) -> float:
-        """Zero."""
         return 0.0
 
     def delta(self, epsilon: float) -> float:
-        """Zero."""
         return 0.0
 
 
-class Unbounded:
+class Unbounded(Loss):
     """The loss of a computation without (known) privacy; whatever it is composed with, nothing is promised."""
 
     def epsilon(self, delta: float) -> float:
-        """Infinite."""
         return math.inf
 
     def delta(self, epsilon: float) -> float:
-        """One."""
         return 1.0
 
 

@@ -194,7 +194,7 @@ def calibrate_steps(
     >>> calibrate_steps(Gaussian(100.0), epsilon=1.0, delta=1e-6, accountant="gdp")
     560
     """
-    return _largest(lambda n: step * n, most=most, epsilon=epsilon, delta=delta, accountant=accountant, relation=relation)
+    return _largest(lambda n: step * n, most, Budget.of(epsilon, delta, accountant, relation))
 
 
 def calibrate_rate(
@@ -254,23 +254,15 @@ def calibrate_batch_size(
     def make_event(batch_size: int) -> Event:
         return of.sampled(rate=batch_size / n) * steps
 
-    return _largest(make_event, most=n, epsilon=epsilon, delta=delta, accountant=accountant, relation=relation)
+    return _largest(make_event, n, Budget.of(epsilon, delta, accountant, relation))
 
 
-def _largest(
-    make_event: Callable[[int], Event],
-    *,
-    most: int,
-    epsilon: float,
-    delta: float,
-    accountant: str | Accountant,
-    relation: Relation | str,
-) -> int:
+def _largest(make_event: Callable[[int], Event], most: int, budget: Budget) -> int:
     """The largest n in 1..most whose certified epsilon meets the target, 0 if none does; epsilon rises with n.
 
     The first guess is where n times the square of the epsilon of 100 steps (or all) would be: losses add up like variances.
     """
-    budget, most = Budget.of(epsilon, delta, accountant, relation), _check.positive_int(most=most)
+    most = _check.positive_int(most=most)
 
     def g(n: int) -> float:
         return excess(budget.cost(make_event(n)), budget.epsilon)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,10 +95,8 @@ class Chain(Denoiser):
     def probes(self, params: dict[str, Tensor], state: dict[str, Any]) -> list[Probe]:
         """The probes of the one member that probes, else the parameters themselves. All are asked: some take notes there."""
         asked = [Probe()]
-        for place, member in enumerate(self.members):
-            own = _own(state, place)
+        for member, own in self._each(state):
             points = member.probes(params, own)
-            _keep(state, place, own)
             if points != [Probe()]:
                 if asked != [Probe()]:
                     raise ArgumentError("Two members of a Chain ask for gradients elsewhere, but a step has one query. Keep one.")
@@ -111,21 +109,24 @@ class Chain(Denoiser):
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
         if not self.members:
             return {name: grad.clone() for name, grad in grads.items()}
-        for place, member in enumerate(self.members):
-            own = _own(state, place)
+        for member, own in self._each(state):
             grads = member(grads, info, own)
-            _keep(state, place, own)
         return grads
 
     def on_shards(self, shards: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any], seams: Seams) -> dict[str, Tensor]:
         """Member by member: only those that need whole tensors have them gathered."""
         if not self.members:
             return self(shards, info, state)
+        for member, own in self._each(state):
+            shards = member.on_shards(shards, info, own, seams)
+        return shards
+
+    def _each(self, state: dict[str, Any]) -> Iterator[tuple[Denoiser, dict[str, Any]]]:
+        """Every member with its own part of the state, which is put back before the next one's turn."""
         for place, member in enumerate(self.members):
             own = _own(state, place)
-            shards = member.on_shards(shards, info, own, seams)
+            yield member, own
             _keep(state, place, own)
-        return shards
 
 
 def _own(state: dict[str, Any], place: int) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Skipped:
     """A mechanism that cannot serve here, and why."""
 
     name: str
-    why: str
+    reason: str
 
 
 def regenerating(kind: Callable[[], Mechanism], name: str, why: str, run: Run) -> Suggestion | Skipped:

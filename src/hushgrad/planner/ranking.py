@@ -57,18 +57,10 @@ class Candidate:
         return {**fields, "noise_multiplier": self.noise_multiplier, "plan": self.plan.to_json()}
 
 
-@dataclass(frozen=True)
-class Dropped:
-    """A mechanism that was not ranked, and why."""
-
-    name: str
-    reason: str
-
-
 class Comparison(list[Candidate]):
     """Candidates, best first; ``dropped`` says which mechanisms were left out, and why."""
 
-    def __init__(self, question: Question, candidates: Iterable[Candidate], dropped: Iterable[Dropped]) -> None:
+    def __init__(self, question: Question, candidates: Iterable[Candidate], dropped: Iterable[Skipped]) -> None:
         super().__init__(candidates)
         self.question = question
         self.dropped = tuple(dropped)
@@ -175,15 +167,15 @@ def plan_for(
 def answer(question: Question) -> Comparison:
     """The comparison that answers ``question``."""
     scored: list[Candidate] = []
-    dropped: list[Dropped] = []
+    dropped: list[Skipped] = []
     ended: dict[str, str] = {}  # families whose last member brought nothing
     for proposal in proposals(question):
         family = "" if isinstance(proposal, Skipped) else proposal.family
         if family in ended:
-            dropped.append(Dropped(proposal.name, ended[family]))
+            dropped.append(Skipped(proposal.name, ended[family]))
             continue
         found = _scored(question, proposal, scored)
-        if isinstance(found, Dropped):
+        if isinstance(found, Skipped):
             dropped.append(found)
             if family:
                 ended[family] = f"Not tried: {proposal.name}, which keeps less, is left out already."
@@ -201,24 +193,24 @@ def _per_step(candidate: Candidate) -> float:
     return candidate.rmse / candidate.plan.steps
 
 
-def _scored(question: Question, proposal: Proposal | Skipped, earlier: list[Candidate]) -> Candidate | Dropped:
+def _scored(question: Question, proposal: Proposal | Skipped, earlier: list[Candidate]) -> Candidate | Skipped:
     if isinstance(proposal, Skipped):
-        return Dropped(proposal.name, proposal.why)
+        return proposal
     try:
         plan = proposal.make()
         state = plan.noise.state_size(steps=plan.steps)
         bytes_ = None if question.parameters is None else state * question.parameters * _FLOAT
         size, unit = (state, "numbers per parameter") if bytes_ is None else (bytes_, "bytes")
         if question.memory is not None and size > question.memory:
-            return Dropped(proposal.name, f"Its noise state takes {size:.3g} {unit}; {question.memory:.3g} are allowed.")
+            return Skipped(proposal.name, f"Its noise state takes {size:.3g} {unit}; {question.memory:.3g} are allowed.")
         plan = _calibrated(plan, question.epsilon)
     except NoTheorem as error:
-        return Dropped(proposal.name, str(error))
+        return Skipped(proposal.name, str(error))
     assert plan.noise_multiplier is not None
     rmse = plan.noise_multiplier * plan.noise.unit_error(steps=plan.steps, workload=question.workload)[0]
     for other in earlier:
         if proposal.family and other.name.startswith(proposal.family) and rmse > (1 - _WORTH) * other.rmse:
-            return Dropped(proposal.name, f"It is no better than {other.name}, which keeps less.")
+            return Skipped(proposal.name, f"It is no better than {other.name}, which keeps less.")
     return Candidate(
         name=proposal.name,
         plan=plan,

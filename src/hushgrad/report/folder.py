@@ -81,19 +81,30 @@ def read_folder(path: str | Path) -> Folder:
 
 def _require_consistent(found: Folder) -> None:
     """The guarantee is recomputed from the ledger: a card must not repeat a number that somebody has edited."""
+    if found.guarantee.event != found.ledger.event():
+        raise ArgumentError("Expected guarantee.json to be about the steps in ledger.json. One of them was changed.")
+    require_earned(found.guarantee, found.plan, "guarantee.json", "plan.json")
+    _require_report(found)
+
+
+def require_earned(claim: Guarantee, plan: Plan, where: str, planned: str) -> None:
+    """Refuse a guarantee that is not about its plan, or whose epsilon is smaller than what its event costs.
+
+    Args:
+        claim: what is promised.
+        plan: of the run that it is promised for.
+        where: what the guarantee is called.
+        planned: what the plan is called.
+    """
     from hushgrad.accounting import epsilon
 
-    claim = found.guarantee
-    if claim.event != found.ledger.event():
-        raise ArgumentError("Expected guarantee.json to be about the steps in ledger.json. One of them was changed.")
-    if claim.delta != found.plan.delta or claim.relation != found.plan.relation or claim.unit != found.plan.unit:
-        raise ArgumentError("Expected guarantee.json to have the delta, relation and unit of plan.json. One of them was changed.")
+    if (claim.delta, claim.relation, claim.unit) != (plan.delta, plan.relation, plan.unit):
+        raise ArgumentError(f"Expected {where} to have the delta, relation and unit of {planned}. One of them was changed.")
     spent = epsilon(claim.event, delta=claim.delta, accountant=claim.accountant, relation=claim.relation)
     if claim.epsilon < spent * (1 - 1e-6):  # the accountant of another version may differ in the last digits
         raise ArgumentError(
-            f"Expected epsilon={at_most(claim.epsilon, 6)} in guarantee.json to be at least {at_most(spent, 6)}, the ledger's cost."
+            f"Expected epsilon={at_most(claim.epsilon, 6)} in {where} to be at least {at_most(spent, 6)}, its event's cost."
         )
-    _require_report(found)
 
 
 def _require_report(found: Folder) -> None:

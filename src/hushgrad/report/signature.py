@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from hushgrad import _check
-from hushgrad._printed import at_most, plain
+from hushgrad._printed import plain
 from hushgrad.budget import Policy
 from hushgrad.budget.belonging import file_sha256
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, questions
-from hushgrad.report.folder import read_object
+from hushgrad.report.folder import read_object, require_earned
 
 if TYPE_CHECKING:
     from hushgrad.report.card import Card
@@ -160,19 +160,12 @@ def _signed(content: dict[str, Any]) -> Ed25519PublicKey | None:
 
 def _recomputed(content: dict[str, Any]) -> Guarantee:
     """The guarantee in a card, if the plan and the event in it bear it out."""
-    from hushgrad.accounting import epsilon
     from hushgrad.train.plan import Plan
 
     guarantee, plan = Guarantee.from_json(content.get("guarantee")), Plan.from_json(content.get("plan"))
     if content.get("claim") != str(guarantee) or content.get("plan_digest") != plan.digest:
         raise ArgumentError("Expected the card's parts to belong together: its claim or its plan was changed.")
-    if (guarantee.delta, guarantee.relation, guarantee.unit) != (plan.delta, plan.relation, plan.unit):
-        raise ArgumentError("Expected the card's guarantee to have its plan's delta, relation and unit. One of them was changed.")
-    spent = epsilon(guarantee.event, delta=guarantee.delta, accountant=guarantee.accountant, relation=guarantee.relation)
-    if guarantee.epsilon < spent * (1 - 1e-6):  # the accountant of another version may differ in the last digits
-        raise ArgumentError(
-            f"Expected the card's epsilon={at_most(guarantee.epsilon, 6)} to be at least {at_most(spent, 6)}, its event's cost."
-        )
+    require_earned(guarantee, plan, "the card's guarantee", "its plan")
     return guarantee
 
 

@@ -29,14 +29,11 @@ Step = Callable[[], None]
 def machine() -> dict[str, Any]:
     """Versions, and the device that is measured: CUDA where there is one, else the processor."""
     there = torch.cuda.is_available()
-    found = {
+    return {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "processor": platform.machine(),
         "threads": torch.get_num_threads(),
-    }
-    return {
-        **found,
         "triton": _version("triton"),
         "opacus": _version("opacus"),
         "device": torch.cuda.get_device_name() if there else "processor",
