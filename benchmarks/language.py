@@ -6,8 +6,9 @@ A Llama from a config (random weights; hidden 256, 4 layers, 2,048 tokens, lengt
 CPU time (one thread) of whole steps, all implementations in turn in one process, median of the quotients; ``--peers`` adds Opacus ghost.
 Memory is the peak of a process of its own above what it held after a step of a tiny model, the median of several: as it is, and (alive)
 with a C library that gives freed blocks back at once. As it is, the holes of the heap move a peak by 5 % from one process to the next.
-``--sweep``: logical batches of 64 to 4,096 in parts of 8, private, for examples and for users of 4 examples each, in later steps and
-without the proofs that one pass in a thousand repeats: these hold what the first step held.
+``--sweep``: logical batches of 64 to 4,096 in parts of 8, private, for examples and for users of 4 examples each, in later steps, as many
+as have 512 parts together (the holes of the heap need some passes to settle, whatever steps these belong to), and without the proofs that
+one pass in a thousand repeats: these hold what the first step held.
 """
 
 from __future__ import annotations
@@ -208,8 +209,8 @@ def in_a_child(found: Callable[[], Any]) -> Any:
     return json.loads(text)
 
 
-def peak_of(kind: str, setting: Setting, *, alive: bool, once: bool = False) -> tuple[float, float]:
-    """Megabytes in the first two steps and in the next two, in a process of its own; ``once``: no proof is repeated at random."""
+def peak_of(kind: str, setting: Setting, *, alive: bool, once: bool = False, later: int = 2) -> tuple[float, float]:
+    """Megabytes in the first two steps and in the ``later`` ones, in a process of its own; ``once``: no proof is repeated at random."""
 
     def found() -> tuple[float, float]:
         if alive:
@@ -217,34 +218,34 @@ def peak_of(kind: str, setting: Setting, *, alive: bool, once: bool = False) -> 
         if once:
             root.AGAIN = 1 << 60  # else a step of many passes meets a repeated proof, and one of few does not
         KINDS[kind](replace(setting, hidden=16, layers=1, vocabulary=32, length=8, size=8))()  # loads modules, libraries, kernels
-        return peaks(lambda: KINDS[kind](setting))
+        return peaks(lambda: KINDS[kind](setting), later)
 
-    first, later = in_a_child(found)
-    return first, later
+    held = in_a_child(found)
+    return held[0], held[1]
 
 
-def peaks(make: Callable[[], Step]) -> tuple[float, float]:
+def peaks(make: Callable[[], Step], later: int = 2) -> tuple[float, float]:
     """What this process holds at most, in MiB above what it holds now: in the first two steps, which also prove a model, and later."""
     ctypes.CDLL(None).malloc_trim(0)
     before = memory("VmRSS")
     found = []
     step: Step | None = None
-    for _ in range(2):
+    for steps in (2, later):
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
         step = step or make()
-        step()
-        step()
+        for _ in range(steps):
+            step()
         found.append(memory("VmHWM") - before)
     return found[0], found[1]
 
 
-def sweep() -> dict[str, list[float]]:
+def sweep(modes: list[str]) -> dict[str, list[float]]:
     sizes = (64, 512, 4096)
     found = {}
-    for mode in ("lora", "full"):
+    for mode in modes:
         small = Setting(mode=mode, hidden=64, layers=2)
         for kind in ("private", "users"):
-            held = [peak_of(kind, replace(small, size=size), alive=True, once=True)[1] for size in sizes]
+            held = [peak_of(kind, replace(small, size=n), alive=True, once=True, later=sizes[-1] // n)[1] for n in sizes]
             data = [size * small.length * 16 / 2**20 for size in sizes]  # the batch itself: ids and mask
             own = [peak - batch for peak, batch in zip(held, data, strict=True)]
             found[f"{mode}, {kind}"] = own
@@ -288,7 +289,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="PATH", help="write the figures as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    figures: dict[str, Any] = {"sweep": sweep()} if args.sweep else {mode: report(mode, args) for mode in args.mode}
+    figures: dict[str, Any] = {"sweep": sweep(args.mode)} if args.sweep else {mode: report(mode, args) for mode in args.mode}
     if args.json:
         Path(args.json).write_text(json.dumps(figures, indent=1))
 

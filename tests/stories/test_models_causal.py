@@ -13,7 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hushgrad[hf]'")
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'hushgrad[hf]'")
 
-from hushgrad.errors import ArgumentError, CaptureError  # noqa: E402
+from hushgrad.errors import ArgumentError, CaptureError, NotIsolated  # noqa: E402
 from hushgrad.integrations.huggingface import PrivateTrainer, token_loss  # noqa: E402
 from hushgrad.train import Plan, make_private  # noqa: E402
 
@@ -252,7 +252,7 @@ def test_in_half_precision_the_longest_text_must_not_round_the_others(tmp_path):
     half = llama().requires_grad_(False)
     half.model.layers[0].mlp.up_proj.compute_dtype = torch.bfloat16  # as quantised layers say what they compute in
     for make, options in (HALVES["autocast, LoRA"], HALVES["bf16 weights, full"], (lambda: adapted(half), {})):
-        with pytest.raises(ArgumentError, match=r"one length in half precision: how long.*pad_to_multiple_of"):
+        with pytest.raises(NotIsolated, match=r"In half precision.*Pad all of them to one length.*pad_to_multiple_of"):
             stepped(tmp_path, make(), texts(), **options)
 
 

@@ -84,6 +84,8 @@ class Capture(Announcing, Answering):
         self.scales: Callable[[], Mapping[str, Tensor] | None] | None = None
         self.not_isolated: str | None = None  # why this model may not be trained privately, if a proof has shown it
         self.late = False  # one that was repeated, of passes like those whose gradients counted
+        self.first_size: tuple[Any, ...] | None = None  # of one example in each input, in the first pass
+        self.resized = False  # it was another one in some other
         self._held = held or Held()
         self._certificate = certificate
         self._copies = _check.positive_int(copies=copies)  # of each example; their mean is clipped
@@ -181,6 +183,11 @@ class Capture(Announcing, Answering):
     def explain(self) -> str:
         """How each parameter is read, as far as passes were proved: a table of module, rule, layout and cost."""
         return explained(self._root.known.every(), self._sites)
+
+    @property
+    def sizes(self) -> set[tuple[Any, ...]]:
+        """Of one example in the model's inputs, over the passes of this step that were read by a proof."""
+        return self._tape.sizes
 
     @property
     def whole(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -102,6 +102,7 @@ class Batches:
         if not announced:
             return
         self.failure: str | None = None
+        self.sizes: set[tuple[Any, ...]] = set()  # of an example in each input, of passes over the batch
         self.aside: str | None = None  # why a pass is none over the batch: an evaluation
         self.leaks: set[str] = set()  # parameters whose gradient went past the capture
         self._next: tuple[int | None, Tensor | None, int] = (None, None, 0)

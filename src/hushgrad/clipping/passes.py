@@ -42,6 +42,7 @@ class Passes:
         self.running: list[Pass | None] = []
         # A plain structure, examples, and the shapes of its calls.
         self._usual: tuple[Structure | None, int, Any] = (None, 0, None)
+        self._size: tuple[Any, ...] | None = None  # of one example in each input, in the last pass
         self._tries = 0  # proofs that were repeated for what had no gradient
         self.announces = False  # somebody says how many examples each training pass has
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping._torch import (
+    is_autocast,
     is_exporting,
     is_tracing,
     nodes_made,
@@ -129,6 +130,14 @@ class Root(Passes):
         if here is None:  # an evaluation
             return
         tape.enter(here.examples).structure = here.structure
+        if not proving:
+            tape.rounded = tape.rounded or is_autocast()
+            if here.structure is not None:
+                sizes = here.structure.sizes or tuple(here.structure.shapes.values())
+                tape.sizes.add(sizes)
+                if sizes != self._size:
+                    self._size, capture = sizes, self._capture
+                    capture.first_size, capture.resized = capture.first_size or sizes, capture.first_size is not None
         tape.calls = here.calls
         if self._trials.draws:
             here.draws = host_draws()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+from hushgrad import _check
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.plan import Plan
@@ -38,3 +39,11 @@ class Batches:
 
     def _left(self, private: Private | None) -> int:
         return self._plan.steps if private is None else private.steps_allowed - private.steps
+
+
+def drawn(inputs: Any) -> Batch:
+    """The batch, if it is the plan's; a sentence about another one does not show its records."""
+    if isinstance(inputs, Batch):
+        return inputs
+    remedy = "Leave get_train_dataloader as it is: the plan draws the batches. data_collator makes them of examples."
+    return _check.fail("inputs", type(inputs).__name__, "to be a batch of the plan", remedy)

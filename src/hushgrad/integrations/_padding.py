@@ -4,8 +4,8 @@ A model that reads padding (an encoder without a mask, a mean over all positions
 out: then one person moves everybody's gradient, and clipping bounds nothing. It is tried on a short and a long text, before the first step:
 other tokens in the place of padding, and no padding at all, must leave the loss as it is.
 
-In half precision even a model that masks padding rounds every text otherwise where there is more of it: one long text that leaves a batch
-of 6 moved the clipped sum by 1.0009 of the bound, of 48 by 1.0006; padded to one length by 1.0000. So all texts must then have one length.
+In half precision even a model that masks padding rounds every text otherwise where there is more of it: then every run, whoever loops,
+wants one length (:class:`hushgrad.train.own_sizes.OneLength`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,6 @@ _TRIED = 16  # texts, of which the shortest and the longest are taken
 # Relative, in single and in half precision. Other tokens meet the same operations, so exact zeros; another length other ones.
 _TOKENS = {False: 5e-7, True: 1e-2}
 _LENGTH = {False: 1e-4, True: 2e-2}
-_ONE_LENGTH = (
-    "how long a text is padded follows from the others, and so does every rounding. Pad all texts to one length (pad_to_multiple_of the "
-    'longest, or padding="max_length"), or train in single precision.'
-)
 _MASKED = "Let data_collator return an attention_mask that the model reads, or pad every text to the same length."
 
 
@@ -45,8 +41,6 @@ def require_padding_apart(dataset: Any, collate: Callable[..., Any], loss_of: Ca
         return
     short, long = lengths.index(min(lengths)), lengths.index(max(lengths))
     padded = _first(_collated(collate, [texts[short], texts[long]]))
-    if half and padded and padded["input_ids"].shape[1] != lengths[short]:
-        raise ArgumentError(f"Expected texts of one length in half precision: {_ONE_LENGTH}")
     others = padded and _with_others(alone[short], padded)
     if not others:
         return

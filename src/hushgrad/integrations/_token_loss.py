@@ -7,7 +7,8 @@ is not read off its name but tried, on one or two examples of the first batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from hushgrad import _check
+from hushgrad.errors import ArgumentError
 from hushgrad.train.loss import aside
 
 _IGNORED = -100  # transformers' mark for a label that does not count
@@ -85,6 +87,22 @@ class ExampleLoss:
                 "those of texts that are padded on the left, behind a trained prompt which scores the first token of the longest alone"
             )
         return token_loss(logits, behind, shift=bool(self._shift)), outputs
+
+
+@contextmanager
+def counts_refused(within: AbstractContextManager[Any], *, own: bool) -> Iterator[None]:
+    """A loss of one's ``own`` that is divided by what Trainer counts over a whole batch, and a run does not tell, is refused."""
+    try:
+        with within:
+            yield
+    except TypeError as error:
+        if not own or "NoneType" not in str(error):
+            raise
+        raise ArgumentError(
+            "Expected compute_loss not to use num_items_in_batch, which is None here: the labels of a whole batch are counted there, so "
+            "one text would scale the gradients of all others. Return the mean over the examples of what depends on one alone, such as "
+            "token_loss(model(**inputs).logits, inputs['labels'], shift=True)."
+        ) from error
 
 
 def _own(outputs: Any) -> Tensor:

@@ -21,10 +21,10 @@ from hushgrad.clipping.merged import require_unmerged
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.integrations._arguments import as_planned, refuse_search, require_fitting, require_known
-from hushgrad.integrations._batches import Batches
+from hushgrad.integrations._batches import Batches, drawn
 from hushgrad.integrations._padding import require_padding_apart
 from hushgrad.integrations._texts import require_apart, require_numbered, require_texts
-from hushgrad.integrations._token_loss import ExampleLoss, token_loss
+from hushgrad.integrations._token_loss import ExampleLoss, counts_refused, token_loss
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
@@ -214,7 +214,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
         Each part's mean counts by its examples, those that fill it up left out; that of nobody is 0.
         """
-        batch = _drawn(inputs)
+        batch = drawn(inputs)
         require_texts(inputs, batch.examples)
         require_unmerged(model)
         total, world = torch.zeros((), device=self.args.device), self.private.placement.world
@@ -231,14 +231,17 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             module.training = True
         return super().prediction_step(model, *given, **named)
 
+    def compute_loss_context_manager(self) -> Any:
+        """Trainer's own; inside, a loss that asks for the number of labels in a whole batch is refused in a sentence."""
+        return counts_refused(super().compute_loss_context_manager(), own=self._own_loss)
+
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """The mean over the examples of each one's own loss; see the table above."""
         loss, outputs = self._example_loss(model, inputs, filled=0 if self._private is None else self._private.losses.padding)
         if self._private is not None and torch.is_grad_enabled():
             self._require_exact(inputs)
-            loss = self._private.losses.covered(
-                self._private.losses.summed(loss, len(inputs["labels"])), alone=not self._own_loss
-            )
+            losses = self._private.losses
+            loss = losses.covered(losses.summed(loss, len(inputs["labels"])), alone=not self._own_loss)
         return (loss, outputs) if return_outputs else loss
 
     def _require_exact(self, inputs: Any) -> None:
@@ -252,14 +255,6 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             logs = {name: value for name, value in logs.items() if name != "grad_norm"}
             logs["epsilon"] = self._epsilon.after(self._private.steps)
         super().log(logs, start_time)
-
-
-def _drawn(inputs: Any) -> Batch:
-    """The batch, if it is the plan's; a sentence about another one does not show its records."""
-    if isinstance(inputs, Batch):
-        return inputs
-    remedy = "Leave get_train_dataloader as it is: the plan draws the batches. data_collator makes them of examples."
-    return _check.fail("inputs", type(inputs).__name__, "to be a batch of the plan", remedy)
 
 
 class _Passes(Loop):

@@ -40,6 +40,7 @@ class Batch:
     _fixed: bool  # every batch of the run has this one's size
     # the dimension of its tensors that holds the examples, if somebody knows; else the first
     _dim: Callable[[], int | None] | None
+    _follows: Callable[[], bool] | None  # whether its sizes follow from its largest example; None: its examples are of one size
     _records: np.ndarray | None  # the numbers of all records, or units, that take part in the step, in every process
 
     def split(self, size: int) -> Iterator[Batch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple, NoReturn
 
@@ -16,7 +17,7 @@ from hushgrad.errors import ArgumentError, BudgetExceeded, WorkerLost
 from hushgrad.sampling.base import Deal
 from hushgrad.sampling.batch import Batch, TensorBatch, empty_like
 from hushgrad.sampling.draws import Draws
-from hushgrad.sampling.grown import grown_dim, keeps_apart, read_alone
+from hushgrad.sampling.grown import grown_dim, keeps_apart, read_alone, sizes_apart, smallest
 from hushgrad.sampling.seeds import Seeds
 from hushgrad.sampling.sizes import AS_THEY_COME, Sizes
 from hushgrad.sampling.units import Units
@@ -35,6 +36,7 @@ class _Hand(NamedTuple):
     units: Tensor | None
     padding: int
     data: Any
+    smallest: int | None  # the number of its smallest example, where they are not of one size
 
 
 class Steps:
@@ -87,9 +89,9 @@ class Hands(Dataset[_Hand]):
             unit = None if unit is None else np.append(unit, np.zeros(padding, np.int64))
         if self._copies > 1:
             unit = np.repeat(indices if unit is None else unit, self._copies)
-            return _Hand(step, len(unit), torch.from_numpy(unit), padding * self._copies, self._fetch(step, indices))
+            return _Hand(step, len(unit), torch.from_numpy(unit), padding * self._copies, *self._fetch(step, indices))
         units = None if unit is None else torch.from_numpy(unit)
-        return _Hand(step, len(indices), units, padding, self._fetch(step, indices))
+        return _Hand(step, len(indices), units, padding, *self._fetch(step, indices))
 
     def _missing(self, count: int) -> int:
         """Examples that are missing to the size of a batch."""
@@ -101,18 +103,26 @@ class Hands(Dataset[_Hand]):
             size += 1
         return size - count
 
-    def _fetch(self, step: int, indices: np.ndarray) -> Any:
-        """Every record, copies of one side by side."""
+    def _fetch(self, step: int, indices: np.ndarray) -> tuple[Any, int | None]:
+        """Every record, copies of one side by side; and the number of the smallest where a function of somebody's own may pad them."""
         if not len(indices):
-            return self._nothing()
+            return self._nothing(), None
         if type(self._dataset) is TensorDataset and self._collate is default_collate:
             # The same result as collating example by example, without the loop: one gather per tensor.
             where = torch.from_numpy(indices)
-            return [*map(methodcaller("index_select", 0, where), self._dataset.tensors)]
+            return [*map(methodcaller("index_select", 0, where), self._dataset.tensors)], None
         with self._seeds.kept():
             read = [self._seeds.read(self._dataset, step, c, i) for i in indices.tolist() for c in range(self._copies)]
+            place = None if self._collate is default_collate else smallest(read)
             self._seeds.start(step, self._rank)  # of several processes each draws for its own rows
-            return self._collate(read)
+            return self._collate(read), None if place is None else int(indices[place // self._copies])
+
+    def follows(self, step: int, record: int, sizes: list[tuple[int, ...]]) -> bool:
+        """Whether a batch of these sizes has them from its largest record: this one, the smallest, has others alone."""
+        with self._seeds.kept():
+            read = self._seeds.read(self._dataset, step, 0, record)
+            self._seeds.start(step, self._rank)
+            return sizes_apart(self._collate([read]), self.dim() or 0) != sizes
 
     def dim(self) -> int | None:
         """The dimension of a batch's tensors that holds the examples; None if that cannot be said of all of them."""
@@ -149,6 +159,7 @@ def stamp(
     issue: Callable[[Batch], None] | None = None,
     records: np.ndarray | None = None,
     dim: Callable[[], int | None] | None = None,
+    follows: Callable[[], bool] | None = None,
 ) -> Batch:
     """``data`` as a stamped batch: an instance of its own type that is a :class:`Batch` as well."""
     batch: Any
@@ -166,7 +177,7 @@ def stamp(
         _check.fail("batch", type(data).__name__, "to be a tensor, tuple, list or dict", "Let collate_fn return one of these.")
     batch.step, batch.examples, batch.units, batch.part, batch.cut = step, examples, units, part, None
     batch.padding, batch._sizes, batch._fixed, batch._issue, batch._records = padding, sizes, fixed, issue, records
-    batch._dim = dim
+    batch._dim, batch._follows = dim, follows
     return batch  # type: ignore[no-any-return]
 
 
@@ -201,20 +212,12 @@ class BatchLoader:
         on_issue: Callable[[Batch], None] | None,
         options: dict[str, Any],
     ) -> None:
-        self._hands, self._steps, self._options, self._on_issue = hands, steps, options, on_issue
+        self.hands, self._steps, self._options, self._on_issue = hands, steps, options, on_issue
         self._next, self._stop = start, stop
 
     def __len__(self) -> int:
         """How many steps are still to be dealt."""
         return self._stop - self._next
-
-    def dim(self) -> int | None:
-        """The dimension of a batch's tensors that holds the examples; None if that cannot be said of all of them."""
-        return self._hands.dim()
-
-    def keeps_apart(self) -> bool:
-        """Whether a record is read, and collated, in the same way whoever the others are, as far as a few show."""
-        return self._hands.keeps_apart()
 
     @property
     def next_step(self) -> int:
@@ -234,13 +237,13 @@ class BatchLoader:
     def _deal(self) -> Iterator[Batch]:
         steps = self._steps(self._next)
         inner = DataLoader(
-            self._hands,
+            self.hands,
             sampler=steps,
             batch_size=None,
             collate_fn=_as_dealt,
             **self._options,
         )
-        received, hands = iter(inner), self._hands
+        received, hands = iter(inner), self.hands
         always: dict[str, Any] = {
             "sizes": hands.sizes,
             "fixed": hands.fixed is not None,
@@ -258,6 +261,9 @@ class BatchLoader:
                 raise ArgumentError(f"Expected step={hand.step} to be step {self._next}. Do not run two loops over one loader.")
             self._next += 1
             about: dict[str, Any] = {"step": hand.step, "examples": hand.examples, "units": hand.units, "padding": hand.padding}
+            if hand.smallest is not None:
+                sizes = sizes_apart(hand.data, hands.dim() or 0)
+                about["follows"] = partial(hands.follows, hand.step, hand.smallest, sizes)
             batch = stamp(hand.data, **about, **always, records=steps.dealt.pop(hand.step))
             if self._on_issue is not None:
                 self._on_issue(batch)
@@ -268,15 +274,7 @@ class BatchLoader:
         """Refused: the batches must not be dealt by anybody else."""
         raise ArgumentError(_REDEALT)
 
-    @property
-    def sampler(self) -> NoReturn:
-        """Refused: the batches must not be dealt by anybody else."""
-        raise ArgumentError(_REDEALT)
-
-    @property
-    def batch_sampler(self) -> NoReturn:
-        """Refused: the batches must not be dealt by anybody else."""
-        raise ArgumentError(_REDEALT)
+    sampler = batch_sampler = dataset
 
     def __getitem__(self, index: object) -> NoReturn:
         raise ArgumentError(_REDEALT)

@@ -1,8 +1,8 @@
-"""Where a collate function puts the examples, by what grows when there are more of them; and whether it keeps them apart."""
+"""Where a collate function puts the examples, by what grows when there are more of them; whether it keeps them apart, and pads them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,3 +100,33 @@ def _kept(first: Tensor, other: Tensor, dim: int | None) -> bool:
         return torch.equal(first, other)
     rows = first.shape[where] // 4
     return all(torch.equal(first.narrow(where, i * rows, rows), other.narrow(where, i * rows, rows)) for i in (0, 2))
+
+
+def smallest(records: Sequence[Any]) -> int | None:
+    """The place of the smallest of these records; None where all are of one size, as far as their lengths and shapes say.
+
+    >>> smallest([{"ids": [1, 2, 3]}, {"ids": [4]}, {"ids": [5, 6]}]), smallest([torch.ones(3), torch.zeros(3)])
+    (1, None)
+    """
+    extents = [_extent(record) for record in records]
+    return None if extents.count(extents[0]) == len(extents) else min(range(len(extents)), key=lambda i: sum(extents[i]))
+
+
+def _extent(item: Any, depth: int = 4) -> tuple[int, ...]:
+    """All lengths and sizes in a record, in a row."""
+    if isinstance(item, (str, bytes)):
+        return (len(item),)
+    if isinstance(shape := getattr(item, "shape", None), tuple):  # of a tensor or an array
+        return tuple(shape)
+    inside: Any = item.values() if isinstance(item, Mapping) else item if isinstance(item, (list, tuple)) else None
+    if inside is None:
+        inside = vars(item).values() if hasattr(item, "__dict__") and not callable(item) else ()
+    elif not isinstance(item, Mapping) and (not item or isinstance(item[0], (int, float))):  # tokens
+        return (len(item),)
+    return tuple(n for one in inside for n in _extent(one, depth - 1)) if depth else ()
+
+
+def sizes_apart(batch: Any, dim: int) -> list[tuple[int, ...]]:
+    """The sizes of a batch's tensors, without the dimension that holds the examples."""
+    tensors = (t for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim() > 1)
+    return [(*t.shape[:dim], *t.shape[dim + 1 :]) for t in tensors]

@@ -34,7 +34,7 @@ from hushgrad.train.contract import DataContract
 from hushgrad.train.guard import Guard, Watch
 from hushgrad.train.losses import Losses
 from hushgrad.train.own_bits import OwnBits
-from hushgrad.train.own_sizes import OwnSizes
+from hushgrad.train.own_sizes import OneLength, OwnSizes
 from hushgrad.train.parts import Parts
 from hushgrad.train.plan import Plan
 from hushgrad.train.saving import Saving
@@ -90,6 +90,7 @@ class Attached(Saving):
             check_isolation=check_isolation,
             fixed=None if plan.pad_to is None else -(-plan.pad_to // self._world.size),
         )
+        self._length = OneLength(self._capture, vouched=not check_isolation, certified=plan.certified)
         self._release = Release(plan, self.placement, self._key, witnessed=True)
         if plan.denoise is not None and plan.denoise.rescales:
             self._capture.scales = self._release.scales
@@ -141,6 +142,11 @@ class Attached(Saving):
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
         self._handles.append(Watch(self))
+
+    def _check_losses(self) -> None:
+        """Of a certified run: the losses were sums."""
+        if self._issued is not None:
+            self.losses.require(self._issued.counted)
 
     def _attach_tables(self) -> None:
         require_lazy_plan(self.plan, self._world, sharded=self.placement.in_parts)

@@ -152,8 +152,8 @@ class Private(Attached):
         )
         self._contract.require(dataset, groups, identity, self._key, self._journal)  # after all that may refuse them
         self._attended(units[0])
-        self._dim, made.finished = made.dim, not len(made) and self.steps == self._resumed
-        if not made.keeps_apart():
+        self._dim, made.finished = made.hands.dim, not len(made) and self.steps == self._resumed
+        if not made.hands.keeps_apart():
             self.losses.handed.prepared = True
         return made
 

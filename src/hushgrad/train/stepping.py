@@ -5,8 +5,7 @@
 5      ``optimizer.step()`` begins: :meth:`Stepping._check_passes` refuses what may be refused; then norms, weights, one weighted pass
 6, 7   over all processes, with noise: :meth:`hushgrad.release.core.Release.privatise`; the step is charged, :meth:`Stepping._take`
 8      released, denoised: :meth:`hushgrad.release.core.Release.finished`
-9      the user's own optimizer
-10     :meth:`Stepping._after_step`
+9, 10  the user's own optimizer; :meth:`Stepping._after_step`
 
 What only some runs need (lazy tables, sharded parameters, several processes, certified sums) is decided when a run is made: it is in the
 lists of what is done before a pass and asked before a step, or it is not there.
@@ -41,7 +40,7 @@ from hushgrad.train.contract import DataContract
 from hushgrad.train.guard import Guard
 from hushgrad.train.losses import Losses
 from hushgrad.train.own_bits import OwnBits
-from hushgrad.train.own_sizes import OwnSizes
+from hushgrad.train.own_sizes import OneLength, OwnSizes
 from hushgrad.train.parts import Parts
 from hushgrad.train.plan import Plan
 
@@ -57,6 +56,7 @@ class Issued(NamedTuple):
     records: np.ndarray | None  # who takes part, in every process
     counted: int  # examples that do count
     contributions: int  # gradients that will be clipped: one for each of them, or for each unit
+    follows: Callable[[], bool] | None  # whether its sizes follow from its largest example; None: all examples are of one size
     cut: int | None = None  # it is no micro-batch
 
 
@@ -80,6 +80,7 @@ class Stepping:
     _lazy: LazyTables | None
     _bits: OwnBits
     _own: OwnSizes
+    _length: OneLength
     _parts: Parts
     _together: Callable[[], AbstractContextManager[None]]  # all processes leave the block, or none
     _before_pass: list[Callable[[int], None]]  # what is done before a pass over so many examples
@@ -145,7 +146,7 @@ class Stepping:
         self._guard.before()
         counted = batch.examples - batch.padding
         contributions = counted if batch.units is None else len(torch.unique(batch.units[:counted]))
-        self._issued = Issued(batch.examples, batch.units, batch.padding, batch._records, counted, contributions)
+        self._issued = Issued(batch.examples, batch.units, batch.padding, batch._records, counted, contributions, batch._follows)
         if self._parts.any:
             self._parts.clear()
             self._capture.fold_with(None)  # a whole batch needs no second buffer
@@ -208,6 +209,8 @@ class Stepping:
         self._guard.check(options)
         for check in self._checks:
             check()
+        if self._capture.resized or (self._issued is not None and self._issued.follows is not None):
+            self._length.require(self._books.taken, None if self._issued is None else self._issued.follows)
         if self._parts.any:
             self._parts.check()
         return self._books.taken
@@ -215,12 +218,7 @@ class Stepping:
     def _look_back(self) -> None:
         """If a proof that was repeated has failed, nobody knows since when: what was released is covered by no theorem."""
         if self._capture.late and (taken := self._books.taken) and not self._books.broken:
-            self._books.broken = f"after {taken} steps a proof was repeated and failed: {self._capture.not_isolated}"
-
-    def _check_losses(self) -> None:
-        """Of a certified run: the losses were sums."""
-        if self._issued is not None:
-            self.losses.require(self._issued.counted)
+            self._books.broken = f"after {taken} steps a later look failed: {self._capture.not_isolated}"
 
     def _check_captured(self) -> None:
         """Of several processes: one that would refuse must do so before any sends. Alone, the release asks this itself."""

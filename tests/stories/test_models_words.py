@@ -1,0 +1,102 @@
+"""The page on language models says what is refused in the very words in which it is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from test_models_causal import (
+    PrivateTrainer,
+    a_plan,
+    a_trainer,
+    adapted,
+    full,
+    llama,
+    packed,
+    padded,
+    stepped,
+    texts,
+    transformers,
+)
+
+from hushgrad.clipping.merged import require_unmerged
+from hushgrad.errors import HushgradError
+from hushgrad.train import Plan, make_private
+
+PAGE = Path(__file__).parents[2] / "docs" / "language-models.md"
+
+
+class ByTheBatch(PrivateTrainer):
+    """As Trainer's own guide to gradient accumulation has it."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        scores = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), inputs["labels"].flatten(), reduction="sum")
+        return loss / num_items_in_batch
+
+
+def again(folder):
+    model = torch.nn.Linear(2, 1)
+    run = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), a_plan(steps=1), seed=1)
+    loader = run.loader(torch.ones(6, 2))
+    for _ in range(2):
+        for x in loader:
+            model(x).mean().backward()
+            run.optimizer.step()
+
+
+def merged(folder):
+    model = adapted(llama())
+    model.merge_adapter()
+    require_unmerged(model)
+
+
+REFUSED = {
+    "texts packed into rows, or all in one": lambda f: stepped(
+        f, full(), texts(), collate=transformers.DataCollatorWithFlattening()
+    ),
+    "positions that begin again in a row": lambda f: stepped(f, full(), texts(), collate=packed),
+    "`group_by_length`": lambda f: a_trainer(f, full(), texts(), train_sampling_strategy="group_by_length"),
+    "padding to the longest of a batch in half precision, or in a certified run; in any loop": lambda f: stepped(
+        f, full(), texts(), bf16=True
+    ),
+    "padding on the left without positions": lambda f: stepped(f, full(), texts(), collate=lambda e: padded(e, left=True)),
+    "a second epoch around the loader": again,
+    "adapters merged in mid-run": merged,
+    "`compute_loss` of one's own that divides by `num_items_in_batch`": lambda f: stepped(f, full(), texts(), kind=ByTheBatch),
+}
+
+
+def quoted():
+    """What is refused, and the sentence, as the page has them."""
+    section = PAGE.read_text().partition("## What is refused")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)
+    return {what: sentence.replace("\\*", "*") for what, sentence in rows[1:]}
+
+
+def test_the_page_names_what_is_tried():
+    assert quoted().keys() == REFUSED.keys()
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_the_page_has_the_words(what, tmp_path):
+    with pytest.raises(HushgradError) as error:
+        REFUSED[what](tmp_path)
+    words = ".*".join(map(re.escape, quoted()[what].split("…")))
+    assert re.fullmatch(words, str(error.value)), f"{error.value}\n{quoted()[what]}"
+
+
+def test_a_step_without_a_user_is_taken(tmp_path):
+    owners = ["ann", "bob", "ann", "eve", "bob", "ann"]
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-3, batch_size=1, dataset_size=3, steps=10, unit="user")
+    trainer = a_trainer(tmp_path, full(), texts(), plan=plan, groups=owners)
+    seen = []
+    issued = PrivateTrainer.training_step
+    trainer.training_step = lambda model, inputs, _=None: (
+        seen.append(inputs.examples - inputs.padding),
+        issued(trainer, model, inputs),
+    )[1]
+    trainer.train()
+    assert trainer.private.steps == 10 and 0 in seen and max(seen) > 0
