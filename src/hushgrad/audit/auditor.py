@@ -15,10 +15,10 @@ from hushgrad.audit.bounds import ErrorRates
 from hushgrad.audit.canaries import Canaries, Released, Undo, bare, release
 from hushgrad.audit.composed import composed_bounds, step_scores
 from hushgrad.audit.curve import ClaimedCurve, claimed_curve
-from hushgrad.audit.report import AuditReport, LowerBound
+from hushgrad.audit.report import AuditReport, LowerBound, is_gaussian
 from hushgrad.audit.scores import Scorer
 from hushgrad.errors import ArgumentError
-from hushgrad.events import Event, Gaussian, Relation, Repeat
+from hushgrad.events import Relation
 from hushgrad.sampling import Draws, FixedSize, Poisson, RoundRobin, TruncatedPoisson
 from hushgrad.train import Plan, Private
 
@@ -207,7 +207,7 @@ class Auditor:
         delta, level = self.plan.delta, self.confidence
         tried = (*(point.threshold for point in points), plain)
         simple = bounds.grid_rates(scores[members], scores[~members], thresholds=tried, confidence=level)
-        fit = "the trade-off curve is Gaussian" + ("" if _is_gaussian(self.plan.event(self.steps)) else " (here only a fit)")
+        fit = "the trade-off curve is Gaussian" + ("" if is_gaussian(self.plan.event(self.steps)) else " (here only a fit)")
         found = [
             ("clopper-pearson", max(bounds.epsilon_clopper_pearson(r, delta=delta) for r in simple), "scores are independent"),
             (
@@ -244,10 +244,6 @@ def _first(plan: Plan, steps: int) -> Plan:
     """The first steps of a plan with Poisson batches; any other as it is."""
     sampler = plan.sampler
     return replace(plan, sampler=replace(sampler, steps=steps), steps=steps) if isinstance(sampler, Poisson) else plan
-
-
-def _is_gaussian(event: Event) -> bool:
-    return isinstance(event.of if isinstance(event, Repeat) else event, Gaussian)
 
 
 def _sizes(plan: Plan, wanted: int) -> tuple[int, int]:

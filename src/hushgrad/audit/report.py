@@ -11,8 +11,13 @@ from hushgrad._printed import at_least, at_most
 from hushgrad.audit.bounds import ErrorRates
 from hushgrad.audit.checks import Check, _Finding
 from hushgrad.errors import ArgumentError
-from hushgrad.events import Gaussian, Repeat
+from hushgrad.events import Event, Gaussian, Repeat
 from hushgrad.guarantee import Guarantee
+
+
+def is_gaussian(event: Event) -> bool:
+    """Whether an event is a Gaussian, or several equal ones: its trade-off curve is then a Gaussian one."""
+    return isinstance(event.of if isinstance(event, Repeat) else event, Gaussian)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +95,7 @@ class AuditReport(_Finding):
     @property
     def bound_is_exact(self) -> bool:
         """Whether the claimed curve is a Gaussian one, so that the Gaussian bounds assume nothing that is not claimed."""
-        event = self.claimed.event
-        return isinstance(event.of if isinstance(event, Repeat) else event, Gaussian)
+        return is_gaussian(self.claimed.event)
 
     def bound(self, method: str) -> float:
         """The lower bound of one method by its name."""

@@ -95,11 +95,9 @@ def _hessian_factor(objective: Objective, z: np.ndarray, precision: type):
     try:
         return cho_factor(hessian, check_finite=False)
     except LinAlgError:  # rounding made it indefinite; the l2 term alone keeps the exact one positive definite
-        return _hessian_factor(objective, z, np.float64) if precision is np.float32 else cho_factor(_lifted(hessian))
-
-
-def _lifted(hessian: np.ndarray) -> np.ndarray:
-    return hessian + 1e-12 * np.trace(hessian) * np.eye(len(hessian))
+        if precision is np.float32:
+            return _hessian_factor(objective, z, np.float64)
+        return cho_factor(hessian + 1e-12 * np.trace(hessian) * np.eye(len(hessian)))
 
 
 def _backtrack(objective: Objective, theta, value, gradient, z, step):

@@ -68,17 +68,15 @@ class PrivacyLoss:
             return 0.0, upper
         asked = POLICY.width_below
         lower = self._lower(delta, asked * width, found)
-        for _ in range(POLICY.retries if self._can_meet() else 0):
+        # Finer grids bring the two bounds together where all upper curves are attained, and no steps are merged.
+        can_meet = len(self.parts) <= POLICY.merged and self._attained()
+        for _ in range(POLICY.retries if can_meet else 0):
             missed = (upper - lower.epsilon) / max(width * upper, 1e-300)
             if missed <= 1 or not lower.improvable:
                 break
             asked = asked / max(1.5 * missed, 2.0)  # the first grid was chosen by a rule of thumb
             lower = max(lower, self._lower(delta, asked * width, found), key=lambda answer: answer.epsilon)
         return _consistent("epsilon", lower.epsilon, upper)
-
-    def _can_meet(self) -> bool:
-        """Whether finer grids bring the two bounds together: all upper curves are attained, and no steps are merged."""
-        return len(self.parts) <= POLICY.merged and self._attained()
 
     def _attained(self) -> bool:
         return all(pair.above == pair.below for pair, _ in self.parts)

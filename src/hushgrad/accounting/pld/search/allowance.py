@@ -53,9 +53,10 @@ class Allowance:
         if not all(curve.discrete for curve, _ in self.parts) and self.farthest > _FARTHEST * least:
             raise NumericalLimit("Doubles do not tell the points of a grid apart that reaches the largest loss.")
         step = step_for(self.parts, at, error, least, upper=upper)
-        if not upper and _smooth(self.parts):
+        if not upper and all(curve.smooth for curve, _ in self.parts):
             # tangents need a few cells between zero and the end of the support at which the losses crowd
-            step = min(step, max(0.3 * _nearest_end(self.parts), width / 2**17, self.moments.longest / 2**17))
+            nearest = min(abs(end) for curve, _ in self.parts for end in (*curve.support, math.inf))
+            step = min(step, max(0.3 * nearest, width / 2**17, self.moments.longest / 2**17))
         make = _from_above if upper else from_below
         grids = [(make(curve, step, self.tail, at.tilt), n) for curve, n in self.parts]
         return grids, _widened(around, grids, step)
@@ -71,11 +72,3 @@ def _widened(around: Window, grids: list[Part], step: float) -> Window:
     if (most - least) / step > max(POLICY.few_cells, 1.25 * (around.high - around.low) / step):
         return around
     return replace(around, low=least - 2 * step, high=most + 4 * step)
-
-
-def _nearest_end(parts: Parts) -> float:
-    return min(abs(end) for curve, _ in parts for end in (*curve.support, math.inf))
-
-
-def _smooth(parts: Parts) -> bool:
-    return all(curve.smooth for curve, _ in parts)
