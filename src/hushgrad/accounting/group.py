@@ -16,7 +16,7 @@ from functools import singledispatch
 import numpy as np
 from numpy.typing import NDArray
 
-from hushgrad import _check
+from hushgrad import _check, events
 from hushgrad._printed import below, times
 from hushgrad._value import Value
 from hushgrad.accounting.api import accountant_of, epsilon, loss_of
@@ -24,25 +24,7 @@ from hushgrad.accounting.base import Accountant
 from hushgrad.accounting.participation import poisson_rate
 from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import NoTheorem
-from hushgrad.events import (
-    ZCDP,
-    Compose,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    Event,
-    Exponential,
-    Gaussian,
-    GaussianMixture,
-    Laplace,
-    NonPrivate,
-    OneOf,
-    PureDP,
-    RandomizedResponse,
-    Relation,
-    Repeat,
-    Sampled,
-    Unanalysed,
-)
+from hushgrad.events import Event, Relation
 from hushgrad.events.composed import require_one_size
 
 _LEAST_NOISE = 1e-100  # what events describe
@@ -65,7 +47,7 @@ def for_group(event: Event, size: int) -> Event:
     **Formal guarantee.** An accountant's answer for the returned event holds for data sets that differ by k records which
     are all added, all removed, all replaced or all zeroed, as the relation says.
 
-        >>> print(for_group(Gaussian(4.0) * 10, 2))
+        >>> print(for_group(events.Gaussian(4.0) * 10, 2))
         10 x Gaussian(2)
 
     Raises:
@@ -98,47 +80,47 @@ def _cost(event: Event, cost: float, k: int) -> float:
 
 
 @_grouped.register
-def _(event: Gaussian, k: int) -> Event:
+def _(event: events.Gaussian, k: int) -> Event:
     return replace(event, noise_multiplier=_noise(event, event.noise_multiplier, k))
 
 
 @_grouped.register
-def _(event: Laplace, k: int) -> Event:
+def _(event: events.Laplace, k: int) -> Event:
     return replace(event, scale=_noise(event, event.scale, k))
 
 
-@_grouped.register(DiscreteGaussian)
-@_grouped.register(DiscreteLaplace)
-def _(event: DiscreteGaussian | DiscreteLaplace, k: int) -> Event:
+@_grouped.register(events.DiscreteGaussian)
+@_grouped.register(events.DiscreteLaplace)
+def _(event: events.DiscreteGaussian | events.DiscreteLaplace, k: int) -> Event:
     _within(event, k, event.sensitivity * k, 1, _LARGEST)
     return replace(event, sensitivity=event.sensitivity * k)
 
 
-@_grouped.register(PureDP)
-@_grouped.register(Exponential)
-def _(event: PureDP | Exponential, k: int) -> Event:
+@_grouped.register(events.PureDP)
+@_grouped.register(events.Exponential)
+def _(event: events.PureDP | events.Exponential, k: int) -> Event:
     return replace(event, epsilon=_cost(event, event.epsilon, k))
 
 
 @_grouped.register
-def _(event: ZCDP, k: int) -> Event:
+def _(event: events.ZCDP, k: int) -> Event:
     return replace(event, rho=_cost(event, event.rho, k * k))
 
 
 @_grouped.register
-def _(event: RandomizedResponse, k: int) -> Event:
+def _(event: events.RandomizedResponse, k: int) -> Event:
     return event * k
 
 
 @_grouped.register
-def _(event: Sampled, k: int) -> Event:
+def _(event: events.Sampled, k: int) -> Event:
     rate = poisson_rate(event)
-    if rate is None or not isinstance(event.of, Gaussian):
+    if rate is None or not isinstance(event.of, events.Gaussian):
         raise NoTheorem(f"No event of its own is known for a group in {event}. Use epsilon_for_group.")
     if rate == 1.0:
         return _grouped(event.of, k)
     counts, weights = _participants(k, rate)
-    return GaussianMixture(
+    return events.GaussianMixture(
         noise_multiplier=event.of.noise_multiplier,
         sensitivities=tuple(map(float, counts)),
         probabilities=tuple(map(float, weights)),
@@ -176,30 +158,35 @@ def _participants(k: int, q: float) -> tuple[NDArray[np.float64], NDArray[np.flo
 
 
 @_grouped.register
-def _(event: Repeat, k: int) -> Event:
+def _(event: events.Repeat, k: int) -> Event:
     of = _grouped(event.of, k)
-    _within(event, k, (of.times if isinstance(of, Repeat) else 1) * event.times, 0, _LARGEST)
-    return Repeat(of, event.times)
+    _within(event, k, (of.times if isinstance(of, events.Repeat) else 1) * event.times, 0, _LARGEST)
+    return events.Repeat(of, event.times)
 
 
 @_grouped.register
-def _(event: Compose, k: int) -> Event:
-    return Compose(_grouped(part, k) for part in event.events)
+def _(event: events.Compose, k: int) -> Event:
+    return events.Compose(_grouped(part, k) for part in event.events)
 
 
 @_grouped.register
-def _(event: OneOf, k: int) -> Event:
-    return OneOf(_grouped(part, k) for part in event.events)
+def _(event: events.OneOf, k: int) -> Event:
+    return events.OneOf(_grouped(part, k) for part in event.events)
 
 
-@_grouped.register(NonPrivate)
-@_grouped.register(Unanalysed)
+@_grouped.register(events.NonPrivate)
+@_grouped.register(events.Unanalysed)
 def _same(event: Event, k: int) -> Event:
     return event
 
 
 def epsilon_for_group(
-    event: Event, size: int, *, delta: float, accountant: str | Accountant = "pld", relation: Relation | str = Relation.ADD_REMOVE
+    event: Event,
+    size: int,
+    *,
+    delta: float,
+    accountant: str | Accountant = "pld",
+    relation: Relation | str = Relation.ADD_REMOVE,
 ) -> float:
     """The smallest epsilon known to hold for a group of ``size`` records: by the group's own event, or by the general theorem.
 
@@ -210,7 +197,7 @@ def epsilon_for_group(
         accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
         relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
 
-    >>> round(epsilon_for_group(Gaussian(2.0), 2, delta=1e-5, accountant="gdp"), 4)
+    >>> round(epsilon_for_group(events.Gaussian(2.0), 2, delta=1e-5, accountant="gdp"), 4)
     4.3772
     """
     k = _check.positive_int(size=size)

@@ -20,24 +20,9 @@ import enum
 import math
 from dataclasses import dataclass, replace
 
+from hushgrad import events
 from hushgrad.errors import NoTheorem
-from hushgrad.events import (
-    Absent,
-    Answers,
-    BallsInBins,
-    CyclicPoisson,
-    Event,
-    Everyone,
-    FixedSize,
-    GaussianMixture,
-    MinSep,
-    Once,
-    Participation,
-    Poisson,
-    Relation,
-    Sampled,
-    TruncatedPoisson,
-)
+from hushgrad.events import Event, Relation, Sampled
 from hushgrad.events.composed import counted_samples
 
 
@@ -62,9 +47,14 @@ class Sampling:
     attained: bool = True
 
 
-def kind_of(how: Participation) -> str:
+def kind_of(how: events.Participation) -> str:
     """``"poisson"``, ``"fixed size"``, ``"truncated"`` or ``"balls"``; the others are gone after :func:`simplified`."""
-    kinds = {Poisson: "poisson", FixedSize: "fixed size", TruncatedPoisson: "truncated", BallsInBins: "balls"}
+    kinds = {
+        events.Poisson: "poisson",
+        events.FixedSize: "fixed size",
+        events.TruncatedPoisson: "truncated",
+        events.BallsInBins: "balls",
+    }
     return kinds.get(type(how), type(how).__name__)
 
 
@@ -80,32 +70,32 @@ def simplified(event: Sampled) -> Event | None:
     * A Poisson sample of a ``GaussianMixture``: a record that is not drawn contributes 0, so it is another mixture.
     """
     how, of = event.how, event.of
-    if isinstance(how, (Everyone, Once)) or (isinstance(how, Poisson) and how.rate == 1.0):
+    if isinstance(how, (events.Everyone, events.Once)) or (isinstance(how, events.Poisson) and how.rate == 1.0):
         return event.of
-    if isinstance(how, Poisson) and isinstance(of, GaussianMixture):
+    if isinstance(how, events.Poisson) and isinstance(of, events.GaussianMixture):
         drawn = tuple(max(how.rate * weight, math.ulp(0.0)) if weight else 0.0 for weight in of.probabilities)
         return replace(of, sensitivities=(0.0, *of.sensitivities), probabilities=(1 - how.rate, *drawn))
-    if isinstance(how, MinSep):
+    if isinstance(how, events.MinSep):
         return event.of * how.times
-    if isinstance(how, CyclicPoisson):
-        return Sampled(Poisson(how.rate), event.of)
-    if isinstance(how, BallsInBins) and how.fresh:
-        return Sampled(BallsInBins(bins=how.bins), event.of) * how.epochs
+    if isinstance(how, events.CyclicPoisson):
+        return Sampled(events.Poisson(how.rate), event.of)
+    if isinstance(how, events.BallsInBins) and how.fresh:
+        return Sampled(events.BallsInBins(bins=how.bins), event.of) * how.epochs
     return None
 
 
 def unamplified(event: Event) -> Event:
     """A run over balls in bins without its amplification: each record takes part once per epoch."""
-    if isinstance(event, Sampled) and isinstance(event.how, BallsInBins):
+    if isinstance(event, Sampled) and isinstance(event.how, events.BallsInBins):
         return event.of * event.how.epochs
     return event
 
 
 def poisson_rate(event: Event) -> float | None:
     """The rate of an event on Poisson samples, 1 where everyone takes part, None for any other."""
-    if isinstance(event, Sampled) and isinstance(event.how, Everyone):
+    if isinstance(event, Sampled) and isinstance(event.how, events.Everyone):
         return 1.0
-    return event.how.rate if isinstance(event, Sampled) and isinstance(event.how, Poisson) else None
+    return event.how.rate if isinstance(event, Sampled) and isinstance(event.how, events.Poisson) else None
 
 
 def require_known_size(event: Sampled) -> None:
@@ -131,14 +121,14 @@ def sampling(event: Sampled, relation: Relation) -> Sampling:
     """
     how, of = event.how, event.of
     require_known_size(event)
-    nothing = of.absent is Absent.NOTHING
-    if isinstance(how, Poisson):
+    nothing = of.absent is events.Absent.NOTHING
+    if isinstance(how, events.Poisson):
         if relation is Relation.ADD_REMOVE or (relation is Relation.ZERO_OUT and nothing):
             return Sampling(Way.AMPLIFIED, how.rate, relation)
         if nothing:  # with, without and with the other record are pairwise at most two contributions apart
             return Sampling(Way.EXCHANGED, how.rate, relation, attained=False)
         return Sampling(Way.SHOWN, how.rate, relation)
-    if isinstance(how, FixedSize):
+    if isinstance(how, events.FixedSize):
         return _fixed_size(how, of, relation, nothing=nothing)
     raise NoTheorem(
         f"No theorem for single mechanisms covers {type(how).__name__} samples of {type(of).__name__} here. "
@@ -146,7 +136,7 @@ def sampling(event: Sampled, relation: Relation) -> Sampling:
     )
 
 
-def _fixed_size(how: FixedSize, of: Event, relation: Relation, *, nothing: bool) -> Sampling:
+def _fixed_size(how: events.FixedSize, of: Event, relation: Relation, *, nothing: bool) -> Sampling:
     if relation is Relation.ADD_REMOVE:
         raise NoTheorem(
             "Samples of a fixed size keep the size of the data set public, so they have no analysis under add/remove. "
@@ -156,10 +146,10 @@ def _fixed_size(how: FixedSize, of: Event, relation: Relation, *, nothing: bool)
         return Sampling(Way.SHOWN, 1.0, relation)
     if nothing and not (of.stated and relation is Relation.ZERO_OUT):  # a null record is a record: replace-one covers zero-out
         return Sampling(Way.EXCHANGED, how.rate, Relation.REPLACE_ONE, attained=relation is Relation.REPLACE_ONE)
-    if relation is Relation.REPLACE_ONE and of.answers is Answers.ANONYMOUS:
+    if relation is Relation.REPLACE_ONE and of.answers is events.Answers.ANONYMOUS:
         # several answers without names hide each other, so a mechanism of single answers need not be as bad as its curve
         alone = how.size == 1 or not of.single_answers
         return Sampling(Way.EXCHANGED, how.rate, relation, attained=alone)
     # A guarantee that is stated for zero-out says nothing of one record against another, which takes the place of one not drawn.
     # Without a word about names: as with them, which is the worse; from below nothing is known then.
-    return Sampling(Way.SHOWN, how.rate, relation, attained=of.answers is not Answers.UNKNOWN and not nothing)
+    return Sampling(Way.SHOWN, how.rate, relation, attained=of.answers is not events.Answers.UNKNOWN and not nothing)

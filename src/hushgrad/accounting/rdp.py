@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hushgrad import _check, _papers
+from hushgrad import _check, _papers, events
 from hushgrad.accounting import renyi, renyi_sampled
 from hushgrad.accounting._numeric import Shares, least_over_orders, product_up, ratio_up, revealed, smallest_true, total_loss, up
 from hushgrad.accounting.base import Accountant, Loss, Nothing, Unbounded
@@ -14,23 +14,7 @@ from hushgrad.accounting.dominance import amplified, pure_epsilon
 from hushgrad.accounting.participation import Sampling, Way, poisson_rate, sampling
 from hushgrad.accounting.renyi import Curve
 from hushgrad.errors import NoTheorem
-from hushgrad.events import (
-    ZCDP,
-    ApproxDP,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    Event,
-    Exponential,
-    Gaussian,
-    GaussianMixture,
-    Laplace,
-    OneOf,
-    PureDP,
-    RandomizedResponse,
-    Relation,
-    RepeatAndSelect,
-    Sampled,
-)
+from hushgrad.events import Relation
 
 
 @dataclass(frozen=True)
@@ -101,53 +85,53 @@ def _of(curve: Curve, revealed: float = 0.0) -> RDPLoss:
     return RDPLoss(((curve, 1),), ((revealed, 1),) if revealed > 0.0 else ())
 
 
-@RDP.analyses(Gaussian)
-def _gaussian(event: Gaussian, relation: Relation) -> Loss:
+@RDP.analyses(events.Gaussian)
+def _gaussian(event: events.Gaussian, relation: Relation) -> Loss:
     if event.noise_multiplier == 0.0:
         return Unbounded()
     return _of(renyi.concentrated((relation.contributions / event.noise_multiplier) ** 2 / 2.0))
 
 
-@RDP.analyses(DiscreteGaussian)
-def _discrete_gaussian(event: DiscreteGaussian, relation: Relation) -> Loss:
+@RDP.analyses(events.DiscreteGaussian)
+def _discrete_gaussian(event: events.DiscreteGaussian, relation: Relation) -> Loss:
     # Canonne, Kamath and Steinke 2020, theorem 4: at every order at most the continuous Gaussian's divergence.
     return _of(renyi.concentrated((relation.contributions * event.sensitivity / event.sigma) ** 2 / 2.0))
 
 
-@RDP.analyses(ZCDP)
-def _zcdp(event: ZCDP, relation: Relation) -> Loss:
+@RDP.analyses(events.ZCDP)
+def _zcdp(event: events.ZCDP, relation: Relation) -> Loss:
     return _of(renyi.concentrated(event.rho))
 
 
-@RDP.analyses(Laplace)
-def _laplace(event: Laplace, relation: Relation) -> Loss:
+@RDP.analyses(events.Laplace)
+def _laplace(event: events.Laplace, relation: Relation) -> Loss:
     return _of(renyi.laplace(ratio_up(relation.contributions, event.scale)))
 
 
-@RDP.analyses(DiscreteLaplace)
-def _discrete_laplace(event: DiscreteLaplace, relation: Relation) -> Loss:
+@RDP.analyses(events.DiscreteLaplace)
+def _discrete_laplace(event: events.DiscreteLaplace, relation: Relation) -> Loss:
     return _of(renyi.discrete_laplace(event.scale, relation.contributions * event.sensitivity))
 
 
-@RDP.analyses(PureDP)
-def _pure(event: PureDP, relation: Relation) -> Loss:
+@RDP.analyses(events.PureDP)
+def _pure(event: events.PureDP, relation: Relation) -> Loss:
     return _of(renyi.pure(event.epsilon)) if event.epsilon > 0.0 else Nothing()
 
 
-@RDP.analyses(ApproxDP)
-def _approximate(event: ApproxDP, relation: Relation) -> Loss:
+@RDP.analyses(events.ApproxDP)
+def _approximate(event: events.ApproxDP, relation: Relation) -> Loss:
     # Revealed with probability delta, else randomised response at epsilon (Kairouz, Oh and Viswanath 2015, theorem 2).
     return _of(renyi.pure(event.epsilon), event.delta)
 
 
-@RDP.analyses(Exponential)
-def _exponential(event: Exponential, relation: Relation) -> Loss:
+@RDP.analyses(events.Exponential)
+def _exponential(event: events.Exponential, relation: Relation) -> Loss:
     pure, ranged = renyi.pure(event.epsilon), renyi.concentrated(event.epsilon**2 / 8.0)
     return _of(lambda alpha: min(pure(alpha), ranged(alpha)))  # bounded range: Cesar and Rogers 2021
 
 
-@RDP.analyses(RandomizedResponse)
-def _response(event: RandomizedResponse, relation: Relation) -> Loss:
+@RDP.analyses(events.RandomizedResponse)
+def _response(event: events.RandomizedResponse, relation: Relation) -> Loss:
     epsilon = pure_epsilon(event, relation)
     assert epsilon is not None
     if math.isinf(epsilon):
@@ -156,8 +140,8 @@ def _response(event: RandomizedResponse, relation: Relation) -> Loss:
     return _of(renyi.response(lie + epsilon, lie, event.categories - 2, largest=epsilon))
 
 
-@RDP.analyses(GaussianMixture)
-def _mixture(event: GaussianMixture, relation: Relation) -> Loss:
+@RDP.analyses(events.GaussianMixture)
+def _mixture(event: events.GaussianMixture, relation: Relation) -> Loss:
     if event.noise_multiplier == 0.0:
         return Unbounded()
     if relation is Relation.REPLACE_ONE:
@@ -165,10 +149,10 @@ def _mixture(event: GaussianMixture, relation: Relation) -> Loss:
     return _of(renyi_sampled.gaussian_mixture(event.noise_multiplier, event.sensitivities, event.probabilities))
 
 
-@RDP.analyses(Sampled)
-def _sampled(event: Sampled, relation: Relation) -> Loss:
+@RDP.analyses(events.Sampled)
+def _sampled(event: events.Sampled, relation: Relation) -> Loss:
     of, rate = event.of, poisson_rate(event)
-    if rate is not None and isinstance(of, Gaussian) and relation is not Relation.REPLACE_ONE:
+    if rate is not None and isinstance(of, events.Gaussian) and relation is not Relation.REPLACE_ONE:
         if of.noise_multiplier == 0.0:
             return Unbounded()
         return _of(renyi_sampled.poisson_gaussian(of.noise_multiplier, rate))
@@ -185,7 +169,7 @@ def _sampled(event: Sampled, relation: Relation) -> Loss:
     if how.way is Way.EXCHANGED:
         curve = renyi_sampled.without_replacement(base.renyi, how.rate)
     else:
-        curve = renyi_sampled.poisson(base.renyi, how.rate, tight=isinstance(of, (Laplace, Gaussian)))
+        curve = renyi_sampled.poisson(base.renyi, how.rate, tight=isinstance(of, (events.Laplace, events.Gaussian)))
     largest = base.renyi(math.inf)
     if math.isinf(largest):
         return _of(curve)
@@ -193,8 +177,8 @@ def _sampled(event: Sampled, relation: Relation) -> Loss:
     return _of(lambda alpha: min(curve(alpha), pure(alpha)) if math.isfinite(alpha) else pure(alpha))
 
 
-def _sampled_approximate(of: Event, how: Sampling) -> Loss:
-    if not isinstance(of, ApproxDP):
+def _sampled_approximate(of: events.Event, how: Sampling) -> Loss:
+    if not isinstance(of, events.ApproxDP):
         raise NoTheorem("The rdp accountant samples single (epsilon, delta)-DP mechanisms, not compositions of them. Ask pld.")
     share = product_up(how.rate, of.delta)
     if how.way is Way.SHOWN:
@@ -202,8 +186,8 @@ def _sampled_approximate(of: Event, how: Sampling) -> Loss:
     return _of(renyi.pure(up(amplified(of.epsilon, how.rate))), share)
 
 
-@RDP.analyses(OneOf)
-def _one_of(event: OneOf, relation: Relation) -> Loss:
+@RDP.analyses(events.OneOf)
+def _one_of(event: events.OneOf, relation: Relation) -> Loss:
     # The divergence of a mixture is at most the largest of its parts', at every order (van Erven and Harremoës 2014, theorem 13),
     # and whoever chooses after looking at earlier outputs finds no more than that either.
     losses = [RDP().loss(part, relation) for part in event.events]
@@ -213,8 +197,8 @@ def _one_of(event: OneOf, relation: Relation) -> Loss:
     return _of(lambda alpha: max(loss.renyi(alpha) for loss in known), max(revealed(loss.revealed) for loss in known))
 
 
-@RDP.analyses(RepeatAndSelect)
-def _repeat_and_select(event: RepeatAndSelect, relation: Relation) -> Loss:
+@RDP.analyses(events.RepeatAndSelect)
+def _repeat_and_select(event: events.RepeatAndSelect, relation: Relation) -> Loss:
     base = RDP().loss(event.of, relation)
     if not isinstance(base, RDPLoss):
         return base

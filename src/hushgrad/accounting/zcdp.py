@@ -5,24 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hushgrad import _papers
+from hushgrad import _papers, events
 from hushgrad.accounting._numeric import Shares
 from hushgrad.accounting.base import Accountant, Loss, Unbounded
 from hushgrad.accounting.conversion import delta_beside, delta_from_renyi, epsilon_beside
 from hushgrad.accounting.dominance import pure_epsilon
-from hushgrad.events import ZCDP as ZCDPEvent
-from hushgrad.events import (
-    ApproxDP,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    Event,
-    Exponential,
-    Gaussian,
-    Laplace,
-    PureDP,
-    RandomizedResponse,
-    Relation,
-)
+from hushgrad.events import Relation
 
 
 def rho_of_pure(epsilon: float) -> float:
@@ -89,37 +77,37 @@ class ZCDP(Accountant):
         return ZCDPLoss(math.fsum(loss.rho * times for loss, times in losses), shares)
 
 
-@ZCDP.analyses(Gaussian)
-def _gaussian(event: Gaussian, relation: Relation) -> Loss:
+@ZCDP.analyses(events.Gaussian)
+def _gaussian(event: events.Gaussian, relation: Relation) -> Loss:
     if event.noise_multiplier == 0.0:
         return Unbounded()
     return ZCDPLoss((relation.contributions / event.noise_multiplier) ** 2 / 2.0)
 
 
-@ZCDP.analyses(DiscreteGaussian)
-def _discrete_gaussian(event: DiscreteGaussian, relation: Relation) -> Loss:
+@ZCDP.analyses(events.DiscreteGaussian)
+def _discrete_gaussian(event: events.DiscreteGaussian, relation: Relation) -> Loss:
     # Canonne, Kamath and Steinke 2020, theorem 4: the same rho as the continuous one, for an integer distance.
     return ZCDPLoss((relation.contributions * event.sensitivity / event.sigma) ** 2 / 2.0)
 
 
-@ZCDP.analyses(Exponential)
-def _exponential(event: Exponential, relation: Relation) -> Loss:
+@ZCDP.analyses(events.Exponential)
+def _exponential(event: events.Exponential, relation: Relation) -> Loss:
     # Bounded range: epsilon²/8 (Cesar and Rogers 2021), a quarter of what epsilon-DP alone gives.
     return ZCDPLoss(event.epsilon**2 / 8.0)
 
 
-@ZCDP.analyses(Laplace, DiscreteLaplace, PureDP, RandomizedResponse)
-def _pure(event: Event, relation: Relation) -> Loss:
+@ZCDP.analyses(events.Laplace, events.DiscreteLaplace, events.PureDP, events.RandomizedResponse)
+def _pure(event: events.Event, relation: Relation) -> Loss:
     epsilon = pure_epsilon(event, relation)
     assert epsilon is not None  # all four are purely differentially private
     return ZCDPLoss(rho_of_pure(epsilon)) if math.isfinite(epsilon) else Unbounded()
 
 
-@ZCDP.analyses(ApproxDP)
-def _approximate(event: ApproxDP, relation: Relation) -> Loss:
+@ZCDP.analyses(events.ApproxDP)
+def _approximate(event: events.ApproxDP, relation: Relation) -> Loss:
     return ZCDPLoss(rho_of_pure(event.epsilon), ((event.delta, 1),) if event.delta > 0.0 else ())
 
 
-@ZCDP.analyses(ZCDPEvent)
-def _zcdp(event: ZCDPEvent, relation: Relation) -> Loss:
+@ZCDP.analyses(events.ZCDP)
+def _zcdp(event: events.ZCDP, relation: Relation) -> Loss:
     return ZCDPLoss(event.rho)

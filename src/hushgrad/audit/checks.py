@@ -15,21 +15,11 @@ from scipy.special import ndtri
 from scipy.stats import binom, chi2, kstest
 from scipy.stats import t as student
 
+from hushgrad import events
 from hushgrad._value import Value
 from hushgrad.audit.canaries import Canaries, Released
 from hushgrad.audit.scores import Scorer
 from hushgrad.audit.tails import binomial_tail, meeting_tail, sum_tail
-from hushgrad.events import (
-    BallsInBins,
-    CyclicPoisson,
-    Everyone,
-    FixedSize,
-    MinSep,
-    Once,
-    Participation,
-    Poisson,
-    TruncatedPoisson,
-)
 
 FALSE_ALARM = 1e-4
 
@@ -103,7 +93,7 @@ def fresh_noise_check(runs: list[np.ndarray]) -> Check:
     return Check(name="fresh noise", passed=bool(worst <= limit), seen=seen)
 
 
-def batches_check(how: Participation, present: np.ndarray) -> Check:
+def batches_check(how: events.Participation, present: np.ndarray) -> Check:
     """Are the dealt batches those of the participation that the claim is made for?"""
     problem = _problem(how, present)
     seen = f"{present.shape[0]} batches of {present.sum(axis=1).mean():.1f} of {present.shape[1]} records on average"
@@ -114,22 +104,22 @@ def batches_check(how: Participation, present: np.ndarray) -> Check:
 
 
 @singledispatch
-def _problem(how: Participation, present: np.ndarray) -> str | None:
+def _problem(how: events.Participation, present: np.ndarray) -> str | None:
     return f"and there is no check for {type(how).__name__}"
 
 
 @_problem.register
-def _(how: Everyone, present: np.ndarray) -> str | None:
+def _(how: events.Everyone, present: np.ndarray) -> str | None:
     return None if present.all() else "although everybody takes part in every step"
 
 
 @_problem.register
-def _(how: Once, present: np.ndarray) -> str | None:
+def _(how: events.Once, present: np.ndarray) -> str | None:
     return None if present.sum(axis=0).max() <= 1 else "although a record may take part once"
 
 
 @_problem.register
-def _(how: MinSep, present: np.ndarray) -> str | None:
+def _(how: events.MinSep, present: np.ndarray) -> str | None:
     if present.sum(axis=0).max() > how.times:
         return f"although a record may take part {how.times} times"
     for record in present.T:
@@ -139,7 +129,7 @@ def _(how: MinSep, present: np.ndarray) -> str | None:
 
 
 @_problem.register
-def _(how: BallsInBins, present: np.ndarray) -> str | None:
+def _(how: events.BallsInBins, present: np.ndarray) -> str | None:
     if how.fresh:
         epochs = [present[start : start + how.bins] for start in range(0, len(present), how.bins)]
         if max(int(epoch.sum(axis=0).max()) for epoch in epochs) > 1:
@@ -160,7 +150,7 @@ def _even(first: np.ndarray, bins: int, level: float) -> bool:
 
 
 @_problem.register
-def _(how: Poisson, present: np.ndarray) -> str | None:
+def _(how: events.Poisson, present: np.ndarray) -> str | None:
     steps, records = present.shape
     level = FALSE_ALARM / 3
     if binomial_tail(int(present.sum()), present.size, how.rate) < level:
@@ -176,14 +166,14 @@ def _(how: Poisson, present: np.ndarray) -> str | None:
 
 
 @_problem.register
-def _(how: FixedSize, present: np.ndarray) -> str | None:
+def _(how: events.FixedSize, present: np.ndarray) -> str | None:
     if (present.sum(axis=1) != how.size).any():
         return f"although batches have {how.size} records"
     return _not_fresh(present, FALSE_ALARM)
 
 
 @_problem.register
-def _(how: TruncatedPoisson, present: np.ndarray) -> str | None:
+def _(how: events.TruncatedPoisson, present: np.ndarray) -> str | None:
     if present.sum(axis=1).max() > how.size:
         return f"although batches have at most {how.size} records"
     improbable = binom.sf(present.sum() - 1, present.size, how.rate) < FALSE_ALARM  # truncation makes them fewer, if anything
@@ -191,7 +181,7 @@ def _(how: TruncatedPoisson, present: np.ndarray) -> str | None:
 
 
 @_problem.register
-def _(how: CyclicPoisson, present: np.ndarray) -> str | None:
+def _(how: events.CyclicPoisson, present: np.ndarray) -> str | None:
     groups = [np.unique(np.flatnonzero(record) % how.period) for record in present.T]
     if max(map(len, groups)) > 1:
         return "although a record's steps are one period apart"

@@ -7,22 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
+from hushgrad import events
 from hushgrad._printed import at_most
 from hushgrad.budget.values import Dataset
 from hushgrad.errors import NoTheorem
-from hushgrad.events import (
-    ApproxDP,
-    Compose,
-    Event,
-    Gaussian,
-    GaussianMixture,
-    Laplace,
-    NonPrivate,
-    OneOf,
-    Repeat,
-    RepeatAndSelect,
-    Sampled,
-)
+from hushgrad.events import Event
 
 
 def fits(dataset: Dataset, charges: tuple[Event, ...]) -> bool:
@@ -50,14 +39,14 @@ def _composed(dataset: Dataset, charges: tuple[Event, ...]) -> float:
 
     Everything by Rényi divergences, or each such part as an (epsilon_i, delta_i)-DP step, whose deltas are half of the budget's.
     """
-    event = Compose(charges)
+    event = events.Compose(charges)
     found = _epsilon(dataset, event)
     known = [_has_distribution(dataset, part) for part in event.events] if math.isinf(found) else []
     if all(known):
         return found
     share = dataset.delta / (2 * known.count(False))
     steps = (part if fine else _as_step(dataset, part, share) for part, fine in zip(event.events, known, strict=True))
-    return min(_epsilon(dataset, event, accountant="rdp"), _epsilon(dataset, Compose(steps)))
+    return min(_epsilon(dataset, event, accountant="rdp"), _epsilon(dataset, events.Compose(steps)))
 
 
 def _epsilon(dataset: Dataset, event: Event, *, delta: float | None = None, accountant: str = "pld") -> float:
@@ -84,7 +73,7 @@ def _has_distribution(dataset: Dataset, event: Event) -> bool:
 
 def _as_step(dataset: Dataset, event: Event, share: float) -> Event:
     epsilon = _epsilon(dataset, event, delta=share, accountant="rdp")
-    return ApproxDP(epsilon, share) if math.isfinite(epsilon) else NonPrivate()
+    return events.ApproxDP(epsilon, share) if math.isfinite(epsilon) else events.NonPrivate()
 
 
 def _adaptive(dataset: Dataset, charges: tuple[Event, ...]) -> float:
@@ -120,7 +109,7 @@ def _filtered(dataset: Dataset, charges: tuple[Event, ...], kind: str, plan: Eve
     from hushgrad.accounting import Filter
 
     budget = Filter(epsilon=dataset.epsilon, delta=dataset.delta, kind=kind, relation=dataset.relation, plan=plan)
-    return budget.used_with(Compose(charges)) * dataset.epsilon
+    return budget.used_with(events.Compose(charges)) * dataset.epsilon
 
 
 def exceeds(dataset: Dataset, happened: Event, reserved: Event, others: tuple[Event, ...] = ()) -> bool:
@@ -153,7 +142,7 @@ def is_part(happened: Event, reserved: Event) -> bool:
 
 
 def _repeated(event: Event) -> tuple[Event, int]:
-    return (event.of, event.times) if isinstance(event, Repeat) else (event, 1)
+    return (event.of, event.times) if isinstance(event, events.Repeat) else (event, 1)
 
 
 # What would fit ---------------------------------------------------------------------------------------------------------
@@ -204,17 +193,17 @@ def _noise_factor(event: Event, fit: Callable[[Event], bool]) -> float | None:
 def scaled(event: Event, factor: float) -> Event:
     """The event with ``factor`` times its Gaussian and Laplace noise, wherever it occurs.
 
-    >>> print(scaled(Gaussian(1.5).sampled(rate=0.1) * 10, 2.0))
+    >>> print(scaled(events.Gaussian(1.5).sampled(rate=0.1) * 10, 2.0))
     10 x Poisson(0.1) Gaussian(3)
     """
-    if isinstance(event, (Gaussian, GaussianMixture)):
+    if isinstance(event, (events.Gaussian, events.GaussianMixture)):
         return replace(event, noise_multiplier=event.noise_multiplier * factor)
-    if isinstance(event, Laplace):
+    if isinstance(event, events.Laplace):
         return replace(event, scale=event.scale * factor)
-    if isinstance(event, Compose):
-        return Compose(scaled(part, factor) for part in event.events)
-    if isinstance(event, OneOf):
-        return OneOf(scaled(part, factor) for part in event.events)
-    if isinstance(event, (Sampled, Repeat, RepeatAndSelect)):
+    if isinstance(event, events.Compose):
+        return events.Compose(scaled(part, factor) for part in event.events)
+    if isinstance(event, events.OneOf):
+        return events.OneOf(scaled(part, factor) for part in event.events)
+    if isinstance(event, (events.Sampled, events.Repeat, events.RepeatAndSelect)):
         return replace(event, of=scaled(event.of, factor))
     return event

@@ -8,19 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hushgrad import _papers
-from hushgrad.events import (
-    BallsInBins,
-    CyclicPoisson,
-    Event,
-    Everyone,
-    FixedSize,
-    Gaussian,
-    Participation,
-    Poisson,
-    Sampled,
-    TruncatedPoisson,
-)
+from hushgrad import _papers, events
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz
 from hushgrad.noise.participation import pattern_of
@@ -78,15 +66,15 @@ class Independent(LowerToeplitz):
     def state_size(self, *, steps: int) -> int:
         return 0
 
-    def _amplified(self, noise_multiplier: float, participation: Participation, steps: int) -> Event | None:
-        step = Gaussian(noise_multiplier)
-        if isinstance(participation, (Poisson, FixedSize, TruncatedPoisson)):
-            return Sampled(participation, step) * steps
-        if isinstance(participation, CyclicPoisson):
+    def _amplified(self, noise_multiplier: float, participation: events.Participation, steps: int) -> events.Event | None:
+        step = events.Gaussian(noise_multiplier)
+        if isinstance(participation, (events.Poisson, events.FixedSize, events.TruncatedPoisson)):
+            return events.Sampled(participation, step) * steps
+        if isinstance(participation, events.CyclicPoisson):
             return step.sampled(rate=participation.rate) * -(-steps // participation.period)
-        if isinstance(participation, BallsInBins):
+        if isinstance(participation, events.BallsInBins):
             pattern = pattern_of(participation, steps)  # refuses more steps than there are batches
-            return Sampled(replace(participation, epochs=pattern.times), step)  # a pass that has begun counts whole
-        if isinstance(participation, Everyone):
+            return events.Sampled(replace(participation, epochs=pattern.times), step)  # a pass that has begun counts whole
+        if isinstance(participation, events.Everyone):
             return step * steps
         return None

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from hushgrad import events
 from hushgrad.accounting._numeric import ratio_up
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
 from hushgrad.accounting.dominance import pure_epsilon
@@ -19,42 +20,26 @@ from hushgrad.accounting.pld.profiles.curve import GaussianCurve
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace, Shown, Symmetrised
 from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import NoTheorem
-from hushgrad.events import (
-    ApproxDP,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    Event,
-    Exponential,
-    FixedSize,
-    Gaussian,
-    GaussianMixture,
-    Laplace,
-    Participation,
-    Poisson,
-    PureDP,
-    RandomizedResponse,
-    Relation,
-    Sampled,
-)
+from hushgrad.events import Event, Relation, Sampled
 
 _FARTHEST = 25.0  # of a mean of a mixture: losses are then hundreds in both directions, too large for ratios of densities
 _REVEALED = 1e3  # of a mean of a mixture: losses of mu^2/2 keep too few digits behind the point
 
 
-@PLD.analyses(Gaussian)
-def _(event: Gaussian, relation: Relation) -> Loss:
+@PLD.analyses(events.Gaussian)
+def _(event: events.Gaussian, relation: Relation) -> Loss:
     if event.noise_multiplier == 0:
         return Unbounded()
     return once(GaussianCurve(relation.contributions / event.noise_multiplier))
 
 
-@PLD.analyses(Laplace)
-def _(event: Laplace, relation: Relation) -> Loss:
+@PLD.analyses(events.Laplace)
+def _(event: events.Laplace, relation: Relation) -> Loss:
     return once(LaplaceCurve(ratio_up(relation.contributions, event.scale)))
 
 
-@PLD.analyses(DiscreteGaussian)
-def _(event: DiscreteGaussian, relation: Relation) -> Loss:
+@PLD.analyses(events.DiscreteGaussian)
+def _(event: events.DiscreteGaussian, relation: Relation) -> Loss:
     if event.sigma > POLICY.widest_table:
         raise NoTheorem(
             f"No table holds a discrete Gaussian of sigma={event.sigma:g}. Ask the zcdp or rdp accountant: it is tight there."
@@ -62,8 +47,8 @@ def _(event: DiscreteGaussian, relation: Relation) -> Loss:
     return once(DiscreteGaussianCurve(event.sigma, relation.contributions * event.sensitivity))
 
 
-@PLD.analyses(DiscreteLaplace)
-def _(event: DiscreteLaplace, relation: Relation) -> Loss:
+@PLD.analyses(events.DiscreteLaplace)
+def _(event: events.DiscreteLaplace, relation: Relation) -> Loss:
     distance = relation.contributions * event.sensitivity
     if min(distance, DEEPEST * event.scale) > POLICY.most_atoms:
         raise NoTheorem(
@@ -73,35 +58,35 @@ def _(event: DiscreteLaplace, relation: Relation) -> Loss:
     return once(DiscreteLaplaceCurve(event.scale, distance))
 
 
-@PLD.analyses(RandomizedResponse)
-def _(event: RandomizedResponse, relation: Relation) -> Loss:
+@PLD.analyses(events.RandomizedResponse)
+def _(event: events.RandomizedResponse, relation: Relation) -> Loss:
     largest = pure_epsilon(event, relation)
     if largest is None or math.isinf(largest):
         return Unbounded()
     return once(Response(largest, neutral=event.categories - 2.0)) if largest > 0 else Nothing()
 
 
-@PLD.analyses(PureDP)
-def _(event: PureDP, relation: Relation) -> Loss:
+@PLD.analyses(events.PureDP)
+def _(event: events.PureDP, relation: Relation) -> Loss:
     return once(Response(event.epsilon)) if event.epsilon > 0 else Nothing()
 
 
-@PLD.analyses(ApproxDP)
-def _(event: ApproxDP, relation: Relation) -> Loss:
+@PLD.analyses(events.ApproxDP)
+def _(event: events.ApproxDP, relation: Relation) -> Loss:
     if event.epsilon == event.delta == 0:
         return Nothing()
     return once(Response(max(event.epsilon, 1e-12), event.delta))
 
 
-@PLD.analyses(Exponential)
-def _(event: Exponential, relation: Relation) -> Loss:
+@PLD.analyses(events.Exponential)
+def _(event: events.Exponential, relation: Relation) -> Loss:
     if event.epsilon == 0:
         return Nothing()
     return once(BoundedRange(event.epsilon), below=(HalfRange.of(event.epsilon),))
 
 
-@PLD.analyses(GaussianMixture)
-def _(event: GaussianMixture, relation: Relation) -> Loss:
+@PLD.analyses(events.GaussianMixture)
+def _(event: events.GaussianMixture, relation: Relation) -> Loss:
     if event.noise_multiplier == 0:
         return Unbounded()
     if relation is Relation.REPLACE_ONE:
@@ -138,21 +123,21 @@ def _(event: Sampled, relation: Relation) -> Loss:
 def _poisson(of: Event, rate: float, relation: Relation) -> Loss:
     if rate == 1:
         return PLD().loss(of, relation)
-    if relation is Relation.REPLACE_ONE and isinstance(of, Gaussian) and of.noise_multiplier > 0:
+    if relation is Relation.REPLACE_ONE and isinstance(of, events.Gaussian) and of.noise_multiplier > 0:
         return once(PoissonReplace(1 / of.noise_multiplier, rate))
-    if relation is Relation.REPLACE_ONE and isinstance(of, (Laplace, DiscreteGaussian, DiscreteLaplace)):
+    if relation is Relation.REPLACE_ONE and isinstance(of, (events.Laplace, events.DiscreteGaussian, events.DiscreteLaplace)):
         return replaced(of, rate)
-    return _single(of, Poisson(rate), relation)
+    return _single(of, events.Poisson(rate), relation)
 
 
-def _fixed_size(of: Event, how: FixedSize, relation: Relation) -> Loss:
-    exact = zeroed(of, how.rate) if relation is Relation.ZERO_OUT and isinstance(of, Gaussian) and how.rate < 1 else None
+def _fixed_size(of: Event, how: events.FixedSize, relation: Relation) -> Loss:
+    exact = zeroed(of, how.rate) if relation is Relation.ZERO_OUT and isinstance(of, events.Gaussian) and how.rate < 1 else None
     return _single(of, how, relation) if exact is None else exact
 
 
-def _single(of: Event, how: Participation, relation: Relation) -> Loss:
+def _single(of: Event, how: events.Participation, relation: Relation) -> Loss:
     """One mechanism on a sample, by the theorem that covers it (``participation``)."""
-    if not isinstance(of, (*NOISE, PureDP, ApproxDP, Exponential, RandomizedResponse)):
+    if not isinstance(of, (*NOISE, events.PureDP, events.ApproxDP, events.Exponential, events.RandomizedResponse)):
         raise NoTheorem(
             f"Sampling of {type(of).__name__} has no analysis: only single mechanisms can be sampled. "
             "Sample each step, or leave the sampling out, which is an upper bound."
