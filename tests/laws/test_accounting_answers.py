@@ -122,6 +122,28 @@ def test_unreachable_targets_are_refused() -> None:
     assert once == calibrate_noise(epsilon=1.0, delta=1e-5, accountant="gdp", steps=1, rate=1.0)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"tolerance": 0.6}, "tolerance=0.6"),
+        ({"tolerance": 0.9e-9}, "tolerance=9e-10"),
+        ({"bracket": (1.0,)}, "two ends"),
+        ({"bracket": (1.0, 2.0, 9.0)}, "two ends"),
+        ({"bracket": (0.0, 9.0)}, "greater than 0"),
+    ],
+)
+def test_a_calibration_has_a_tolerance_and_two_ends(wrong, words):
+    with pytest.raises(ArgumentError, match=words):
+        calibrate(Gaussian, epsilon=1.0, delta=1e-5, accountant="gdp", **wrong)
+
+
+def test_the_ends_of_a_calibration_may_come_in_any_order():
+    found = [calibrate(Gaussian, epsilon=1.0, delta=1e-5, accountant="gdp", bracket=ends) for ends in ((1.0, 9.0), (9.0, 1.0))]
+    assert found[0] == found[1] and 3.730 < found[0] < 3.732
+    loose = calibrate(Gaussian, epsilon=1.0, delta=1e-5, accountant="gdp", tolerance=0.4, start=50.0)
+    assert 3.730 < loose < 3.732 * 2
+
+
 # (rate, steps, epsilon, delta, sigma): contour quadrature and root finding.
 CALIBRATED = [
     (256 / 60_000, 14_040, 1.0, 1e-5, 2.0234765822418277),
