@@ -193,11 +193,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return largest_integer(g, math.floor(few * math.exp(min(max(-2 * g(few), -600.0), 30.0))), most)",
         "return largest_integer(g, math.floor(few * math.exp(min(max(-2 * g(few), -601.0), 30.0))), most)",
     ): "where the search begins; what it ends with is evaluated",
-    (
-        "accounting/calibration.py",
-        "found, neighbour = question.crossing(min(max(guess, low), high), tolerance)",
-        "found, neighbour = question.crossing(max(max(guess, low), high), tolerance)",
-    ): "where the search begins; what it ends with is evaluated",
+    **{
+        (
+            "accounting/calibration.py",
+            "found, neighbour = question.crossing(min(max(guess, low), high), tolerance)",
+            f"found, neighbour = question.crossing({wrong}, tolerance)",
+        ): "where the search begins; what it ends with is evaluated"
+        for wrong in ("max(max(guess, low), high)", "min(min(guess, low), high)")
+    },
+    **{
+        (
+            "accounting/calibration.py",
+            "guess = _check.number(start=start) if start is not None else 1.0 if bracket is None else math.sqrt(low * high)",
+            f"guess = _check.number(start=start) if start is not None else {wrong}",
+        ): "where the search begins; what it ends with is evaluated"
+        for wrong in (
+            "1.0 if not bracket is None else math.sqrt(low * high)",
+            "2.0 if bracket is None else math.sqrt(low * high)",
+            "1.0 if bracket is None else math.sqrt(low / high)",
+        )
+    },
     (
         "train/books.py",
         "self.plan.noise.event(1.0, participation, self.plan.steps)  # its theorem, or NoTheorem now rather than in spent()",

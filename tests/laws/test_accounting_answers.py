@@ -31,6 +31,7 @@ from hushgrad.accounting import (
     gaussian_epsilon,
     trade_off,
 )
+from hushgrad.accounting.calibration import certified_calibration
 from hushgrad.accounting.likely import likely_noise
 from hushgrad.accounting.pld import PLD
 from hushgrad.errors import ArgumentError, BudgetExceeded, NoTheorem
@@ -140,6 +141,8 @@ def test_a_calibration_has_a_tolerance_and_two_ends(wrong, words):
 def test_the_ends_of_a_calibration_may_come_in_any_order():
     found = [calibrate(Gaussian, epsilon=1.0, delta=1e-5, accountant="gdp", bracket=ends) for ends in ((1.0, 9.0), (9.0, 1.0))]
     assert found[0] == found[1] and 3.730 < found[0] < 3.732
+    enough = certified_calibration(Gaussian, epsilon=100.0, delta=1e-5, accountant="gdp", bracket=(50.0, 90.0))
+    assert (enough.value, enough.neighbour, enough.neighbour_epsilon) == (50.0, None, 0.0)  # nothing less was asked for
     loose = calibrate(Gaussian, epsilon=1.0, delta=1e-5, accountant="gdp", tolerance=0.4, start=50.0)
     assert 3.730 < loose < 3.732 * 2
 

@@ -14,7 +14,7 @@ from hushgrad.cli.main import main
 __all__ = ["ended", "forked"]
 
 
-def forked(words: list[str], errors: Path, *, folder: Path | None = None, before: Callable[[], object] = int) -> int:
+def forked(words: list[str], errors: Path, *, folder: Path | None = None, before: Callable[[], object] = lambda: None) -> int:
     """The process of a command that writes its errors into a file, and its answers nowhere; ``before`` is called in it at first."""
     child = os.fork()
     if child:
