@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,6 @@ from hushgrad.recipes.recipe_file import read_toml
 from hushgrad.recipes.text_features import TextFeatures
 
 _KINDS = ("table", "text", "images")
-_KEYS = (
-    "kind",
-    "classes",
-    "records",
-    "label",
-    "user",
-    "columns",
-    "crosses",
-    "header",
-    "delimiter",
-    "channels",
-    "height",
-    "width",
-    "mirrored",
-)
 
 
 class _Facts(Value, family="codebook"):
@@ -136,8 +121,9 @@ def read_codebook(path: str | Path) -> Codebook:
 
 
 def _codebook(table: Mapping[str, Any]) -> Codebook:
+    known = ["width" if fact.name == "width_of_image" else fact.name for fact in fields(Codebook)]
     for key in table:
-        _check.one_of(_KEYS, **{"key of the codebook": key})
+        _check.one_of(known, **{"key of the codebook": key})
     for key in ("kind", "classes"):
         if key not in table:
             _check.fail("codebook", sorted(table), f"to have a key {key!r}")
