@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import hushgrad
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian
-from hushgrad.recipes import Recipe
+from hushgrad.recipes import Recipe, image_features
 from hushgrad.recipes.before import Before
 from hushgrad.recipes.column import Category, Number, columns_of
 from hushgrad.recipes.columns import Columns
@@ -267,6 +267,14 @@ def test_columns_that_are_not_declared_well_are_refused(table):
 def test_declared_categories_are_compared_as_cells_are():
     encode = Columns(columns=(Category(name="sex", values=("f ", " m")),))
     assert encode([["f"], [" m "], ["x"]]).abs().sum(dim=1).gt(0).tolist() == [True, True, False]
+
+
+def test_an_image_that_cannot_be_used_is_named_by_its_place_among_all(monkeypatch):
+    monkeypatch.setattr(image_features, "_CHUNK", 2)
+    rows = np.zeros((7, 8, 8), np.float32)
+    rows[5, 3, 3] = np.nan
+    with pytest.raises(ArgumentError, match=r"pixels of image 6 to be numbers from 0 to 255\. Mend it"):
+        ImageFeatures(images=ImageEncoder(channels=1, height=8, width=8)).prepared(rows)
 
 
 # What a model is worth ----------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def test_a_row_has_the_same_bits_whoever_is_beside_it(channels, count):
 @pytest.mark.parametrize("pixel", [float("nan"), float("inf"), 3e37, -1e300])
 def test_a_pixel_that_is_no_brightness_is_refused(pixel):
     image = [[[0.0] * 8] * 7 + [[0.0] * 7 + [pixel]]]
-    with pytest.raises(ArgumentError, match="Pixels are numbers from 0 to 255; mend or leave out the image"):
+    with pytest.raises(ArgumentError, match=r"to be numbers from 0 to 255\. Mend it, or leave it out"):
         ImageFeatures(images=ImageEncoder(channels=1, height=8, width=8)).prepared([image])
 
 

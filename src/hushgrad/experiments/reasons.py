@@ -36,7 +36,11 @@ _PAPER = "137 fresh pairs of runs at eps = 0.3 would, 1.7 hours of one core; the
 _DECIDED_BY = (
     ("mnist-logistic", "sigma = 3 improves", _PAPER),
     ("mnist-logistic", "figure 4: sigma = 3 improves", _PAPER),
-    ("cifar10-again", "correlated noise", "850 fresh pairs of runs would, half an hour of one core; there is no command for them."),
+    (
+        "cifar10-again",
+        "correlated noise",
+        "850 fresh pairs of runs would, half an hour of one core; there is no command for them.",
+    ),
     ("cifar10", "denoising improves", "561 fresh pairs of runs would, 15 minutes of one core; there is no command for them."),
 )
 

@@ -61,11 +61,10 @@ class ImageFeatures(LearningEncoder):
     def prepared(self, rows: Sequence[Any]) -> Tensor:
         """Balanced maps of length 1, in half precision."""
         together = max(1, min(_CHUNK, _NUMBERS // (self.images.channels * self.images.height * self.images.width)))
-        parts = [self._maps(rows[first : first + together]) for first in range(0, len(rows), together)]
-        return torch.cat(parts) if parts else self._maps(rows)
+        parts = [self._maps(self.images.pixels(rows[i : i + together], first=i + 1)) for i in range(0, len(rows), together)]
+        return torch.cat(parts) if parts else self._maps(self.images(rows))
 
-    def _maps(self, rows: Sequence[Any]) -> Tensor:
-        images = self.images(rows)
+    def _maps(self, images: Tensor) -> Tensor:
         if images.shape[2] > LARGEST:
             images = F.adaptive_avg_pool2d(images, LARGEST)
         waves = scattering(images, centred=self.mirrored)

@@ -47,15 +47,19 @@ class ImageEncoder(Encoder):
 
     def __call__(self, rows: Sequence[Any]) -> Tensor:
         """(rows, channels, height, width); a row is an array (height, width), (channels, height, width) or a path."""
+        return self.pixels(rows)
+
+    def pixels(self, rows: Sequence[Any], *, first: int = 1) -> Tensor:
+        """The same for a part of many rows, which begins with the one of number ``first``."""
         shape = (self.channels, self.height, self.width)
         batch = np.zeros((len(rows), *shape), np.float32)
-        for number, (into, row) in enumerate(zip(batch, rows, strict=True), 1):
+        for number, (into, row) in enumerate(zip(batch, rows, strict=True), first):
             image = self._picture(Path(row)) if isinstance(row, (str, Path)) else np.asarray(row)
             if image.shape not in (shape, shape[1:]) or (image.ndim == 2 and self.channels != 1):
                 _check.fail("image", image.shape, f"to have the shape {shape}")
             if not (np.abs(image) <= _BRIGHTEST * self.top).all():  # also where one is no number
-                remedy = f"Pixels are numbers from 0 to {self.top:g}; mend or leave out the image."
-                raise ArgumentError(f"Expected finite pixels; not all of image {number} are. {remedy}")
+                told = f"Expected the pixels of image {number} to be numbers from 0 to {self.top:g}."
+                raise ArgumentError(f"{told} Mend it, or leave it out.")
             into[:] = image.reshape(shape)
         return torch.from_numpy(batch).div_(self.top)
 
