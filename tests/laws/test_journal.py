@@ -27,8 +27,9 @@ from hushgrad.events import Everyone, FixedSize, Gaussian, MinSep, Poisson
 from hushgrad.guarantee import Ledger
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams import IndependentStream
-from hushgrad.release import earlier, frames, keys, marks, owner
+from hushgrad.release import earlier, frames, keys, owner
 from hushgrad.release import journal as journals
+from hushgrad.release import place as places
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey, erase, finish, read_key, secrets_in, write_key
 from hushgrad.release.owner import Owner
@@ -38,7 +39,7 @@ from hushgrad.sampling.attendance import Attendance
 from hushgrad.train import Checkpoint, Plan, make_private, parts
 from hushgrad.train.books import Books
 
-KEY = RunKey(bytes(range(32)))
+KEY = RunKey(bytes(range(32)), fresh=True)
 
 
 START = Journal(KEY).chain
@@ -72,7 +73,7 @@ def test_however_often_it_dies_a_run_that_repeats_itself_goes_on(tmp_path_factor
         for place, state in enumerate(_life(path, steps, first=first, position=after[first][0], chain=after[first][1])):
             assert after.setdefault(first + place + 1, state) == state
         reached = max(reached, first + steps)
-    whole = _life(path.with_name("whole"), reached)
+    whole = _life(tmp_path_factory.mktemp("whole") / "journal", reached)  # a folder knows one journal of a key
     assert not reached or whole[-1] == after[reached]
 
 
@@ -116,14 +117,14 @@ def _releases(data):
 
 def test_a_machine_that_stopped_may_lose_what_was_behind_the_last_mark_and_the_guarantee_says_so(tmp_path, monkeypatch):
     path = tmp_path / "journal"
-    monkeypatch.setattr(marks, "_SHARE", 1e9)  # blocks double each time
+    monkeypatch.setattr(frames, "_SHARE", 1e9)  # blocks double each time
     after = _life(path, 40)
     whole = path.read_bytes()
     lost = whole[: -5 * 8] + bytes(3 * 8)  # zeros, as file systems leave them
     path.write_bytes(lost)
     with pytest.raises(ArgumentError, match="damaged"):  # on a machine that did not stop, that is damage
         Journal.open(path, KEY, Owner(tmp_path, newest=True))
-    for module in (journals, earlier, frames):
+    for module in (journals, earlier, places):
         monkeypatch.setattr(module, "boot_identity", lambda: "another start")
     journal = Journal.open(path, KEY, Owner(tmp_path, newest=True))
     journal.seek(*after[9])
@@ -197,9 +198,10 @@ def test_an_older_journal_that_is_put_into_its_folder_is_refused_whatever_file_i
 
 
 @pytest.mark.parametrize(
-    "what", ["nothing", "killed between two writes", "put back", "other rights", "written ahead of its time"]
+    "what",
+    ["nothing", "killed between two writes", "killed while opened", "put back", "other rights", "written ahead", "forgotten"],
 )
-def test_a_folder_that_was_put_back_with_its_attributes_is_said_to_be_by_every_later_life(tmp_path, what):
+def test_a_folder_that_was_put_back_with_its_attributes_is_said_to_be_by_every_later_life(tmp_path, monkeypatch, what):
     """As ``cp -a`` and ``shutil.copytree`` do, in place: all that a program can write is then as it was, but not when it was written."""
     run, path = tmp_path / "run", tmp_path / "run" / "journal"
     run.mkdir()
@@ -207,26 +209,109 @@ def test_a_folder_that_was_put_back_with_its_attributes_is_said_to_be_by_every_l
         os.setxattr(run, "user.test", b"1")
     except (OSError, AttributeError):
         pytest.skip("the disk keeps no attributes")
-    state = _life(path, 5)[-1]
-    shutil.copytree(run, tmp_path / "back")
+    journal = Journal.create(path, KEY, Owner(run, newest=True), {"plan": "x"})
+    for step in range(7):
+        if step == 5:
+            shutil.copytree(run, tmp_path / "back")
+            (name,) = (name for name in os.listxattr(run) if name.startswith("user.hushgrad."))
+        if step == 6:
+            told = os.getxattr(run, name)
+        journal.begin(step)
+        journal.released(step, bytes([step]))
+    journal.close()
     time.sleep(0.05)  # a system's clock of files has steps of some milliseconds
     if what == "put back":
-        _life(path, 2, first=5, position=5, chain=state[1])
         shutil.copytree(tmp_path / "back", run, dirs_exist_ok=True)
     elif what == "other rights":
         path.chmod(0o400)
         path.chmod(0o600)
     elif what == "killed between two writes":
-        told = os.getxattr(run, "user.hushgrad.released")
-        _life(path, 1, first=5, position=5, chain=state[1])
-        os.setxattr(run, "user.hushgrad.released", told)
-    elif what == "written ahead of its time":  # by a clock that was put right, before the folder was put back
-        *about, written = os.getxattr(run, "user.hushgrad.released").split()
-        os.setxattr(run, "user.hushgrad.released", b" ".join([*about, b"%d" % (int(written) + 10**15)]))
+        os.setxattr(run, name, told)
+    elif what == "written ahead":  # by a clock that was put right, before the folder was put back
+        content = os.getxattr(run, name)
+        written = int.from_bytes(content[-8:], "little") + 10**15
+        os.setxattr(run, name, content[:-8] + written.to_bytes(8, "little"))
+    elif what == "killed while opened":  # long after it was written
+        later = time.time_ns() + 10**12
+        monkeypatch.setattr(time, "time_ns", lambda: later)
+        monkeypatch.setattr(frames.Frames, "tell", None)
+        with pytest.raises(TypeError):
+            Journal.open(path, KEY, Owner(run, newest=True))
+        monkeypatch.undo()
+    elif what == "forgotten":
+        os.removexattr(run, name)
+    expected = {"put back": "changed from outside", "other rights": "changed from outside", "forgotten": "attribute"}
+    expected["written ahead"] = "changed from outside"
     for _ in range(2):
         journal = Journal.open(path, KEY, Owner(run, newest=True))
-        assert ["changed from outside" in note for note in journal.notes] == [True] * (what[:3] in ("put", "oth", "wri"))
+        assert [expected[what] in note for note in journal.notes] == [True] * (what in expected)
         journal.close()
+    shutil.copytree(tmp_path / "back", run, dirs_exist_ok=True)  # of an earlier life: the folder knows the later one as well
+    with pytest.raises(ArgumentError, match="an older one was put in its place"):
+        Journal.open(path, KEY, Owner(run, newest=True))
+
+
+def test_a_key_that_was_given_is_said_to_be_by_every_life(tmp_path):
+    """Nobody sees a second run under it; one that was drawn, or a seed, which says so itself, needs no word."""
+    given, path = RunKey(bytes(32)), tmp_path / "journal"
+    notes = [
+        Journal.create(path, given, Owner(tmp_path), {}).notes,
+        Journal.open(path, given, Owner(tmp_path, newest=True)).notes,
+    ]
+    assert notes[0] == notes[1] == Journal(given).notes and "key was given" in notes[0][0]
+    assert Journal(RunKey.make()).notes == Journal(RunKey.make(seed=1)).notes == ()
+
+
+@pytest.mark.parametrize("way", ["another owner", "attribute removed", "folder moved", "another folder"])
+def test_who_is_no_longer_the_owner_finds_out_before_its_next_release(tmp_path, way):
+    """Whether it lost its lock or not: the folder, by its path, is asked with every release."""
+    run, path = tmp_path / "run", tmp_path / "run" / "journal"
+    run.mkdir()
+    journal = Journal.create(path, KEY, Owner(run), {"plan": "x"})
+    journal.begin(0)
+    journal.released(0, b"0")
+    journal.begin(1)
+    if not journal._frames.asks:
+        pytest.skip("the disk keeps no attributes, or no locks")
+    size = path.stat().st_size
+    if way == "another owner":  # with the lock and the journal removed by hand, as rm -r does before a new run
+        (run / ".lock").unlink()
+        path.rename(tmp_path / "kept")
+        pid = _child(lambda: int(not Journal.create(path, RunKey(bytes(32)), Owner(run), {"plan": "x"}).durable))
+        assert os.waitpid(pid, 0)[1] == 0
+        path = tmp_path / "kept"
+    elif way == "attribute removed":
+        for name in os.listxattr(run):
+            os.removexattr(run, name)
+    else:
+        run.rename(tmp_path / "moved")
+        path = tmp_path / "moved" / "journal"
+        if way == "another folder":
+            run.mkdir()
+    with pytest.raises(ArgumentError, match="taken it over"):
+        journal.released(1, b"1")
+    assert journal.position == 1 and path.stat().st_size == size  # nothing is entered either
+
+
+def test_a_key_is_not_begun_again_in_a_folder_that_was_emptied(tmp_path):
+    """The folder itself remembers that something may have been released under it; a seed, for experiments, may be used again."""
+    path, seed = tmp_path / "journal", RunKey.make(seed=3)
+    for key in (KEY, seed):
+        for steps in (0, 3):  # without a step it is begun again
+            path.unlink(missing_ok=True)
+            journal = Journal.create(path, key, Owner(tmp_path, newest=True), {"plan": "x"})
+            for step in range(steps):
+                journal.begin(step)
+                journal.released(step, b"x")
+            asks = journal._frames.asks
+            journal.close()
+        path.unlink()
+        if key is KEY and asks:
+            with pytest.raises(ArgumentError, match="a key that was never used"):
+                Journal.create(path, key, Owner(tmp_path, newest=True), {"plan": "x"})
+            assert not path.exists()
+        else:
+            Journal.create(path, key, Owner(tmp_path, newest=True), {"plan": "x"}).close()
 
 
 def test_a_copy_is_refused_beside_the_original_and_said_to_be_one_without_it(tmp_path):
@@ -276,7 +361,7 @@ def test_one_file_has_one_writer_by_whatever_name(tmp_path, name):
 def test_a_journal_of_another_version_is_refused_in_one_sentence(tmp_path):
     path = tmp_path / "journal"
     _life(path, 3)
-    path.write_bytes(path.read_bytes().replace(b"hushgrad journal 2", b"hushgrad journal 1"))
+    path.write_bytes(path.read_bytes().replace(b"hushgrad journal 3", b"hushgrad journal 2"))
     with pytest.raises(ArgumentError, match=r"another one wrote it.*prior="):
         _life(path, 0)
 
@@ -306,12 +391,12 @@ def test_blocks_are_reserved_so_that_flushing_takes_little_time(tmp_path, monkey
         flushes.append(clock[0])
 
     monkeypatch.setattr(journals.os, "fsync", flush)
-    monkeypatch.setattr(marks.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(frames.time, "perf_counter", lambda: clock[0])
     journal = Journal.create(tmp_path / "journal", KEY, Owner(tmp_path), {})
     for step in range(5000):
         clock[0] += 0.002
         journal.begin(step)
-        assert journal.begun > step
+        assert journal._marks.reached > step
     journal.close()
     assert len(flushes) * 0.01 < 0.015 * clock[0]
 
@@ -727,7 +812,7 @@ def test_a_state_is_never_on_the_disk_before_the_journal_that_it_counts_on(tmp_p
     plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=40)
     private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan)
     checkpoint = Checkpoint(tmp_path, private)
-    monkeypatch.setattr(marks, "_SHARE", 1e9)  # marks are rare
+    monkeypatch.setattr(frames, "_SHARE", 1e9)  # marks are rare
     flushed, flush = [0], os.fsync
 
     def lasting(file):
@@ -761,4 +846,4 @@ def test_the_copy_of_a_hook_says_nothing():
 def test_settling_counts_what_the_journal_released(tmp_path):
     path = tmp_path / "journal"
     _life(path, 7)
-    assert Journal.steps_released(path) == 7 and Journal.bound_in(path) == {"plan": "x"}
+    assert len(earlier.shown(path).digests) == 7 and earlier.shown(path).bound == {"key": KEY.fingerprint, "plan": "x"}

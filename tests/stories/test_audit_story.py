@@ -19,6 +19,7 @@ from hushgrad.clipping import Adaptive, PerLayer
 from hushgrad.errors import ArgumentError
 from hushgrad.noise.streams import IndependentStream
 from hushgrad.recipes import Recipe, train
+from hushgrad.release.earlier import shown
 from hushgrad.release.journal import Journal
 from hushgrad.release.owner import Owner
 from hushgrad.sampling import RoundRobin
@@ -152,7 +153,7 @@ def test_the_owner_holds_computed_steps_against_the_journal(tmp_path: Path) -> N
     for batch in islice(private.loader(own.dataset), 3):
         private.optimizer.step(partial(passes.run, batch))
     private.detach()
-    digests = Journal.digests(tmp_path / "journal")
+    digests = shown(tmp_path / "journal").digests
     assert len(digests) == 3
     found = list(compare(own, key, first=0, count=2))
     assert journal_check(found, digests).passed

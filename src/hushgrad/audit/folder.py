@@ -20,7 +20,8 @@ from hushgrad.errors import ArgumentError
 from hushgrad.recipes.before import Before
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.saved import put_weights
-from hushgrad.release.journal import JOURNAL, Journal
+from hushgrad.release.earlier import shown
+from hushgrad.release.journal import JOURNAL
 from hushgrad.release.keys import KEY, read_key
 from hushgrad.train.plan import Plan
 
@@ -46,7 +47,7 @@ def audit_folder(folder: str | Path, **options: Any) -> DeepReport:
     secret, journal = path / "checkpoint" / KEY, path / "checkpoint" / JOURNAL
     if secret.exists() and journal.exists() and recipe.run.seed is not None and recipe.run.max_physical_batch is None:
         key = read_key(secret, plan=plan.digest)
-        return audit_run(bench, key=key.secret, journal=Journal.digests(journal), **options)
+        return audit_run(bench, key=key.secret, journal=shown(journal).digests, **options)
     weights = path / "model.safetensors"
     if weights.exists():
         put_weights(first, weights)

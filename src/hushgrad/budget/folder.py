@@ -28,7 +28,8 @@ from hushgrad.budget.belonging import require_belonging
 from hushgrad.errors import ArgumentError, HushgradError, StorageError
 from hushgrad.events import Event, Repeat, Unanalysed
 from hushgrad.guarantee import Ledger
-from hushgrad.release.journal import JOURNAL, Journal
+from hushgrad.release.earlier import shown
+from hushgrad.release.journal import JOURNAL
 from hushgrad.release.keys import destroy
 from hushgrad.release.owner import Owner
 
@@ -92,7 +93,7 @@ def _unfinished(folder: Path, reserved: Event, identity: str) -> Finding:
     if planned != reserved.times:
         return Finding(reserved, "its plan is not the one that was reserved: the whole reservation is charged")
     saved = _check.integer(0, issued=books.get("issued", 0))
-    released = Journal.steps_released(folder / "checkpoint" / JOURNAL)  # a state that is lost, or old, says too little
+    released = len(shown(folder / "checkpoint" / JOURNAL).digests)  # a state that is lost, or old, says too little
     taken = min(max((saved // every + 1) * every, released), planned)
     why = f"{saved} steps in its checkpoint, {released} in its journal; at most {taken} were taken before the next would have been saved"
     return Finding(reserved.of * taken, why)
@@ -172,7 +173,7 @@ def owners_of(folder: Path) -> list[str]:
 def identity_of(folder: Path) -> str:
     """The name of the run in ``folder``, from its journal; empty if there is none."""
     journals = (folder / home / JOURNAL for home in ("checkpoint", "search"))
-    return next((str(Journal.bound_in(path).get("run", "")) for path in journals if path.is_file()), "")
+    return next((str(shown(path).bound.get("run", "")) for path in journals if path.is_file()), "")
 
 
 def retire(folder: Path, why: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
+from hushgrad.release.earlier import shown
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
 from hushgrad.release.keys import KEY, RunKey, read_key, write_key
 from hushgrad.release.owner import Owner
@@ -57,12 +58,11 @@ class ServerDirectory:
                 raise ArgumentError(f"Expected the journal of the key beside it; it is another run's. {WAYS_ON}")
             return kept, found
         later = [name for name in (_STATE, _COHORTS, _PUBLIC) if (self.path / name).exists()]  # than a key
-        if later or (journal.exists() and Journal.is_begun(journal)):
+        if later or (journal.exists() and shown(journal).is_begun):
             raise ArgumentError(
                 f"Expected {KEY} beside {[*later, JOURNAL][0]}: without its key a killed run cannot go on. {WAYS_ON}"
             )
-        bound = {"key": key.fingerprint, "plan": plan.digest}
-        made = Journal.create(journal, key, self._owner, bound)
+        made = Journal.create(journal, key, self._owner, {"plan": plan.digest})
         write_key(path, key, plan=plan.digest)  # last: a directory with a key is complete
         return key, made
 

@@ -18,6 +18,7 @@ from hushgrad.recipes.planned import from_table
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.spending import public_size
 from hushgrad.release.atomic import replacing
+from hushgrad.release.earlier import shown
 from hushgrad.release.journal import JOURNAL, Journal
 from hushgrad.train.admitted import require_room
 from hushgrad.train.plan import Plan
@@ -84,7 +85,7 @@ class Before:
         """What an earlier life wrote down; None if there is nothing."""
         if self._file.exists():
             return self._file.read_text(encoding="utf-8")
-        return Journal.bound_in(self._journal).get(_BOUND) if self._journal.exists() else None
+        return shown(self._journal).bound.get(_BOUND) if self._journal.exists() else None
 
     def _known(self, encoder: LearningEncoder, written: Any) -> LearningEncoder:
         try:

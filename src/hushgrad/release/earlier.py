@@ -1,4 +1,4 @@
-"""What the earlier lives of a run left in its journal, and whether it is all there, and theirs."""
+"""What the earlier lives of a run left in its journal, what it shows without its key, and whether it is all there, and theirs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.release.born import born
-from hushgrad.release.frames import FRAME, WAYS_ON, Frames, damaged
+from hushgrad.release.frames import FRAME, WAYS_ON, Frames, damaged, frames_in
 from hushgrad.release.owner import boot_identity
+from hushgrad.release.place import Known, born
 
-__all__ = ["Earlier"]
+__all__ = ["Earlier", "shown"]
 
 
 @dataclass(kw_only=True)
@@ -24,8 +24,10 @@ class Earlier:
     mark: int = 0
     bound: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    known: Known = field(default_factory=Known)  # by the folder
     _boot: str = ""
     _place: list[Any] | None = None
+    _told: bool = False  # the folder, of every frame
 
     @classmethod
     def of(cls, frames: Frames) -> Earlier:
@@ -34,17 +36,17 @@ class Earlier:
         Raises:
             ArgumentError: where the file is damaged, an older one, or a copy of one that is still there.
         """
-        earlier = cls()
+        earlier = cls(known=frames.known)
         for frame in frames.there:
             earlier._add(frame.kind, frame.content)
         lasting = bool(earlier._boot) and earlier._boot == boot_identity()
         earlier._require_whole(frames.rest, lasting)
-        if frames.is_put_back:
+        if frames.is_put_back(earlier.known):
             raise ArgumentError(
                 "Expected the journal as this folder last saw it: an older one was put in its place, and nobody knows what was released "
                 f"since. {WAYS_ON}"
             )
-        outside = earlier._copied(*frames.place) or (earlier._touched() if frames.is_touched else "")
+        outside = earlier._copied(*frames.place.identity) or (earlier._touched() if frames.is_touched(earlier.known) else "")
         if frames.rest:
             frames.cut()
         for note in filter(None, (earlier._lost(lasting), outside)):
@@ -60,12 +62,23 @@ class Earlier:
         else:
             told = _check.parsed(content)
             self._boot, self._place = told.get("open", self._boot), told.get("place", self._place)
+            self._told = told.get("told", self._told)
             self.bound.update(told.get("bind", {}))
             self.notes += (told["note"],) if "note" in told else ()
 
     @property
+    def digests(self) -> list[bytes]:
+        """The digest of every release, as far as it is written down."""
+        return [digest for kind, digest in self.recorded if kind == ord("r")]
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a step may have been released."""
+        return bool(self.recorded) or self.mark > 0
+
+    @property
     def _steps(self) -> int:
-        return sum(kind == ord("r") for kind, _ in self.recorded)
+        return len(self.digests)
 
     def _require_whole(self, rest: bytes, lasting: bool) -> None:
         """Behind the last frame is nothing, or what a machine that stopped may have left behind the last flush; all else is damage."""
@@ -87,11 +100,17 @@ class Earlier:
             "was released since is vouched for, not shown"
         )
 
+    def _forgotten(self) -> str:
+        return (
+            f"The folder's attribute with the length of the run's journal was removed after {self._steps} releases: that nothing else was "
+            "released since is vouched for, not shown"
+        )
+
     def _copied(self, path: str, *identity: int) -> str:
         """Refuse a copy of a journal that is still where it was; of a copy alone, say that it is one."""
         before, *last = self._place or [path, *identity]
         if last == list(identity[: len(last)]):  # those of an earlier version know the number alone
-            return ""
+            return self._forgotten() if self._told and not self.known.length and before == path else ""
         if _is_there(Path(before), last):
             raise ArgumentError(
                 f"Expected the run itself, not a copy of it: {before!r} is still there, and two that go on would release one noise twice. "
@@ -101,6 +120,14 @@ class Earlier:
             f"The run's folder was copied or put back after {self._steps} releases: that nobody went on from the original is vouched for, "
             "not shown"
         )
+
+
+def shown(path: Path) -> Earlier:
+    """What the journal in ``path`` shows to whoever has not its key; nothing is judged or written, and nobody has to own the folder."""
+    earlier = Earlier()
+    for frame in frames_in(path):
+        earlier._add(frame.kind, frame.content)
+    return earlier
 
 
 def _is_there(path: Path, identity: list[int]) -> bool:

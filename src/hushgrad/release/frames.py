@@ -2,16 +2,15 @@
 
 After a line of magic come frames of 8 bytes: a kind, 5 bytes, and 2 bytes of a checksum that runs over the whole file. Behind a frame
 of kind ``j`` follows as much JSON as its 5 bytes say. One process writes it: the file itself is locked, by whatever name it was
-opened (a hard link, a mount), besides its folder. It knows where it lies, too, so that a copy is known as one; and its folder knows,
-in an attribute of its own, how long this run's file is and how long it was when it was last flushed, so that one that was cut, or that an
-older one was put in the place of, is known, too. A machine that stops may lose what was not flushed; after it only the flushed length
-counts. Where the attribute was put back as well (``cp -a``), the file was changed at another time than the attribute says, which the system
-alone writes down.
+opened (a hard link, a mount), besides its folder. It knows where it lies, so that a copy is known as one, and its folder knows how long
+it is (:mod:`place <hushgrad.release.place>`), so that one that was cut, or that an older one was put in the place of, is known, too. Where
+the folder was put back as well (``cp -a``), the file was changed at another time than the folder says, which the system alone writes down.
+
+Flushing takes milliseconds. So a mark reserves as many steps as fit into four hundred times that, before the first of them begins.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import struct
@@ -22,19 +21,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hushgrad.errors import ArgumentError, StorageError
-from hushgrad.release.born import born
-from hushgrad.release.owner import boot_identity, locked
+from hushgrad.release.owner import locked
+from hushgrad.release.place import Known, Place
 
-__all__ = ["FRAME", "SHORT", "WAYS_ON", "Frame", "Frames", "damaged", "frames_in"]
+__all__ = ["FRAME", "SHORT", "WAYS_ON", "Frame", "Frames", "Marks", "damaged", "frames_in"]
 
 WAYS_ON = "Put this run's files back as they were, or start a new run with a new key and this run's ledger as prior=."
 FRAME, SHORT = 8, 5  # bytes of a frame, and of what it says
 _KINDS = b"ramj"
 _NAME = b"hushgrad journal "
-_MAGIC = _NAME + b"2     \n"  # frames stay aligned: no kill cuts one at the end of a page
-# Of the folder: numbers for it and for the file, the file's flushed length, the machine's start, its length, and when it was written.
-_LENGTH = "user.hushgrad.released"
+_MAGIC = _NAME + b"3     \n"  # frames stay aligned: no kill cuts one at the end of a page
 _A_MINUTE = 60 * 10**9  # nanoseconds: longer than any process waits between writing a frame and saying when
+_SHARE = 400  # flushing takes at most one part in so many of the time
 
 
 class Frame(NamedTuple):
@@ -56,17 +54,18 @@ class Frames:
 
     def __init__(self, path: Path, *, new: bool) -> None:
         self.path, self._checksum = path.resolve(), zlib.crc32(_MAGIC)
-        self._folder = str(self.path.parent)
         if new:
             path.unlink(missing_ok=True)
         self._file: int | None = _opened(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT | os.O_EXCL if new else 0))
-        if locked(self._file) is False:
+        self._alone = locked(self._file)
+        if self._alone is False:
             self.close()
             raise ArgumentError(
                 f"Expected {str(path)!r} to be written by one process: another one has it open, by this or another name of the same file. "
                 "Wait for it or stop it."
             )
-        self._size, self._about = 0, b""  # what the folder is told of the file: nothing before the first flush
+        self.place = Place(self.path, self._file)
+        self._size, self._begun = 0, 0
         self._first = 0  # the checksum of the first frame, which names the run's key
         self.there: list[Frame] = []
         self.rest = b""  # what is behind the last whole frame
@@ -90,38 +89,28 @@ class Frames:
         os.ftruncate(self._held(), self.path.stat().st_size - len(self.rest))
 
     @property
-    def is_put_back(self) -> bool:
-        """Whether the file is shorter than its folder knows this run's: somebody cut it, or put an older one in its place."""
-        flushed, start, length, _ = self._known()
-        return self._size < (length if start == _start() else flushed)
+    def known(self) -> Known:
+        """What the folder knows of this run's file."""
+        return self.place.known(self._first)
 
-    @property
-    def is_touched(self) -> bool:
+    def is_touched(self, known: Known) -> bool:
         """Whether the file was changed at another time than its last frame was written: put back, or its rights or the clock changed."""
-        _, _, length, written = self._known()
-        return length == self._size and not 0 <= written - os.fstat(self._held()).st_ctime_ns < _A_MINUTE
+        return known.length == self._size and not 0 <= known.written - os.fstat(self._held()).st_ctime_ns < _A_MINUTE
 
-    def _known(self) -> list[int]:
-        """What the folder knows of its journal; nothing where it was never told, or the system or the disk keeps no attributes."""
-        with contextlib.suppress(OSError, AttributeError, ValueError):
-            folder, file, *known = map(int, os.getxattr(self._folder, _LENGTH).split())
-            mine = self._numbers()
-            return known if len(known) == 4 and (folder == mine[0] or file == mine[1]) else [0] * 4
-        return [0] * 4
+    def is_put_back(self, known: Known) -> bool:
+        """Whether the file is shorter than its folder knows this run's: somebody cut it, or put an older one in its place."""
+        return self._size < known.least
 
-    def _numbers(self) -> tuple[int, int]:
-        """Of this run in this very folder, and of this very file: a copy of both has others, whatever attributes were copied."""
-        folder = os.open(self._folder, os.O_PATH)
-        try:
-            about = os.fstat(folder).st_ino, born(folder), self._first
-        finally:
-            os.close(folder)
-        return zlib.crc32(repr(about).encode()), zlib.crc32(repr(self.place[1:]).encode())
+    def claim(self, known: Known) -> bool:
+        """Write from now on; whether the folder is told of it."""
+        self._begun = known.begun
+        self.place.claim(self._first, known, self._size)
+        return self.place.told
 
     @property
-    def place(self) -> list[Any]:
-        """Where the file lies: its path, and its number on the disk and its birth, which a copy has not."""
-        return [str(self.path), os.fstat(self._held()).st_ino, born(self._held())]
+    def asks(self) -> bool:
+        """Whether each frame asks the folder who owns the run, so that nobody else has to. Others cannot write to a file that is locked."""
+        return self._alone is True and self.place.told
 
     def close(self) -> None:
         """No more frames."""
@@ -129,46 +118,40 @@ class Frames:
             os.close(self._file)
         self._file = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has taken the file over."""
+        return self._file is not None
+
     def tell(self, **content: Any) -> None:
         """Append a frame of JSON."""
         text = json.dumps(content, separators=(",", ":")).encode()
         text += b" " * (-len(text) % FRAME)
         self.append(ord("j"), len(text).to_bytes(SHORT, "little"), text)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether nobody has taken the file over."""
-        return self._file is not None
-
     def append(self, kind: int, content: bytes, text: bytes = b"") -> None:
-        """Append a frame, and what follows it."""
+        """Append a frame, and what follows it.
+
+        Raises:
+            ArgumentError: where somebody else has claimed the folder. The frame is taken off again.
+        """
         head = bytes((kind,)) + content
         checksum = zlib.crc32(head + text, self._checksum)
         self._write(head + (checksum & 0xFFFF).to_bytes(2, "little") + text)
         self._first, self._checksum = self._first or checksum, checksum
-        if self._about:
-            self._remember()
-
-    def _remember(self) -> None:
-        """Tell the folder how long the file is; no more where it takes no attributes."""
-        try:
-            os.setxattr(self._folder, _LENGTH, b"%b %d %d" % (self._about, self._size, time.time_ns()))
-        except (OSError, AttributeError):
-            self._about = b""
 
     def _write(self, data: bytes) -> None:
         """All of it or nothing: half a frame would hide those behind it."""
-        file = self._file if self._file is not None else self._held()
+        file, size = self._file if self._file is not None else self._held(), self._size + len(data)
         try:
-            written = os.write(file, data)
-        except OSError as error:
-            raise _unwritable(error) from None
-        if written != len(data):
-            os.ftruncate(file, os.fstat(file).st_size - written)
-            if self._about:
-                self._remember()
-            raise _unwritable("the disk is full")
-        self._size += written
+            if os.write(file, data) != len(data):
+                raise _unwritable("the disk is full")
+            if self.place.told:
+                self.place.grown(size)
+        except (OSError, ArgumentError) as error:
+            os.ftruncate(file, self._size)
+            raise error if isinstance(error, (StorageError, ArgumentError)) else _unwritable(error) from None
+        self._size = size
 
     def _held(self) -> int:
         if self._file is None:
@@ -177,21 +160,40 @@ class Frames:
             )
         return self._file
 
-    def flush(self) -> None:
-        """Have the disk hold all that was written."""
+    def flush(self, begun: int = 0) -> None:
+        """Have the disk hold all that was written. ``begun``: steps below it may be released now."""
         file = self._held()
         try:
             os.fsync(file)
         except OSError as error:
             raise _unwritable(error) from None
-        if hasattr(os, "setxattr"):
-            self._about = b"%d %d %d %d" % (*self._numbers(), self._size, _start())
-            self._remember()
+        self._begun = max(begun, self._begun)
+        if self.place.told:
+            self.place.flushed(self._size, self._begun)
 
 
-def _start() -> int:
-    """A number for the machine's last start, other than 0."""
-    return zlib.crc32(boot_identity().encode()) or 1
+class Marks:
+    """Steps below ``reached`` may be taken, and may have been."""
+
+    def __init__(self, reached: int = 0) -> None:
+        self.reached = reached
+        self._block, self._flushed_at, self._took = 1, 0.0, 0.0
+
+    def reserve(self, step: int, frames: Frames) -> None:
+        """Reserve ``step`` and some behind it, in ``frames`` and on the disk."""
+        began = time.perf_counter()
+        spent = began - self._flushed_at
+        mark = step + self._block
+        frames.append(ord("m"), mark.to_bytes(SHORT, "little"))
+        frames.flush(mark)
+        self.reached = mark
+        self._flushed_at = time.perf_counter()
+        took = self._flushed_at - began
+        self._took = (3 * self._took + took) / 4 if self._took else took  # one quick flush says little about the next
+        if spent < _SHARE * self._took:
+            self._block = min(2 * self._block, 1 << 20)
+        elif spent > 2 * _SHARE * self._took:
+            self._block = max(1, self._block // 2)
 
 
 def _frames(data: bytes) -> Iterator[Frame]:

@@ -13,10 +13,9 @@ One file, ``journal``, beside the key, mode 0600, of :mod:`frames <hushgrad.rele
 | ``m`` | a mark: steps below it may be taken | flushed to the disk before the first of them begins |
 | ``j`` | the length of a JSON object that follows | what the run is bound to; each opening; what somebody vouches for |
 
-The digests are a chain: each is over all before it, under a key of its own. A mark reserves some steps at once
-(:mod:`marks <hushgrad.release.marks>`). A killed process loses nothing that it had written; a machine that stops may lose digests
-behind the last mark, and the steps up to the mark count as released: they are repeated, nobody can compare them, and the guarantee
-says so (``notes``), also after later restarts. A copy is refused where the original is still there; else the guarantee says so, too.
+The digests are a chain: each is over all before it, under a key of its own. A mark reserves some steps at once. A killed process loses
+nothing that it had written; a machine that stops may lose digests behind the last mark, and the steps up to the mark count as released:
+they are repeated, nobody can compare them, and the guarantee says so (``notes``), in later lives too, as of a copy without its original.
 """
 
 from __future__ import annotations
@@ -29,11 +28,10 @@ from typing import Any
 
 from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.release.earlier import Earlier
-from hushgrad.release.frames import SHORT, WAYS_ON, Frames
+from hushgrad.release.frames import SHORT, WAYS_ON, Frames, Marks
 from hushgrad.release.keys import RunKey
-from hushgrad.release.marks import Marks
 from hushgrad.release.owner import Owner, boot_identity
-from hushgrad.release.shown import Shown
+from hushgrad.release.place import Known
 
 __all__ = ["JOURNAL", "WAYS_ON", "Journal"]
 
@@ -41,7 +39,7 @@ JOURNAL = "journal"
 _CHAIN = 16  # bytes of the whole digest, of which a frame has some
 
 
-class Journal(Shown):
+class Journal:
     """The releases of one run: in a file that :meth:`create` and :meth:`open` know, or, without one, in memory alone.
 
     ``position`` counts the releases so far and ``chain`` is their digest; both belong into a checkpoint, and :meth:`seek` takes
@@ -63,16 +61,28 @@ class Journal(Shown):
         self.bound: dict[str, Any] = {}
         # Keyed from the start: the place that the first release is witnessed at follows from it, and must not be known.
         self.position, self.chain = 0, hashlib.blake2b(b"start", digest_size=_CHAIN, key=self._key).digest()
-        self.notes: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = key.notes
 
     @classmethod
     def create(cls, path: Path, key: RunKey, owner: Owner, bound: Mapping[str, Any]) -> Journal:
-        """A new journal in ``path``, flushed to the disk, bound to what is given."""
-        journal = cls(key)
-        journal._keep(Frames(path, new=True), owner)
-        for name, value in bound.items():
+        """A new journal in ``path``, flushed to the disk, bound to its key and to what is given.
+
+        Raises:
+            ArgumentError: where the folder knows of releases under this key, whose journal is gone. A seed may be used again.
+        """
+        journal, frames = cls._in(path, key, owner, new=True)
+        for name, value in {"key": key.fingerprint, **bound}.items():
             journal._bind(name, value)
-        journal._opening()
+        if frames.known.begun and not key.reproducible:
+            journal.close()
+            path.unlink()
+            raise ArgumentError(
+                "Expected a key that was never used: a run under it may have released something in this folder, and its journal is gone. "
+                + WAYS_ON
+            )
+        journal._opening(Known())
+        for note in journal.notes:
+            frames.tell(note=note)
         return journal
 
     @classmethod
@@ -82,18 +92,29 @@ class Journal(Shown):
         Raises:
             ArgumentError: where the file is damaged, or a copy of one that is still there.
         """
-        journal = cls(key)
-        journal._keep(Frames(path, new=False), owner)
-        assert journal._frames is not None
+        journal, frames = cls._in(path, key, owner, new=False)
         try:
-            earlier = Earlier.of(journal._frames)
+            earlier = Earlier.of(frames)
         except BaseException:
             journal.close()
             raise
         journal._recorded, journal._marks = earlier.recorded, Marks(earlier.mark)
         journal.bound, journal.notes = earlier.bound, earlier.notes
-        journal._opening()
+        journal._opening(earlier.known)
         return journal
+
+    @classmethod
+    def _in(cls, path: Path, key: RunKey, owner: Owner, *, new: bool) -> tuple[Journal, Frames]:
+        journal, frames = cls(key), Frames(path, new=new)
+        journal._frames, journal._owner = frames, owner
+        owner.lend(frames.close)  # whoever takes the folder over takes the file, too
+        return journal, frames
+
+    def _opening(self, known: Known) -> None:
+        assert self._frames is not None
+        told = self._frames.claim(known)
+        self._frames.tell(open=boot_identity(), place=self._frames.place.identity, told=told)
+        self.flush()
 
     @property
     def durable(self) -> bool:
@@ -109,15 +130,6 @@ class Journal(Shown):
     def __del__(self) -> None:
         if getattr(self, "_frames", None) is not None:
             self.close()
-
-    def _keep(self, frames: Frames, owner: Owner) -> None:
-        self._frames, self._owner = frames, owner
-        owner.lend(frames.close)  # whoever takes the folder over takes the file, too
-
-    def _opening(self) -> None:
-        assert self._frames is not None
-        self._frames.tell(open=boot_identity(), place=self._frames.place)
-        self.flush()
 
     def seek(self, position: int, chain: bytes) -> None:
         """Go on behind the first ``position`` releases, whose digest is ``chain``: what a checkpoint says.
@@ -135,11 +147,7 @@ class Journal(Shown):
     def catch_up(self, position: int, chain: bytes, *, before: bytes, witness: bytes) -> None:
         """The same where a release cannot be repeated: it is saved first, then written here, then handed out.
 
-        Args:
-            position: how many releases were saved.
-            chain: their digest.
-            before: that of all but the last.
-            witness: what the last was witnessed by.
+        ``before`` is the digest of all but the last of the ``position`` releases that were saved, and ``witness`` the last one's.
 
         Raises:
             ArgumentError: where more was released than is saved, or what is saved does not follow from what was released.
@@ -166,11 +174,6 @@ class Journal(Shown):
     def ahead(self) -> int:
         """How many releases earlier lives made beyond this point: they are repeated first."""
         return max(0, len(self._recorded) - self.position)
-
-    @property
-    def begun(self) -> int:
-        """Steps below this may have been released."""
-        return self._marks.reached
 
     def vouched(self, note: str) -> None:
         """Have the guarantee say what nobody can show, after a restart too."""
@@ -199,12 +202,9 @@ class Journal(Shown):
 
     def begin(self, step: int) -> None:
         """Before the noise of ``step`` is drawn: whoever restarts must know that it may have been released."""
-        if self._frames is None and (self._closed or os.getpid() != self._process):
+        if self._frames is None or step >= self._marks.reached:  # else it is asked before the release, and has been here before
             self._require_open()
-        elif (
-            self._frames is not None and step >= self._marks.reached
-        ):  # else it is asked before the release, and has been here before
-            self._require_open()
+        if self._frames is not None and step >= self._marks.reached:
             self._marks.reserve(step, self._frames)
 
     def released(self, step: int, witness: bytes) -> None:
@@ -218,8 +218,8 @@ class Journal(Shown):
     def __enter__(self) -> None:
         """Inside, something is entered here and done: both, or neither, or a run with a folder goes on from its last save.
 
-        Half of it may stay where somebody interrupts a program (Ctrl-C) that then goes on: the step would be taken again, on other
-        random states, and a later life would repeat what was entered first. That, and a forked process, is refused.
+        Half of it may stay where somebody interrupts a program (Ctrl-C) that then goes on, and takes the step again on other random
+        states. That, and a forked process, is refused.
         """
         if os.getpid() != self._process:
             raise _forked()
@@ -252,22 +252,24 @@ class Journal(Shown):
             raise ArgumentError("Expected a run that is attached: this one's journal is closed.")
         if os.getpid() != self._process:
             raise _forked()
-        if self._owner is not None and not self._owner.held:
-            raise self._owner.taken_over()
+        if self._owner is not None:
+            self._owner.require()
 
     def _next(self, kind: int, content: bytes) -> None:
-        if self._owner is not None or self._closed or os.getpid() != self._process:
+        frames, recorded = self._frames, self._recorded
+        repeated = self.position < len(recorded)
+        if repeated or frames is None or not frames.asks or os.getpid() != self._process:
             self._require_open()
-        chain, recorded = self._digest(kind, content), self._recorded
+        chain = self._digest(kind, content)
         entry = kind, chain[:SHORT]
-        if self.position < len(recorded):
+        if repeated:
             if recorded[self.position] != entry:
                 raise ArgumentError(
                     f"Expected release {self.position} to be repeated as it was; it came out differently (other data, learning rate, "
                     f"augmentation, code or machine), and two values under one noise give the sums away. Nothing was released. {WAYS_ON}"
                 )
-        elif self._frames is not None:
-            self._frames.append(*entry)
+        elif frames is not None:
+            frames.append(*entry)
             recorded.append(entry)
         self.chain = chain
         self.position += 1

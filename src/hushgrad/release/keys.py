@@ -22,7 +22,7 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
 from hushgrad.release.owner import Owner
-from hushgrad.release.sealed import wrapping_key
+from hushgrad.release.sealed import seal, unseal, wrapping_key
 
 __all__ = ["KEY", "RunKey", "destroy", "erase", "finish", "read_key", "secrets_in", "write_key"]
 
@@ -31,6 +31,7 @@ _OPEN = (
     "Others may have read the key. If nobody has, say so with chmod 600; else erase it (hushgrad key destroy) and start a new run with "
     "this run's ledger as prior=."
 )
+_GIVEN = "The run's key was given to it: that no other run has it is vouched for, not shown"
 _BYTES = 32
 _FIELDS = {"key": str, "reproducible": bool, "plan": str, "fingerprint": str, "wrapped": bool}
 # A run's, a search's with its trials', a server's. Temporaries of these begin with a dot and the same name.
@@ -122,6 +123,11 @@ class RunKey:
         """Tells keys apart and tells nothing else: a hash of 256 unknown bits cannot be inverted."""
         return self._derive(b"fingerprint").hex()[:32]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a guarantee has to say of it: of a key that was given nobody can show that it serves one run."""
+        return () if self.fresh or self.reproducible else (_GIVEN,)
+
     def run_name(self) -> str:
         """The name of the run under this key, the same after every restart and for every plan: two plans would share its noise."""
         return self._derive(b"run").hex()[:16]
@@ -143,7 +149,7 @@ def write_key(path: Path, key: RunKey, *, plan: str) -> None:
     """Write the key of a run of the plan with digest ``plan``: mode 0600, at once or not at all, wrapped if there is a KEK."""
     kek = wrapping_key()
     content = {
-        "key": key.secret.hex() if kek is None else _wrapped(kek, key),
+        "key": (key.secret if kek is None else seal(key.secret, kek)).hex(),
         "wrapped": kek is not None,
         "reproducible": key.reproducible,
         "plan": plan,
@@ -166,7 +172,9 @@ def read_key(path: Path, *, plan: str, offered: RunKey | None = None) -> RunKey:
     if content["plan"] != plan:
         remedy = "A key serves one plan. Use a new directory for a new run."
         _check.fail("plan", plan[:12], f"to be the one of this directory, {content['plan'][:12]}", remedy)
-    secret = _unwrapped(path, content["key"]) if content["wrapped"] else bytes.fromhex(content["key"])
+    secret = bytes.fromhex(content["key"])
+    if content["wrapped"]:
+        secret = unseal(secret, path.name, wrapping_key())
     key = RunKey(secret, reproducible=content["reproducible"])
     if key.fingerprint != content["fingerprint"]:
         raise _damaged(path)
@@ -190,28 +198,6 @@ def _content(path: Path) -> dict[str, Any]:
 
 def _damaged(path: Path) -> ArgumentError:
     return ArgumentError(f"Expected {path.name} to be as it was written; it was damaged. Use a copy, or start a new run.")
-
-
-def _wrapped(kek: bytes, key: RunKey) -> str:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    nonce = secrets.token_bytes(12)
-    return (nonce + AESGCM(kek).encrypt(nonce, key.secret, b"hushgrad key")).hex()
-
-
-def _unwrapped(path: Path, text: str) -> bytes:
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    kek, content = wrapping_key(), bytes.fromhex(text)
-    if kek is None:
-        raise ArgumentError(f"Expected HUSHGRAD_KEK to be set: {path.name} was encrypted with a wrapping key.")
-    try:
-        return AESGCM(kek).decrypt(content[:12], content[12:], b"hushgrad key")
-    except (InvalidTag, ValueError):
-        raise ArgumentError(
-            f"Expected HUSHGRAD_KEK to be the wrapping key of {path.name}, and the file as it was written."
-        ) from None
 
 
 # Finding and erasing ------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from hushgrad import _check
 from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError, StorageError
 
-__all__ = ["LOCK", "Owner", "boot_identity", "locked"]
+__all__ = ["LOCK", "Owner", "boot_identity", "locked", "taken_over"]
 
 LOCK = ".lock"
 _BEAT, _STALE = 10.0, 60.0  # seconds
@@ -112,14 +112,7 @@ class Owner:
             ArgumentError: where another owner has taken over.
         """
         if not self.held:
-            raise self.taken_over()
-
-    def taken_over(self) -> ArgumentError:
-        """What is said to an owner that is none any more."""
-        return ArgumentError(
-            f"Expected to own {str(self._path.parent)!r}: another run has taken it over, and a step here would release its noise "
-            "a second time. Nothing was released; go on with the other one."
-        )
+            raise taken_over(self._path.parent)
 
     def release(self) -> None:
         """Let the folder go; nothing of the lock is left behind. A process that was forked has only a copy to let go."""
@@ -216,6 +209,14 @@ class Owner:
             return 0.0
         finally:
             probe.unlink(missing_ok=True)
+
+
+def taken_over(folder: str | Path) -> ArgumentError:
+    """What is said to an owner that is none any more."""
+    return ArgumentError(
+        f"Expected to own {str(folder)!r}: another run has taken it over, or it is not there any more, and a step here would release its "
+        "noise a second time. Nothing was released; go on with the other one."
+    )
 
 
 def _require_plain(folder: Path) -> None:

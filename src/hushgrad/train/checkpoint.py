@@ -23,6 +23,7 @@ from hushgrad import _check
 from hushgrad._universal import digest_of
 from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
+from hushgrad.release.earlier import shown
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
 from hushgrad.release.keys import KEY, erase, read_key, secrets_in, write_key
 from hushgrad.release.owner import Owner
@@ -130,7 +131,7 @@ class Checkpoint:
     def _is_begun(self) -> bool:
         """Whether a folder without a key shows that a step was begun."""
         journal, state = self.directory / JOURNAL, self.directory / _STATE
-        if journal.exists() and Journal.is_begun(journal):
+        if journal.exists() and shown(journal).is_begun:
             return True
         with understood(state):
             return state.exists() and read_tree(state)["private"]["journal"]["position"] > 0
@@ -142,7 +143,7 @@ class Checkpoint:
         self.save()
         with self._world.together():
             if self._world.rank == 0 and self._owner is not None:
-                bound = {"key": key.fingerprint, "plan": private.plan.digest, "start": self._start, "world": self._world.size}
+                bound = {"plan": private.plan.digest, "start": self._start, "world": self._world.size}
                 bound["run"] = key.run_name()
                 private.keep_journal(Journal.create(self.directory / JOURNAL, key, self._owner, bound))
                 write_key(self.directory / KEY, key, plan=private.plan.digest)

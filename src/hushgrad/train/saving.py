@@ -140,6 +140,7 @@ class Saving(Stepping):
         if self.steps:
             raise ArgumentError(f"Expected a run without steps to adopt a key, got one at step {self.steps}.")
         self._key, self._journal = key, Journal(key)
+        self._journal.notes = ()  # whether it was given is in the interrupted run's journal
         self._books.run = key.run_name()
         self._release.use_key(key)
 
