@@ -75,13 +75,13 @@ class Place:
 
     def claim(self, first: int, known: Known, size: int) -> None:
         """Write from now on: the folder forgets whoever did before."""
-        others = self._names()
+        others = set(self._names())
         try:
             self._about = struct.pack("<IIIQQ", *self._numbers(first), _start(), known.begun, known.flushed)
             written = known.written if known.length == size else time.time_ns()  # nothing was, just now
             os.setxattr(self._folder, self._name, self._about + _GROWN(size, written))
             self.told = True
-            for name in others:
+            for name in others - {self._name}:
                 os.removexattr(self._folder, name)
         except (OSError, AttributeError):  # the disk or the system keeps no attributes
             self.told = False
