@@ -32,8 +32,7 @@ from hushgrad.federated.grids import CarefulGrid, NarrowGrid
 from hushgrad.federated.lasting import LastingStrategy
 from hushgrad.federated.layout import Layout
 from hushgrad.federated.optimizers import ServerOptimizer
-from hushgrad.federated.replies import OpenRound, collected
-from hushgrad.federated.reports import RawRound
+from hushgrad.federated.replies import OpenRound, RawRound, collected
 from hushgrad.federated.shares import Shares, ShareSum
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.release.journal import Journal
