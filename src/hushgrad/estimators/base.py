@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from sklearn.base import BaseEstimator
 
 from hushgrad._papers import Paper
+from hushgrad.events import Relation
 
 PUBLIC = "a function of the arguments and of the shape of X"
 LABELS = "given, or taken from the data and noted in the guarantee"
@@ -29,3 +31,16 @@ class DPEstimator(BaseEstimator):
     def examples(cls) -> tuple[Any, ...]:
         """Small instances with a large epsilon and a seed: what the conformance tests run over."""
         return (cls(epsilon=1e4, data_norm=10.0, out_of_bounds="clip", random_state=0),)
+
+
+@dataclass(eq=False, repr=False)
+class OnBoundedRows(DPEstimator):
+    """An estimator of rows whose L2 norm is at most ``data_norm``, and the arguments that all of these have."""
+
+    epsilon: float = 1.0
+    _: KW_ONLY
+    delta: float = 1e-6
+    data_norm: float | None = None
+    relation: str | Relation = "add_remove"
+    out_of_bounds: str = "raise"
+    random_state: Any = None

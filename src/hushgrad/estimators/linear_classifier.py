@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.estimators.automatic import prefers_descent, together
-from hushgrad.estimators.base import LABELS, PUBLIC, DPEstimator
+from hushgrad.estimators.base import LABELS, PUBLIC, OnBoundedRows
 from hushgrad.estimators.bounded import bounded_rows, finite, regulariser, representable, validated, with_intercept
 from hushgrad.estimators.losses import LinearLoss
 from hushgrad.estimators.methods import Budget, Problem, Release, gradient_descent, objective_perturbation, output_perturbation
@@ -41,33 +41,26 @@ def class_numbers(classes: np.ndarray, y: np.ndarray) -> np.ndarray:
     return numbers
 
 
-@dataclass(eq=False, repr=False)
-class LinearClassifier(ClassifierMixin, DPEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class LinearClassifier(ClassifierMixin, OnBoundedRows):
     """A linear score per class, or one for two classes; a final class says by which loss."""
 
     released: ClassVar = {
-        **DPEstimator.released,
+        **OnBoundedRows.released,
         "coef_": "the theorem of the method",
         "intercept_": "the theorem of the method",
         "classes_": LABELS,
         **dict.fromkeys(("l2_", "noise_scale_", "n_iter_"), f"{PUBLIC}, and of the noisy count of method auto"),
     }
 
-    epsilon: float = 1.0
-    _: KW_ONLY
-    delta: float = 1e-6
-    data_norm: float | None = None
     method: str = "auto"
     l2: float | str = "auto"
     fit_intercept: bool = True
     classes: Any = None
-    relation: str | Relation = "add_remove"
-    out_of_bounds: str = "raise"
     tol: float = 1e-7
     max_iter: int = 1000
     gd_steps: int = 100
     learning_rate: float | None = None
-    random_state: Any = None
 
     def fit(self, X, y):
         """Fit on rows ``X`` with labels ``y``; the guarantee is in ``guarantee_``.

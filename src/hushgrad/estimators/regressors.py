@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from sklearn.base import RegressorMixin
@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from hushgrad import _check
 from hushgrad._papers import Paper
 from hushgrad.accounting.gaussian import gaussian_mu
-from hushgrad.estimators.base import PUBLIC, DPEstimator
+from hushgrad.estimators.base import PUBLIC, OnBoundedRows
 from hushgrad.estimators.bounded import (
     bounded_rows,
     bounded_values,
@@ -41,24 +41,17 @@ _WANG_2018_REVISITING = Paper(
 )
 
 
-@dataclass(eq=False, repr=False)
-class _LinearRegressor(RegressorMixin, DPEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class _LinearRegressor(RegressorMixin, OnBoundedRows):
     released: ClassVar = {
-        **DPEstimator.released,
+        **OnBoundedRows.released,
         "coef_": "the theorem of the method",
         "intercept_": "the theorem of the method",
         "n_iter_": PUBLIC,
     }
 
-    epsilon: float = 1.0
-    _: KW_ONLY
-    delta: float = 1e-6
-    data_norm: float | None = None
     target_bounds: tuple[float, float] | None = None
     fit_intercept: bool = True
-    relation: str | Relation = "add_remove"
-    out_of_bounds: str = "raise"
-    random_state: Any = None
 
     @classmethod
     def examples(cls):

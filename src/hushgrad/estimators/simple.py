@@ -10,7 +10,7 @@ import numpy as np
 from hushgrad import _papers
 from hushgrad._papers import Paper
 from hushgrad.accounting.gaussian import gaussian_mu
-from hushgrad.estimators.base import DPEstimator
+from hushgrad.estimators.base import DPEstimator, OnBoundedRows
 from hushgrad.estimators.bounded import bounded_rows, finite, representable, validated
 from hushgrad.estimators.exponential import quantile
 from hushgrad.estimators.methods import _COUNT_SHARE, Budget
@@ -18,8 +18,7 @@ from hushgrad.estimators.randomness import randomness
 from hushgrad.events import Exponential, Gaussian, Relation
 
 
-@dataclass(eq=False, repr=False)
-class DPMean(DPEstimator):
+class DPMean(OnBoundedRows):
     """The mean of rows of bounded L2 norm, with Gaussian noise.
 
     **Formal guarantee.** (epsilon, delta)-DP. Under add/remove the number of rows is secret, so the sum and a noisy count are
@@ -32,14 +31,6 @@ class DPMean(DPEstimator):
 
     papers = (_papers.DWORK_2014_FOUNDATIONS, _papers.BALLE_2018_IMPROVING)
     released: ClassVar = {**DPEstimator.released, "mean_": "Gaussian mechanism"}
-
-    epsilon: float = 1.0
-    _: KW_ONLY
-    delta: float = 1e-6
-    data_norm: float | None = None
-    relation: str | Relation = "add_remove"
-    out_of_bounds: str = "raise"
-    random_state: Any = None
 
     def fit(self, X, y=None):
         """Estimate the mean of the rows of ``X``; the result is in ``mean_``, the guarantee in ``guarantee_``."""
