@@ -12,6 +12,7 @@ from torch import nn
 from hushgrad.clipping import Capture, Flat
 from hushgrad.clipping.proof import live, trials
 from hushgrad.errors import NotIsolated
+from hushgrad.testing.rules import one_by_one, sum_of_sines
 
 _FLAT = Flat(1.0)
 
@@ -21,6 +22,40 @@ _FLAT = Flat(1.0)
 def test_a_random_module_is_exact_or_refused(number):
     verdict = examine(Random(number))
     assert verdict.word == ("refused" if verdict.mixes else "exact"), verdict.what
+
+
+class _Largest(nn.Module):
+    """Shared tables, and of what comes out the largest over all positions: each example has its own, by chance."""
+
+    def __init__(self, T: int, D: int, *, gated: bool) -> None:
+        super().__init__()
+        self.table, self.gates, self.head = (
+            nn.Embedding(T, D),
+            nn.Parameter(torch.rand(T, D) + 0.5) if gated else None,
+            nn.Linear(D, 2),
+        )
+        nn.init.uniform_(self.head.weight, 0.5, 1.0)
+
+    def forward(self, x):
+        h = x + self.table(torch.arange(x.shape[1]))
+        return self.head(h if self.gates is None else h * self.gates[: x.shape[1]]).amax(1)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_what_all_share_is_so_though_each_row_of_it_has_one_owner_by_chance(gated):
+    for seed in range(6):
+        torch.manual_seed(seed)
+        T = 3 + seed % 3
+        model, x = _Largest(T, 2 + seed % 2, gated=gated).double(), torch.randn(T, T, 2 + seed % 2, dtype=torch.float64)
+        x[torch.arange(T), torch.randperm(T)] += 8  # as many examples as positions, and each has another one
+        single = one_by_one(model, (x,), sum_of_sines)
+        capture = Capture(model, loss_reduction="sum")
+        capture.attach()
+        capture.examples(T, dim=0)
+        sum_of_sines(model(x)).backward()
+        norms = torch.stack([G.flatten(1).square().sum(1) for G in single.values()]).sum(0).sqrt()
+        torch.testing.assert_close(capture.collect(_FLAT).raw_norms, norms)
+        capture.detach()
 
 
 def test_a_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hushgrad.clipping.costs import MUCH
 from hushgrad.clipping.layout import Kind, Layout
 from hushgrad.clipping.proof.inputs import Reading, leaves, readings
 from hushgrad.clipping.proof.survey import Run, Stage, exits_in, run_some
@@ -26,6 +27,7 @@ class _Fit(NamedTuple):
 
     reading: Reading
     layouts: tuple[Layout | None, ...]
+    run: Run | None = None  # of these examples, where its graph is small beside the batch's
 
 
 def fit_of(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int) -> _Fit | None:
@@ -80,10 +82,11 @@ def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int
         if first is None or _elsewhere(first.layouts, reading.layouts):
             some = run_some(stage, reading, inputs, which, examples)
             layouts = None if some is None else _exits(stage, inputs, whole, some, which, examples)
-            del some  # its graph
             if layouts is not None:
+                small = first is None and examples >= MUCH * len(which)
                 first = first or reading
-                yield _Fit(reading, layouts)
+                yield _Fit(reading, layouts, some if small else None)
+            del some  # its graph
 
 
 def _exits(stage: Stage, inputs: Any, whole: Run, some: Run, which: Tensor, examples: int) -> tuple[Layout | None, ...] | None:

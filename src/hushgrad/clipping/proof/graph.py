@@ -7,7 +7,7 @@ tensors hold no examples, so B cotangents are pulled back at once. The forward i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch.autograd.graph import GradientEdge
@@ -87,6 +87,7 @@ class Frontier(NamedTuple):
     ends: dict[Trail, tuple[Layout | None, ...]]
     ways: frozenset[Trail]
     mixed: frozenset[Trail] = frozenset()  # those of the ways on which several examples were seen to meet
+    fits: Mapping[Trail, tuple[frozenset[Layout], ...]] = {}  # all layouts that the cotangents at an end may have
 
     def again(self, graph: Graph, sources: Sequence[Source]) -> list[Border]:
         """The same frontier in this graph. Raises LookupError where the ways differ."""
@@ -172,11 +173,14 @@ def _without_contradictions(
         below |= unlike & mixed
         silent |= unlike - mixed
     ends: dict[Trail, tuple[Layout | None, ...]] = {}
+    fits: dict[Trail, tuple[frozenset[Layout], ...]] = {}
     for border, way in found:
         before = ends.setdefault(way, border.layouts)
         if before != border.layouts:
             ends[way] = tuple(None if a is None else ROWS for a in before)
-    return Frontier(ends, frozenset(ways), frozenset(mixed))
+        mine = tuple(_regular(o, examples) for o in known[border.node])
+        fits[way] = tuple(a & b for a, b in zip(fits.get(way, mine), mine, strict=False))
+    return Frontier(ends, frozenset(ways), frozenset(mixed), fits)
 
 
 def is_mixed(owners: Sequence[Owners]) -> bool:
@@ -191,6 +195,11 @@ def _layouts(owners: list[Owners], examples: int) -> tuple[Layout | None, ...] |
         return None
     made: list[Layout | None] = []
     for o in owners:
-        regular = [] if o.each is None else [layout for layout in layouts_of(o.each, examples) if layout.regular]
-        made.append(None if o.each is None else regular[0] if len(regular) == 1 else ROWS)
+        regular = _regular(o, examples)
+        made.append(None if o.each is None else next(iter(regular)) if len(regular) == 1 else ROWS)
     return tuple(made)
+
+
+def _regular(owners: Owners, examples: int) -> frozenset[Layout]:
+    """The layouts that these owners may have; of a few examples, several."""
+    return frozenset(() if owners.each is None else (found for found in layouts_of(owners.each, examples) if found.regular))

@@ -105,9 +105,10 @@ def _changed_rows(every: Tensor, changes: Mapping[int, Change], numbers: Tensor,
     together: dict[Any, list[int]] = {}
     for i, change in changes.items():  # of single numbers, several rows of one example are a row
         together.setdefault(change if by_row and every.dim() > 1 else (change, i), []).append(i)
-    moved, places = every.clone(), numbers.argsort(stable=True).view(int(numbers[-1]) + 1, -1)
+    moved, places = every.clone(), numbers.argsort(stable=True).view(int(numbers[-1]) + 1, -1).tolist()
     for who in together.values():
-        rows = places[who].flatten().to(every.device)
+        rows: Any = [row for i in who for row in places[i]]
+        rows = slice(rows[0], rows[0] + 1) if len(rows) == 1 else torch.tensor(rows, device=every.device)
         moved[rows] = changes[who[0]](every[rows], every)
     return moved
 

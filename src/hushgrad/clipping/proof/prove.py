@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,14 +47,15 @@ def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, bool] | 
     fit = fit_of(stage, inputs, whole, which, examples)
     if fit is None:
         return None
-    reading, layouts = fit
+    reading, layouts, some = fit
+    del fit
     survey = surveyed(whole, layouts, examples)
     beside, fixed = around(stage, reading, inputs, survey, layouts), is_fixed(survey.graph)
     first = seen(stage, survey, layouts, partial(stage.run, inputs, examples))
     stage.kept = whole if examples >= MUCH * few and first.is_plain and stage.keeps_nothing() else None
     del whole, survey
     again = partial(run_some, stage, reading, inputs, which, examples)
-    some = again()
+    some = some or again()
     if some is None:
         raise not_again()
     second = seen(stage, surveyed(some, layouts, few, halves=False), layouts, again)  # of the batch they have told
@@ -163,7 +164,14 @@ def _place(number: Number, first: Seen, second: Seen) -> Place:
     dims = site.rule.dims(site.module, len(outputs))
     if call.packed or all(o is DEAD or (o.kind is Kind.DIM and o.dim == d) for o, d in zip(outputs, dims, strict=True)):
         return NATIVE
-    if len(outputs) == 1 and outputs[0].kind is not Kind.SHARED and _usable(site, outputs[0], len(call.shapes[0])):
+    other = second.calls.get(number)
+    constant = outputs[0].kind is Kind.ROWS and other is not None and other.shapes == call.shapes  # one owner each, by chance
+    if (
+        len(outputs) == 1
+        and not constant
+        and outputs[0].kind is not Kind.SHARED
+        and _usable(site, outputs[0], len(call.shapes[0]))
+    ):
         return Place(outputs[0])
     return Place(SHARED)
 
@@ -225,12 +233,17 @@ def _above(asks: _Asks, below: frozenset[Trail]) -> Frontier:
         below |= meet
     ends = {
         trail: tuple(
-            None if a is None else a if b is not None and a[:2] == b[:2] else ROWS
-            for a, b in _both(layouts, made[1].ends.get(trail))
+            None if a is None else _agreed(*(f.fits.get(trail, ())[k : k + 1] for f in made)) for k, a in enumerate(layouts)
         )
         for trail, layouts in made[0].ends.items()
     }
     return Frontier(ends, made[0].ways | (made[1].ways - ends.keys()))
+
+
+def _agreed(mine: Iterable[frozenset[Layout]], its: Iterable[frozenset[Layout]]) -> Layout:
+    """The layout that both surveys allow, if it is one; else whose it is is told row by row, in each step."""
+    both = [a for own in mine for a in own if any(a[:2] == b[:2] for other in its for b in other)]
+    return both[0] if len(both) == 1 else ROWS
 
 
 def _higher(asks: _Asks, made: Frontier) -> Frontier:
@@ -247,10 +260,6 @@ def _higher(asks: _Asks, made: Frontier) -> Frontier:
     except LookupError:
         return made
     return made if any(ROWS in layouts for layouts in above.ends.values()) else above
-
-
-def _both(mine: tuple[Any, ...], its: tuple[Any, ...] | None) -> list[tuple[Any, Any]]:
-    return [(a, its[k] if its is not None and k < len(its) else None) for k, a in enumerate(mine)]
 
 
 def _unreadable(stage: Stage, shared: set[Number], names: frozenset[str], node: str) -> str:

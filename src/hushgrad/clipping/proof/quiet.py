@@ -54,6 +54,8 @@ class Quiet(TorchDispatchMode):
         self.drawn: set[str] = set()
         self.casts: set[torch.dtype] = set()
         self.hushed = False
+        self.drew = False  # some operation draws, or may
+        self.watched: set[str] = set()  # kinds of backward passes
         self.seeds: set[int] = set()  # of the generators that were drawn from
         self.compared: dict[float, None] = {}  # the first of what tensors were compared with
         self.bounds: dict[
@@ -83,6 +85,7 @@ class Quiet(TorchDispatchMode):
             if name in _COMPARING:
                 self._compare(args)
         if torch.Tag.nondeterministic_seeded in func.tags:
+            self.drew = True
             self.seeds.add((kwargs.get("generator") or torch.default_generator).initial_seed())
         if name is aten.native_dropout:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
@@ -98,6 +101,11 @@ class Quiet(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags and name is not aten._to_copy and name not in _BOUNDING:
             _ORDINARY.add(func)
         return func(*args, **kwargs)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was drawn, nor compared with a number that is to be tried, so far."""
+        return not (self.drew or self.compared or self.bounds)
 
     def met(self) -> list[Tensor]:
         """What passes computed with that is there still: it is older than they are, or stays."""
@@ -130,9 +138,16 @@ def quieted(quiet: Quiet) -> Iterator[None]:
         _now.pop()
 
 
-def hushed() -> AbstractContextManager[Any]:
-    """Around what runs the model: a forward, and a backward, in which a checkpoint runs it again."""
-    return _now[-1] if _now else nullcontext()
+def hushed(backward: str = "") -> AbstractContextManager[Any]:
+    """Around what runs the model: a forward, and a backward, in which a checkpoint runs it again.
+
+    Of each kind of ``backward`` one is watched: if it and all before it draw nothing, others need not be, at half of their cost.
+    """
+    if not _now or (_now[-1].idle and backward in _now[-1].watched):
+        return nullcontext()
+    if backward:
+        _now[-1].watched.add(backward)
+    return _now[-1]
 
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:

@@ -146,7 +146,7 @@ def _gradients(stage: Sealing, structure: Structure, inputs: Any, us: list[Tenso
     outputs, params = stage.alone(inputs)
     exits = [(y, layout) for y, layout in zip(outputs, structure.exits, strict=True) if layout is not None and y.requires_grad]
     cots = [layout.only(u, which, B) for (_, layout), u in zip(exits, us, strict=True)]
-    with hushed():
+    with hushed("of one"):
         found = torch.autograd.grad([y for y, _ in exits], list(params.values()), cots, allow_unused=True)
     return {name: torch.zeros_like(p) if g is None else g.to_dense() for (name, p), g in zip(params.items(), found, strict=True)}
 

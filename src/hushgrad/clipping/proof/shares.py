@@ -241,7 +241,7 @@ def _product(border: Border, name: str, g: Tensor, layout: Layout, examples: int
     if name not in ("Mm", "Addmm") or slot not in (0, 1) or layout.dim != 1 - slot:
         return None
     other = saved(border.node, ("self" if name == "Mm" else "mat1") if slot else "mat2")
-    if other is None or (name == "Addmm" and saved_scale(border.node) != 1):
+    if other is None or (name == "Addmm" and getattr(border.node, "_saved_alpha", 0.0) != 1):
         return None
     if slot == 0:  # W @ x, with the examples in the columns of x
         g, other, layout = g.t(), other.t(), layout._replace(dim=0)
@@ -262,11 +262,6 @@ def _looked_up(
     used = ids != border.node._saved_padding_idx
     where = (owners.expand(g.shape)[..., 0] * shape[0] + ids)[used]
     return g.new_zeros(examples * shape[0], shape[1]).index_add_(0, where, g[used]).view(examples, *shape)
-
-
-def saved_scale(node: Any) -> float:
-    """Alpha of addmm."""
-    return float(getattr(node, "_saved_alpha", 0.0))
 
 
 def _one_by_one(border: Border, gs: Grads, masks: list[Tensor | None], reading: Reading, shape: tuple[int, ...]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hushgrad.clipping._torch import checkpoints_off
 from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.marks import mark_of
-from hushgrad.clipping.proof.course import Course
+from hushgrad.clipping.proof.course import Course, Courses
 from hushgrad.clipping.proof.given import copied, floats
 from hushgrad.clipping.proof.inputs import leaves
 from hushgrad.clipping.proof.quiet import Quiet, as_it_was, buffers_of, draw_from, host_draws, hushed, put_back, quieted
@@ -58,6 +58,8 @@ class Staged:
         large = sys.platform == "linux" and sum(p.numel() for p in self.model.parameters()) >= _LARGE
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if large else None  # glibc's
         self._quiet = Quiet()
+        self._heard = Courses(frozenset())  # of the passes that it has watched
+        self._unwatched = False
         self._wrote = False
         self.draws = False  # from Python's or numpy's generator, in some pass
         self._draws = host_draws()  # where each pass of a proof begins: one example alone takes the branches that its batch takes
@@ -68,7 +70,7 @@ class Staged:
         tape: Tape = self._tape
         grads = [(p, p.grad) for p in self.model.parameters()]
         self._start, self._quiet, self._clocks, self._draws = buffers_of(self.model), quiet, None, host_draws()
-        self._drawn = self._draws
+        self._drawn, self._heard = self._draws, Courses(frozenset())
         self.runs = []
         try:
             lift = lifted(self._capture.trained.values() if self.lifts else ())
@@ -134,7 +136,7 @@ class Staged:
         if self._drawn != self._draws:
             draw_from(self._draws)
         try:
-            with hushed():
+            with torch.compiler.set_stance("force_eager") if self._unwatched else hushed():
                 return self.model(*args, **kwargs)
         finally:
             self._quiet.listens = False
@@ -146,6 +148,8 @@ class Staged:
         self._quiet.listens = False
         self.differentiates = self.differentiates or not course.functions.isdisjoint(("grad", "backward"))
         self.courses.append(course)
+        if not self._unwatched:
+            self._heard = self._heard.after(course)
 
     def _first_called(self, inputs: Any) -> Any:
         """The first, ordinary pass of a proof. What it writes to parameters is found before anything extreme is written there."""
@@ -206,7 +210,7 @@ class Staged:
         """The sum of the examples' gradients with these weights, by the capture, and the examples' norms."""
         self._tape.deaf = False
         try:
-            with hushed():  # a rule, too, may run a layer again
+            with hushed("of a step"):  # a rule, too, may run a layer again
                 torch.autograd.backward([e.edge for e in exits], us)
                 return self._capture.weighed(weights)
         finally:
@@ -214,8 +218,24 @@ class Staged:
 
     def alone(self, inputs: Any, *, after: Any = None) -> tuple[list[Tensor], dict[str, nn.Parameter]]:
         """A pass, and the trained parameters; ``after`` another one."""
-        outputs = floats(self._called(inputs, after=after))
+        (made,) = self._called_unwatched(inputs, after) or (self._called(inputs, after=after),)
+        outputs = floats(made)
         return self.opened(outputs, inputs), self._capture.trained
+
+    def _called_unwatched(self, inputs: Any, after: Any) -> tuple[Any] | None:
+        """Without the quiet, at half of the cost, where it had nothing to do in passes that did the same; None where it may have."""
+        if not self._heard.orders or not self._quiet.idle:
+            return None
+        before, self._unwatched = len(self.courses), True
+        try:
+            made = self._called(inputs, after=after)
+        finally:
+            self._unwatched = False
+        passes = self.courses[before:]
+        if passes and all(map(self._heard.know, passes)):
+            return (made,)
+        del self.courses[before:]
+        return None
 
     def opened(self, outputs: list[Tensor], inputs: Any) -> list[Tensor]:
         """The outputs of a pass as the proof sees them."""

@@ -152,7 +152,7 @@ def _pulled(
 
     handles = [watch(node) for node in nodes]
     try:
-        with hushed():
+        with hushed("of activations"):
             found = torch.autograd.grad([e.edge for e in exits], list(edges), us, retain_graph=True, allow_unused=True)
     finally:
         for handle in handles:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
@@ -25,7 +26,7 @@ from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import still_there, surveyed
 from hushgrad.clipping.proof.uneven import Opening, lengthened, openings, tells_lengths
 from hushgrad.clipping.proof.words import differentiated, refusal
-from hushgrad.clipping.proof.zeros import beyond, is_lifted, overturned, switched, switches
+from hushgrad.clipping.proof.zeros import beyond, is_lifted, nudged, overturned, switched, switches
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
 __all__ = ["Trials"]
@@ -58,23 +59,31 @@ class Trials(Staged):
 
     def proved(self, inputs: Any, B: int, known: Structure | None = None) -> Structure:
         """Prove and seal; ``known``, if these inputs show no more than it says. Raises NotIsolated or CaptureError."""
-        return self._proved_somehow(self._tried(finite(inputs), B, known), lambda tame: self._tried(tame, B), inputs, B)
+        return self._proved_somehow(partial(self._tried, B=B, known=known), inputs, B)
 
     def proved_of_one(self, inputs: Any) -> Structure:
         """The same for a batch of one: of it, batches of three are made."""
-        return self._proved_somehow(self._tried_thrice(finite(inputs)), self._tried_thrice, inputs, 1)
+        return self._proved_somehow(self._tried_thrice, inputs, 1)
 
-    def _proved_somehow(
-        self, first: Structure | _Failure, once_more: Callable[[Any], Structure | _Failure], inputs: Any, B: int
-    ) -> Structure:
-        """What the first attempt proved, or one more without extreme numbers: these overflow, and then nothing is told of anybody."""
-        if isinstance(first, Structure):
-            self._give_back()
-            return first
-        tame = tamed(inputs)
-        again = first if tame is None else once_more(tame)
+    def _proved_somehow(self, attempt: Callable[[Any], Structure | _Failure], inputs: Any, B: int) -> Structure:
+        """What the first attempt proved, or another.
+
+        One with weights a little different, and the same choices: in its batch a number may round to the other side of a kink (of a
+        maximum, of a ReLU) than alone, and has another gradient there. Whatever mixes examples still does. And one without extreme
+        numbers: these overflow, and then nothing is told of anybody.
+        """
+        choices, first = self._lot.getstate(), attempt(finite(inputs))
+        again = first
+        if isinstance(first, _Failure) and first.problem is not None and not first.problem.influence:
+            self._lot.setstate(choices)
+            with nudged(self._capture.trained.values()):
+                again = attempt(finite(inputs))
+        tame = tamed(inputs) if isinstance(again, _Failure) else None
+        again = again if tame is None else attempt(tame)
+        self._give_back()
         if isinstance(again, Structure):
             return again
+        assert isinstance(first, _Failure)
         self._refuse(finite(inputs), B, first)
 
     def _tried_thrice(self, inputs: Any) -> Structure | _Failure:

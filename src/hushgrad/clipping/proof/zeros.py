@@ -6,6 +6,8 @@ from what its weights happen to be, so while a model is proved such parameters h
 A number that stands alone, a gate or a temperature, may shut a way that training or a schedule opens later: others are tried in its place.
 So may a row of numbers below 0 in front of a ReLU: the model is tried with weights turned round, too, and with other rows; and with
 weights beyond each number that the forward takes from something or compares it with.
+
+And a number may be so near to a kink that rounding decides on which side it is: with other weights, that little, it is not.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from torch import Tensor, nn
 
 from hushgrad.clipping.costs import LARGE
 
-__all__ = ["beyond", "is_lifted", "lifted", "overturned", "switched", "switches"]
+__all__ = ["beyond", "is_lifted", "lifted", "nudged", "overturned", "switched", "switches"]
 
 _SIZE = 0.02  # as weights at the beginning
+_NUDGE = 2.0**-8  # far above rounding
 _FEW = 64  # numbers of a tensor that is a row of gates
 
 
@@ -53,6 +56,16 @@ def switched(tensors: list[Tensor], by: float) -> Iterator[None]:
     with _kept([t.data for t in tensors]) as every:
         for data in every:
             data.add_(by)
+        yield
+
+
+@contextmanager
+def nudged(params: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, each number of these is a little larger or smaller; afterwards they are as they were, bit for bit."""
+    with _kept(list({id(p): p.data for p in params if _is_usual(p)}.values())) as every:
+        lot = np.random.default_rng(0)
+        for data in every:
+            data.mul_(torch.as_tensor(lot.uniform(1 - _NUDGE, 1 + _NUDGE, data.shape)))
         yield
 
 
