@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hushgrad.clipping.costs import BEYOND, COMPARED, LARGE
-from hushgrad.clipping.proof.restored import attributes_restored
-from hushgrad.clipping.proof.state import attributes_of
+from hushgrad.clipping.proof.state import attributes_of, attributes_restored
 
 __all__ = ["ALMOST_ONE", "Draws", "Quiet", "as_it_was", "buffers_of", "draw_from", "host_draws", "hushed", "put_back", "quieted"]
 

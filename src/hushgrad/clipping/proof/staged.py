@@ -19,8 +19,7 @@ from hushgrad.clipping.proof.course import Course, Courses
 from hushgrad.clipping.proof.given import copied, floats
 from hushgrad.clipping.proof.inputs import leaves
 from hushgrad.clipping.proof.quiet import Quiet, as_it_was, buffers_of, draw_from, host_draws, hushed, put_back, quieted
-from hushgrad.clipping.proof.restored import attributes_restored
-from hushgrad.clipping.proof.state import Attributes, Place, attributes_of
+from hushgrad.clipping.proof.state import Attributes, Place, attributes_of, attributes_restored
 from hushgrad.clipping.proof.structure import NATIVE, Known, Structure
 from hushgrad.clipping.proof.survey import Run
 from hushgrad.clipping.proof.uneven import Opening, opened

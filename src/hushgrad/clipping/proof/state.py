@@ -2,12 +2,15 @@
 
 A number or a word among the attributes may decide what the forward does. One that the forward itself changes is a *clock*: it differs in
 every pass, so that the passes of a later time are tried, too, by setting it forward. Modules, their hooks, and functions among their
-attributes may be exchanged between two passes, and what runs before the first trained layer leaves no trace in a graph.
+attributes may be exchanged between two passes, and what runs before the first trained layer leaves no trace in a graph. What a forward of a
+proof writes to attributes is undone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import starmap
 from typing import Any
@@ -19,10 +22,11 @@ from hushgrad.clipping.costs import SCHEDULE
 from hushgrad.clipping.proof.beside import Beside
 from hushgrad.clipping.proof.course import PLAIN, Key, Wired, forward_of, values_of
 
-__all__ = ["TORCHS", "Attributes", "Time", "Wiring", "attributes_of"]
+__all__ = ["TORCHS", "Attributes", "Time", "Wiring", "attributes_of", "attributes_restored"]
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 TORCHS = frozenset(vars(nn.Module())) - {"training"}  # hooks, parameters and children: not the forward's to write
+_HELD = (list, dict, set, deque)
 
 Place = tuple[dict[str, Any], str]
 Time = tuple[dict[str, Any], str, Any]  # a clock and its value
@@ -198,3 +202,49 @@ def _is_empty(cell: Any) -> bool:
     except ValueError:  # a name that was never bound
         return True
     return False
+
+
+# What a forward writes, undone ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def attributes_restored(attributes: Sequence[dict[str, Any]], written: Callable[[], None] | None = None) -> Iterator[None]:
+    """What a forward inside writes to these, and to lists and dicts that they hold, is undone; ``written`` is told of it."""
+    kept = [
+        (d, {name: (v, copy.copy(v) if type(v) in _HELD else None) for name, v in d.items() if name not in TORCHS})
+        for d in attributes
+    ]
+    try:
+        yield
+    finally:
+        found = [_undone(d, values) for d, values in kept]
+        if written is not None and any(found):
+            written()
+
+
+def _undone(d: dict[str, Any], values: dict[str, tuple[Any, Any]]) -> bool:
+    """Put back; whether there was something to put back."""
+    new = [name for name in d if name not in values and name not in TORCHS]
+    for name in new:
+        del d[name]
+    wrote = bool(new)
+    for name, (value, inside) in values.items():
+        if d.get(name) is not value:
+            d[name], wrote = value, True
+        if inside is not None and _differ(value, inside):
+            _refill(value, inside)
+            wrote = True
+    return wrote
+
+
+def _differ(value: Any, inside: Any) -> bool:
+    if len(value) != len(inside):
+        return True
+    if isinstance(value, dict):
+        return any(name not in inside or v is not inside[name] for name, v in value.items())
+    return any(a is not b for a, b in zip(inside, value, strict=True))
+
+
+def _refill(value: Any, inside: Any) -> None:
+    value.clear()
+    value.update(inside) if isinstance(value, (dict, set)) else value.extend(inside)
