@@ -132,12 +132,13 @@ def _spambase(folder: Path) -> Loaded:
     return loaded(read_codebook(HERE / "spambase.toml"), rows, [str(int(float(row[57]))) for row in cells], *_fifth(len(rows)))
 
 
-def _texts(codebook: str, *files: str) -> Callable[[Path], Loaded]:
+def _texts(codebook: str, file: str, test: str | None = None) -> Callable[[Path], Loaded]:
     def load(folder: Path) -> Loaded:
-        parts = [line.partition("\t") for file in files for line in _opened(folder / file)]
-        return loaded(
-            read_codebook(HERE / codebook), [text for _, _, text in parts], [label for label, _, _ in parts], *_fifth(len(parts))
-        )
+        parts = [line.partition("\t") for line in _opened(folder / file)]
+        first, more = len(parts), [] if test is None else [line.partition("\t") for line in _opened(folder / test)]
+        parts += more
+        sides = (np.arange(first), np.arange(first, len(parts))) if more else _fifth(first)
+        return loaded(read_codebook(HERE / codebook), [text for _, _, text in parts], [label for label, _, _ in parts], *sides)
 
     return load
 
@@ -194,6 +195,20 @@ TASKS = {
         needs="tweets/tweets.tsv",
         epsilons=(1.0,),
         load=_texts("tweets.toml", "tweets/tweets.tsv"),
+    ),
+    "diamonds": Task(
+        title="diamonds, five cuts (not looked at before)",
+        codebook="diamonds.toml",
+        needs="diamonds/diamonds.csv",
+        epsilons=(1.0,),
+        load=_table("diamonds.toml", "diamonds/diamonds.csv", "cut"),
+    ),
+    "emoji": Task(
+        title="tweets, 20 emojis (not looked at before)",
+        codebook="emoji.toml",
+        needs="emoji/train.tsv",
+        epsilons=(1.0,),
+        load=_texts("emoji.toml", "emoji/train.tsv", "emoji/test.tsv"),
     ),
     "mnist": Task(
         title="MNIST",
