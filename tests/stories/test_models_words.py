@@ -37,6 +37,47 @@ class ByTheBatch(PrivateTrainer):
         return loss / num_items_in_batch
 
 
+def gives(made):
+    """A Trainer whose loss is this, of the model's outputs."""
+
+    class Own(PrivateTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return made(model(**inputs), num_items_in_batch)
+
+    return Own
+
+
+NO_LOSS = {
+    "outputs": (lambda outputs, _: outputs, "CausalLMOutputWithPast' to give a tensor without dimensions"),
+    "a number": (lambda outputs, _: float(outputs.loss), "'float' to give a tensor without dimensions"),
+    "one for each": (lambda outputs, _: outputs.logits.mean((1, 2)), r"shape \(\d,\)' to give a tensor without dimensions"),
+    "counts as a tensor": (lambda outputs, count: outputs.loss / count.item(), "not to use num_items_in_batch"),
+    "counts as a number": (lambda outputs, count: outputs.loss * (8 / float(count)), "not to use num_items_in_batch"),
+    "counts at least 1": (lambda outputs, count: outputs.loss / max(1, count), "not to use num_items_in_batch"),
+}
+
+
+@pytest.mark.parametrize("way", NO_LOSS)
+def test_what_is_no_loss_is_refused(way, tmp_path):
+    made, message = NO_LOSS[way]
+    with pytest.raises(HushgradError, match=message):
+        stepped(tmp_path, full(), texts(), kind=gives(made))
+
+
+def test_a_loss_without_the_newest_argument_is_called_without_it(tmp_path):
+    class Old(PrivateTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False):
+            return super().compute_loss(model, inputs, return_outputs)
+
+    given, usual = stepped(tmp_path, full(), texts(), kind=Old), stepped(tmp_path, full(), texts())
+    assert all(torch.allclose(given[name], g, rtol=1e-4, atol=1e-6) for name, g in usual.items())
+
+
+def test_a_batch_that_is_no_dictionary_is_refused(tmp_path):
+    with pytest.raises(HushgradError, match=r"data_collator.*to give a dictionary"):
+        stepped(tmp_path, full(), texts(), collate=lambda examples: [torch.ones(len(examples), 3)])
+
+
 def again(folder):
     model = torch.nn.Linear(2, 1)
     run = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), a_plan(steps=1), seed=1)

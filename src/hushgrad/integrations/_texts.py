@@ -38,6 +38,9 @@ def require_apart(dataset: Any) -> None:
 
 def require_texts(inputs: Mapping[str, Any], examples: int) -> None:
     """Refuse a batch of ``examples`` examples in which a row is not one of them."""
+    if not isinstance(inputs, Mapping):
+        remedy = "Let data_collator return a dictionary of tensors: input_ids, attention_mask, labels."
+        _check.fail("data_collator", "something else", "to give a dictionary", remedy)
     for name in ("input_ids", "inputs_embeds", "labels"):
         rows = inputs.get(name)
         if examples and isinstance(rows, Tensor) and (rows.dim() == 0 or len(rows) != examples):

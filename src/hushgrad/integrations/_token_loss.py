@@ -7,8 +7,9 @@ is not read off its name but tried, on one or two examples of the first batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, NoReturn
 
 import torch
@@ -89,20 +90,36 @@ class ExampleLoss:
         return token_loss(logits, behind, shift=bool(self._shift)), outputs
 
 
-@contextmanager
-def counts_refused(within: AbstractContextManager[Any], *, own: bool) -> Iterator[None]:
-    """A loss of one's ``own`` that is divided by what Trainer counts over a whole batch, and a run does not tell, is refused."""
-    try:
-        with within:
-            yield
-    except TypeError as error:
-        if not own or "NoneType" not in str(error):
-            raise
-        raise ArgumentError(
-            "Expected compute_loss not to use num_items_in_batch, which is None here: the labels of a whole batch are counted there, so "
-            "one text would scale the gradients of all others. Return the mean over the examples of what depends on one alone, such as "
-            "token_loss(model(**inputs).logits, inputs['labels'], shift=True)."
-        ) from error
+def checked(compute_loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Somebody's own ``compute_loss``, of which what it asks for and what it returns is refused in a sentence where it is no loss.
+
+    Trainer's ``num_items_in_batch`` is not told (None), and one that does not take it is not given it.
+    """
+    named = inspect.signature(compute_loss).parameters
+    takes = "num_items_in_batch" in named or any(p.kind is p.VAR_KEYWORD for p in named.values())
+
+    @wraps(compute_loss)
+    def loss_of(*given: Any, num_items_in_batch: Any = None, **options: Any) -> Any:
+        try:
+            made = compute_loss(*given, **options, **({"num_items_in_batch": num_items_in_batch} if takes else {}))
+        except (TypeError, AttributeError) as error:
+            if num_items_in_batch is not None or "NoneType" not in str(error):
+                raise
+            raise ArgumentError(
+                "Expected compute_loss not to use num_items_in_batch, which is None here: the labels of a whole batch are counted there, "
+                "so one text would scale the gradients of all others. Return the mean over the examples of what depends on one alone, "
+                "such as token_loss(model(**inputs).logits, inputs['labels'], shift=True)."
+            ) from error
+        loss = made[0] if isinstance(made, tuple) and made else made
+        if not isinstance(loss, Tensor) or loss.dim():
+            shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            remedy = (
+                "Return the mean over the examples, one number; and the model's outputs behind it where return_outputs is set."
+            )
+            _check.fail("compute_loss", shown, "to give a tensor without dimensions", remedy)
+        return made
+
+    return loss_of
 
 
 def _own(outputs: Any) -> Tensor:

@@ -24,7 +24,7 @@ from hushgrad.integrations._arguments import as_planned, refuse_search, require_
 from hushgrad.integrations._batches import Batches, drawn
 from hushgrad.integrations._padding import require_padding_apart
 from hushgrad.integrations._texts import require_apart, require_numbered, require_texts
-from hushgrad.integrations._token_loss import ExampleLoss, counts_refused, token_loss
+from hushgrad.integrations._token_loss import ExampleLoss, checked, token_loss
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
@@ -128,6 +128,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self._checkpoint: Checkpoint | None = None
         self.add_callback(_Saves(self))
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "compute_loss" in vars(cls):
+            cls.compute_loss = checked(cls.compute_loss)  # type: ignore[method-assign]
+
     @property
     def private(self) -> Private:
         """The attached run; there is one from the first :meth:`train` on."""
@@ -230,10 +235,6 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         for module in packing(model):
             module.training = True
         return super().prediction_step(model, *given, **named)
-
-    def compute_loss_context_manager(self) -> Any:
-        """Trainer's own; inside, a loss that asks for the number of labels in a whole batch is refused in a sentence."""
-        return counts_refused(super().compute_loss_context_manager(), own=self._own_loss)
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """The mean over the examples of each one's own loss; see the table above."""
