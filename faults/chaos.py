@@ -124,7 +124,7 @@ def read_only(folder: Path) -> Trial:
 def damaged(folder: Path) -> Trial:
     """Any bit of any file: the run is refused, never resumed from something else; with the file put back it goes on."""
     directory = f"{folder}/disturbed"
-    if lives.life(directory, "blt", kill_at=random.choice([14, 19, 24])) != [None]:
+    if lives.life(directory, "blt", kill_at=random.choice([19, 24, 29])) != [None]:
         return Trial(False, "the run was not killed")
 
     def disturbed(path: str) -> dict[str, Any] | None:

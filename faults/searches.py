@@ -66,7 +66,8 @@ def _tuned(folder: Path, kill_at: int | None) -> dict[str, Any]:
         lives.die_at(kill_at)
     out = folder / "run"
     begun = (out / "search" / "recipe.json").exists()
-    tune(None if begun else Recipe.from_tables(_TABLES), out, resume=begun)
+    if not (out / "tuning.json").exists():  # else an earlier life died behind its end, while it erased the search
+        tune(None if begun else Recipe.from_tables(_TABLES), out, resume=begun)
     return {"released": (out / "tuning.json").exists() or (out / "report.json").exists()}
 
 
