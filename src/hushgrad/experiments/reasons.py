@@ -41,7 +41,6 @@ _DECIDED_BY = (
         "correlated noise",
         "850 fresh pairs of runs would, half an hour of one core; there is no command for them.",
     ),
-    ("cifar10", "denoising improves", "561 fresh pairs of runs would, 15 minutes of one core; there is no command for them."),
 )
 
 
