@@ -202,10 +202,11 @@ class Journal:
 
     def begin(self, step: int) -> None:
         """Before the noise of ``step`` is drawn: whoever restarts must know that it may have been released."""
-        if self._frames is None or step >= self._marks.reached:  # else it is asked before the release, and has been here before
+        if self._frames is not None and step >= self._marks.reached:  # else the owner is asked before the release
             self._require_open()
-        if self._frames is not None and step >= self._marks.reached:
             self._marks.reserve(step, self._frames)
+        elif self._closed or os.getpid() != self._process:
+            self._require_open()
 
     def released(self, step: int, witness: bytes) -> None:
         """Before ``step`` is handed out. ``witness`` are bytes that another release would not have.
@@ -258,7 +259,8 @@ class Journal:
     def _next(self, kind: int, content: bytes) -> None:
         frames, recorded = self._frames, self._recorded
         repeated = self.position < len(recorded)
-        if repeated or frames is None or not frames.asks or os.getpid() != self._process:
+        asked = frames is None or frames.asks  # in memory there is no owner; else writing the frame may ask who it is
+        if repeated or not asked or self._closed or os.getpid() != self._process:
             self._require_open()
         chain = self._digest(kind, content)
         entry = kind, chain[:SHORT]
