@@ -80,7 +80,7 @@ def _federated() -> Figure:
         arrays = ArrayRecord({"model": Array(np.zeros(2 * clients))})
         layout, inside, outside = Layout.of(arrays), [], []
         for step in range(rounds):
-            server.begin(layout, layout.flat(arrays))
+            server.begin(step, layout, layout.flat(arrays))
             for client in range(clients):
                 update = np.zeros(2 * clients)
                 update[client] = 5.0 * plan.max_grad_norm

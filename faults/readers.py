@@ -71,7 +71,7 @@ def _npy(*arrays: Any) -> Iterator[bytes]:
 def read_client(data: bytes) -> None:
     """A client's array, added to a sum that must never move by more than the clip norm; else it counts as zero."""
     aggregator = Aggregator(_PLAN, RunKey.make(seed=0))
-    aggregator.begin(Layout(("w",), (_SHAPE,), ("float64",)), np.zeros(6))
+    aggregator.begin(0, Layout(("w",), (_SHAPE,), ("float64",)), np.zeros(6))
     try:
         aggregator.add(RecordDict({"a": ArrayRecord({"w": Array("float64", _SHAPE, "numpy.ndarray", data)})}))
     except Unusable:

@@ -37,7 +37,7 @@ Mutate = Callable[[bytes, random.Random], bytes]
 def read_numbers(data: bytes) -> None:
     """A client's whole numbers: added as they are, or nothing."""
     found = ShareSum(_SHARED, RunKey.make(seed=0))
-    found.begin(Layout(("w",), (_SHAPE,), ("float64",)), np.zeros(6))
+    found.begin(0, Layout(("w",), (_SHAPE,), ("float64",)), np.zeros(6))
     try:
         found.add(RecordDict({"a": ArrayRecord({"w": Array("int64", _SHAPE, "numpy.ndarray", data)})}))
     except Unusable:

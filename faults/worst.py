@@ -128,7 +128,7 @@ class Sums:
             certificate = Certificate(1024, 1024 // self.world.size) if self.certified else None
             self._capture = Capture(self.model, loss_reduction="sum", certificate=certificate, held=self._placement)
             together = self.place == "sharded"
-            self._gate = CheckedTogether(self.model, self.world, self._capture.pause) if together else _Nothing()
+            self._gate = CheckedTogether(self.model, self.world, self._capture) if together else _Nothing()
             self._capture.attach()
             (first,) = self._share(None).split(_WHOLE)
             self._gate.before(first.examples)

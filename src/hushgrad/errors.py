@@ -24,6 +24,8 @@ __all__ = [
 class HushgradError(Exception):
     """Base of all errors raised on purpose by hushgrad; catch it to catch them all."""
 
+    agreed = False  # of a run in several processes: all of them raise one
+
 
 class ArgumentError(HushgradError, ValueError):
     """An argument has a value that it cannot have; the message names the argument and the remedy."""

@@ -114,7 +114,7 @@ def searched(count, seed):
     aggregator, usable = Aggregator(PLAN, RunKey.make(seed=0)), 0
     for _ in range(count):
         data = mutated(rng, SEEDS[int(rng.integers(len(SEEDS)))])
-        aggregator.begin(layout, np.zeros(6))
+        aggregator.begin(0, layout, np.zeros(6))
         try:
             aggregator.add(RecordDict({"a": ArrayRecord({"w": Array("float64", SHAPE, "numpy.ndarray", data)})}))
             usable += 1

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
+from struck import Strike
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import TensorDataset
 
 import hushgrad
@@ -17,10 +20,10 @@ from hushgrad.clipping import Adaptive, Flat
 from hushgrad.denoise import Kalman
 from hushgrad.errors import CaptureError
 from hushgrad.noise import AntiPGD, Independent
+from hushgrad.release.placement.world import ProcessLost
 from hushgrad.sampling import FullBatch, Poisson
 from hushgrad.train import Plan
 
-HOME = str(Path(hushgrad.__file__).parent)
 STEPS = 60
 RULES = {"steps": STEPS, "delta": 1e-5, "batch_size": 16, "noise_multiplier": 1.0}
 DRAWN = {"sampler": Poisson(rate=0.25, steps=STEPS), "clip": Flat(1.0), "noise": Independent(), **RULES}
@@ -33,31 +36,23 @@ PLANS = {
 }
 
 
-class Strike:
-    """Raises KeyboardInterrupt at the k-th place inside of hushgrad where the interpreter would: a call begins, or one in C ends."""
-
-    def __init__(self, k: int) -> None:
-        self.left = k
-
-    def __call__(self, frame, event, arg):
-        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(HOME):
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-
-
 class Run:
     """A run of a plan on data of its own; the same for every run."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, sharded: bool = False) -> None:
         torch.manual_seed(0)
         self.model, data = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)), torch.randn(64, 8)
+        if sharded:
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(self.model, mesh=dist.init_device_mesh("cpu", (1,)))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.private = hushgrad.make_private(self.model, self.optimizer, plan, seed=1, loss_reduction="sum")
-        self.batches = iter(self.private.loader(TensorDataset(data, torch.randint(3, (64,)))))
+        self.data = TensorDataset(data, torch.randint(3, (64,)))
+        self.batches = iter(self.private.loader(self.data))
 
     def weights(self) -> list[torch.Tensor]:
-        return [p.detach().clone() for p in self.model.parameters()]
+        return [getattr(p, "to_local", lambda p=p: p)().detach().clone() for p in self.model.parameters()]
 
     def take(self, batch, k: int = 0) -> None:
         def passes():
@@ -90,9 +85,34 @@ def _follow(run: Run, other: Run) -> None:
     run.private._release.filter_state = copy.deepcopy(other.private._release.filter_state)
 
 
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def first_of_two() -> Iterator[None]:
+    """A group whose other process is silent: messages come back as they were sent."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_a_step_that_is_interrupted_anywhere_was_taken_or_was_not(name):
-    whole, struck, lot = Run(PLANS[name]), Run(PLANS[name]), random.Random(name)
+    _taken_or_not(name, sharded=False)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_step_on_shards_that_is_interrupted_anywhere_was_taken_or_was_not(name, alone):
+    _taken_or_not(name, sharded=True)
+
+
+def _taken_or_not(name: str, *, sharded: bool) -> None:
+    whole, struck = (Run(PLANS[name], sharded=sharded) for _ in range(2))
+    lot = random.Random(name)
     for batch in whole.batches:
         before, same = whole.weights(), next(struck.batches)
         whole.take(batch)
@@ -109,3 +129,40 @@ def test_a_step_that_is_interrupted_anywhere_was_taken_or_was_not(name):
     book, other = (run.private._attendance.state_dict() for run in (whole, struck))
     assert all(torch.equal(torch.as_tensor(book[key]), torch.as_tensor(other[key])) for key in book)
     assert whole.private.spent() == struck.private.spent()
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_process_that_is_interrupted_in_a_step_of_several_sends_nothing_more(name, first_of_two, monkeypatch):
+    """The others wait for its next message. One that belongs to another step, or to the same one anew, must not be it."""
+    sent: list[int] = []
+    reduce = dist.all_reduce
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, **how: (sent.append(tensor.numel()), reduce(tensor, **how))[1])
+    lot, apart, taken = random.Random(name), 0, 0
+    for _ in range(12):
+        run = Run(PLANS[name])
+        batch = next(run.batches)
+        run.take(batch)
+        of_a_step, batch = len(sent), next(run.batches)
+        before = run.weights()
+        sent.clear()
+        try:
+            run.take(batch, lot.randint(1, 500))
+        except KeyboardInterrupt:
+            begun, steps = bool(sent), run.private.steps
+            if steps == 2:  # all messages of the step were sent, or the process parts
+                taken += 1
+            if not run.private._world.apart:
+                assert not begun or steps == 2
+            else:
+                apart += 1
+                sent.clear()
+                with pytest.raises(ProcessLost, match="interrupted in a step that all processes take together"):
+                    _again(run, batch)
+                with pytest.raises(ProcessLost, match="Start all processes again"):
+                    next(iter(run.private.loader(run.data)))
+                assert not sent and run.private.steps == steps
+                assert steps == 2 or all(map(torch.equal, run.weights(), before))
+        sent.clear()
+        run.private.detach()
+        assert of_a_step
+    assert apart >= 3

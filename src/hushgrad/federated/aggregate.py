@@ -51,10 +51,15 @@ class Aggregator:
         """What a client has to know."""
         config[CLIP_NORM] = self.clip_norm
 
-    def begin(self, layout: Layout, current: np.ndarray) -> None:
-        """A new round: nothing summed yet. ``current`` is the flat model that the clients were sent."""
+    def begin(self, step: int, layout: Layout, current: np.ndarray) -> None:
+        """Round ``step``: nothing summed yet. ``current`` is the flat model that the clients were sent.
+
+        Whatever ends it before it is released, its row may have been drawn: the next round finds the stream where it belongs.
+        """
         self._layout, self._current = layout, current
         self._sum, self._update, self._norms = np.zeros(layout.size), np.empty(layout.size), []
+        self._release.placement.params[_MODEL] = torch.from_numpy(self._sum)
+        self._release.begin(step)
 
     def add(self, content: RecordDict) -> bool:
         """Add one client's clipped update; True if it had to be clipped.
@@ -75,8 +80,6 @@ class Aggregator:
     def release(self, step: int) -> torch.Tensor:
         """The private mean update of round ``step``: divided by the plan's constant, noise added. Moves an adaptive clip norm."""
         total = torch.from_numpy(self._sum).mul_(1.0 / self._plan.batch_size)
-        self._release.placement.params[_MODEL] = total
-        self._release.begin(step)
         norms = torch.tensor(self._norms, dtype=torch.float64)
         return self._release.finished(self._release.noised(step, {_MODEL: total}, norms, begun={}), None)[_MODEL]
 

@@ -43,7 +43,7 @@ class AuditedRounds:
         if restart:
             saved, server = server.state_dict(), Aggregator(self.plan, key)
             server.load_state_dict(saved)
-        self._add(server, updates)
+        self._add(server, updates, step)
         released = server.release(step).numpy() * float(self.plan.batch_size)
         return released, server.clip
 
@@ -59,13 +59,13 @@ class AuditedRounds:
             server = Aggregator(self.plan, RunKey.make())
             self._add(server, others)
             before = server._sum.copy()
-            self._add(server, [update], begin=False)
+            self._add(server, [update], None)
             found.append(float(np.linalg.norm(server._sum - before)))
         return found
 
-    def _add(self, server: Aggregator, updates: list[np.ndarray], *, begin: bool = True) -> None:
-        if begin:
-            server.begin(self.layout, np.zeros(self.size))
+    def _add(self, server: Aggregator, updates: list[np.ndarray], step: int | None = 0) -> None:
+        if step is not None:
+            server.begin(step, self.layout, np.zeros(self.size))
         for update in updates:
             try:
                 server.add(RecordDict({"arrays": self.layout.record(update)}))

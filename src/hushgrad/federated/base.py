@@ -197,15 +197,16 @@ class PrivateStrategy(LastingStrategy):
         open_round, self._open = self._open, None
         if open_round is None:
             raise ArgumentError("Expected configure_train before aggregate_train: there is no cohort whose replies could count.")
-        self._aggregator.begin(open_round.layout, open_round.current)
+        self._aggregator.begin(open_round.step, open_round.layout, open_round.current)
         self._raw_round = collected(self._aggregator, open_round, replies)
         self._journal.begin(open_round.step)
-        self._books.charge(issued=True)
-        update = self._aggregator.release(open_round.step)
-        weights = self.server.step(torch.from_numpy(open_round.current), update, open_round.step, self._server_state)
-        self._witness = open_round.step, hashlib.blake2b(weights.numpy().tobytes(), digest_size=16).digest()
-        self._books.content = self._journal.after(*self._witness).hex()
-        self._arrays, self._unsaved = open_round.layout.record(weights.numpy()), True
+        with self._journal:
+            self._books.charge(issued=True)
+            update, state = self._aggregator.release(open_round.step), dict(self._server_state)
+            weights = self.server.step(torch.from_numpy(open_round.current), update, open_round.step, state)
+            witness = open_round.step, hashlib.blake2b(weights.numpy().tobytes(), digest_size=16).digest()
+            made = open_round.layout.record(weights.numpy()), state, self._journal.after(*witness).hex(), witness, True
+            self._arrays, self._server_state, self._books.content, self._witness, self._unsaved = made
         spent = self.spent()
         self._save(spent)
         log(INFO, "aggregate_train: round %d released, epsilon so far %s", self.rounds, at_most(spent.epsilon))

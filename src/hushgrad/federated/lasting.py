@@ -89,8 +89,9 @@ class LastingStrategy(Strategy):
     def _write_down(self) -> None:
         """The journal's entry of the latest round: after it is saved, and before it leaves the server."""
         if self._witness is not None:
-            self._journal.released(*self._witness)
-            self._witness = None
+            with self._journal:
+                self._journal.released(*self._witness)
+                self._witness = None
 
     def _resume(self) -> None:
         if self._directory is None:

@@ -137,8 +137,8 @@ class ShareSum:
     def _grid(self) -> float:
         return self._shares.grid(self.clip_norm, self._plan.noise_multiplier or 0.0)
 
-    def begin(self, layout: Layout, current: np.ndarray) -> None:
-        """A new round: nothing summed yet."""
+    def begin(self, step: int, layout: Layout, current: np.ndarray) -> None:
+        """Round ``step``: nothing summed yet."""
         self._layout, self._sum, self._answered = layout, np.zeros(layout.size, np.int64), 0
 
     def add(self, content: RecordDict) -> bool:

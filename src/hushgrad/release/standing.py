@@ -44,11 +44,15 @@ class Standing:
 
     def use_key(self, key: RunKey) -> None:
         """Start the noise of another key, from its first row."""
-        self._key, self.source = key, Source(key=key.secret, secure=self._plan.secure, cipher=self._plan.drawn_by)
+        self._key = key
+        self._start()
+        self._ahead = False
+
+    def _start(self) -> None:
+        key, self.source = self._key, Source(key=self._key.secret, secure=self._plan.secure, cipher=self._plan.drawn_by)
         self.stream = self.placement.streamed(self._plan.noise.stream(self.source, steps=self._plan.steps))
         self._witness = Witness(key.witness)
         self.source.hashed = self._witness.hashed if self._hashes else None
-        self._ahead = False
 
     def use_clip(self, clip: Clipper) -> None:
         """Clip the next step with ``clip``: the plan's, or what adaptive clipping has moved it to."""
@@ -126,8 +130,9 @@ class Standing:
     def settle(self, step: int) -> None:
         """After a refused step: bring the stream back to row ``step``. Nothing was released, so its row may be drawn again."""
         if self._ahead:
-            self.use_key(self._key)
+            self._start()
             self.replay(step)
+            self._ahead = False  # last: whoever is interrupted here begins again
 
     def replay(self, steps: int) -> None:
         """Draw the first ``steps`` rows once more and drop them: what a stream keeps follows from its key."""

@@ -123,9 +123,11 @@ class Attached(Saving):
     def _attach(self, check_isolation: bool, lazy_tables: bool) -> None:
         self._world.share_parameters([t for t in (*self.model.parameters(), *self.model.buffers()) if not is_sharded(t)])
         self._guard.released.renew()
+        if self._world.size > 1:
+            self._before_pass.append(lambda _: self._world.require_joined())
         # Before the capture's own hooks, which then see the check's passes from their beginning and leave them out.
         if check_isolation and self.placement.in_parts:
-            gate = CheckedTogether(self.model, self._world, self._capture.pause)
+            gate = CheckedTogether(self.model, self._world, self._capture)
             self._handles.append(gate)
             self._before_pass.append(gate.before)
         self._capture.attach()

@@ -208,8 +208,6 @@ class Guard:
         Raises:
             CaptureError: if not; nothing has been released.
         """
-        due, self._checks = self._due, self._checks + 1
-        self._due = (self._checks + 1) & self._checks == 0  # at steps 1, 2, 4, 8 and so on
         if "grad_scale" in vars(self._optimizer) or "grad_scaler" in options:
             self._refuse_scale()
         self._require_same()
@@ -219,8 +217,10 @@ class Guard:
                     f"Parameter {name} has a gradient that did not pass the clipping, from a use outside the model's layers or "
                     "a backward pass before make_private. Clear it with optimizer.zero_grad(); for a penalty use weight_decay."
                 )
-        if due or self.released.seen:
-            self.released.check(values=due)
+        if self._due or self.released.seen:
+            self.released.check(values=self._due)
+        self._checks += 1  # last: a check that was cut off is due once more, with the marks of its batch
+        self._due = (self._checks + 1) & self._checks == 0  # at steps 1, 2, 4, 8 and so on
 
     def _refuse_scale(self) -> NoReturn:
         """A GradScaler that steps leaves its scale with the optimizer, or gives itself as an option; nothing of it stays behind."""

@@ -184,7 +184,8 @@ class Stepping:
                 step = self._check_passes(closure, kwargs)
                 self._journal.begin(step)
             self._release_gradient(step)  # the capture forgets what it has handed over
-        except BaseException:
+        except BaseException as error:
+            self._world.part_by(error)
             self._capture.discard()
             if self._attendance is not None:
                 self._attendance.noted.pop(self._books.taken, None)  # of a step that was not charged

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from hushgrad.clipping import isolation
+from hushgrad.clipping import Capture, isolation
 from hushgrad.errors import ArgumentError
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch
@@ -32,8 +31,8 @@ class CheckedTogether:
     A pass through a sharded model needs all processes, so all of them run the check's passes, or none does.
     """
 
-    def __init__(self, model: nn.Module, world: World, paused: Callable[[], AbstractContextManager[None]]) -> None:
-        self._world, self._paused = world, paused
+    def __init__(self, model: nn.Module, world: World, capture: Capture) -> None:
+        self._world, self._capture = world, capture
         self._due = self._done = False
         self._tested: set[bool] = set()  # in training mode or not: layers may do different things in each
         # Before FSDP's own hook: the check's passes must be complete ones, outside of the pass that they precede.
@@ -49,11 +48,11 @@ class CheckedTogether:
         self._handle.remove()
 
     def _check(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._due or model.training in self._tested or not torch.is_grad_enabled():
-            return
+        if not self._due or model.training in self._tested or not torch.is_grad_enabled() or self._capture.aside:
+            return  # within another check's passes: it is due at the pass that they precede
         self._due, self._done = False, model.training
         self._tested.add(model.training)
-        with self._paused():
+        with self._capture.pause():
             isolated_pass(model, args, kwargs)
 
 

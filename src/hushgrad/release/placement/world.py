@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -76,12 +76,17 @@ def part_of(count: int, rank: int, size: int) -> tuple[int, int, int]:
     return chunk, first, min(chunk, count - first)
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
-    """This process's place among those that share the run: number ``rank`` of ``size``."""
+    """This process's place among those that share the run: number ``rank`` of ``size``.
+
+    Messages are told apart by their order alone. A process that is interrupted between two of a step (Ctrl-C, an error of a closure)
+    and goes on would send its next one where the others wait for another: it is ``apart`` from then on, and sends nothing more.
+    """
 
     rank: int = 0
     size: int = 1
+    apart: bool = field(default=False, compare=False)
 
     @classmethod
     def here(cls) -> World:
@@ -180,12 +185,35 @@ class World:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
+        self.require_joined()
         try:
             yield
         except ProcessLost:
             raise
-        except HushgradError:
+        except HushgradError as error:
             self.total(1)
+            error.agreed = True
+            raise
+        except BaseException:
+            self.apart = True
             raise
         if self.total(0):
-            raise CaptureError("Another process refused; its error says why. Nothing of this step was released.")
+            refused = CaptureError("Another process refused; its error says why. Nothing of this step was released.")
+            refused.agreed = True
+            raise refused
+
+    def part_by(self, error: BaseException) -> None:
+        """``error`` ends a step that all processes have begun: unless all of them refuse it, this one may be behind the others."""
+        self.apart = self.apart or not getattr(error, "agreed", False)
+
+    def require_joined(self) -> None:
+        """Raise if this process has left a step that others may have gone on with.
+
+        Raises:
+            ProcessLost: nothing has been sent.
+        """
+        if self.size > 1 and self.apart:
+            raise ProcessLost(
+                "This process was interrupted in a step that all processes take together, and the others may be further. Nothing was "
+                "released here since. Start all processes again; with a Checkpoint the run goes on from its last save."
+            )
