@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.nn.modules import module as _module
 from torch.utils.checkpoint import CheckpointFunction
@@ -26,6 +26,7 @@ __all__ = [
     "checkpoints_off",
     "eagerly",
     "global_hooks",
+    "holders",
     "hooked",
     "input_metadata",
     "input_shape",
@@ -51,6 +52,7 @@ __all__ = [
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _by_hand: list[Any] = []  # nodes that are called so, now
+Holder = tuple[dict[str, nn.Parameter | None], str]
 Node = Any  # torch.autograd.graph.Node; custom functions' nodes are no instances of it
 
 # The number of the backward pass that is running in this thread, -1 outside of one.
@@ -193,6 +195,11 @@ def _leave_alone() -> None:
     rules = import_module("torch._dynamo.trace_rules")
     for room in _OURS:
         rules.add(f"hushgrad.{room}")
+
+
+def holders(module: nn.Module, names: Sequence[str]) -> list[Holder]:
+    """Where a module finds its parameters of these names; ``functional_call`` puts others there for a call."""
+    return [(module.get_submodule(path)._parameters, leaf) for path, _, leaf in (name.rpartition(".") for name in names)]
 
 
 def left_alone() -> None:

@@ -173,7 +173,7 @@ class Capture(Announcing, Answering):
         batch = tape.batch()
         if tape.deaf or grad is None or not batch.examples:
             return
-        if batch.examples == 1:  # it is that example's own
+        if batch.examples == 1 and self.whole:  # it is that example's own
             self.bare_call(name).take(0, grad.unsqueeze(0))
         elif name in batch.bare:
             batch.bare[name].require_all(0, grad)

@@ -19,15 +19,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hushgrad import _check
-from hushgrad.clipping.runs import Batch, detached, run_with_others, same, traced_run, with_squares_shared
+from hushgrad.clipping.runs import Batch, detached, run_turned, run_with_others, same, traced_run, with_squares_shared
 from hushgrad.errors import ArgumentError, NotIsolated
 
 __all__ = ["culprit", "isolation", "isolation_at_first_call"]
 
+# Which example stays as it is while all others change, and by what factor. Who comes first may be the one whom nobody moves, and
+# places that are taken in turn (a capacity) run out where all others are like one of the last (None).
+_TRIED = ((0, 1.0), (0, 10.0), (0, -10.0), (-1, 1.0), (-1, 10.0), (-1, -10.0), (-1, None), (-2, None), (-3, None), (-5, None))
 _UNCALLABLE = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError)
 
 
-def isolation(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = None, batch_dim: int = 0) -> None:
+def isolation(
+    model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = None, batch_dim: int = 0, apart: bool = False
+) -> None:
     """Raise :class:`~hushgrad.errors.NotIsolated`, with the path of the module, if an example influences another.
 
     ``model(*inputs, **named)`` is called a few times in the mode (training or not) that it is in; its buffers, ``requires_grad`` flags and
@@ -43,6 +48,7 @@ def isolation(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = 
         inputs: positional inputs with two examples or more.
         named: inputs by name.
         batch_dim: the dimension of the first tensor that holds the examples.
+        apart: refuse also what trained layers compute for all examples together, if it has as many rows as there are examples.
 
         >>> isolation(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)), torch.randn(5, 4))
         >>> isolation(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), torch.randn(5, 4))
@@ -59,11 +65,13 @@ def isolation(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = 
         _check.fail(
             "inputs", examples, "to hold two examples or more", "One example alone cannot show whether it influences another."
         )
+    trained = {m: path for path, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))}
+    owners = trained if apart else {}
     with _as_it_was(model):
-        finding, shared = _finding(model, inputs, kwargs, batch), None
+        finding, shared = _finding(model, inputs, kwargs, batch, owners), None
         if finding is not None:
             shared = with_squares_shared(inputs, kwargs, examples)
-            finding = finding if shared is None else _finding(model, *shared, batch)
+            finding = finding if shared is None else _finding(model, *shared, batch, owners)
         if finding is None:
             return
         path, module, detail = _culprit(model, inputs, kwargs, batch) or ("", model, finding)
@@ -112,7 +120,7 @@ def isolation_at_first_call(model: nn.Module, paused: Callable[[], AbstractConte
 # Influence ---------------------------------------------------------------------------------------------------------------
 
 
-def _finding(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> str | None:
+def _finding(module: nn.Module, args: Any, kwargs: Any, batch: Batch, owners: Mapping[nn.Module, str]) -> str | None:
     """What is wrong with this module on these inputs, in words; None if nothing is."""
     start, random = _buffers(module), _random_state()
     args, kwargs = tree_map(detached, args), tree_map(detached, kwargs)
@@ -121,18 +129,41 @@ def _finding(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> str | N
     if not run.outputs:
         remedy = "Return something with the examples first, or give the body of the model."
         _check.fail("model", type(module).__name__, "to return a tensor with one row for each example", remedy)
-    for factor in (1.0, 10.0, -10.0):
+    for at, factor in _TRIED:
         _restore(module, start)
         _set_random_state(random)
-        again = run_with_others(module, args, kwargs, batch, factor=factor, inner=run.inner if crossed else ())
-        if crossed & set(map(id, run.roots(again, batch))):
+        own = at % batch.examples
+        again = run_with_others(module, args, kwargs, batch, factor=factor, own=own, inner=run.inner if crossed else ())
+        if own == 0 and crossed & set(map(id, run.roots(again, batch))):
             return "the output of one depends on the input of others"
-        if not all(same(batch.row(a, 0), batch.row(b, 0)) for a, b in zip(run.outputs, again.outputs, strict=True)):
-            return "the output of the first changes when the others are replaced"
+        if not all(same(batch.row(a, own), batch.row(b, own)) for a, b in zip(run.outputs, again.outputs, strict=True)):
+            return "the output of one changes when the others are replaced"
         changed = [name for name, value in _buffers(module).items() if not same(value, after[name])]
         if changed:
             return f"its buffer {changed[0]} keeps something of the data, without noise"
+    if not _keeps_its_order(module, args, kwargs, batch):
+        return "the output of one changes when the others come in another order"
+    shared = [
+        path for (inner, _), made in run.inner.items() if not crossed.isdisjoint(map(id, made)) for path in [owners.get(inner)]
+    ]
+    _require_none(path for path in shared if path is not None)
     return None
+
+
+def _keeps_its_order(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> bool:
+    try:
+        return all(same(a, b) for a, b in run_turned(module, args, kwargs, batch))
+    except _UNCALLABLE:  # it takes them in one order only, as sequences that are sorted by their length
+        return True
+
+
+def _require_none(shared: Iterator[str]) -> None:
+    for path in shared:
+        raise NotIsolated(
+            f"{path or 'The model'} computes as many rows as the batch has examples, but all examples use them, and with fully_shard it "
+            "cannot be told whose their gradients are. Compute them for each example, from positions as (B, T), or run data parallel "
+            "without fully_shard."
+        )
 
 
 def _crossed(outputs: list[Tensor], roots: list[Tensor], batch: Batch) -> set[int]:
@@ -180,7 +211,7 @@ def _culprit(model: nn.Module, args: Any, kwargs: Any, batch: Batch) -> tuple[st
     for path, module, its_args, its_kwargs in seen:
         try:
             rows = batch.of((its_args, its_kwargs)) and _returns_rows(module, its_args, its_kwargs, batch)
-            detail = _finding(module, its_args, its_kwargs, batch) if rows else None
+            detail = _finding(module, its_args, its_kwargs, batch, {}) if rows else None
         except _UNCALLABLE:  # this one by itself; the next may be to blame
             continue
         if detail is not None:
@@ -218,7 +249,7 @@ def _remedy(module: nn.Module) -> str:
 def _as_it_was(model: nn.Module) -> Iterator[None]:
     """Parameters do not require gradients inside; buffers, flags and random state are put back."""
     start, random = _buffers(model), _random_state()
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    trainable = _trainable(model)
     for p in trainable:
         p.requires_grad = False
     try:
@@ -229,6 +260,17 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
             p.requires_grad = True
         _restore(model, start)
         _set_random_state(random)
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters that require gradients; also the whole ones that ``fully_shard`` puts in their places, made with their flag, once."""
+    found = [p for p in model.parameters() if p.requires_grad]
+    units: Iterator[Any] = (m for m in model.modules() if hasattr(m, "unshard") and hasattr(m, "reshard"))
+    for unit in units:
+        unit.unshard()
+        found += [p for p in unit.parameters() if p.requires_grad]
+        unit.reshard()
+    return found
 
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -1,14 +1,14 @@
-"""The tensors in what a module returns: a tensor, or a tuple, list, dict or dataclass of such."""
+"""The tensors in what a module returns: a tensor, or a tuple, list, mapping or dataclass of such."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from hushgrad.clipping.proof.inputs import mapped, tensors_in
 
 if TYPE_CHECKING:
     from hushgrad.clipping.site import Call
@@ -18,36 +18,18 @@ __all__ = ["Outputs", "is_reshape", "tensors_of", "with_tensors"]
 
 def tensors_of(output: Any) -> list[Tensor]:
     """The differentiable tensors in a layer's output, in a fixed order."""
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() or output.is_complex() else []
-    if isinstance(output, dict):
-        return [t for value in output.values() for t in tensors_of(value)]
-    if isinstance(output, (tuple, list)):
-        return [t for value in output for t in tensors_of(value)]
-    if is_dataclass(output) and not isinstance(output, type):
-        return [t for field in fields(output) for t in tensors_of(getattr(output, field.name))]
-    return []
+    return [t for t in tensors_in(output) if t.is_floating_point() or t.is_complex()]
 
 
 def with_tensors(output: Any, tensors: Iterator[Tensor]) -> Any:
     """The same structure with other tensors, given in the order of :func:`tensors_of`."""
-    made: Any
-    if isinstance(output, Tensor):
-        return next(tensors) if output.is_floating_point() or output.is_complex() else output
-    if isinstance(output, dict):
-        made = copy.copy(output)  # whatever kind of dict it is
-        for key, value in output.items():
-            made[key] = with_tensors(value, tensors)
-        return made
-    if isinstance(output, (tuple, list)):
-        values = [with_tensors(value, tensors) for value in output]
-        return type(output)(values) if type(output) in (tuple, list) else type(output)(*values)  # a named tuple
-    if is_dataclass(output) and not isinstance(output, type):
-        made = copy.copy(output)
-        for field in fields(output):
-            object.__setattr__(made, field.name, with_tensors(getattr(output, field.name), tensors))
-        return made
-    return output
+
+    def other(leaf: Any) -> Any:
+        if not tensors_of(leaf):
+            return leaf
+        return next(tensors) if isinstance(leaf, Tensor) else leaf._replace(data=next(tensors))
+
+    return mapped(output, other)
 
 
 class Outputs(torch.autograd.Function):

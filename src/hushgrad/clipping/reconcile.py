@@ -32,7 +32,8 @@ def _leaked(tape: Tape) -> str | None:
         return None
     return (
         f"{_list(tape.leaks)} got a gradient that does not come through the outputs of model(x), so it cannot be told whose it is. Use "
-        "parameters inside of the model only, and its outputs in the loss."
+        "parameters inside of the model only (with fully_shard inside of their own layers; a penalty on them is the optimizer's "
+        "weight_decay), and its outputs in the loss."
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,8 +13,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hushgrad._widest import widest
+from hushgrad.clipping.proof.inputs import tensors_in
+from hushgrad.clipping.proof.quiet import Quiet
 
-__all__ = ["Batch", "Run", "detached", "largest", "leaves_of", "run_with_others", "same", "traced_run", "with_squares_shared"]
+__all__ = ["Batch", "Run", "detached", "largest", "run_turned", "run_with_others", "same", "traced_run", "with_squares_shared"]
 
 Call = tuple[nn.Module, int]  # a module, and how often it was called before
 _SAME = 1e-4  # relative: far above rounding, far below what a batch statistic does
@@ -41,7 +42,7 @@ class Batch(NamedTuple):
 
     def of(self, value: Any) -> list[Tensor]:
         """All tensors in a nested value that hold examples."""
-        return [t for t in leaves_of(value) if self.axis(t) is not None]
+        return [t for t in tensors_in(value) if self.axis(t) is not None]
 
     def row(self, t: Tensor, i: int) -> Tensor:
         """One example."""
@@ -110,23 +111,26 @@ def traced_run(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> Run:
 
 
 def run_with_others(
-    module: nn.Module, args: Any, kwargs: Any, batch: Batch, *, factor: float, inner: Collection[Call] = ()
+    module: nn.Module, args: Any, kwargs: Any, batch: Batch, *, factor: float | None, own: int = 0, inner: Collection[Call] = ()
 ) -> Run:
-    """Run where the examples after the first are in other places, and floats somewhat changed and times ``factor``.
+    """Run where all examples but ``own`` are in other places, and floats somewhat changed and times ``factor``; None: like ``own``.
 
     ``inner`` are the calls whose outputs are wanted, too.
     """
-    order, run = torch.tensor([0, *range(2, batch.examples), 0]), Run([], [], {})
+    others, run = torch.tensor([j for j in range(batch.examples) if j != own]), Run([], [], {})
+    order = torch.full((batch.examples,), own)
+    if factor is not None:
+        order[others] = torch.cat([others[1:], order[:1]])
 
     def replaced(t: Any) -> Any:
         axis = batch.axis(t)
         if axis is None:
             return t
         other = t.detach().index_select(axis, order.to(t.device))
-        if other.is_floating_point() and other.numel():
-            rest = other.narrow(axis, 1, batch.examples - 1)
+        if factor is not None and other.is_floating_point() and other.numel():
+            rest = other.index_select(axis, others.to(t.device))
             change = torch.linspace(0.05, 0.15, rest.numel(), device=rest.device).view(rest.shape).to(rest.dtype)
-            rest.add_(change * (1 + rest.abs())).mul_(factor)
+            other.index_copy_(axis, others.to(t.device), rest.add_(change * (1 + rest.abs())).mul_(factor))
         return other
 
     def keep(call: Call, output: Any) -> Any:
@@ -137,6 +141,20 @@ def run_with_others(
     with torch.no_grad(), _each_call(module, keep):
         run.outputs.extend(batch.of(_called(module, *tree_map(replaced, (args, kwargs)))))
     return run
+
+
+def run_turned(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    """What the examples give in their order, and, each in its place, what they give in the opposite one; nothing is drawn."""
+
+    def turned(t: Any) -> Any:
+        axis = batch.axis(t)
+        return t if axis is None else t.flip(axis)
+
+    with torch.no_grad(), Quiet():
+        # Copies: a model may write to its inputs.
+        given = [y.clone() for y in batch.of(_called(module, *tree_map(detached, (args, kwargs))))]
+        made = batch.of(_called(module, *tree_map(turned, tree_map(detached, (args, kwargs)))))
+    return [(y, turned(z)) for y, z in zip(given, made, strict=True)]
 
 
 @contextmanager
@@ -189,15 +207,6 @@ def detached(value: Any) -> Any:
         return value
     value = value.detach().clone()
     return value.nan_to_num_(0.0, 1e4, -1e4) if value.is_floating_point() else value
-
-
-def leaves_of(value: Any) -> list[Any]:
-    """Whatever is in a nested value; dataclasses, which torch does not look into, are looked into."""
-    found = []
-    for leaf in tree_flatten(value)[0]:
-        inside = is_dataclass(leaf) and not isinstance(leaf, type)
-        found += leaves_of([getattr(leaf, field.name) for field in fields(leaf)]) if inside else [leaf]
-    return found
 
 
 class _Shared:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hushgrad.clipping import placed
-from hushgrad.clipping._torch import backward_task, hooked, transform, unwatched
+from hushgrad.clipping._torch import backward_task, holders, hooked, transform, unwatched
 from hushgrad.clipping.base import Rule
 from hushgrad.clipping.inner import Inner
 from hushgrad.clipping.outputs import Outputs, is_reshape, tensors_of, with_tensors
@@ -102,8 +102,6 @@ class Call:
         self.args, self.kwargs = (), {}
         batch.calls.append(self)
 
-    # What reduce asks ----------------------------------------------------------------------------------------------------
-
     @property
     def examples(self) -> int:
         """Rows that the rule takes for examples."""
@@ -169,18 +167,18 @@ _root = super(torch.autograd.Function, _Root).apply
 
 
 class Site:
-    """A captured module, its rule, and the trainable parameters that it answers for.
+    """A captured module, its rule, and the trainable parameters that it answers for, of which ``full`` has the names in the model."""
 
-    ``full`` has their names in the model by their names in the module.
-    """
-
-    __slots__ = ("_folds", "_off", "_remembers", "dim", "dtype", "full", "module", "names", "params", "path", "rule", "tape")
+    __slots__ = (
+        "_folds", "_holders", "_off", "_remembers", "dim", "dtype", "full", "module", "names", "params", "path", "rule", "tape",
+    )  # fmt: skip
 
     def __init__(
         self, tape: Tape, path: str, module: nn.Module, rule: Rule, params: dict[str, nn.Parameter], full: dict[str, str]
     ) -> None:
         self.tape, self.path, self.module, self.rule, self.full = tape, path, module, rule, full
         self.names, self.params = tuple(params), list(params.values())
+        self._holders = holders(module, self.names)
         self._remembers = getattr(rule.remember, "__func__", None) is not Rule.remember
         self._folds = getattr(rule.folds, "__func__", None) is not Rule.folds
         self.dim = rule.dims(module, 1)[0]  # of the examples in the first output, as the rule expects them
@@ -201,6 +199,10 @@ class Site:
         if self.tape.silent or not torch.is_grad_enabled():
             self._off.append(None)
             return None
+        for (held, leaf), p in zip(self._holders, self.params, strict=True):
+            if held[leaf] is not p:  # functional_call: what it computes with instead is read at the frontier
+                self._off.append(None)
+                return None
         off: list[nn.Parameter] = []
         with unwatched():
             matrix = bool(args) and isinstance(args[0], Tensor) and args[0].dim() < 3  # of which there is nothing to fold
@@ -208,7 +210,7 @@ class Site:
                 inner = Inner()
                 self._off.append((off, self.rule.remember(module) if self._remembers else None, inner))
                 return inner.given(args), inner.given(kwargs)
-            # Noted before they are turned off: an interrupt may come at any call.
+            # Noted first: an interrupt may come at any call.
             self._off.append((off, self.rule.remember(module) if self._remembers else None, None))
             for p in self.params:
                 if p.requires_grad:  # an outer call has not already turned it off

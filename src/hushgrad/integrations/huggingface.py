@@ -30,10 +30,10 @@ from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.checkpoint import Checkpoint
 from hushgrad.train.loop import Loop
-from hushgrad.train.loss import aside, packing
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar
+from hushgrad.train.tried import aside, packing
 
 __all__ = ["PrivateTrainer", "token_loss"]
 

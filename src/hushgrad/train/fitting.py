@@ -13,20 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten
 
 from hushgrad import _check
+from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
+from hushgrad.train.arguments import has_rows
 from hushgrad.train.callbacks import OnStep, ProgressBar
 from hushgrad.train.checkpoint import Checkpoint
-from hushgrad.train.loss import aside, has_rows
 from hushgrad.train.options import DATALOADER
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar, SignalToNoise
+from hushgrad.train.tried import aside
 from hushgrad.train.words import OPACUS
 
 __all__ = ["Passes", "fit", "run_steps"]
@@ -216,7 +217,7 @@ class Passes:
         return by_outputs
 
     def _of_batch(self, model: nn.Module, part: Any) -> Tensor:
-        examples = next(len(leaf) for leaf in tree_flatten(part)[0] if isinstance(leaf, Tensor))
+        examples = len(tensors_in(part)[0])
         return self._private.losses.summed(self._loss_fn(*self.answered(model, part)), examples)
 
     @staticmethod

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hushgrad import _check
 from hushgrad.clipping.there import filled
 from hushgrad.errors import ArgumentError, NotIsolated
+from hushgrad.train.arguments import Arguments, only, ordinary, rows_of
 from hushgrad.train.kept import Kept
 from hushgrad.train.losses import Losses
+from hushgrad.train.tried import Constant, aside
 
-__all__ = ["PrivateLoss", "aside", "has_rows"]
+__all__ = ["PrivateLoss"]
 
 _SAME = {torch.float64: 1e-8, torch.float32: 1e-4}  # relative: far above rounding
 _ROUNDED = 2e-2  # of half precision
@@ -54,15 +54,14 @@ class PrivateLoss:
             return self._of_batch(args, examples)
         return self._losses.covered(self._of_outputs(args, examples))
 
-    # A function of outputs and targets: it is called with one example at a time, so it cannot see another one ---------------------
+    # Of outputs and targets: the function is called with one example at a time, so it cannot see another one ---------------------
 
     def _of_outputs(self, args: tuple[Any, ...], examples: int) -> Tensor:
-        leaves, spec = tree_flatten(args)
-        self._losses.handed.to_loss(leaves)
-        _require_rows(leaves, examples, "Keep constants (class weights) inside the function, or give it the model and the batch.")
+        given = rows_of(args, examples, "Keep constants (class weights) inside the function, or give it the model and the batch.")
+        self._losses.handed.to_loss(given)
         if not examples:
-            return torch.stack([t.sum() * 0.0 for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]).sum()
-        rows, counted = _Rows(self._fn, leaves, spec), examples - self._losses.padding
+            return torch.stack([t.sum() * 0.0 for t in given if t.is_floating_point()]).sum()
+        rows, counted = Arguments(self._fn, args), examples - self._losses.padding
         if not self._compared and counted > 1:  # copies of one example show nothing
             self._compare(rows)
         each = self._each(rows)
@@ -72,7 +71,7 @@ class PrivateLoss:
         summed = self._losses.capture.loss_reduction == "sum"
         return each[:counted].sum() if summed else _Mean.apply(each, counted)  # type: ignore[no-any-return, no-untyped-call]
 
-    def _each(self, rows: _Rows) -> Tensor:
+    def _each(self, rows: Arguments) -> Tensor:
         if not self._by_loop:
             try:
                 return self._watched(rows.at_once, calls=1)
@@ -90,14 +89,21 @@ class PrivateLoss:
         return made
 
     def _reduced(self, losses: Tensor) -> Tensor:
-        return losses.sum() if self._losses.capture.loss_reduction == "sum" else losses.mean()
+        return losses.sum(0) if self._losses.capture.loss_reduction == "sum" else losses.mean(0)
 
-    def _compare(self, rows: _Rows) -> None:
+    def _compare(self, rows: Arguments) -> None:
         """The first batch: is the mean over single examples what the function gives for all of them, and its gradient, too?"""
         own = rows.apart()
-        whole, alone = self._compared_by(own.together(), own.one_by_one())
-        if not (_same(whole, alone) and _same_gradient(whole, alone, own.leaves)):
-            raise NotIsolated(f"{_MIXED} {self._offer(rows.apart())}")
+        with Constant():
+            each = own.one_by_one()
+            if not bool((usual := ordinary(own.args, each)).all()):
+                own = own.only(usual)
+                if own.count < 2:
+                    return
+                each = own.one_by_one()
+            whole, alone = self._compared_by(own.together(), each)
+            if not (_same(whole, alone) and _same_gradient(whole, alone, [t for t in own.tensors if t.requires_grad])):
+                raise NotIsolated(f"{_MIXED} {self._offer(own.apart())}")
         self._compared = True
 
     def _compared_by(self, whole: Tensor, each: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,7 +113,7 @@ class PrivateLoss:
         summed = self._losses.capture.loss_reduction == "sum" and not _same(whole, each.mean())
         return whole, each.sum() if summed else each.mean()
 
-    def _offer(self, rows: _Rows) -> str:
+    def _offer(self, rows: Arguments) -> str:
         """The per-example form of this loss, where there is one."""
         form = _unreduced(self._fn)
         if form is not None:
@@ -126,7 +132,7 @@ class PrivateLoss:
         if self._losses.together:
             return self._fn(*args)  # and the user vouches for it
         if examples - self._losses.padding > 1 and (not self._compared or random.randrange(_AGAIN) == 0):
-            with self._losses.capture.pause():
+            with self._losses.capture.pause(), self._losses.handed.seen():
                 self._try(args, examples, _LATER if self._compared else _SHOWN)
             self._compared = True
         with self._losses.handed.seen():
@@ -135,16 +141,29 @@ class PrivateLoss:
     def _try(self, args: tuple[Any, ...], examples: int, shown: int) -> None:
         model, counted = next(arg for arg in args if isinstance(arg, nn.Module)), examples - self._losses.padding
         some = sorted(random.sample(range(counted), min(counted, shown)))
-        with aside(model):
-            single = {i: self._on(args, examples, [i]) for i in some}
+        trained = [p for p in model.parameters() if p.requires_grad]
+        with aside(model), Constant():
+            single = {i: self._on(args, examples, [i], ()) for i in some}
+            some = [i for i in some if bool(ordinary(only(args, examples, [i]), single[i].mean().reshape(1)))]
+            if len(some) < 2:
+                return
             for chosen in (some, some[1:], some[:-1], [some[0], *some[:-1]]):  # all, without one, one in another's place
-                together = self._on(args, examples, chosen)
-                alone = torch.stack([single[i] for i in chosen])
-                if not _same(together, self._reduced(alone)):
-                    raise NotIsolated(f"{_MIXED} {_RATHER}")
+                self._require_mean(self._on(args, examples, chosen, ()), [single[i] for i in chosen])
+            few = sorted(random.sample(some, min(len(some), _LATER)))  # of which gradients, too, are compared
+            self._require_mean(self._on(args, examples, few, trained), [self._on(args, examples, [i], trained) for i in few])
 
-    def _on(self, args: tuple[Any, ...], examples: int, rows: list[int]) -> Tensor:
-        return self._fn(*(arg if isinstance(arg, nn.Module) else _only(arg, examples, rows) for arg in args)).detach()
+    def _require_mean(self, together: Tensor, alone: list[Tensor]) -> None:
+        if not _same(together, self._reduced(torch.stack(alone)), torch.stack(alone)):
+            raise NotIsolated(f"{_MIXED} {_RATHER}")
+
+    def _on(self, args: tuple[Any, ...], examples: int, rows: list[int], trained: Sequence[Tensor]) -> Tensor:
+        """The loss of these examples alone; or its gradient, projected on one direction for each parameter."""
+        with torch.enable_grad():  # a function may take gradients itself
+            loss = self._fn(*only(args, examples, rows))
+            if not trained or not loss.requires_grad:
+                return loss.detach()
+            found = torch.autograd.grad(loss.sum(), trained, materialize_grads=True, allow_unused=True)
+        return torch.stack([torch.arange(1, g.numel() + 1, device=g.device).to(g).sin_().dot(g.flatten()) for g in found])
 
 
 class _Mean(torch.autograd.Function):
@@ -173,63 +192,6 @@ _RATHER = (
 )
 
 
-class _Rows:
-    """A function's arguments, of which every tensor has one row for each example."""
-
-    def __init__(self, fn: Callable[..., Tensor], leaves: list[Any], spec: Any) -> None:
-        self.fn, self.leaves, self._spec = fn, leaves, spec
-        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-
-    def of(self, fn: Callable[..., Tensor]) -> _Rows:
-        return _Rows(fn, self.leaves, self._spec)
-
-    def apart(self) -> _Rows:
-        """Copies of the tensors: gradients of a comparison do not reach the model."""
-        leaves = [
-            leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves
-        ]
-        return _Rows(self.fn, leaves, self._spec)
-
-    def together(self) -> Tensor:
-        return _mean_of_each(self.fn(*tree_unflatten(self.leaves, self._spec)))
-
-    def at_once(self) -> Tensor:
-        return torch.func.vmap(self._one, randomness="different")(*(self.leaves[i] for i in self._places))  # type: ignore[no-any-return]
-
-    def one_by_one(self) -> Tensor:
-        return torch.stack([self._one(*(self.leaves[i][k] for i in self._places)) for k in range(self.count)])
-
-    @property
-    def count(self) -> int:
-        """Of examples."""
-        return len(self.leaves[self._places[0]])
-
-    def _one(self, *rows: Tensor) -> Tensor:
-        leaves = list(self.leaves)
-        for place, row in zip(self._places, rows, strict=True):
-            leaves[place] = row[None]
-        return self.fn(*tree_unflatten(leaves, self._spec)).mean()
-
-
-def has_rows(data: Any, examples: int) -> bool:
-    """Whether every tensor in ``data`` has one row for each example."""
-    return all(leaf.dim() > 0 and len(leaf) == examples for leaf in tree_flatten(data)[0] if isinstance(leaf, Tensor))
-
-
-def _require_rows(leaves: list[Any], examples: int, remedy: str) -> None:
-    strange = next((leaf for leaf in leaves if not has_rows(leaf, examples)), None)
-    if strange is not None:
-        raise ArgumentError(
-            f"Expected every tensor that the loss is given to have {examples} rows, one for each example, got one of shape "
-            f"{tuple(strange.shape)}. {remedy}"
-        )
-
-
-def _mean_of_each(losses: Tensor) -> Tensor:
-    """(n,) from (n, ...): the mean over each example's own; a scalar stays one."""
-    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
-
-
 def _unreduced(fn: Callable[..., Tensor]) -> Callable[..., Tensor] | None:
     if isinstance(fn, nn.Module):
         if not isinstance(getattr(fn, "reduction", None), str):
@@ -240,41 +202,15 @@ def _unreduced(fn: Callable[..., Tensor]) -> Callable[..., Tensor] | None:
     return partial(fn, reduction="none")
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    allowed = _SAME.get(b.dtype, _ROUNDED)
+def _same(a: Tensor, b: Tensor, terms: Tensor | None = None) -> bool:
+    """Equal up to rounding of numbers as large as these, or as the ``terms`` that b is the mean of; or both of them no numbers."""
     a, b = a.detach(), b.detach()
-    return bool((a - b).abs().max() <= allowed * b.abs().max()) or (bool(a.isnan().any()) and bool(b.isnan().any()))
+    allowed = _SAME.get(b.dtype, _ROUNDED) * (b if terms is None else terms.detach()).abs().max()
+    return bool((a - b).abs().max() <= allowed) or not (bool(a.isfinite().all()) or bool(b.isfinite().all()))
 
 
-def _same_gradient(whole: Tensor, alone: Tensor, leaves: list[Any]) -> bool:
-    wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+def _same_gradient(whole: Tensor, alone: Tensor, wanted: list[Tensor]) -> bool:
     if not wanted:
         return True
     pairs = (torch.autograd.grad(loss, wanted, materialize_grads=True) for loss in (whole, alone))
     return all(_same(a, b) for a, b in zip(*pairs, strict=True))
-
-
-def _only(data: Any, examples: int, rows: list[int]) -> Any:
-    leaves, spec = tree_flatten(data)
-    _require_rows(leaves, examples, "Give private.loss a function of outputs and targets.")
-    return tree_unflatten([leaf[rows] if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
-
-
-def packing(model: nn.Module) -> list[nn.Module]:
-    """Layers with frozen weights that are no floating-point numbers: bitsandbytes packs them anew for a pass outside of training."""
-    return [m for m in model.modules() if any(not p.is_floating_point() for p in m.parameters(recurse=False))]
-
-
-@contextmanager
-def aside(model: nn.Module) -> Iterator[None]:
-    """A pass that leaves no trace: no gradients, no dropout, the random state and the modules' modes as they were."""
-    packed = set(packing(model))
-    training = [module for module in model.modules() if module.training and module not in packed]
-    with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        try:
-            for module in training:
-                module.training = False
-            yield
-        finally:
-            for module in training:
-                module.training = True

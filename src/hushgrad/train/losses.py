@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hushgrad.clipping import Capture
 from hushgrad.clipping._torch import memory_of
-from hushgrad.clipping.runs import leaves_of
+from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Batch
 
@@ -165,10 +165,10 @@ class Handed:
         if not listed:
             self._parts = {}
         known = self._batch if whole else self._parts
-        # Its class is none that torch knows as a container.
-        items: Any = [batch] if isinstance(batch, Tensor) else dict(batch) if isinstance(batch, dict) else list(batch)  # type: ignore[call-overload]
-        for leaf in items if {*map(type, items)} <= {Tensor} else leaves_of(items):
-            if isinstance(leaf, Tensor) and not leaf.is_inference():
+        items: Any = batch
+        plain = isinstance(items, list) and {*map(type, items)} <= {Tensor}  # as most are
+        for leaf in items if plain else tensors_in(items):
+            if not leaf.is_inference():
                 known[id(leaf)] = leaf, leaf._version
 
     def forget(self) -> None:
@@ -184,7 +184,7 @@ class Handed:
         finally:
             self._seen = before
 
-    def to_loss(self, leaves: list[Any]) -> None:
+    def to_loss(self, leaves: list[Tensor]) -> None:
         """A loss of the run is given these."""
         if not self._seen and not self._all_known(leaves):
             self.prepared = True
@@ -193,17 +193,17 @@ class Handed:
         if not (self._batch or self._parts) or self._seen:
             return
         # Most models have one output and plain inputs, which need no walk.
-        made = [output] if type(output) is Tensor else leaves_of(output)
+        made = [output] if type(output) is Tensor else tensors_in(output)
         plain = not kwargs and {*map(type, args)} <= {Tensor}
-        if not self._all_known(args if plain else leaves_of((args, kwargs))):
+        if not self._all_known(args if plain else tensors_in((args, kwargs))):
             if self._capture.aside:
                 return
             for leaf in made:
-                if isinstance(leaf, Tensor) and leaf.requires_grad:  # an evaluation of other data is no part of the step
+                if leaf.requires_grad:  # an evaluation of other data is no part of the step
                     leaf.register_hook(self._reached)
         self._outputs = {}
         for leaf in made:
-            if isinstance(leaf, Tensor) and not leaf.is_inference():
+            if not leaf.is_inference():
                 self._outputs[id(leaf)] = leaf, leaf._version
                 if leaf.numel() > _LARGE and leaf.requires_grad:
                     leaf.register_hook(self._back)
@@ -215,9 +215,9 @@ class Handed:
     def _reached(self, _: Tensor) -> None:
         self.prepared = True
 
-    def _all_known(self, leaves: Iterable[Any]) -> bool:
+    def _all_known(self, leaves: Iterable[Tensor]) -> bool:
         for leaf in leaves:
-            if not isinstance(leaf, Tensor) or not leaf.numel() or leaf.is_inference():
+            if not leaf.numel() or leaf.is_inference():
                 continue
             at = id(leaf)
             tensor, version = self._batch.get(at) or self._parts.get(at) or self._outputs.get(at) or (None, 0)

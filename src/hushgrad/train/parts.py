@@ -8,8 +8,8 @@ from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
+from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Batch
 
@@ -50,7 +50,7 @@ class Parts:
         if not self.listed:  # those that were passed are mostly gone
             self._at = {place: known for place, known in self._at.items() if known[0]() is not None}
         self._waiting[self._cut] = part
-        self._at |= {_place(leaf): (ref(leaf), self._cut) for leaf in _leaves(part) if _has_memory(leaf)}
+        self._at |= {_place(leaf): (ref(leaf), self._cut) for leaf in tensors_in(part) if leaf.numel()}
         self.any, self._passed, self._cut = True, False, self._cut + 1
 
     def remove(self) -> None:
@@ -62,7 +62,7 @@ class Parts:
         if self._passed and not self.listed:
             return
         self._passed = True
-        found = (self._at.get(_place(leaf)) for leaf in tree_flatten((args, kwargs))[0] if _has_memory(leaf))
+        found = (self._at.get(_place(leaf)) for leaf in tensors_in((args, kwargs)) if leaf.numel())
         own = {number for one in found if one is not None and one[0]() is not None for number in one[1:]}
         if not self.listed and own <= self._waiting.keys():
             self._waiting.clear()
@@ -103,14 +103,5 @@ class _Hook:
         return _Hook, ()
 
 
-def _has_memory(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.numel() > 0
-
-
 def _place(tensor: Tensor) -> _Place:
     return tensor.data_ptr(), tensor.shape
-
-
-def _leaves(part: Any) -> list[Any]:
-    """The batch's own items: its class is none that torch knows as a container."""
-    return [part] if isinstance(part, Tensor) else tree_flatten(dict(part) if isinstance(part, dict) else list(part))[0]

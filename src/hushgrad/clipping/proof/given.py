@@ -11,15 +11,14 @@ from torch import Tensor
 
 from hushgrad._widest import widest
 from hushgrad.clipping.costs import TAME
-from hushgrad.clipping.proof.inputs import mapped
-from hushgrad.clipping.runs import leaves_of
+from hushgrad.clipping.proof.inputs import mapped, tensors_in
 
 __all__ = ["copied", "finite", "floats", "jittered", "shuffled", "tamed"]
 
 
 def floats(output: Any) -> list[Tensor]:
     """The floating-point tensors in a model's output."""
-    return [t for t in leaves_of(output) if isinstance(t, Tensor) and t.is_floating_point()]
+    return [t for t in tensors_in(output) if t.is_floating_point()]
 
 
 def finite(inputs: Any) -> Any:

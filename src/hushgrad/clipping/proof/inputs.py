@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from hushgrad.clipping.costs import READINGS
 from hushgrad.clipping.layout import Kind, Layout
 
-__all__ = ["Change", "Reading", "data_of", "examples_of", "leaves", "mapped", "readings"]
+__all__ = ["Change", "Reading", "data_of", "examples_of", "inside", "leaves", "mapped", "readings", "tensors_in"]
 
 Packed = tuple[Any, Any]  # (args, kwargs)
 Change = Callable[[Tensor, Tensor], Tensor]  # of one example's rows, and everybody's
@@ -193,21 +193,29 @@ def leaves(value: Any) -> list[Any]:
     """All tensors and packed sequences in a nested value, in a fixed order."""
     if isinstance(value, (Tensor, PackedSequence)):
         return [value]
-    if isinstance(value, (tuple, list)):
-        inside: Iterable[Any] = value
-    elif isinstance(value, Mapping):
-        inside = map(value.__getitem__, value)
-    elif is_dataclass(value) and not isinstance(value, type):
-        inside = [getattr(value, field.name) for field in fields(value)]
-    else:
-        return []
     found: list[Any] = []
-    for one in inside:
+    for one in inside(value):
         if isinstance(one, (Tensor, PackedSequence)):
             found.append(one)
         elif one is not None:
             found += leaves(one)
     return found
+
+
+def inside(value: Any) -> Iterable[Any]:
+    """What a container holds: a tuple, list, mapping or dataclass, of whatever class. Torch's own trees know their plain classes only."""
+    if isinstance(value, (tuple, list)):
+        return value
+    if isinstance(value, Mapping):
+        return map(value.__getitem__, value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in fields(value)]
+    return ()
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in a nested value; of packed sequences, their rows."""
+    return [data_of(leaf) for leaf in leaves(value)]
 
 
 def data_of(leaf: Any) -> Tensor:

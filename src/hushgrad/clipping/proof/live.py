@@ -174,8 +174,8 @@ def _settle(call: Call, output: int, owners: Owners, B: int) -> None:
 def _why(call: Call) -> str:
     path = call.site.path or "the model"
     if is_packed(call):
-        return f"the rows of {path} are in another order; leave sorting to pack_padded_sequence(..., enforce_sorted=False)"
-    return f"the rows of {path} are in another order than its rule reads"
+        return f"{path}, whose rows are in another order (leave sorting to pack_padded_sequence(..., enforce_sorted=False))"
+    return f"{path}, whose rows are in another order than its rule reads"
 
 
 def _agrees(call: Call, place: Place, output: int, each: Tensor, B: int) -> bool:

@@ -57,8 +57,8 @@ class CheckedTogether:
 
 
 def isolated_pass(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise NotIsolated if an example influences another in ``model(*args, **kwargs)``."""
+    """Raise NotIsolated if an example influences another in ``model(*args, **kwargs)``, or if a row of a layer is nobody's own."""
     try:
-        isolation(model, *args, named=kwargs)
+        isolation(model, *args, named=kwargs, apart=True)
     except ArgumentError:  # no output has as many rows as the first dimension: the inputs may have time first
-        isolation(model, *args, named=kwargs, batch_dim=1)
+        isolation(model, *args, named=kwargs, batch_dim=1, apart=True)

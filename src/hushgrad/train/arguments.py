@@ -1,0 +1,106 @@
+"""What a loss is given: tensors with one row for each example, whatever holds them, and some of these examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hushgrad.clipping.proof.inputs import inside, leaves, mapped
+from hushgrad.errors import ArgumentError
+
+__all__ = ["Arguments", "has_rows", "only", "ordinary", "rows_of"]
+
+
+class Arguments:
+    """A function's arguments, of which every tensor has one row for each example."""
+
+    def __init__(self, fn: Callable[..., Tensor], args: Any) -> None:
+        self.fn, self.args, self.tensors = fn, args, leaves(args)
+
+    def of(self, fn: Callable[..., Tensor]) -> Arguments:
+        """The same of another function."""
+        return Arguments(fn, self.args)
+
+    def apart(self) -> Arguments:
+        """Copies of the tensors: gradients of a comparison do not reach the model."""
+        return Arguments(self.fn, mapped(self.args, lambda t: t.detach().clone().requires_grad_(t.requires_grad)))
+
+    def only(self, which: Tensor) -> Arguments:
+        """Some examples."""
+        return Arguments(self.fn, mapped(self.args, lambda t: t.detach()[which].requires_grad_(t.requires_grad)))
+
+    def together(self) -> Tensor:
+        """What the function gives for all examples: one number, or one for each."""
+        return _mean_of_each(self.fn(*self.args))
+
+    def at_once(self) -> Tensor:
+        """What it gives for each alone, by vmap."""
+        return torch.func.vmap(self._one, randomness="different")(*self.tensors)  # type: ignore[no-any-return]
+
+    def one_by_one(self) -> Tensor:
+        """The same in a loop."""
+        return torch.stack([self._one(*(t[k] for t in self.tensors)) for k in range(self.count)])
+
+    @property
+    def count(self) -> int:
+        """Of examples."""
+        return len(self.tensors[0])
+
+    def _one(self, *rows: Tensor) -> Tensor:
+        rest = iter(rows)
+        return self.fn(*mapped(self.args, lambda _: next(rest)[None])).mean()
+
+
+def has_rows(data: Any, examples: int) -> bool:
+    """Whether every tensor in ``data`` has one row for each example."""
+    return all(isinstance(t, Tensor) and t.dim() > 0 and len(t) == examples for t in leaves(data))
+
+
+def rows_of(data: Any, examples: int, remedy: str) -> list[Tensor]:
+    """All tensors in ``data``, each with a row for each example; what hides tensors from us is refused, too."""
+    found = leaves(data)
+    strange = next((t for t in found if not has_rows(t, examples)), None)
+    if strange is not None:
+        shape = f"of shape {tuple(strange.shape)}" if isinstance(strange, Tensor) else f"in a {type(strange).__name__}"
+        raise ArgumentError(
+            f"Expected every tensor that the loss is given to have {examples} rows, one for each example, got one {shape}. {remedy}"
+        )
+    closed = _closed(data)
+    if closed is not None:
+        raise ArgumentError(
+            f"Expected the loss to be given tensors, or tuples, lists, dicts or dataclasses of them, got a {type(closed).__name__}, of "
+            "which single examples cannot be taken. Give it the tensors themselves."
+        )
+    return found
+
+
+def _closed(value: Any) -> Any:
+    """An object that holds tensors but is none of the containers that are looked into; None if there is none."""
+    if isinstance(value, (Tensor, nn.Module)):
+        return None
+    if leaves(getattr(value, "__dict__", None)) and not leaves(value):
+        return value
+    return next((found for one in inside(value) if (found := _closed(one)) is not None), None)
+
+
+def _mean_of_each(losses: Tensor) -> Tensor:
+    """(n,) from (n, ...): the mean over each example's own; a scalar stays one."""
+    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+def ordinary(data: Any, losses: Tensor) -> Tensor:
+    """Which examples have a loss: without infinite numbers, or none, in their rows. Of the others there is no mean to compare."""
+    made = ~losses.detach().isinf()  # NaN of rows that are numbers may well be the mean over none of them
+    for t in leaves(data):
+        finite = t.detach().isfinite()
+        made = made & (finite.flatten(1).all(1) if t.dim() > 1 else finite)
+    return made
+
+
+def only(data: Any, examples: int, rows: list[int]) -> Any:
+    """The same for these examples alone."""
+    rows_of(data, examples, "Give private.loss a function of outputs and targets.")
+    return mapped(data, lambda t: t[rows])
