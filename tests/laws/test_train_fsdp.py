@@ -80,7 +80,7 @@ def test_a_wrong_offset_is_noticed():
     assert not torch.equal(expected, stream.row(0, 0, torch.empty(4)).repeat(2))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Pretended(World):
     """One of several processes, alone: it agrees with itself."""
 

@@ -14,8 +14,18 @@ from hushgrad.cli.main import main
 __all__ = ["ended", "forked"]
 
 
-def forked(words: list[str], errors: Path, *, folder: Path | None = None, before: Callable[[], object] = lambda: None) -> int:
-    """The process of a command that writes its errors into a file, and its answers nowhere; ``before`` is called in it at first."""
+def forked(
+    words: list[str],
+    errors: Path,
+    *,
+    folder: Path | None = None,
+    before: Callable[[], object] = lambda: None,
+    trains: bool = False,
+) -> int:
+    """The process of a command that writes its errors into a file, and its answers nowhere; ``before`` is called in it at first.
+
+    One that ``trains`` is a fresh Python: autograd refuses to work in a child whose parent had threads of its own.
+    """
     child = os.fork()
     if child:
         return child
@@ -28,6 +38,8 @@ def forked(words: list[str], errors: Path, *, folder: Path | None = None, before
         torch.set_num_threads(1)  # those of the parent are not here
         os.chdir(folder or Path.cwd())
         before()
+        if trains:
+            os.execv(sys.executable, [sys.executable, "-m", "hushgrad", *words])
         code = main(words)
         sys.stderr.flush()
     finally:

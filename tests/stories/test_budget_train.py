@@ -247,7 +247,7 @@ def test_kill_minus_nine_then_settle_but_never_while_it_runs(ledger, tmp_path, c
     out = tmp_path / "run"
     words = ["train", str(tmp_path / "r.py"), "--out", str(out), "--ledger", ledger.place, "--dataset", "digits"]
     more = ["--quiet", "--set", "plan.steps=100000", "--set", "plan.noise_multiplier=500"]
-    child = forked([*words, *more], tmp_path / "errors")
+    child = forked([*words, *more], tmp_path / "errors", trains=True)
     try:
         metrics = out / "metrics.jsonl"
         while not metrics.exists() or len(metrics.read_text().splitlines()) < 12:  # past its first periodic checkpoint

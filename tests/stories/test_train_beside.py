@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 
 import torch
 from torch import nn
@@ -89,6 +90,16 @@ def test_a_run_that_was_taken_over_stands_in_nobody_s_way(tmp_path):
     Checkpoint(tmp_path, second)  # takes the folder over
     _step(*twin, batch)
     assert _noted(first) and _noted(second)
+
+
+def test_a_run_whose_folder_is_gone_stands_in_nobody_s_way(tmp_path):
+    """It can release nothing any more, and an ordinary optimizer beside it steps."""
+    private, twin = _run(twin=True)
+    Checkpoint(tmp_path / "run", private)
+    batch = next(iter(private.loader(DATA)))
+    shutil.rmtree(tmp_path / "run")
+    _step(*twin, batch)
+    assert _noted(private)
 
 
 def test_the_audit_s_second_form_of_a_run_is_no_other_model():

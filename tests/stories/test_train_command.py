@@ -179,7 +179,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, how):
     recipe, out = tmp_path / "recipe.toml", tmp_path / "cut"
     recipe.write_text(QUICK.replace('"logistic"', '"stumbling:net"').replace("steps = 30", "steps = 60"))
     words, errors = ["train", str(recipe), "--out", str(out), "--quiet", "--allow-code"], tmp_path / "errors"
-    code = ended(forked(words, errors, before=lambda: os.environ.update(STUMBLE=str(int(how)))))
+    code = ended(forked(words, errors, before=lambda: os.environ.update(STUMBLE=str(int(how))), trains=True))
     assert not (out / "guarantee.json").exists()
     if how == signal.SIGINT:
         assert code == 130 and f"hushgrad train --out {out} --resume --allow-code" in errors.read_text()

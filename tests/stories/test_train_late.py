@@ -66,8 +66,8 @@ def test_a_repeated_proof_that_fails_takes_the_guarantee_back(lot: int) -> None:
     assert refused
     spent = private.spent()
     assert math.isinf(spent.epsilon)
-    assert "proof was repeated and failed" in str(private.ledger.event())
-    assert "proof was repeated and failed" in private.state_dict()["books"]["broken"]
+    assert "later look failed" in str(private.ledger.event())
+    assert "later look failed" in private.state_dict()["books"]["broken"]
 
 
 def test_a_repeated_proof_that_holds_changes_nothing() -> None:

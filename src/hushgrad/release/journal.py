@@ -179,9 +179,9 @@ class Journal:
         """Have the guarantee say what nobody can show, after a restart too."""
         if note not in self.notes:
             self.notes += (note,)
-            frames = self._frames
-            if frames is not None and frames.is_open and os.getpid() == self._process:  # else nothing is released here
-                frames.tell(note=note)
+            mine = os.getpid() == self._process and (self._owner is None or self._owner.held)
+            if self._frames is not None and self._frames.is_open and mine:  # else nothing is released here
+                self._frames.tell(note=note)
 
     def bind(self, name: str, value: Any) -> None:
         """Remember a part of the run's identity, or find it to be the remembered one.
