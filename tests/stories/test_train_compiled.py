@@ -49,3 +49,42 @@ def test_a_compiled_step_is_the_step_with_three_breaks_and_is_compiled_once():
     assert seen[0] == {"breaks": BREAKS, "graphs": GRAPHS}
     assert all(later == {"breaks": 0, "graphs": 0} for later in seen[1:])
     assert all(torch.equal(a, b) for a, b in zip(weights, run(compiled=False)[0], strict=True))
+
+
+class _Scale(nn.Module):
+    """Without a rule: its parameter meets the examples in an operation of its own, which the compiler puts together with others."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.linspace(0.5, 1.5, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor.tanh()
+
+
+class _Apart(_Scale):
+    forward = torch.compiler.disable(_Scale.forward)
+
+
+def _scaled(layer: type[_Scale], *, compiled: bool) -> Tensor:
+    """The factor after four steps of a model with this layer."""
+    torch.manual_seed(0)
+    dynamo.reset()
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), layer(5), nn.Linear(5, 3))
+    plan = hushgrad.Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=40, steps=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = hushgrad.make_private(model, optimizer, plan, seed=0)
+    g = torch.Generator().manual_seed(1)
+    called: Any = torch.compile(model, backend="aot_eager") if compiled else model
+    for x, y in private.loader(TensorDataset(torch.randn(40, 6, generator=g), torch.randint(3, (40,), generator=g))):
+        F.cross_entropy(called(x), y).backward()
+        optimizer.step()
+    private.detach()
+    return model.get_parameter("2.factor").detach().clone()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_parameter_that_was_compiled_together_with_the_examples_is_refused_with_a_remedy_that_works():
+    with pytest.raises(hushgrad.errors.CaptureError, match=r"torch\.compiler\.disable on the forward"):
+        _scaled(_Scale, compiled=True)
+    torch.testing.assert_close(_scaled(_Apart, compiled=True), _scaled(_Scale, compiled=False), rtol=1e-6, atol=1e-7)

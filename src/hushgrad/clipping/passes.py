@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Passes", "is_evaluation"]
 
+_FUSED = (
+    "torch.compile has put a parameter and the examples into one operation. Put torch.compiler.disable on the forward of the module that "
+    "holds the parameter, or compile parts of the model without it"
+)
+
 
 class Passes:
     """Proves passes, and reads those that only a proof, or tags on their own graph, can read."""
@@ -181,9 +186,10 @@ class Passes:
             _require_held(here, structure)
             self._reader.read(structure, run, here.examples, here.packing, by_tags=True, inputs=here.inputs)
         except LookupError as error:
+            why = _FUSED if "Compiled" in str(error) else "it may have random or data-dependent branches"
             self._tape.fail(
-                f"The model did something else in this pass than in the passes that were proved ({error}), as one with random or "
-                "data-dependent branches does, so it cannot be told whose gradient is whose."
+                f"The model did something else in this pass than in the passes that were proved ({error}), so it cannot be told whose "
+                f"gradient is whose: {why}."
             )
         self.known.saw(here.key, structure, run.nodes, here.course)
 
