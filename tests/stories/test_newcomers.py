@@ -73,6 +73,12 @@ def test_what_opacus_has_wrapped_is_refused_by_name():
         hushgrad.make_private(nn.Linear(4, 2), stepping, PLAN)
 
 
+def test_a_layer_of_opacus_is_a_layer_like_others():
+    layers = pytest.importorskip("opacus.layers.dp_multihead_attention")
+    model = layers.SequenceBias(4)
+    hushgrad.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), PLAN).detach()
+
+
 @pytest.mark.parametrize("loss", ["cross_entropy", None, nn.CrossEntropyLoss, torch.tensor(1.0)])
 def test_a_loss_that_is_no_function_is_refused_before_the_first_batch(loss):
     model, _, private = attached()

@@ -96,7 +96,8 @@ class Watch:
 
 def _require_plain(model: nn.Module, optimizer: Optimizer) -> None:
     """Refuse what another library has wrapped: its hooks would see gradients, and torch's do not reach it."""
-    if type(model).__module__.partition(".")[0] == "opacus":
+    room = type(model).__module__
+    if room.startswith("opacus.") and not room.startswith("opacus.layers."):  # Opacus' layers are layers like others
         _check.fail(
             "model",
             type(model).__name__,
