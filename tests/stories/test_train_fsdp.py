@@ -42,7 +42,7 @@ def alone():
 def moved(request, tmp_path_factory):
     """The same runs on 2, then 1, then 2 processes, from checkpoint to checkpoint."""
     directory = tmp_path_factory.mktemp("train-moved")
-    common = {"plans": PLANS, "sharded": request.param, "directory": str(directory / "checkpoints"), "every": 2}
+    common = {"plans": [*PLANS, "secure"], "sharded": request.param, "directory": str(directory / "checkpoints"), "every": 2}
     phases = [({"stop": 6}, 2), ({"stop": 8}, 1), ({"micro": 2}, 2)]
     return [_run(directory, world, {**common, **options}) for options, world in phases]
 
@@ -56,6 +56,26 @@ def test_noise_is_bit_identical_and_weights_are_equal_after_moving_from_2_to_1_t
     assert [phase[0][plan]["resumed"] for phase in moved] == [False, True, True]
     assert last[0][plan]["ledger"] == last[1][plan]["ledger"] == alone[plan]["ledger"]
     assert all(_close(alone[plan]["average"], r[plan]["average"]) for r in last if plan == "independent")
+
+
+@pytest.fixture(scope="module")
+def rounded(tmp_path_factory):
+    """One process; sums in double precision, each number rounded once, with its noise, to a public grid."""
+    (found,) = _run(tmp_path_factory.mktemp("rounded"), 1, {"plans": ["secure"]})
+    return found["secure"]
+
+
+def test_weights_of_a_secure_run_are_bit_identical_after_moving_from_2_to_1_to_2_processes(rounded, moved):
+    assert [phase[0]["secure"]["resumed"] for phase in moved] == [False, True, True]
+    for found in moved[-1]:
+        assert found["secure"]["weights"] == rounded["weights"] and found["secure"]["ledger"] == rounded["ledger"]
+
+
+@pytest.mark.parametrize("sharded, micro", [(False, 1000), (True, 2)])
+def test_weights_of_a_secure_run_are_bit_identical_on_three_processes(rounded, tmp_path, sharded, micro):
+    results = _run(tmp_path, 3, {"plans": ["secure"], "sharded": sharded, "micro": micro})
+    assert all(found["secure"]["weights"] == rounded["weights"] for found in results)
+    assert sum(sum(found["secure"]["examples"]) for found in results) == sum(rounded["examples"])
 
 
 def test_every_example_is_clipped_once_and_parts_may_be_empty(alone, moved):
@@ -115,9 +135,8 @@ def test_parts_that_all_get_the_same_noise_are_noticed(alone, tmp_path, sharded)
         _whole_rows(results, "independent")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sharded", [False, True])
-def test_the_others_end_soon_when_a_process_is_killed_and_the_run_goes_on(alone, tmp_path, sharded):
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_others_end_soon_when_a_process_is_killed_and_the_run_goes_on_bit_for_bit(alone, tmp_path, sharded):
     options = {"plans": ["blt"], "sharded": sharded, "directory": str(tmp_path / "checkpoints"), "every": 3, "micro": 2}
     survivor, victim = _start(tmp_path, 2, {**options, "die": [1, 4]})
     try:
@@ -131,6 +150,8 @@ def test_the_others_end_soon_when_a_process_is_killed_and_the_run_goes_on(alone,
     if not sharded:  # sharded parameters are gathered by FSDP, whose error is torch's own
         assert "ProcessLost: Another process ended or did not answer in time" in errors
     results = _run(tmp_path, 2, options)
+    whole = _run(tmp_path, 2, {**options, "directory": str(tmp_path / "not killed")})
+    assert all(found["blt"]["weights"] == whole[0]["blt"]["weights"] for found in (*results, *whole))
     assert results[0]["blt"]["resumed"] and results[0]["blt"]["steps"] == alone["blt"]["steps"]
     assert _close(alone["blt"]["weights"], results[0]["blt"]["weights"]) and results[0]["blt"]["ledger"] == alone["blt"]["ledger"]
     expected = {key: numbers for key, (_, numbers) in alone["blt"]["noise"].items()}

@@ -53,6 +53,8 @@ def plan_of(name: str) -> Plan:
     common = {"noise_multiplier": 0.7, "delta": 1e-5, "batch_size": 6, "dataset_size": 60}
     if name == "independent":
         return Plan.dpsgd(steps=10, average="tail", **{**common, "batch_size": 2})  # so small that parts of batches are empty
+    if name == "secure":
+        return Plan.dpsgd(steps=10, secure=True, **common)
     mechanisms = {"blt": BLT(buffers=2), "banded": Banded(bands=3), "tree": Tree()}
     return Plan.dpftrl(epochs=1, noise=mechanisms[name], **common)
 
@@ -100,10 +102,15 @@ def train(name: str, options: dict) -> dict:
     rank = dist.get_rank() if dist.is_initialized() else 0
     model = model_of(options)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    private = make_private(model, optimizer, plan_of(name), key=bytes(range(32)) if rank == 0 else None)
+    plan = plan_of(name)
+    reduction = "sum" if plan.secure else "mean"
+    private = make_private(
+        model, optimizer, plan, key=bytes(range(32)) if rank == 0 else None, loss_reduction=reduction
+    )
     checkpoint = Checkpoint(f"{options['directory']}/{name}", private) if "directory" in options else None
     run = torch.compile(model, backend=options["compile"]) if "compile" in options else model
-    examples, norms, noise = [], [], record(private, options.get("defect", False))
+    examples, norms = [], []
+    noise = {} if plan.secure else record(private, options.get("defect", False))  # secure sums are rounded with it, not added to it
     for batch in private.loader(data()):
         if private.steps == options.get("stop"):
             break
@@ -111,7 +118,7 @@ def train(name: str, options: dict) -> dict:
         examples.append(batch.examples - batch.padding)
         for x, y in private.split(batch, options.get("micro", 1000)):
             if len(x) or private.sharding is not None:
-                nn.functional.cross_entropy(run(x), y).backward()
+                nn.functional.cross_entropy(run(x), y, reduction=reduction).backward()
             if [rank, private.steps] == options.get("die"):
                 os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
