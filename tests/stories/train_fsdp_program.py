@@ -104,13 +104,11 @@ def train(name: str, options: dict) -> dict:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     plan = plan_of(name)
     reduction = "sum" if plan.secure else "mean"
-    private = make_private(
-        model, optimizer, plan, key=bytes(range(32)) if rank == 0 else None, loss_reduction=reduction
-    )
+    private = make_private(model, optimizer, plan, key=bytes(range(32)) if rank == 0 else None, loss_reduction=reduction)
     checkpoint = Checkpoint(f"{options['directory']}/{name}", private) if "directory" in options else None
     run = torch.compile(model, backend=options["compile"]) if "compile" in options else model
     examples, norms = [], []
-    noise = {} if plan.secure else record(private, options.get("defect", False))  # secure sums are rounded with it, not added to it
+    noise = {} if plan.secure else record(private, options.get("defect", False))
     for batch in private.loader(data()):
         if private.steps == options.get("stop"):
             break
