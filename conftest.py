@@ -6,6 +6,7 @@ A process that a test starts draws from the system, as a user's does: what is sa
 
 from __future__ import annotations
 
+import atexit
 import gc
 import hashlib
 import importlib
@@ -147,9 +148,8 @@ def _freeze() -> None:
     _frozen = len(sys.modules)
 
 
-def pytest_unconfigure():
-    """Until the end, when some libraries count what is left of theirs."""
-    gc.unfreeze()
+# Until the very end, when some libraries count what is left of theirs; pytest's own looks for garbage before it are cheap so.
+atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(tryfirst=True)

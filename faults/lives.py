@@ -12,7 +12,6 @@ import json
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -252,15 +251,11 @@ def warm_up() -> None:
     gc.freeze()  # a life's proofs go through what is its own
 
 
-def main() -> None:
-    """``lives.py DIRECTORY SCENARIOS SEED``: the scenarios, a JSON object, one after the other; results as JSON."""
-    directory, scenarios, seed = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
-    random.seed(seed)
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    """What came of each of the ``scenarios``, one after the other; tests/stories/several_processes.py starts it."""
+    random.seed(options["seed"])
     warm_up()
-    print(
-        json.dumps({name: lives(f"{directory}/{name}", plan, kills, **more) for name, (plan, kills, more) in scenarios.items()})
-    )
-
-
-if __name__ == "__main__":
-    main()
+    return {
+        name: lives(f"{options['folder']}/{name}", plan, kills, **more)
+        for name, (plan, kills, more) in options["scenarios"].items()
+    }

@@ -20,11 +20,10 @@ def forked(
     *,
     folder: Path | None = None,
     before: Callable[[], object] = lambda: None,
-    trains: bool = False,
 ) -> int:
     """The process of a command that writes its errors into a file, and its answers nowhere; ``before`` is called in it at first.
 
-    One that ``trains`` is a fresh Python: autograd refuses to work in a child whose parent had threads of its own.
+    It must not train (see command_program.py): autograd refuses to work in a child whose parent had threads of its own.
     """
     child = os.fork()
     if child:
@@ -38,8 +37,6 @@ def forked(
         torch.set_num_threads(1)  # those of the parent are not here
         os.chdir(folder or Path.cwd())
         before()
-        if trains:
-            os.execv(sys.executable, [sys.executable, "-m", "hushgrad", *words])
         code = main(words)
         sys.stderr.flush()
     finally:

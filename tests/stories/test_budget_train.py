@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from command_program import started
 from forger import renamed
-from forks import ended, forked
 
 from hushgrad.budget import Ledger
 from hushgrad.budget import folder as folders
@@ -247,17 +245,17 @@ def test_kill_minus_nine_then_settle_but_never_while_it_runs(ledger, tmp_path, c
     out = tmp_path / "run"
     words = ["train", str(tmp_path / "r.py"), "--out", str(out), "--ledger", ledger.place, "--dataset", "digits"]
     more = ["--quiet", "--set", "plan.steps=100000", "--set", "plan.noise_multiplier=500"]
-    child = forked([*words, *more], tmp_path / "errors", trains=True)
+    child = started([*words, *more], tmp_path)
     try:
         metrics = out / "metrics.jsonl"
         while not metrics.exists() or len(metrics.read_text().splitlines()) < 12:  # past its first periodic checkpoint
-            assert os.waitpid(child, os.WNOHANG) == (0, 0)
+            assert child.poll() is None
             time.sleep(0.05)
         assert main(["ledger", "settle", ledger.place, str(out)]) == 2
         assert "it is running" in capsys.readouterr().err
     finally:
-        os.kill(child, signal.SIGKILL)
-        ended(child)
+        child.kill()
+        child.communicate(timeout=60)
     released = len((out / "metrics.jsonl").read_text().splitlines())
     assert main(["ledger", "settle", ledger.place, str(out)]) == 0
     assert "steps in its checkpoint" in capsys.readouterr().out

@@ -6,11 +6,10 @@ import copy
 import json
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import several_processes
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -25,13 +24,6 @@ F = nn.functional
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 
 LIVES = Path(__file__).parents[2] / "faults" / "lives.py"
-
-
-def _lives(directory, scenarios: dict[str, tuple[str, list, dict]], seed: int = 0) -> dict[str, dict]:
-    command = [sys.executable, str(LIVES), str(directory), json.dumps(scenarios), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=290, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def _assert_same_end(lives: dict) -> None:
@@ -58,7 +50,9 @@ SCENARIOS = {
 
 def test_runs_that_are_killed_end_bit_for_bit_the_same(tmp_path):
     """Killed at each of the first touches of the disk, at random instants, one of two ranks: all in one process's children."""
-    results = _lives(tmp_path, SCENARIOS)
+    (results,) = several_processes.run(
+        LIVES, tmp_path, 1, {"folder": str(tmp_path), "scenarios": SCENARIOS, "seed": 0}, group=False
+    )
     for name in ("dpsgd", "blt", "lazy"):
         assert results[name]["deaths"] == len(EVERY_CALL)
     for name in set(SCENARIOS) - {"fresh"}:

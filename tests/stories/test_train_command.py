@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import signal
 import stat
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forks import ended, forked
+from command_program import started
 from safetensors.torch import load_file
 
 from hushgrad.cli.main import main
@@ -178,13 +177,13 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, how):
     (tmp_path / "stumbling.py").write_text(STUMBLING)
     recipe, out = tmp_path / "recipe.toml", tmp_path / "cut"
     recipe.write_text(QUICK.replace('"logistic"', '"stumbling:net"').replace("steps = 30", "steps = 60"))
-    words, errors = ["train", str(recipe), "--out", str(out), "--quiet", "--allow-code"], tmp_path / "errors"
-    code = ended(forked(words, errors, before=lambda: os.environ.update(STUMBLE=str(int(how))), trains=True))
+    child = started(["train", str(recipe), "--out", str(out), "--quiet", "--allow-code"], tmp_path, STUMBLE=str(int(how)))
+    errors = child.communicate(timeout=600)[1]
     assert not (out / "guarantee.json").exists()
     if how == signal.SIGINT:
-        assert code == 130 and f"hushgrad train --out {out} --resume --allow-code" in errors.read_text()
+        assert child.returncode == 130 and f"hushgrad train --out {out} --resume --allow-code" in errors
     else:
-        assert code == -signal.SIGKILL
+        assert child.returncode == -signal.SIGKILL
     assert stat.S_IMODE((out / "checkpoint" / "key.json").stat().st_mode) == 0o600
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
