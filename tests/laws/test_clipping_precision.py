@@ -66,6 +66,28 @@ def test_an_error_of_a_few_millionths_is_noticed(monkeypatch):
         check_rule(lambda: nn.Linear(5, 4), torch.randn(4, 5), dtype=torch.float32)
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LAYERS)
+def test_torchs_default_type_moves_no_bit(name, default):
+    """Lightning's "bf16-true" sets it, and so do loaders of models; what C writes to has the type that C writes."""
+    torch.manual_seed(0)
+    make, shape = LAYERS[name]
+    model, x, found = make(), _inputs(shape), []
+    for kind in (torch.float32, default):
+        capture = Capture(model, loss_reduction="sum")
+        capture.attach()
+        torch.set_default_dtype(kind)
+        try:
+            sum_of_sines(model(x)).backward()
+            found.append(capture.collect(Flat(0.5)))
+        finally:
+            torch.set_default_dtype(torch.float32)
+            capture.detach()
+    one, other = found
+    assert torch.equal(one.raw_norms, other.raw_norms)
+    assert all(torch.equal(total, other.raw_sums[n]) for n, total in one.raw_sums.items())
+
+
 def _autocast(make, x, clip):
     """(clipped sums, the loop's clipped sums) of one layer under autocast, and the norms of both."""
     model = make()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 import hushgrad
 from hushgrad import sampling
@@ -138,15 +139,76 @@ class OwnGenerator(Jittered):
         return self.x[i] + torch.from_numpy(self.rng.standard_normal(3)).float(), self.y[i]
 
 
-@pytest.mark.parametrize(("kind", "vouched"), [(Jittered, False), (OwnGenerator, True)])
-def test_a_data_set_whose_own_generator_goes_on_is_vouched_for(kind, vouched):
+class SeldomOwn(OwnGenerator):
+    """Does so for every third record only."""
+
+    def __getitem__(self, i):
+        return super().__getitem__(i) if i % 3 == 1 else (self.x[i], self.y[i])
+
+
+class OwnObjects(OwnGenerator):
+    """Hands out something that becomes a tensor when a batch is made of it."""
+
+    def __getitem__(self, i):
+        return SimpleNamespace(row=super().__getitem__(i))
+
+
+class Objects(Jittered):
+    def __getitem__(self, i):
+        return SimpleNamespace(row=super().__getitem__(i))
+
+
+def opened(records):
+    return default_collate([record.row for record in records])
+
+
+def shifted_in_turn(records):
+    x, y = default_collate(records)
+    return x + torch.stack([torch.rand(()) for _ in x])[:, None], y
+
+
+def shifted_in_one_draw(records):
+    x, y = default_collate(records)
+    return x + torch.from_numpy(np.random.standard_normal(x.shape)), y
+
+
+def shifted_together(records):
+    x, y = default_collate(records)
+    return x + random.random(), y
+
+
+VOUCHED = {
+    "draws": (Jittered, default_collate, False),
+    "own generator": (OwnGenerator, default_collate, True),
+    "own generator, seldom": (SeldomOwn, default_collate, True),
+    "objects": (Objects, opened, False),
+    "own generator, objects": (OwnObjects, opened, True),
+    "draws for each row": (Jittered, shifted_in_turn, True),
+    "draws for all rows": (Jittered, shifted_in_one_draw, True),
+    "draws what all share": (Jittered, shifted_together, False),
+}
+
+
+@pytest.mark.parametrize("case", VOUCHED)
+def test_a_data_set_whose_own_generator_goes_on_is_vouched_for(case):
+    """So is a collate function that draws on from row to row: one record less moves the numbers of those that follow."""
     plan, net = hushgrad.Plan.dpsgd(noise_multiplier=1.0, steps=1, augmentations=2, **COMMON), model()
     private = hushgrad.make_private(net, torch.optim.SGD(net.parameters(), lr=0.1), plan, key=bytes(32))
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    private.loader(kind())
+    kind, collate, vouched = VOUCHED[case]
+    private.loader(kind(), collate_fn=collate)
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
     assert private.losses.handed.prepared is vouched
+
+
+def test_a_batch_of_nobody_leaves_the_random_states_as_they_were():
+    """Else whoever is record 0, which shows a batch's shapes, would choose the dropout of all later steps."""
+    sampler, before = sampling.Poisson(rate=1e-9, steps=2), torch.get_rng_state()
+    options = {"rng_key": bytes(32), "seeds": bytes(range(32)), "generator": torch.Generator()}
+    for batch in sampling.loader(Jittered(odd=0), sampler, **options):
+        assert not batch.examples
+        assert torch.equal(before, torch.get_rng_state())
 
 
 def test_the_accounting_is_that_of_one_copy():

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections import UserDict
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,19 @@ def by_loop(model, collate, *, autocast=False, part=None, plan=None, **options):
     return run
 
 
+def by_name(model, collate):
+    """A collate function that returns a mapping which is no dict, as tokenizers do."""
+    run = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan_of(), seed=1)
+    try:
+        for batch in run.loader(texts(), collate_fn=lambda r: UserDict(zip(("ids", "mask", "label"), collate(r), strict=True))):
+            with torch.autocast("cpu", torch.bfloat16):
+                out = model(batch["ids"], batch["mask"])
+            nn.functional.cross_entropy(out.float(), batch["label"]).backward()
+            run.optimizer.step()
+    finally:
+        assert run.steps == 3 or run.spent().epsilon == 0.0  # seen before the first step
+
+
 def by_fit(model, collate, *, autocast=False):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -83,6 +97,7 @@ HALVES = {
     "autocast, a loop": lambda collate: by_loop(Reads(), collate, autocast=True),
     "autocast, in parts": lambda collate: by_loop(Reads(), collate, autocast=True, part=4),
     "autocast, fit": lambda collate: by_fit(Reads(), collate, autocast=True),
+    "autocast, a mapping": lambda collate: by_name(Reads(), collate),
     "weights": lambda collate: by_loop(
         Reads().bfloat16(), lambda r: [t.bfloat16() if t.is_floating_point() else t for t in collate(r)]
     ),

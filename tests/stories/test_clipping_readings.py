@@ -1,5 +1,9 @@
 """Inputs that can be read in two ways: the model shows which is right, or the loader does, or they are refused."""
 
+from collections import OrderedDict, UserDict, namedtuple
+from functools import partial
+from types import MappingProxyType
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +13,7 @@ from zoo.specimen import Specimen
 
 from hushgrad.clipping import Capture, Flat
 from hushgrad.errors import CaptureError, NotIsolated
-from hushgrad.sampling.grown import grown_dim, keeps_apart
+from hushgrad.sampling.grown import grown_dim, keeps_apart, sizes_apart
 
 B = 4
 
@@ -80,6 +84,29 @@ def test_a_collate_function_may_give_each_example_a_string_before_its_tensors():
     assert keeps_apart(records, named)
     assert not keeps_apart(records, lambda some: {**named(some), "y": torch.stack(some) - torch.stack(some).mean(0)})
     assert grown_dim(records, lambda some: {"boxes": list(some), "x": torch.stack(some)}) is None
+
+
+class Named(dict):
+    """A class of its own, which torch's trees do not open."""
+
+
+Pair = namedtuple("Pair", "x y")
+KINDS = [dict, UserDict, OrderedDict, Named, MappingProxyType, lambda made: Pair(**made), lambda made: (UserDict(made), 3)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_collate_function_returns_is_opened_whatever_class_it_has(kind):
+    lot = torch.Generator().manual_seed(7)
+    records = [torch.randn(2, 3, generator=lot) for _ in range(9)]
+
+    def collate(some, mixed=0.0):
+        x = torch.stack(some, 1)
+        return kind({"x": x + mixed * x.mean(1, keepdim=True), "y": x[0, :, 0]})
+
+    assert grown_dim(records, collate) == 1
+    assert sizes_apart(collate(records), 1) == [(2, 3)]
+    assert keeps_apart(records, collate)
+    assert not keeps_apart(records, partial(collate, mixed=0.1))
 
 
 def test_bags_are_counted():

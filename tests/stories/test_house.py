@@ -73,3 +73,32 @@ def test_a_method_is_documented_where_it_is_declared(tmp_path):
         "class A:\n  def f(self): 'Says it.'\n\nclass B(A):\n  def f(self): ...\n  def g(self): ...\n"
     )
     assert _silent(tmp_path) == ["B.g"]
+
+
+# Whose type is torch's default one where none is given, which is not ours to know: C would write beyond a buffer of half precision.
+FACTORIES = {"empty", "zeros", "ones", "rand", "randn", "linspace", "eye"}
+ROOMS = ("clipping", "denoise", "integrations", "native", "noise", "release", "sampling", "train")
+
+
+def _untyped(root: Path) -> list[str]:
+    """Tensors that are made in a type that somebody else has chosen; those of a rule's examples have that of the layer beside them."""
+    found = []
+    for room in ROOMS:
+        for file in sorted((root / room).rglob("*.py")):
+            tree = ast.parse(file.read_text())
+            functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "examples"]
+            beside = {id(call) for function in functions for call in ast.walk(function)}
+            calls = [
+                n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and id(n) not in beside
+            ]
+            made = [n for n in calls if ast.unparse(n.func) in {f"torch.{name}" for name in FACTORIES}]
+            untyped = [n for n in made if not {"dtype", None} & {keyword.arg for keyword in n.keywords}]
+            found += [f"{file.name}: {ast.unparse(n)}" for n in untyped if "device='meta'" not in ast.unparse(n)]
+    return found
+
+
+def test_tensors_are_made_in_a_type_of_their_own(tmp_path):
+    assert _untyped(ROOT / "src" / "hushgrad") == []
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "one.py").write_text("a = torch.empty(3)\nb = torch.zeros(2, dtype=torch.int64)\n")
+    assert _untyped(tmp_path) == ["one.py: torch.empty(3)"]

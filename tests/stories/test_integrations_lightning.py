@@ -225,3 +225,50 @@ def test_examples_that_influence_each_other_are_found():
     private = PrivateFit(plan, data(), seed=1, check_isolation=False)
     trainer(private).fit(Classifier(direct=True), private.loader)
     assert private.private.steps == 10
+
+
+class Reader(lightning.LightningModule):
+    """Of texts of different lengths, which sees only what its mask shows."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.table, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+
+    def forward(self, ids):
+        mask = (ids > 0).to(self.head.weight.dtype).unsqueeze(2)
+        return self.head((self.table(ids) * mask).sum(1) / mask.sum(1))
+
+    def training_step(self, ids, index):
+        return nn.functional.cross_entropy(self(ids).float(), ids[:, 0], reduction="sum")
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+LENGTHS = {"bf16-mixed": {}, "bf16-true": {}, "32-true": {"certified": True}}
+
+
+@pytest.mark.parametrize("precision", LENGTHS)
+def test_texts_padded_to_the_longest_of_their_batch_are_refused_in_half_precision_and_in_certified_runs(precision):
+    lot = torch.Generator().manual_seed(5)
+    texts = [torch.randint(1, 11, (3 + i % 7,), generator=lot) for i in range(24)]
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-3, batch_size=8, dataset_size=24, steps=2, **LENGTHS[precision])
+
+    def fitted(length, precision):
+        def collate(records):
+            size = length or max(map(len, records))
+            return torch.stack([nn.functional.pad(r, (0, size - len(r))) for r in records])
+
+        private = PrivateFit(plan, texts, seed=2, collate_fn=collate, loss_reduction="sum")
+        try:
+            trainer(private, precision=precision).fit(Reader(), private.loader)
+        finally:
+            taken = private.private.steps
+        return taken
+
+    with pytest.raises(NotIsolated, match=r"padded to the longest of their batch.*Pad all of them to one length"):
+        fitted(None, precision)
+    assert fitted(9, precision) == 2
+    if not plan.certified:
+        assert fitted(None, "32-true") == 2

@@ -163,7 +163,7 @@ def kernel_gradients(x: Tensor, g: Tensor, edges: Sequence[int], geometry: Geome
     at_x, at_g, at_G, at_norms = (t.data_ptr() for t in (x, g, G, norms))
 
     def work(some: range) -> None:
-        room, i = torch.empty(scratch), some.start
+        room, i = torch.empty(scratch, dtype=torch.float32), some.start
         library.kernel_gradients(
             shape,
             at_x + i * strides[0],

@@ -78,7 +78,12 @@ def _is_followed(module: Any) -> bool:
     if places is None or module.running_mean is None or "norm" in module._modules:
         return False
     mean, training = module.running_mean, [m for m in module.modules() if m.training]
-    x = torch.rand(2, module.num_features, *[3] * places, generator=torch.Generator().manual_seed(0)).to(mean) - 0.5
+    x = (
+        torch.rand(2, module.num_features, *[3] * places, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(
+            mean
+        )
+        - 0.5
+    )
     module.eval()
     try:
         expected = F.batch_norm(x, mean, module.running_var, module.weight, module.bias, False, 0.0, module.eps)

@@ -115,7 +115,7 @@ def _holds(t: Tensor, size: int) -> bool:
 def _weights(y: Tensor, rows: int) -> Tensor:
     """Some gradient for an output: of (rows, ...), so that it can be changed as the inputs are."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn((rows, *y.shape[1:]), generator=generator).to(y)
+    return torch.randn((rows, *y.shape[1:]), generator=generator, dtype=torch.float32).to(y)
 
 
 @contextmanager

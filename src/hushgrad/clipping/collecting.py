@@ -77,7 +77,7 @@ class Batches:
     """The physical batches between two collects: announced, entered by passes, and forgotten together."""
 
     def __init__(self) -> None:
-        self.anchor = torch.zeros((), requires_grad=True)
+        self.anchor = torch.zeros((), requires_grad=True, dtype=torch.float32)
         self.silent = 0
         self.deaf = False  # gradients that come back are a proof's own
         self.rounded = False  # gradients or inputs came in half precision

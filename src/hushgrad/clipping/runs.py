@@ -129,7 +129,9 @@ def run_with_others(
         other = t.detach().index_select(axis, order.to(t.device))
         if factor is not None and other.is_floating_point() and other.numel():
             rest = other.index_select(axis, others.to(t.device))
-            change = torch.linspace(0.05, 0.15, rest.numel(), device=rest.device).view(rest.shape).to(rest.dtype)
+            change = (
+                torch.linspace(0.05, 0.15, rest.numel(), device=rest.device, dtype=torch.float32).view(rest.shape).to(rest.dtype)
+            )
             other.index_copy_(axis, others.to(t.device), rest.add_(change * (1 + rest.abs())).mul_(factor))
         return other
 

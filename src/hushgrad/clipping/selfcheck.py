@@ -41,7 +41,9 @@ def self_check(
     _check.positive(tolerance=tolerance)
     with _no_dropout(model):
         rows = _one_by_one(model, loss_fn, batch)
-        norms = torch.stack([sum((g.square().sum() for g in row.values()), torch.zeros(())).sqrt() for row in rows])
+        norms = torch.stack(
+            [sum((g.square().sum() for g in row.values()), torch.zeros((), dtype=torch.float32)).sqrt() for row in rows]
+        )
         clipper = Flat(max(float(norms.nan_to_num().median()), 1e-12))  # half of the examples are clipped
         clipped = clipped_sum(model, loss_fn, batch, clipper, loss_reduction=loss_reduction)
     weights = clipper.weights(norms.square())

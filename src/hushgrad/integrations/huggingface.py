@@ -222,7 +222,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         batch = drawn(inputs)
         require_texts(inputs, batch.examples)
         require_unmerged(model)
-        total, world = torch.zeros((), device=self.args.device), self.private.placement.world
+        total, world = torch.zeros((), device=self.args.device, dtype=torch.float32), self.private.placement.world
         for part in self.private.split(batch, self.args.train_batch_size):
             loss = super().training_step(model, dict(part), None)  # type: ignore[call-overload]
             summed = self.private.losses.capture.loss_reduction == "sum"

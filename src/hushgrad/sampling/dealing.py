@@ -134,12 +134,13 @@ class Hands(Dataset[_Hand]):
 
     def keeps_apart(self) -> bool:
         """Whether a record is read, and collated, in the same way whoever the others are, as far as a few show."""
-        return read_alone(self._dataset, self._seeds) and keeps_apart(self._dataset, self._collate, self._seeds)
+        return read_alone(self._dataset, self._collate, self._seeds) and keeps_apart(self._dataset, self._collate, self._seeds)
 
     def _nothing(self) -> Any:
         # Built from an example only for its shapes and types; no content is kept.
         if self._empty is None:
-            self._empty = empty_like(self._collate([self._dataset[0]]), self.dim() or 0)
+            with self._seeds.kept():
+                self._empty = empty_like(self._collate([self._seeds.read(self._dataset, 0, 0, 0)]), self.dim() or 0)
         return self._empty
 
 

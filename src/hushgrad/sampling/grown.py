@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import TensorDataset, default_collate
 
 from hushgrad.sampling.seeds import UNSEEDED, Seeds
+
+_AGAIN = 12  # records that are read twice
+_SPREAD = (5**0.5 - 1) / 2  # of whose multiples the fractions are spread evenly, in step with nothing
 
 
 def grown_dim(dataset: Any, collate: Callable[[list[Any]], Any]) -> int | None:
@@ -25,7 +29,7 @@ def grown_dim(dataset: Any, collate: Callable[[list[Any]], Any]) -> int | None:
     if collate is default_collate:
         return 0
     first, second = (dataset[i % len(dataset)] for i in range(2))
-    made = [dict(tree_flatten_with_path(collate(records))[0]) for records in ([first], [first] * 2, [first] * 3, [first, second])]
+    made = [dict(_leaves(collate(records))) for records in ([first], [first] * 2, [first] * 3, [first, second])]
     # By their place: a list with a string for each example has more leaves where there are more of them.
     tensors = [where for where, leaf in made[0].items() if isinstance(leaf, Tensor) and leaf.dim() > 1]
     found = {_grown(*(leaves.get(where) for leaves in made)) for where in tensors}
@@ -46,8 +50,8 @@ def _grown(one: Any, two: Any, three: Any, both: Any) -> int | None:
 def keeps_apart(dataset: Any, collate: Callable[[list[Any]], Any], seeds: Seeds = UNSEEDED) -> bool:
     """Whether a record has the same rows in a batch whoever the others are, as far as six records show.
 
-    Mixup and centring by the batch do not keep records apart; padding to the longest one does. ``seeds`` make random numbers the
-    same again.
+    Mixup and centring by the batch do not keep records apart, nor do random numbers that go on from row to row, where one record less
+    moves those of the next; padding to the longest one does. ``seeds`` make random numbers the same again.
 
         >>> keeps_apart([torch.ones(3), torch.zeros(3)], torch.stack)
         True
@@ -60,35 +64,65 @@ def keeps_apart(dataset: Any, collate: Callable[[list[Any]], Any], seeds: Seeds 
     with seeds.kept():
         a, b, c, d, e, f = (seeds.read(dataset, 0, 0, len(dataset) * k // 6) for k in range(6))
         e, f = (e, f) if len(dataset) > 2 else (a, a)  # a record among copies of itself
-        for records in ([a, b, c, d], [a, d, c, b], [a, e, c, f]):
+        for records in ([a, b, c, d], [a, d, c, b], [a, e, c, f], [a, c, d]):
             seeds.start(0)
-            made.append([t for t in tree_leaves(collate(records)) if isinstance(t, Tensor)])
-    dim = grown_dim(dataset, collate)
-    return all(_kept(first, leaf, dim) for other in made[1:] for first, leaf in zip(made[0], other, strict=True))
+            made.append({where: t for where, t in _leaves(collate(records)) if isinstance(t, Tensor)})
+        dim = grown_dim(dataset, collate)
+    first, *others, fewer = made
+    # Where records have other places, say one tensor of each object that is in an image, nothing can be said.
+    return all(_kept(first[where], other[where], dim) for other in others for where in first.keys() & other.keys()) and all(
+        _kept_without(first[where], fewer[where], dim) for where in first if first.keys() == fewer.keys()
+    )
 
 
-def read_alone(dataset: Any, seeds: Seeds) -> bool:
-    """Whether a record that is read again, after others, comes out as it did, as far as two records show.
+def read_alone(dataset: Any, collate: Callable[[list[Any]], Any], seeds: Seeds) -> bool:
+    """Whether a record that is read again, after others, comes out as it did, as far as a few records show.
 
     It does where a data set draws from the random numbers that ``seeds`` start anew. A generator of its own goes on from record to
-    record: then one record more moves what is dealt for all that come after it.
+    record: then one record more moves what is dealt for all that come after it. Records are compared as they are, and as a batch has
+    them, where an image or an object of one's own has become a tensor.
 
-        >>> read_alone([torch.ones(3)] * 2, Seeds(bytes(32)))
+        >>> read_alone([torch.ones(3)] * 2, default_collate, Seeds(bytes(32)))
         True
     """
     if type(dataset) is TensorDataset or not seeds:
         return True
-    last = len(dataset) - 1
+    numbers = sorted({int(len(dataset) * (k * _SPREAD % 1)) for k in range(min(_AGAIN, len(dataset)))})
+
+    def read(number: int) -> list[Any]:
+        record = seeds.read(dataset, 0, 0, number)
+        return [(where, _content(leaf)) for where, leaf in _leaves((record, collate([record])))]
+
     with seeds.kept():
-        first, _, second = ([_content(leaf) for leaf in tree_leaves(seeds.read(dataset, 0, 0, i))] for i in (0, last, 0))
-    return first == second
+        first = [read(number) for number in numbers]
+        return first == [read(number) for number in reversed(numbers)][::-1]
+
+
+def _leaves(value: Any, where: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """All that is in nested lists, tuples, mappings and dataclasses, of whatever class, each with its place."""
+    if isinstance(value, Mapping):
+        inside: Any = value.items()
+    elif isinstance(value, (list, tuple)) and not isinstance(value, PackedSequence):
+        inside = enumerate(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        inside = ((field.name, getattr(value, field.name)) for field in fields(value))
+    else:
+        yield where, value
+        return
+    for name, one in inside:
+        yield from _leaves(one, (*where, name))
 
 
 def _content(leaf: Any) -> Any:
     """What can be compared of a part of a record: of an object of another kind nothing is said."""
-    if isinstance(leaf, (Tensor, np.ndarray)):
-        return np.asarray(leaf).tobytes()
-    return leaf if isinstance(leaf, (int, float, complex, str, bytes)) else None
+    if isinstance(leaf, Tensor) and leaf.layout is torch.strided and not leaf.is_nested:
+        numbers = torch.empty(leaf.numel(), dtype=leaf.dtype).copy_(
+            leaf.detach().reshape(-1)
+        )  # of any type, also those unknown to numpy
+        return leaf.dtype, leaf.shape, numbers.view(torch.uint8).numpy().tobytes()
+    if isinstance(leaf, np.ndarray):
+        return leaf.tobytes()
+    return repr(leaf) if isinstance(leaf, (int, float, complex, str, bytes)) else None  # nan is nan
 
 
 def _kept(first: Tensor, other: Tensor, dim: int | None) -> bool:
@@ -100,6 +134,17 @@ def _kept(first: Tensor, other: Tensor, dim: int | None) -> bool:
         return torch.equal(first, other)
     rows = first.shape[where] // 4
     return all(torch.equal(first.narrow(where, i * rows, rows), other.narrow(where, i * rows, rows)) for i in (0, 2))
+
+
+def _kept_without(first: Tensor, fewer: Tensor, dim: int | None) -> bool:
+    """Whether the first, third and fourth of four records have the same rows without the second; of other sizes nothing can be said."""
+    where = 0 if first.dim() == 1 else dim
+    if where is None or not first.dim():
+        return True
+    rows = first.shape[where] // 4
+    if fewer.shape != (*first.shape[:where], 3 * rows, *first.shape[where + 1 :]):
+        return True
+    return torch.equal(torch.cat([first.narrow(where, 0, rows), first.narrow(where, 2 * rows, 2 * rows)], where), fewer)
 
 
 def smallest(records: Sequence[Any]) -> int | None:
@@ -128,5 +173,5 @@ def _extent(item: Any, depth: int = 4) -> tuple[int, ...]:
 
 def sizes_apart(batch: Any, dim: int) -> list[tuple[int, ...]]:
     """The sizes of a batch's tensors, without the dimension that holds the examples."""
-    tensors = (t for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim() > 1)
+    tensors = (t for _, t in _leaves(batch) if isinstance(t, Tensor) and t.dim() > 1)
     return [(*t.shape[:dim], *t.shape[dim + 1 :]) for t in tensors]

@@ -99,7 +99,7 @@ class Attached(Saving):
         self._attendance: Attendance | None = None
         self._issued = None
         self._dim: Callable[[], int | None] | None = None  # of the examples, as the loader deals them
-        self._raw_norms: Tensor = torch.empty(0)
+        self._raw_norms: Tensor = torch.empty(0, dtype=torch.float32)
         self._raw_loss: Any = None
         self._rejected, self._splitting = Rejected(), False
         self._later = Later(self._enter_later)

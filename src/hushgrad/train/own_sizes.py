@@ -155,7 +155,7 @@ def _drawn_once(
     """The sizes up to ``tried`` that are seen to differ, and those within which the place is seen to matter."""
 
     def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
 
     weight, bias, x, g = drawn(outputs, inputs), drawn(outputs), drawn(_REFERENCE, inputs), drawn(_REFERENCE, outputs)
 

@@ -154,7 +154,7 @@ class Digits:
 
 def powers(digits: Tensor, base: int) -> Tensor:
     """2^digit, exactly, whatever a device's own powers are."""
-    return torch.tensor([2.0**k for k in range(base)], device=digits.device)[digits]
+    return torch.tensor([2.0**k for k in range(base)], device=digits.device, dtype=torch.float32)[digits]
 
 
 def _likely(shape: torch.Size, examples: int) -> Layout | None:

@@ -65,8 +65,10 @@ def routed(
     into: dict[Node, set[int]] = {}
     for border in borders:
         into.setdefault(border.node, set()).add(border.slot)
-    drawn = [torch.tensor([float(lot.randrange(1, 1024)) for _ in range(examples)]) for _ in range(2)]
-    here = _Pass(graph, dict(zip(nodes, moves, strict=True)), into, (torch.arange(1.0, examples + 1), *drawn))
+    drawn = [torch.tensor([float(lot.randrange(1, 1024)) for _ in range(examples)], dtype=torch.float32) for _ in range(2)]
+    here = _Pass(
+        graph, dict(zip(nodes, moves, strict=True)), into, (torch.arange(1.0, examples + 1, dtype=torch.float32), *drawn)
+    )
     rows: _Sent = {}
     found: dict[Node, list[Owners]] = {}
     for node in _downwards(graph):
@@ -152,7 +154,7 @@ def _moved(here: _Pass, node: Node, move: Move, arrived: dict[int, Tensor]) -> d
     if not any(move.inputs):
         return {}
     examples = len(here.numbers[0])
-    counts = sent(node, move, torch.ones(examples), arrived)
+    counts = sent(node, move, torch.ones(examples, dtype=torch.float32), arrived)
     made: dict[int, Tensor] = {}
     for numbers in here.numbers:
         now = sent(node, move, numbers, arrived)

@@ -191,5 +191,5 @@ def _by_wild_cotangents(
 
 def _scaled(us: list[Tensor], exits: list[Exit], keep: int, n: int, factors: Sequence[float]) -> list[Tensor]:
     """All cotangents but one example's, times these in turn: something huge, NaN, or 0."""
-    each = torch.tensor([1.0 if i == keep else factors[(i - keep) % len(factors)] for i in range(n)])
+    each = torch.tensor([1.0 if i == keep else factors[(i - keep) % len(factors)] for i in range(n)], dtype=torch.float32)
     return [u * each.to(u)[e.layout.owners(u.shape, n, u.device)] for u, e in zip(us, exits, strict=True)]

@@ -131,7 +131,9 @@ def _base(us: list[Tensor], first: Sequence[Digits], examples: int) -> int:
 
 def _half(examples: int, first: Sequence[Tensor | None]) -> Tensor:
     """Which examples' losses stay as they are: a random half, another one for other gradients, so that a repeated proof tries others."""
-    numbers = next((g.flatten()[:8].cpu().double() for g in first if g is not None and g.numel()), torch.zeros(1))
+    numbers = next(
+        (g.flatten()[:8].cpu().double() for g in first if g is not None and g.numel()), torch.zeros(1, dtype=torch.float32)
+    )
     lot = np.random.default_rng(np.frombuffer(numbers.numpy().tobytes(), dtype=np.uint32))
     near = np.arange(examples) % 2 == 0
     lot.shuffle(near)

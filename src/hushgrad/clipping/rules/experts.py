@@ -77,7 +77,7 @@ class Routed(NamedTuple):
 
         A probe is a vector of normal numbers, so that ‖M v‖² is ‖M‖² on average, with the quantiles of a chi-square at the worst.
         """
-        probes = torch.randn(self.right.shape[1], _PROBES, generator=_lot).to(self.right)
+        probes = torch.randn(self.right.shape[1], _PROBES, generator=_lot, dtype=torch.float32).to(self.right)
         made = [some.t() @ left for left, some in self.by_expert(self.left, self.right @ probes)]
         wanted = (total.to(probes.dtype).reshape(-1, len(probes)) @ probes).view(self.experts, -1, _PROBES)
         return (torch.stack(made).transpose(1, 2) - wanted).norm() / _PROBES**0.5

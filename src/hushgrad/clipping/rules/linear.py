@@ -223,7 +223,7 @@ def _outer_sums(x: Tensor, g: Tensor, weights: Tensor, among: int | None = None)
     for t in (x, g, weights):
         if t.dtype is not torch.float32 or not t.is_cpu or not t.is_contiguous():
             return None
-    of_weight, of_bias = torch.empty(p, d), torch.empty(p)
+    of_weight, of_bias = x.new_empty(p, d), x.new_empty(p)
     at = x.data_ptr(), d, g.data_ptr(), p, weights.data_ptr(), x.shape[0], of_weight.data_ptr(), of_bias.data_ptr()
     library.outer_sums(*at)
     return of_weight, of_bias
