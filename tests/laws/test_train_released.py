@@ -107,6 +107,32 @@ def test_a_cache_outside_the_state_dict_may_be_filled():
     assert model.taken == 3
 
 
+class _Count(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.passes += 1
+        return x
+
+
+@pytest.mark.parametrize("kept", ["a counter", "vectors"])
+def test_what_says_nothing_of_the_data_may_stay_outside_the_state_dict_as_the_refusal_says(kept):
+    first = nn.Linear(6, 4)
+    model = nn.Sequential(_Count() if kept == "a counter" else nn.Identity(), first, nn.Tanh(), nn.Linear(4, 2))
+    if kept == "vectors":
+        nn.utils.parametrizations.spectral_norm(first)
+    for _ in range(3):
+        try:
+            _run(model, _numbers())
+            break
+        except CaptureError as refused:
+            code = str(refused).partition("before make_private, call ")[2].rstrip(".")
+        eval(code)  # what a person would paste
+    assert model.taken == 3 and not any("_u" in name or "passes" in name for name in model.state_dict())
+
+
 def test_what_is_written_with_the_same_value_is_no_change():
     model = _Keeper(lambda module, mean: (module.buffer.copy_(torch.zeros(6)), module.frozen.data.zero_()))
     _run(model, _numbers())

@@ -15,6 +15,7 @@ from torch import nn
 from hushgrad.clipping import Capture, Flat
 from hushgrad.clipping.proof.zeros import beyond
 from hushgrad.errors import CaptureError, NotIsolated
+from hushgrad.testing.rules import one_by_one, sum_of_sines
 
 
 class _Slots:
@@ -230,6 +231,43 @@ def test_one_that_passes_trained_layers_is_refused_by_its_name(gradient):
     with pytest.raises(CaptureError, match="asks for gradients inside of its forward"):
         clipped(capture, model, (torch.randn(8, 5),))
     capture.detach()
+
+
+class _Adapted(nn.Module):
+    """Steps of an inner loop on a weight: over the batch, or for each example by itself."""
+
+    def __init__(self, *, each: bool) -> None:
+        super().__init__()
+        self.inner, self.outer, self.each = nn.Linear(5, 4), nn.Linear(4, 2), each
+
+    def _loss(self, weight, x):
+        return nn.functional.linear(x, weight, self.inner.bias).square().mean()
+
+    def _alone(self, x):
+        return nn.functional.linear(x, self.inner.weight - 0.1 * torch.func.grad(self._loss)(self.inner.weight, x))
+
+    def forward(self, x):
+        if self.each:
+            return self.outer(torch.func.vmap(self._alone)(x).tanh())
+        weight = self.inner.weight
+        (step,) = torch.autograd.grad(self._loss(weight, x), weight, create_graph=True)
+        return self.outer(nn.functional.linear(x, weight - 0.1 * step).tanh())
+
+
+def test_an_inner_loop_over_the_batch_is_refused_with_a_remedy_that_works():
+    torch.manual_seed(0)
+    x = torch.randn(8, 5)
+    capture = Capture(_Adapted(each=False), loss_reduction="sum")
+    capture.attach()
+    with pytest.raises(NotIsolated, match="an inner loss over the batch does that"):
+        capture.model(x)
+    model = _Adapted(each=True)
+    single = one_by_one(model, (x,), sum_of_sines)
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    sum_of_sines(model(x)).backward()
+    norms = torch.stack([G.flatten(1).square().sum(1) for G in single.values()]).sum(0).sqrt()
+    torch.testing.assert_close(capture.collect(Flat(1.0)).raw_norms, norms, check_dtype=False)
 
 
 def test_a_part_that_was_traced_is_exact():

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from inspect import Parameter, signature
+from types import FunctionType
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -19,6 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from hushgrad.errors import CaptureError
 
 __all__ = [
+    "SIGNATURES",
     "Node",
     "accumulated",
     "backward_task",
@@ -31,6 +34,7 @@ __all__ = [
     "input_metadata",
     "input_shape",
     "is_autocast",
+    "is_compiling",
     "is_exporting",
     "is_tracing",
     "is_transformed",
@@ -157,6 +161,7 @@ def is_transformed() -> bool:
 
 
 is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on whatever device
+is_compiling: Callable[[], bool] = torch.compiler.is_compiling  # the compiler follows this line, and notes what it does
 is_tracing: Callable[[], bool] = torch._C._is_tracing  # inside of ``torch.jit.trace``
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
 
@@ -190,11 +195,29 @@ _OURS = (
 )
 
 
+# Parameters of the functions that are written in Python, and their defaults.
+SIGNATURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
+
+
+def _sign() -> None:
+    for name, function in vars(nn.functional).items():
+        if isinstance(function, FunctionType) and function.__module__ == nn.functional.__name__ and not name.startswith("_"):
+            parameters = signature(function).parameters.values()
+            given = {p.name: p.default for p in parameters if p.default is not Parameter.empty}
+            SIGNATURES[name] = tuple(p.name for p in parameters), given
+
+
+_sign()
+
+
 @cache
 def _leave_alone() -> None:
     rules = import_module("torch._dynamo.trace_rules")
     for room in _OURS:
         rules.add(f"hushgrad.{room}")
+    # Compiled backward passes would give away what they hold at their first call; a proof asks the same graph several times.
+    config: Any = import_module("torch._functorch.config")
+    config.donated_buffer = False
 
 
 def holders(module: nn.Module, names: Sequence[str]) -> list[Holder]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import eagerly
+from hushgrad.clipping.layout import Kind
 from hushgrad.clipping.proof.given import floats
 from hushgrad.clipping.proof.inputs import data_of, examples_of, leaves
 from hushgrad.clipping.proof.live import Reader
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
     from hushgrad.clipping.root import Pass
 
 __all__ = ["Passes", "is_evaluation"]
-
-_FUSED = (
-    "torch.compile has put a parameter and the examples into one operation. Put torch.compiler.disable on the forward of the module that "
-    "holds the parameter, or compile parts of the model without it"
-)
 
 
 class Passes:
@@ -186,12 +182,24 @@ class Passes:
             _require_held(here, structure)
             self._reader.read(structure, run, here.examples, here.packing, by_tags=True, inputs=here.inputs)
         except LookupError as error:
-            why = _FUSED if "Compiled" in str(error) else "it may have random or data-dependent branches"
+            why = self._fused(structure) if "Compiled" in str(error) else "it may have random or data-dependent branches"
             self._tape.fail(
                 f"The model did something else in this pass than in the passes that were proved ({error}), so it cannot be told whose "
                 f"gradient is whose: {why}."
             )
         self.known.saw(here.key, structure, run.nodes, here.course)
+
+    def _fused(self, structure: Structure) -> str:
+        """Of a compiled pass: what the examples share is in one operation with them. Layers with a rule are used by what holds them."""
+        layers = {site.path for site in self._capture._sites}
+        shared = {number[0].path for number, place in structure.places.items() if place.layout.kind is Kind.SHARED}
+        holders = shared | {name.rpartition(".")[0] for name in structure.bare}
+        users = sorted({path.rpartition(".")[0] if path in layers else path for path in holders})
+        return (
+            f"torch.compile has put what they share ({', '.join(sorted(shared | structure.bare))}) and the examples into one operation. "
+            "Keep the forward that does so out of it, for module in map(model.get_submodule, "
+            f"{users}): module.forward = torch.compiler.disable(module.forward), or compile parts of the model without it"
+        )
 
     def _read(self, here: Pass, structure: Structure, run: Run) -> bool:
         """Whether the pass is as it was proved; then it is read."""

@@ -137,7 +137,10 @@ def _kept(name: str, *, frozen: bool) -> CaptureError:
             "any noise. Use a layer that keeps nothing (Embedding without max_norm, no running mean), keep it out of the state_dict, and "
             "merge adapters after the run, or into a copy."
         )
+    path, _, key = name.rpartition(".")
     return CaptureError(
-        f"Buffer {name} was changed by the forward pass: it holds statistics of the data without any noise. "
-        "Use a layer that keeps none (GroupNorm, or track_running_stats=False)."
+        f"Buffer {name} was changed by the forward pass, and is released with the model without any noise. Where it holds statistics of "
+        "the data, use a layer that keeps none (GroupNorm, or track_running_stats=False). A counter, a cache or the vectors of a spectral "
+        f"norm may stay if they are not saved: before make_private, call model.get_submodule({path!r}).register_buffer({key!r}, "
+        f"model.get_buffer({name!r}), persistent=False)."
     )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hushgrad.clipping._torch import is_autocast, is_transformed
+from hushgrad.clipping._torch import SIGNATURES, is_autocast, is_compiling, is_transformed
 from hushgrad.clipping.costs import BEYOND
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["PLAIN", "Course", "Courses", "Dispatch", "Key", "Wired", "after_all", "forward_of", "joined", "kinds_of", "values_of"]
 
 Answer = tuple[Any, str, Any]  # the number of the function in its pass, its name, and what it said or the kinds of its numbers
+# Among the answers whenever something was called. torch.compile follows the watch, and behind a compiled graph writes down what that would
+# have noted; so what the compiled code called in truth, `addmm` for a `linear`, goes from the answers as it goes from the names.
+_FOLLOWED: Answer = (0, "", ())
 _BEFORE = 3  # functions that tell a place from others, with the last one, where the order may change
 
 # What a tensor is, and hooks on it: nothing is computed.
@@ -49,6 +52,9 @@ _NOTHING = frozenset(
         "size",
     )
 )
+# Functions that are written in Python are watched with all of their arguments, in the order of their signature; the compiler shows those
+# that were given. This one shows them in another order.
+_ATTENTION = "multi_head_attention_forward"
 _ASKED = frozenset(("__bool__", "item", "any", "all", "equal", "allclose", "is_nonzero"))
 LIFTED = "lift_fresh.default"  # what ``from_numpy`` and the constructors of old do, seen only where dispatch is watched
 _MADE = frozenset(("tensor", "as_tensor", "asarray", "new_tensor"))  # of the caller's own numbers
@@ -146,6 +152,7 @@ class Course(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name not in _NOTHING:
             self.called.append(name)
+            self.answers.add(_FOLLOWED)
             if name in _ASKED:
                 self._ask(name, made)
             elif name in _MADE or name == LIFTED:
@@ -171,7 +178,12 @@ class Course(TorchFunctionMode):
                             if type(v) is float:
                                 kinds += (0 if v == 0 else "tiny" if -_TINY < v < _TINY else "some",)
                 else:
-                    for value in (*args, *kwargs.values()) if kwargs else args:
+                    values = (*args, *kwargs.values()) if kwargs else args
+                    if name in SIGNATURES and (name == _ATTENTION or is_compiling()):
+                        names, defaults, given = *SIGNATURES[name], kwargs or {}
+                        if len(args) <= len(names) and all(key in names for key in given):
+                            values = (*args, *[given.get(key, defaults.get(key)) for key in names[len(args) :]])
+                    for value in values:
                         if isinstance(value, Tensor):  # most are
                             continue
                         for v in value if type(value) is tuple or type(value) is list else (value,):
@@ -210,7 +222,7 @@ class Course(TorchFunctionMode):
     @property
     def placed(self) -> frozenset[Answer]:
         """The answers, each with what was called just before it in the place of its number: a loop runs more or less often."""
-        return frozenset((tuple(self.called[max(0, n - _BEFORE) : n - 1]), name, said) for n, name, said in self.answers)
+        return frozenset((tuple(self.called[max(0, n - _BEFORE) : n - 1]), name, said) for n, name, said in self.answers if n)
 
     @property
     def functions(self) -> frozenset[str]:

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping.costs import FEW
@@ -25,7 +26,7 @@ from hushgrad.clipping.proof.staged import Staged
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import still_there, surveyed
 from hushgrad.clipping.proof.uneven import Opening, lengthened, openings, tells_lengths
-from hushgrad.clipping.proof.words import differentiated, refusal
+from hushgrad.clipping.proof.words import differentiated, disproportionate, exchanged, refusal
 from hushgrad.clipping.proof.zeros import beyond, is_lifted, nudged, overturned, switched, switches
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
@@ -232,16 +233,44 @@ class Trials(Staged):
 
     def _refuse(self, inputs: Any, B: int, failure: _Failure) -> NoReturn:
         problem, name = failure.problem, type(self.model).__name__
-        if self.differentiates and (failure.error is not None or (problem is not None and not problem.influence)):
+        mixes = failure.error is None and (problem is None or problem.influence)
+        if not mixes and self.differentiates:
             failure = _Failure(None, CaptureError(differentiated(name)), failure.drawn)
+            found = None
+        else:
+            found = disproportionate(name, self._hooked()) if not mixes and self._is_disproportionate(inputs) else None
         if failure.error is not None:
-            self._tape.failure = str(failure.error)
-            raise failure.error
-        found = None
+            error = failure.error if found is None else CaptureError(found)
+            self._tape.failure = str(error)
+            raise error
         packed = any(isinstance(t, PackedSequence) for t in leaves(inputs))  # its rows are no examples: no layer is to blame
-        if (problem is None or problem.influence) and not packed:
+        if mixes and not packed:
             with as_it_was(self.model), self._capture.pause():
                 found = culprit(self.model, inputs[0], inputs[1], B)
+        if mixes and self.differentiates:
+            found = found or exchanged(name)
         message = found or refusal(name, B, failure.problem, failure.drawn, packed=packed)
         self._tape.failure = message
         raise NotIsolated(message)
+
+    def _is_disproportionate(self, inputs: Any) -> bool:
+        """Whether a loss of twice the size has another gradient than exactly twice the gradient, as no operation of torch's own has."""
+        params = list(self._capture.trained.values())
+
+        def grads(scale: float) -> list[Tensor | None]:
+            outputs = [y for y in self.alone(inputs)[0] if y.requires_grad]
+            found = torch.autograd.grad(outputs, params, [torch.full_like(y, scale) for y in outputs], allow_unused=True)
+            return [None if g is None else g.to_dense() / scale for g in found]
+
+        try:
+            with self._proving(Quiet()), self.paused():
+                once, twice = grads(1.0), grads(2.0)
+        except Exception:  # noqa: BLE001  the model's own: nothing was shown
+            return False
+        pairs = zip(once, twice, strict=True)
+        return any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs if a is not None and b is not None)
+
+    def _hooked(self) -> list[str]:
+        """Trained parameters and modules whose gradients have hooks."""
+        params = [name for name, p in self._capture.trained.items() if p._backward_hooks]
+        return params + [path for path, module in self.model.named_modules() if module._backward_hooks]

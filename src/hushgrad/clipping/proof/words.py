@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hushgrad.clipping.proof.seal import Broken
 
-__all__ = ["differentiated", "refusal"]
+__all__ = ["differentiated", "disproportionate", "exchanged", "refusal"]
 
 
 def refusal(name: str, examples: int, problem: Broken | None, drawn: Iterable[str], *, packed: bool) -> str:
@@ -52,4 +52,23 @@ def differentiated(name: str) -> str:
         f"{name} asks for gradients inside of its forward (autograd.grad, backward), through layers that are trained: these cannot be told "
         "from those of the loss. Let such a gradient pass frozen layers only, or functions of weights that are detached "
         "(F.linear(x, layer.weight.detach())), or take it with torch.func.grad of a function of bare parameters."
+    )
+
+
+def exchanged(name: str) -> str:
+    """The same, where examples influence each other and no module is to blame."""
+    return (
+        f"{name} asks for gradients inside of its forward (autograd.grad, backward), and the examples of a batch influence each other in "
+        "it: an inner loss over the batch does that. Take the inner gradient of each example by itself, with "
+        "torch.func.vmap(torch.func.grad(...)); or let one record of the data be all that an inner loop is to see together (a task)."
+    )
+
+
+def disproportionate(name: str, hooked: Sequence[str]) -> str:
+    """Of a model in which a loss of twice the size has another gradient than twice the gradient; ``hooked``: where hooks were found."""
+    found = f" There are hooks on {', '.join(hooked[:3])}, which _backward_hooks.clear() of each removes." if hooked else ""
+    return (
+        f"The gradients of {name} do not follow the size of the loss: a hook on gradients (register_hook, register_full_backward_hook) or "
+        "a function with a backward of its own normalises, bounds or replaces them, and so it cannot be told whose they are. Leave it out: "
+        f"the gradient of each example is bounded by clipping anyway.{found}"
     )
