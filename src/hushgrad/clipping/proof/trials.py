@@ -238,7 +238,8 @@ class Trials(Staged):
             failure = _Failure(None, CaptureError(differentiated(name)), failure.drawn)
             found = None
         else:
-            found = disproportionate(name, self._hooked()) if not mixes and self._is_disproportionate(inputs) else None
+            hooked = not mixes and self._spares_parameters and self._is_disproportionate(inputs)  # else passes would write more
+            found = disproportionate(name, self._hooked()) if hooked else None
         if failure.error is not None:
             error = failure.error if found is None else CaptureError(found)
             self._tape.failure = str(error)
